@@ -1,0 +1,1 @@
+"""Real agent runs with their provenance and licences; read through `importlib.resources`."""

@@ -1,0 +1,188 @@
+"""Every error this library raises. Each says what happened, where, and what to do about it.
+
+    StepsError
+    ├── InvalidStepError (ValueError)          a step that cannot be stored
+    │   ├── StepTooLargeError                  over 8 MiB as JSON
+    │   ├── StepTooDeepError                   nested deeper than 64 levels
+    │   └── DuplicateStepError                 its id is taken
+    ├── UnknownStepError (KeyError)            no step has this id
+    ├── UnknownRunError (KeyError)             no run has this id
+    ├── InvalidFilterError (ValueError)        an unknown key or a value of the wrong kind
+    ├── InvalidQueryError (ValueError)         an empty query, k below 1, an unknown mode
+    ├── VectorError (ValueError)
+    │   ├── DimensionMismatchError             a vector of another length than the memory's
+    │   └── InvalidVectorError                 NaN, Inf or all zero
+    ├── EmbedderError (RuntimeError)           the embedder failed
+    │   └── EmbedderMismatchError              the memory was built with another embedder
+    ├── StorageError (OSError)
+    │   ├── ForeignFileError                   the file is not a step memory
+    │   ├── NewerSchemaError                   written by a newer version of this library
+    │   ├── DamagedFileError                   the file does not hold together
+    │   ├── ReadOnlyStorageError               cannot be written
+    │   ├── DiskFullError                      no space left
+    │   └── StorageBusyError (TimeoutError)    another writer holds the file too long
+    ├── MemoryClosedError (RuntimeError)       used after close()
+    ├── MemoryNotPicklableError (TypeError)    an in-memory store lives in one process only
+    ├── UnsupportedAddressError (ValueError)   no back-end serves this address
+    ├── ExchangeError (ValueError)             an import or export that cannot be done
+    └── MissingExtraError (ImportError)        an optional dependency is not installed
+
+Foreign exceptions are translated where they enter and kept as `__cause__`.
+"""
+
+from __future__ import annotations
+
+
+class StepsError(Exception):
+    """Base of every error raised by this library."""
+
+    def __str__(self) -> str:
+        """The message as written; KeyError would print its repr."""
+        return str(self.args[0]) if self.args else type(self).__name__
+
+
+class InvalidStepError(StepsError, ValueError):
+    """A step that cannot be stored as it is; nothing was written."""
+
+
+class StepTooLargeError(InvalidStepError):
+    """A step whose JSON form is over the limit."""
+
+    def __init__(self, step_id: str, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"step {step_id} is {size_bytes:,} bytes as JSON, the limit is {limit_bytes:,}. "
+            "Store large payloads elsewhere and keep a reference in the step."
+        )
+        self.step_id, self.size_bytes, self.limit_bytes = step_id, size_bytes, limit_bytes
+
+
+class StepTooDeepError(InvalidStepError):
+    """A step nested deeper than the limit, or containing itself."""
+
+    def __init__(self, step_id: str, path: str, limit: int) -> None:
+        super().__init__(
+            f"step {step_id} is nested deeper than {limit} levels at {path[:120]}. "
+            "Flatten the value or store it as text."
+        )
+        self.step_id, self.path, self.limit = step_id, path, limit
+
+
+class DuplicateStepError(InvalidStepError):
+    """A step with this id is stored already."""
+
+    def __init__(self, step_id: str) -> None:
+        super().__init__(
+            f"a step with id {step_id} is stored already; use memory.update() to replace it."
+        )
+        self.step_id = step_id
+
+
+class UnknownStepError(StepsError, KeyError):
+    """No step has this id."""
+
+    def __init__(self, step_id: str) -> None:
+        super().__init__(f"no step has the id {step_id!r}.")
+        self.step_id = step_id
+
+
+class UnknownRunError(StepsError, KeyError):
+    """No run has this id."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"no run has the id {run_id!r}; memory.runs() lists them.")
+        self.run_id = run_id
+
+
+class InvalidFilterError(StepsError, ValueError):
+    """A filter with an unknown key or a value of the wrong kind."""
+
+    def __init__(self, message: str, *, key: str | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class InvalidQueryError(StepsError, ValueError):
+    """A search that cannot be answered: empty query, k below 1, unknown mode."""
+
+
+class VectorError(StepsError, ValueError):
+    """A vector that cannot be indexed."""
+
+
+class DimensionMismatchError(VectorError):
+    """A vector has another length than the memory's embedder gives."""
+
+    def __init__(self, got: int, expected: int, *, where: str = "vector") -> None:
+        super().__init__(f"{where} has {got} dimensions, this memory holds {expected}.")
+        self.got, self.expected = got, expected
+
+
+class InvalidVectorError(VectorError):
+    """A vector with NaN or Inf, or of length zero."""
+
+
+class EmbedderError(StepsError, RuntimeError):
+    """The embedder raised or returned something that is no embedding."""
+
+
+class EmbedderMismatchError(EmbedderError):
+    """The memory's embeddings were made by another embedder."""
+
+    def __init__(self, stored: str, given: str) -> None:
+        super().__init__(
+            f"this memory was embedded with {stored}, it was opened with {given}. Open it with the "
+            "first, or change it for good: memory.reembed(embedder), `hybridagi-steps reembed`."
+        )
+        self.stored, self.given = stored, given
+
+
+class StorageError(StepsError, OSError):
+    """The store could not do what was asked; what was acknowledged before is intact."""
+
+
+class ForeignFileError(StorageError):
+    """The file exists and is not a step memory."""
+
+
+class NewerSchemaError(StorageError):
+    """The file was written by a newer version of this library."""
+
+
+class DamagedFileError(StorageError):
+    """The file is a step memory and does not hold together."""
+
+
+class ReadOnlyStorageError(StorageError):
+    """The store cannot be written."""
+
+
+class DiskFullError(StorageError):
+    """No space is left on the device."""
+
+
+class StorageBusyError(StorageError, TimeoutError):
+    """Another writer held the store for longer than the timeout."""
+
+
+class MemoryClosedError(StepsError, RuntimeError):
+    """The memory was used after close()."""
+
+
+class MemoryNotPicklableError(StepsError, TypeError):
+    """An in-memory store cannot be pickled: it lives in one process only."""
+
+
+class UnsupportedAddressError(StepsError, ValueError):
+    """No back-end serves this address."""
+
+
+class ExchangeError(StepsError, ValueError):
+    """A file that cannot be imported or exported; names the line where there is one."""
+
+
+class MissingExtraError(StepsError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs an extra: pip install 'hybridagi-steps[{extra}]'")
+        self.extra = extra

@@ -1,0 +1,310 @@
+"""Every contract between the parts, on one screen.
+
+A store keeps steps and what is derived from them; an index searches vectors; an embedder makes
+them; a reranker reorders hits. Rows are a store's own integer keys: they grow, are never reused,
+and mean nothing outside one store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.filters import StepFilter, StepHit
+
+FloatMatrix = npt.NDArray[np.float32]
+"""Vectors as rows, shape (n, d)."""
+FloatVector = npt.NDArray[np.float32]
+"""One vector or one score per row."""
+Rows = npt.NDArray[np.int64]
+"""Row numbers of a store."""
+
+
+class Embedder(Protocol):
+    """Turns texts into vectors."""
+
+    @property
+    def model_id(self) -> str:
+        """Names model and version; equal ids mean comparable vectors."""
+        ...
+
+    @property
+    def dimension(self) -> int:
+        """Length of every vector."""
+        ...
+
+    def embed_documents(self, texts: Sequence[str]) -> FloatMatrix:
+        """Return one vector per text to be found, shape (n, d)."""
+        ...
+
+    def embed_queries(self, texts: Sequence[str]) -> FloatMatrix:
+        """Return one vector per query, shape (n, d)."""
+        ...
+
+
+class ScoredRows(NamedTuple):
+    """Rows with their scores, best first; ties go to the row stored first."""
+
+    rows: Rows
+    scores: FloatVector
+
+
+class VectorIndex(Protocol):
+    """Searches unit vectors by cosine similarity; every score it returns is exact."""
+
+    def __len__(self) -> int:
+        """Number of rows held."""
+        ...
+
+    def add(self, rows: Rows, vectors: FloatMatrix) -> None:
+        """Add vectors, replacing rows already held. Normalises; refuses NaN, Inf and zero."""
+        ...
+
+    def remove(self, rows: Rows) -> int:
+        """Forget rows; unknown ones are skipped. Returns how many were held."""
+        ...
+
+    def search(self, queries: FloatMatrix, k: int, *, rows: Rows | None = None) -> list[ScoredRows]:
+        """Return up to k most similar rows per query, among `rows` (sorted) when given."""
+        ...
+
+    def similarities(self, query: FloatVector, rows: Rows) -> FloatVector:
+        """Return the exact cosine of `query` with each row, NaN for rows not held."""
+        ...
+
+
+@runtime_checkable
+class Reranker(Protocol):
+    """Reorders hits; may change scores, keeps them in 0..1 and best first."""
+
+    def rerank(self, query: str, hits: Sequence[StepHit]) -> list[StepHit]:
+        """Return the hits in a better order."""
+        ...
+
+
+class TokenCounter(Protocol):
+    """Counts an LLM's tokens."""
+
+    @property
+    def counter_id(self) -> str:
+        """Names tokenizer and version, or says that it estimates."""
+        ...
+
+    def count(self, text: str) -> int:
+        """Return the number of tokens in `text`."""
+        ...
+
+
+class AgentStepStore(Protocol):
+    """Keeps steps. Every write is all or nothing, and durable when it returns."""
+
+    def append(self, steps: Sequence[AgentStep], *, replace: bool = False) -> list[int]:
+        """Store steps and return their rows; a step's own vector is kept as its embedding.
+
+        With `replace`, a step whose id is stored already is replaced: it gets a new row and the old
+        one is gone. Steps without `run_id` belong to no run.
+
+        Raises:
+            DuplicateStepError: An id is stored already, or twice in `steps`; nothing was stored.
+        """
+        ...
+
+    def get(self, ids: Sequence[str], *, vectors: bool = False) -> list[AgentStep]:
+        """Return the steps with these ids in the order asked; unknown ids are skipped."""
+        ...
+
+    def find(
+        self, where: StepFilter, *, limit: int, offset: int = 0, newest_first: bool = False
+    ) -> list[AgentStep]:
+        """Return steps in stored order, those of one run (filter by run_id) by (hop, row)."""
+        ...
+
+    def rows(self, where: StepFilter) -> Rows:
+        """Return the rows that match, ascending."""
+        ...
+
+    def read(self, rows: Sequence[int]) -> dict[int, AgentStep]:
+        """Return the steps in these rows; rows that are gone are missing."""
+        ...
+
+    def children(self, ids: Sequence[str]) -> list[AgentStep]:
+        """Return the steps whose parent_id is one of `ids`, by row."""
+        ...
+
+
+class RunSummary(NamedTuple):
+    """One run as a listing shows it."""
+
+    run_id: str
+    session_id: str | None
+    scope: str | None
+    steps: int
+    errors: int
+    first_step: str
+    started_at: str
+    ended_at: str
+    score: float | None
+    feedback: str | None
+
+
+class RunStore(Protocol):
+    """What a store knows about runs."""
+
+    def runs(self, *, limit: int, offset: int = 0) -> list[RunSummary]:
+        """Return runs, newest first."""
+        ...
+
+    def score_run(self, run_id: str, value: float, feedback: str | None) -> None:
+        """Set a run's score; steps without a score of their own show it from then on.
+
+        Raises:
+            UnknownRunError: No step carries this run id.
+        """
+        ...
+
+
+class TextRow(NamedTuple):
+    """The words of a step, ready for the lexical index."""
+
+    row: int
+    parent_row: int | None
+    tokens: str
+    """Stems of the window text, one blank between them."""
+    text_hash: int
+    """Of the own text."""
+    purpose_hash: int
+    """Of the purpose; 0 when there is none."""
+    scoped: bool
+    """Whether the step belongs to a trial run (`scope` is set); ignored on save."""
+
+
+class VectorRow(NamedTuple):
+    """The embedding of a step; vector None: the embedder gave nothing usable."""
+
+    row: int
+    text_hash: int
+    vector: FloatVector | None
+    scoped: bool
+    """As in TextRow; ignored on save."""
+
+
+class PendingText(NamedTuple):
+    """A step whose words are not indexed yet, with the parent its window shows."""
+
+    row: int
+    step: AgentStep
+    parent_row: int | None
+    parent: AgentStep | None
+
+
+class Position(NamedTuple):
+    """How far a reader has followed a store. A new epoch means: start again from nothing."""
+
+    epoch: int
+    text: int
+    vector: int
+    tombstone: int
+
+
+class Changes(NamedTuple):
+    """What happened between two positions; apply texts and vectors first, then removals."""
+
+    position: Position
+    texts: list[TextRow]
+    vectors: list[VectorRow]
+    removed: list[int]
+
+
+class DerivedStore(Protocol):
+    """Keeps what is computed from steps: words and embeddings, behind a watermark.
+
+    An append writes no derived data. Whoever searches asks for what is pending, computes it and
+    saves it; two processes doing so at once is harmless.
+    """
+
+    def pending_texts(self, limit: int) -> list[PendingText]:
+        """Return the next steps without words, by row, their children whose window is stale too.
+
+        The parent is the step named by parent_id, else the previous step of the run by (hop, row).
+        """
+        ...
+
+    def save_texts(self, texts: Sequence[TextRow]) -> None:
+        """Save words; rows that are gone meanwhile are skipped."""
+        ...
+
+    def pending_vectors(self, limit: int) -> list[tuple[int, AgentStep]]:
+        """Return the next steps without an embedding, by row."""
+        ...
+
+    def save_vectors(self, vectors: Sequence[VectorRow]) -> None:
+        """Save embeddings; rows that are gone, or have one already, are skipped."""
+        ...
+
+    def position(self) -> Position:
+        """Return the newest position; cheap enough to ask before every search."""
+        ...
+
+    def changes(self, since: Position, *, limit: int = 100_000) -> Changes:
+        """Return what happened after `since`, oldest first, in one consistent view.
+
+        At most `limit` texts and `limit` vectors; ask again from the position returned.
+        When `since` is of another epoch the answer starts from nothing.
+        """
+        ...
+
+
+class StoreIdentity(NamedTuple):
+    """What a store says about itself and its embeddings."""
+
+    store_id: str
+    embedder: str | None
+    dimension: int | None
+
+
+class StoreAdmin(Protocol):
+    """Keeps a store in order."""
+
+    def identity(self) -> StoreIdentity:
+        """Return the store's id and the embedder it was built with, None before the first."""
+        ...
+
+    def set_embedder(self, model_id: str, dimension: int) -> None:
+        """Remember the embedder. Another than before drops all embeddings: a new epoch."""
+        ...
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Delete steps with text and embedding, leaving no trace in the data; return how many."""
+        ...
+
+    def vacuum(self) -> None:
+        """Give space back to the system."""
+        ...
+
+    def verify(self) -> list[str]:
+        """Return one line per thing that does not hold together; empty when all is well."""
+        ...
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts and sizes: steps, runs, pending, embedded, text_only, bytes."""
+        ...
+
+
+class StepStore(AgentStepStore, RunStore, DerivedStore, StoreAdmin, Protocol):
+    """All of it: what a back-end implements."""
+
+    def iter_steps(self, where: StepFilter) -> Iterator[AgentStep]:
+        """Yield all matching steps by row, in pages, without holding a transaction open."""
+        ...
+
+    def clear(self) -> None:
+        """Delete every step of this namespace: a new epoch."""
+        ...
+
+    def close(self) -> None:
+        """Release everything; the store cannot be used afterwards. Closing twice is harmless."""
+        ...

@@ -1,0 +1,217 @@
+"""AgentStep: one thing a program did.
+
+The fields, defaults and templates are those of HybridAGI's public data structure, so what was
+written for it reads ours. A step is a plain value: it does no I/O, `str()` never raises and never
+changes it, and whatever it holds is JSON, because validation repairs the rest and says so.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Literal
+from uuid import UUID, uuid4
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from hybridagi_steps.records.json_values import json_value
+from hybridagi_steps.records.message import StepMetrics, utc_now
+
+StepStatus = Literal["ok", "error", "partial", "cancelled"]
+"""How a step ended."""
+
+ACTION_TEMPLATE = """--- Step {hop} ---
+Action Purpose: {purpose}
+Action: {prediction}"""
+
+DECISION_TEMPLATE = """--- Step {hop} ---
+Decision Purpose: {purpose}
+Decision: {choice}"""
+
+CALL_PROGRAM_TEMPLATE = """--- Step {hop} ---
+Call Program: {program}
+Program Purpose: {purpose}"""
+
+END_PROGRAM_TEMPLATE = """--- Step {hop} ---
+End Program: {program}"""
+
+_UUID_TEXT_LENGTH = 36
+_JSON_FIELDS = ("inputs", "outputs", "metadata")
+
+
+class AgentStepType(StrEnum):
+    """What kind of thing a program did."""
+
+    Action = "Action"
+    Decision = "Decision"
+    ProgramCall = "ProgramCall"
+    ProgramEnd = "ProgramEnd"
+
+
+class AgentStep(BaseModel):
+    """One thing a program did, with a link to what it did before.
+
+    Keys by convention: an Action has `inputs {purpose, tool?, arguments}` and `outputs {result}`
+    (or a predictor's output fields); a Decision `inputs {purpose, options, arguments}` and
+    `outputs {choice}`; a ProgramCall `inputs {program, purpose, arguments}`; a ProgramEnd `inputs
+    {program}` and the program's outputs. A failure is `outputs {error: {type, message}}`.
+    """
+
+    model_config = ConfigDict(
+        use_attribute_docstrings=True, extra="allow", ser_json_inf_nan="constants"
+    )
+
+    id: UUID | str = Field(default_factory=uuid4)
+    """Unique identifier for a step; a UUID's 36-character text becomes the UUID."""
+    parent_id: UUID | str | None = None
+    """The previous step, if any."""
+    hop: int = 0
+    """The step's place in its run, counted from 0."""
+    step_type: AgentStepType
+    """The step's type."""
+    inputs: dict[str, Any] | None = None
+    """The inputs of the step, JSON values."""
+    outputs: dict[str, Any] | None = None
+    """The outputs of the step, JSON values."""
+    vector: list[float] | None = Field(default=None, repr=False)
+    """Vector representation of the step."""
+    metadata: dict[str, Any] | None = None
+    """Additional information, JSON values; `repairs` names what validation had to change."""
+    created_at: datetime = Field(default_factory=utc_now)
+    """When the step was made, UTC; a time without a zone is taken as UTC."""
+    session_id: str | None = None
+    """The session the step belongs to."""
+    user_id: str | None = None
+    """Whose history it is."""
+    run_id: str | None = None
+    """The run the step belongs to."""
+    program_id: str | None = None
+    """Id of the enclosing ProgramCall step."""
+    scope: str | None = None
+    """None for a user's own history, else `compile:…` or `evaluate:…`."""
+    status: StepStatus = "ok"
+    """How the step ended."""
+    score: float | None = None
+    """How good the step was; bigger is better."""
+    metrics: StepMetrics | None = None
+    """What the step cost."""
+
+    @field_validator("id", "parent_id", mode="before")
+    @classmethod
+    def _uuid_text(cls, value: Any) -> Any:
+        return as_id(value) if isinstance(value, str) else value
+
+    @field_validator("program_id", mode="before")
+    @classmethod
+    def _id_text(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, UUID) else value
+
+    @field_validator("created_at")
+    @classmethod
+    def _in_utc(cls, value: datetime) -> datetime:
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _json_values(cls, data: Any) -> Any:
+        """Repair what JSON cannot hold before the fields are looked at, and name each repair."""
+        return repaired(data) if isinstance(data, dict) else data  # pyright: ignore[reportUnknownArgumentType]
+
+    @property
+    def purpose(self) -> str:
+        """Why the step was made; empty when not said."""
+        return _text_of(self.inputs, "purpose")
+
+    @property
+    def tool(self) -> str | None:
+        """The tool an Action used."""
+        return _text_of(self.inputs, "tool") or None
+
+    @property
+    def program(self) -> str | None:
+        """The program a ProgramCall or ProgramEnd names."""
+        return _text_of(self.inputs, "program") or None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the step was called with; the old key `args` is read too."""
+        inputs = self.inputs or {}
+        found = inputs.get("arguments", inputs.get("args"))
+        return found if isinstance(found, dict) else {} if found is None else {"value": found}  # pyright: ignore[reportUnknownVariableType]
+
+    @property
+    def result(self) -> Any:
+        """What a tool gave back; the old key `observation` is read too."""
+        outputs = self.outputs or {}
+        return outputs.get("result", outputs.get("observation"))
+
+    def __str__(self) -> str:
+        """The step as prompt text, in the template of its type."""
+        inputs, outputs = self.inputs or {}, self.outputs or {}
+        purpose, program = inputs.get("purpose", ""), inputs.get("program", "")
+        kind = str(getattr(self.step_type, "value", self.step_type))
+        if kind == "Action":
+            prediction = _indented(self.outputs)
+            return ACTION_TEMPLATE.format(hop=self.hop, purpose=purpose, prediction=prediction)
+        if kind == "Decision":
+            choice = outputs.get("choice", "")
+            return DECISION_TEMPLATE.format(hop=self.hop, purpose=purpose, choice=choice)
+        if kind == "ProgramCall":
+            return CALL_PROGRAM_TEMPLATE.format(hop=self.hop, purpose=purpose, program=program)
+        if kind == "ProgramEnd":
+            return END_PROGRAM_TEMPLATE.format(hop=self.hop, program=program)
+        return f"--- Step {self.hop} ---\n{kind}: {_indented(self.outputs)}"
+
+    def to_dict(self) -> dict[str, str]:
+        """Return the step as prompt data: its text and nothing else."""
+        return {"step": str(self)}
+
+    def _repr_html_(self) -> str:
+        """Show the step in a notebook."""
+        from hybridagi_steps.display import step_html
+
+        return step_html(self.model_dump(mode="json", exclude={"vector"}))
+
+
+def as_id(value: UUID | str) -> UUID | str:
+    """Return the id a step would hold: a UUID for its 36-character text, else the value."""
+    if isinstance(value, str) and len(value) == _UUID_TEXT_LENGTH:
+        try:
+            return UUID(value)
+        except ValueError:
+            return value
+    return value
+
+
+def id_text(value: UUID | str) -> str:
+    """Return the one text under which an id is stored and compared."""
+    return str(as_id(value))
+
+
+def repaired(data: dict[str, Any]) -> dict[str, Any]:
+    """Return step fields that JSON can hold; repairs are named in `metadata["repairs"]`.
+
+    The same object comes back when nothing had to change.
+    """
+    notes: list[str] = []
+    fixed = {name: json_value(data[name], notes, name) for name in _JSON_FIELDS if name in data}
+    if not notes:
+        return data
+    metadata = fixed.get("metadata")
+    known: Any = metadata.get("repairs") if isinstance(metadata, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    repairs = [*(known if isinstance(known, list) else []), *notes]  # pyright: ignore[reportUnknownVariableType]
+    return {**data, **fixed, "metadata": {**(metadata or {}), "repairs": repairs}}
+
+
+def _text_of(values: dict[str, Any] | None, key: str) -> str:
+    found = (values or {}).get(key)
+    return found if isinstance(found, str) else "" if found is None else str(found)
+
+
+def _indented(values: Any) -> str:
+    """Return values as indented JSON, or as Python shows them where JSON cannot."""
+    try:
+        return json.dumps(values, indent=2, default=str)
+    except (TypeError, ValueError, RecursionError):
+        return repr(values)

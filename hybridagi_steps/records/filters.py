@@ -1,0 +1,126 @@
+"""StepFilter and StepHit: what a search is asked and what it answers.
+
+A filter is closed: an unknown key is an error, never an empty result. A hit's score is 0..1, bigger
+is better, and means something only among the hits of one query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from hybridagi_steps.errors import InvalidFilterError
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, id_text
+
+EVERY_SCOPE = "*"
+"""The value of `scope` that shows a user's own history and all trial runs."""
+
+
+class StepFilter(BaseModel):
+    """Which steps to look at. Conditions add up; a list means any of its members."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid", frozen=True)
+
+    session_id: str | None = None
+    """Steps of this session's lineage."""
+    run_id: str | None = None
+    """Steps of this run."""
+    program: str | None = None
+    """Steps that call, end or stand directly inside a program of this name."""
+    program_id: str | None = None
+    """Steps directly inside this ProgramCall."""
+    step_types: list[AgentStepType] | None = None
+    """Steps of these types."""
+    tools: list[str] | None = None
+    """Actions that used one of these tools."""
+    status: list[StepStatus] | None = None
+    """Steps that ended like this."""
+    min_score: float | None = Field(default=None, allow_inf_nan=False)
+    """Steps whose score, or whose run's score, is at least this."""
+    since: datetime | None = None
+    """Steps made at or after this time; without a zone it is UTC."""
+    until: datetime | None = None
+    """Steps made before this time; without a zone it is UTC."""
+    scope: str | None = None
+    """None for a user's own history, `*` for everything, else one scope's name."""
+    exclude_run_id: list[str] | None = None
+    """Not the steps of these runs."""
+    user_id: str | None = None
+    """Steps of this user."""
+    metadata: dict[str, str | int | float | bool | None] | None = None
+    """Top-level metadata keys with exactly these values."""
+
+    @field_validator("step_types", "tools", "status", "exclude_run_id", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        if isinstance(value, set | frozenset | tuple):
+            return list(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        return value if value is None or isinstance(value, list) else [value]  # pyright: ignore[reportUnknownVariableType]
+
+    @field_validator("program_id", "run_id", "session_id", mode="before")
+    @classmethod
+    def _id_text(cls, value: Any) -> Any:
+        return id_text(value) if isinstance(value, UUID) else value
+
+    @field_validator("since", "until")
+    @classmethod
+    def _in_utc(cls, value: datetime | None) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+    @classmethod
+    def of(cls, where: StepFilter | Mapping[str, Any] | None) -> StepFilter:
+        """Return `where` as a filter.
+
+        Raises:
+            InvalidFilterError: An unknown key, or a value of the wrong kind.
+        """
+        if isinstance(where, StepFilter):
+            return where
+        try:
+            return cls.model_validate(dict(where or {}))
+        except ValidationError as error:
+            raise _invalid(error) from error
+        except (TypeError, ValueError) as error:
+            raise InvalidFilterError(
+                f"a filter is a StepFilter or a dict, not {type(where).__name__}."
+            ) from error
+
+
+def _invalid(error: ValidationError) -> InvalidFilterError:
+    first = error.errors(include_url=False)[0]
+    key = str(first["loc"][0]) if first["loc"] else ""
+    if first["type"] == "extra_forbidden":
+        known = ", ".join(StepFilter.model_fields)
+        return InvalidFilterError(f"unknown filter key {key!r}; known keys: {known}.", key=key)
+    return InvalidFilterError(f"filter key {key!r}: {first['msg']}.", key=key)
+
+
+class StepHit(BaseModel):
+    """One step that a search found, and why."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    step: AgentStep
+    """The step."""
+    score: float
+    """How well it matches, 0..1, bigger is better; comparable within one query only."""
+    dense_score: float | None = None
+    """Cosine similarity of meaning, -1..1; None when the step has no vector or was not compared."""
+    lexical_score: float | None = None
+    """Okapi BM25 of the words; None when words were not compared."""
+    why: str = ""
+    """What matched, in words."""
+    context: list[AgentStep] = Field(default_factory=list[AgentStep])
+    """The steps around it that `expand` asked for."""
+
+    def _repr_html_(self) -> str:
+        """Show the hit in a notebook."""
+        from hybridagi_steps.display import hits_html
+
+        return hits_html([self.model_dump(mode="json")])

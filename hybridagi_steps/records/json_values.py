@@ -1,0 +1,156 @@
+"""What JSON can hold, exactly: the one place that turns any value into plain JSON data.
+
+Steps are written as JSON and read by other programs and other databases, so what JSON (or
+PostgreSQL's text) cannot hold is repaired before it is stored, and each repair is named. A clean
+value is returned as it is, without a copy. Nothing here knows about steps.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping
+from datetime import date, datetime, time
+from enum import Enum
+from pathlib import PurePath
+from typing import Any, cast
+from uuid import UUID
+
+from pydantic import BaseModel
+
+MAX_DEPTH = 64
+"""Deepest nesting of a step's values; deeper values are left as they are and refused on write."""
+
+_INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
+_KEPT_TEXT = 500
+
+
+def json_value(value: Any, repairs: list[str], path: str = "", depth: int = 0) -> Any:
+    """Return `value` as plain JSON data, appending one note per repair to `repairs`.
+
+    Args:
+        value: Anything a program may hand over.
+        repairs: Receives "path: what was done" for each repair.
+        path: Where `value` stands, for the notes.
+        depth: How deep `value` stands; beyond `MAX_DEPTH` nothing is looked at.
+
+    Returns:
+        The same object when it is clean, else a repaired copy of the parts that were not.
+    """
+    kind: type[Any] = type(value)
+    if kind is str:
+        return value if value.isprintable() else _text(value, repairs, path)
+    if value is None or kind is bool:
+        return value
+    if kind is int:
+        return value if _INT_MIN <= value <= _INT_MAX else _big_integer(value, repairs, path)
+    if kind is float:
+        return value if math.isfinite(value) else _not_finite(value, repairs, path)
+    if depth > MAX_DEPTH:
+        return value
+    if kind is dict:
+        return _mapping(value, repairs, path, depth)
+    if kind is list:
+        return _sequence(value, repairs, path, depth)
+    return _foreign(value, repairs, path, depth)
+
+
+def too_deep(value: Any, path: str = "", depth: int = 0) -> str | None:
+    """Return the path of the first value nested deeper than `MAX_DEPTH`, None if there is none."""
+    if depth > MAX_DEPTH:
+        return path
+    if isinstance(value, dict):
+        items = cast("dict[Any, Any]", value).items()
+    elif isinstance(value, list):
+        items = enumerate(cast("list[Any]", value))
+    else:
+        return None
+    for key, item in items:
+        if isinstance(item, dict | list) and (found := too_deep(item, f"{path}.{key}", depth + 1)):
+            return found
+    return None
+
+
+def _text(value: str, repairs: list[str], path: str) -> str:
+    fixed = value.replace("\x00", "\ufffd")
+    if not fixed.isascii():
+        fixed = fixed.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if fixed != value:
+        repairs.append(f"{path}: NUL or lone surrogates replaced by U+FFFD")
+        return fixed
+    return value
+
+
+def _big_integer(value: int, repairs: list[str], path: str) -> str:
+    repairs.append(f"{path}: integer over 64 bits stored as text")
+    return hex(value) if value.bit_length() > 10_000 else str(value)
+
+
+def _not_finite(value: float, repairs: list[str], path: str) -> None:
+    repairs.append(f"{path}: {value} stored as null")
+
+
+def _mapping(value: dict[Any, Any], repairs: list[str], path: str, depth: int) -> dict[str, Any]:
+    known = len(repairs)
+    fixed: dict[str, Any] = {}
+    changed = False
+    for key, item in value.items():
+        name = key if type(key) is str else _key(key)
+        if not name.isprintable():
+            name = _text(name, repairs, f"{path} (a key)")
+        if name is not key:
+            if type(key) is not str:
+                repairs.append(f"{path}: key {name[:80]!r} was a {type(key).__name__}")
+            while name in value or name in fixed:
+                name += "'"
+        fixed[name] = new = json_value(item, repairs, f"{path}.{name}" if path else name, depth + 1)
+        changed = changed or new is not item
+    return fixed if changed or len(repairs) > known else value
+
+
+def _key(key: object) -> str:
+    if isinstance(key, Enum):
+        return str(key.value)
+    return str(key)
+
+
+def _sequence(value: list[Any], repairs: list[str], path: str, depth: int) -> list[Any]:
+    fixed = [json_value(v, repairs, f"{path}[{n}]", depth + 1) for n, v in enumerate(value)]
+    return value if all(new is old for new, old in zip(fixed, value, strict=True)) else fixed
+
+
+def _foreign(value: Any, repairs: list[str], path: str, depth: int) -> Any:
+    """Turn an instance of anything but JSON's own types into data, and note it."""
+    plain, how = _plain(value)
+    repairs.append(f"{path}: {type(value).__name__} stored as {how}")
+    return json_value(plain, repairs, path, depth)
+
+
+def _plain(value: Any) -> tuple[Any, str]:
+    if isinstance(value, Enum):
+        return value.value, "its value"
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="python"), "an object"
+    if isinstance(value, Mapping):
+        return dict(cast("Mapping[Any, Any]", value)), "an object"
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(cast("list[Any]", value)), "an array"
+    if isinstance(value, str | int | float):
+        base = str if isinstance(value, str) else int if isinstance(value, int) else float
+        return base(value), base.__name__
+    if isinstance(value, datetime | date | time):
+        return value.isoformat(), "text"
+    if isinstance(value, UUID | PurePath):
+        return str(value), "text"
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(bytes(cast("bytes", value))).decode(), "base64 text"
+    if hasattr(value, "tolist"):
+        return value.tolist(), "an array"
+    return _described(value), "text"
+
+
+def _described(value: object) -> str:
+    try:
+        return str(value)[:_KEPT_TEXT]
+    except Exception as error:  # noqa: BLE001, RUF100 - a broken __str__ must not lose the step
+        return f"<{type(value).__name__}: {type(error).__name__} in str()>"

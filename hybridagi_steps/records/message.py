@@ -1,0 +1,124 @@
+"""Step: one native LLM message with its metadata, as it stands in a session.
+
+A Step is the message itself, so history becomes LLM input without conversion. It knows nothing of
+storage; `to_message_dict` emits only what a provider accepts.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+from uuid import uuid4
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+def utc_now() -> datetime:
+    """Return the current time, timezone-aware, in UTC."""
+    return datetime.now(UTC)  # noqa: TID251 - the one place that asks for the time
+
+
+class MessageRole(StrEnum):
+    """Who speaks in a message."""
+
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+    SYSTEM = "system"
+
+
+class StepMetrics(BaseModel):
+    """What one step cost. Every figure is optional: None means not measured, never zero."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
+
+    duration_ms: float | None = None
+    """Wall time of the step, milliseconds."""
+    first_token_latency_ms: float | None = None
+    """Time to the first streamed token, milliseconds."""
+    input_tokens: int | None = None
+    """Prompt tokens, cached ones included."""
+    output_tokens: int | None = None
+    """Generated tokens."""
+    total_tokens: int | None = None
+    """Prompt and generated tokens together."""
+    cache_read_tokens: int | None = None
+    """Prompt tokens the provider served from its cache."""
+    cache_write_tokens: int | None = None
+    """Prompt tokens the provider wrote to its cache."""
+    model_name: str | None = None
+    """The model that answered."""
+    provider: str | None = None
+    """Who served the model."""
+    tool_exec_time_ms: float | None = None
+    """Wall time of the tool itself, milliseconds."""
+    cost: float | None = None
+    """Price of the step in US dollars, as the LM client reports it."""
+    cache_hit: bool | None = None
+    """Whether the client answered from its own cache without calling the provider."""
+    llm_calls: int | None = None
+    """LM calls made for this step; more than one after a retry or a format fallback."""
+
+
+class Step(BaseModel):
+    """One message of a session: role, content, tool calls, and who and what it belongs to."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    id: str = Field(default_factory=lambda: str(uuid4()))
+    """Unique identifier."""
+    session_id: str
+    """The session this message belongs to."""
+    run_id: str | None = None
+    """The run that produced it."""
+    sequence: int = 0
+    """Place in the session, 1, 2, 3 …; 0 until the store has assigned one."""
+    role: MessageRole
+    """Who speaks."""
+    content: str | list[dict[str, Any]] | None = None
+    """The text, or a provider's list of content parts."""
+    tool_calls: list[dict[str, Any]] | None = None
+    """An assistant's calls, in the provider's own form."""
+    tool_call_id: str | None = None
+    """The call a tool message answers."""
+    name: str | None = None
+    """Name of the tool, or of the speaker."""
+    content_for_user: str | None = None
+    """What a person should see instead of `content`."""
+    reasoning_content: str | None = None
+    """The model's reasoning, kept and never sent back."""
+    agent_step_id: str | None = None
+    """The AgentStep that this message shows."""
+    parent_run_id: str | None = None
+    """The run that called this one."""
+    metadata: dict[str, Any] | None = None
+    """Anything else, JSON values only."""
+    metrics: StepMetrics | None = None
+    """What it cost."""
+    created_at: datetime = Field(default_factory=utc_now)
+    """When it was made, UTC."""
+
+    def is_user_step(self) -> bool:
+        """Whether a user speaks."""
+        return self.role is MessageRole.USER
+
+    def is_assistant_step(self) -> bool:
+        """Whether the model speaks."""
+        return self.role is MessageRole.ASSISTANT
+
+    def is_tool_step(self) -> bool:
+        """Whether this is a tool's result."""
+        return self.role is MessageRole.TOOL
+
+    def has_tool_calls(self) -> bool:
+        """Whether the model asks for tools."""
+        return self.is_assistant_step() and bool(self.tool_calls)
+
+    def to_message_dict(self) -> dict[str, Any]:
+        """Return the message in the provider's form, without any of our metadata."""
+        message: dict[str, Any] = {"role": self.role.value, "content": self.content}
+        for key in ("tool_calls", "tool_call_id", "name"):
+            if value := getattr(self, key):
+                message[key] = value
+        return message

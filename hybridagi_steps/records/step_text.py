@@ -1,0 +1,124 @@
+"""The two compact texts under which a step is found, and the words in them.
+
+Prompt templates are for prompts. For search a step has its *own* text (what was done and what came
+of it) and a *window* text (the same after a glimpse of its parent): the meaning of `own` goes to
+the vector index, the words of `window` to the lexical one. The lengths were measured; see the
+decision record on hybrid retrieval.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from hybridagi_steps.records.agent_step import AgentStep
+
+_PURPOSE, _RESULT, _VALUE, _VALUES = 300, 150, 60, 8
+_PARENT_PURPOSE, _PARENT_RESULT = 100, 80
+
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_WORD = re.compile(rf"[{_CJK}]|(?:(?![{_CJK}])[^\W_])+")
+_LONGEST_WORD = 64
+
+STOP_WORDS = frozenset(
+    """a about above after again all also am an and any are as at be because been before being
+    below between both but by can could did do does doing down during each few for from further had
+    has have having he her here hers him his how i if in into is it its itself just me more most my
+    no nor not now of off on once only or other our out over own same she should so some such than
+    that the their them then there these they this those through to too under until up us very was
+    we were what when where which while who whom why will with would you your""".split()  # noqa: SIM905 - a paragraph reads better than a hundred quotes
+)
+"""English function words: they say nothing about which step is meant."""
+
+
+def cut(value: Any, length: int) -> str:
+    """Return `value` as text with white space collapsed, at most `length` characters."""
+    text = value if isinstance(value, str) else _plain_text(value)
+    return " ".join(text[: length * 4].split())[:length]
+
+
+def own_text(step: AgentStep) -> str:
+    """Return what a step did and what came of it, in one line."""
+    kind = str(getattr(step.step_type, "value", step.step_type))
+    inputs, outputs = step.inputs or {}, step.outputs or {}
+    if step.tool:
+        called = f"{_words(step.tool)} ({_pairs(step.arguments)})"
+        return f"{cut(step.purpose, _PURPOSE)} | {called} -> {_outcome(step)}"
+    if kind == "Decision":
+        options = cut(inputs.get("options", ""), _RESULT)
+        return f"{cut(step.purpose, _PURPOSE)} | {options} -> {cut(outputs.get('choice'), _RESULT)}"
+    if kind == "ProgramCall":
+        return f"{_words(step.program or '')} ({_pairs(step.arguments, _PURPOSE)})"
+    if kind == "ProgramEnd":
+        return f"{_words(step.program or '')} -> {_outcome(step)}"
+    return f"{cut(step.purpose, _PURPOSE)} | {_pairs(step.arguments)} -> {_outcome(step)}"
+
+
+def window_text(step: AgentStep, parent: AgentStep | None) -> str:
+    """Return a step's own text after a glimpse of its parent."""
+    if parent is None:
+        return own_text(step)
+    done = _words(parent.tool or parent.program or "")
+    outcome = cut(_outcome(parent), _PARENT_RESULT)
+    return f"{cut(parent.purpose, _PARENT_PURPOSE)} | {done} -> {outcome} || {own_text(step)}"
+
+
+def tokens(text: str) -> list[str]:
+    """Return the stems of the words in `text`, in order, without stop words.
+
+    camelCase and snake_case are split, everything is lower case, Chinese, Japanese and Korean
+    characters stand alone. Reference: Porter 1980, "An algorithm for suffix stripping".
+    """
+    words = _WORD.findall(_CAMEL.sub(" ", text).lower())
+    return [_stem(word[:_LONGEST_WORD]) for word in words if word not in STOP_WORDS]
+
+
+def text_hash(text: str) -> int:
+    """Return a signed 64-bit hash of `text`, blind to case and white space."""
+    normal = " ".join(text.lower().split()).encode("utf-8", "replace")
+    digest = hashlib.blake2b(normal, digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+@lru_cache(maxsize=100_000)
+def _stem(word: str) -> str:
+    return _stemmer().stemWord(word)
+
+
+@lru_cache(maxsize=1)
+def _stemmer() -> Any:
+    import snowballstemmer
+
+    return snowballstemmer.stemmer("porter")
+
+
+def _words(name: str) -> str:
+    return cut(name.replace("_", " "), _PURPOSE)
+
+
+def _pairs(values: dict[str, Any], length: int = _VALUE) -> str:
+    first = list(values.items())[:_VALUES]
+    return ", ".join(f"{key}={cut(value, length)}" for key, value in first)
+
+
+def _outcome(step: AgentStep) -> str:
+    outputs = step.outputs or {}
+    if step.result is not None:
+        return cut(step.result, _RESULT)
+    if len(outputs) == 1:
+        return cut(next(iter(outputs.values())), _RESULT)
+    return cut(", ".join(f"{key}={cut(value, _RESULT)}" for key, value in outputs.items()), _RESULT)
+
+
+def _plain_text(value: Any) -> str:
+    if value is None:
+        return ""
+    try:
+        return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    except (TypeError, ValueError):
+        return str(value)
