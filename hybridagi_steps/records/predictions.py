@@ -1,0 +1,340 @@
+"""Steps and queries as DSPy sees them: real `dspy.Prediction`s that are validated pydantic models.
+
+Both parents want to own the data. Here only one does: the pydantic fields. What DSPy calls `_store`
+is a live view of them, so that an append to `x.steps` shows in `x["steps"]`, and every write
+through either side is validated. Iteration, `len()`, `in`, `keys()` and `get()` follow
+`dspy.Example`: they speak of *fields*; `len(x.steps)` counts steps.
+
+This is the one record module that needs DSPy; everything below the programs works without it.
+"""
+
+# DSPy ships no types, and the two parents disagree on the signatures of `copy`, `__iter__` and
+# `__init__`; each of those is defined here on purpose.
+# pyright: reportUnknownMemberType=false, reportIncompatibleMethodOverride=false
+# pyright: reportMissingTypeStubs=false, reportIncompatibleVariableOverride=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
+
+import dspy
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+
+from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.filters import StepHit
+from hybridagi_steps.records.json_values import json_value
+
+
+class _FieldStore(MutableMapping[str, Any]):
+    """A prediction's fields as the mapping DSPy expects; it holds no data of its own."""
+
+    __slots__ = ("_model",)
+
+    def __init__(self, model: PredictionModel) -> None:
+        self._model = model
+
+    def __getitem__(self, key: str) -> Any:
+        if key in type(self._model).model_fields:
+            return getattr(self._model, key)
+        return self._extra[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key in type(self._model).model_fields:
+            setattr(self._model, key, value)
+        else:
+            self._extra[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        field = type(self._model).model_fields.get(key)
+        if field is None:
+            del self._extra[key]
+        else:
+            setattr(self._model, key, field.get_default(call_default_factory=True))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*type(self._model).model_fields, *self._extra])
+
+    def __len__(self) -> int:
+        return len(type(self._model).model_fields) + len(self._extra)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mapping) and dict(self) == dict(other)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def copy(self) -> dict[str, Any]:
+        """Return the fields as a dict of their own; `dspy.Example` copies its store like this."""
+        return dict(self)
+
+    @property
+    def _extra(self) -> dict[str, Any]:
+        extra = self._model.__pydantic_extra__
+        return extra if extra is not None else {}
+
+
+class PredictionModel(BaseModel, dspy.Prediction):
+    """A prediction with declared, validated fields; undeclared ones are kept as they are.
+
+    Args:
+        base: Fields to start from: a dict, or a `dspy.Example` (whose input keys are taken over).
+        data: Fields; they win over those of `base`.
+
+    Removing a declared field sets it back to its default. Two predictions are equal when their
+    fields are, as in DSPy.
+    """
+
+    model_config = ConfigDict(
+        validate_assignment=True,
+        extra="allow",
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
+
+    _completions: Any = PrivateAttr(default=None)
+    _lm_usage: Any = PrivateAttr(default=None)
+    _demos: list[Any] = PrivateAttr(default_factory=list[Any])
+    _input_keys: set[str] | None = PrivateAttr(default=None)
+
+    def __init__(self, base: Any = None, /, **data: Any) -> None:
+        base = data.pop("base", None) if base is None else base
+        if base is not None and not isinstance(base, dict | dspy.Example):
+            raise TypeError(
+                f"{type(self).__name__} starts from a dict or a dspy.Example, not "
+                f"{type(base).__name__}; pass the fields by name."
+            )
+        BaseModel.__init__(self, **{**_fields_of(base), **data})
+        keys = getattr(base, "_input_keys", None)
+        self._input_keys = None if keys is None else set(keys)
+
+    @property
+    def _store(self) -> _FieldStore:
+        return _FieldStore(self)
+
+    @_store.setter
+    def _store(self, values: Mapping[str, Any]) -> None:
+        # Validated as a whole before anything is replaced.
+        fresh = type(self)(dict(values))
+        object.__setattr__(self, "__dict__", fresh.__dict__)
+        object.__setattr__(self, "__pydantic_extra__", fresh.__pydantic_extra__)
+
+    def __iter__(self) -> Iterator[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Iterate over the names of the fields."""
+        return iter(self._store)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, dspy.Example):
+            return NotImplemented
+        return dict(self._store) == dict(other._store)
+
+    def __hash__(self) -> int:
+        # As dspy.Example does for plain values, so that equal ones hash alike.
+        return hash(frozenset((key, _hashable(value)) for key, value in self._store.items()))
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def copy(self, **changes: Any) -> Any:
+        """Return a shallow copy with `changes` made to its fields."""
+        return type(self)(self, **changes)
+
+    def inputs(self) -> dspy.Example:
+        """Return the fields named by `with_inputs`.
+
+        Raises:
+            ValueError: `with_inputs` was not called.
+        """
+        return self._as_example().inputs()
+
+    def labels(self) -> dspy.Example:
+        """Return the fields that `with_inputs` did not name."""
+        return self._as_example().labels()
+
+    def toDict(self) -> dict[str, Any]:  # noqa: N802 - DSPy's name
+        """Return the fields as JSON data; what JSON cannot hold becomes text."""
+        extra = dspy.Example(dict(self.__pydantic_extra__ or {})).toDict()
+        declared = self.model_dump(mode="json", include=set(type(self).model_fields))
+        return cast("dict[str, Any]", json_value(declared | extra, []))
+
+    def _as_example(self) -> dspy.Example:
+        # A part of a prediction is no longer one of its type: required fields may be missing.
+        example = dspy.Example(dict(self._store))
+        example._input_keys = self._input_keys  # noqa: SLF001 - as Example.with_inputs does
+        return example
+
+
+class AgentStepList(PredictionModel):
+    """Steps, in order."""
+
+    steps: list[AgentStep] = Field(default_factory=list[AgentStep])
+    """The steps."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the steps as prompt data."""
+        return {"steps": [step.to_dict() for step in self.steps]}
+
+    def as_context(self) -> dspy.Type:
+        """Return the steps as a `StepContext`, which prompts render as text without vectors."""
+        return _step_context(self.steps)
+
+    def _repr_html_(self) -> str:
+        """Show the steps in a notebook."""
+        from hybridagi_steps.display import steps_html
+
+        return steps_html([step.model_dump(mode="json", exclude={"vector"}) for step in self.steps])
+
+
+class Query(PredictionModel):
+    """One question to the memory."""
+
+    query: str = ""
+    """The question."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"query": value} if isinstance(value, str) else _as_fields(value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the query as prompt data."""
+        return {"query": self.query}
+
+
+class QueryList(PredictionModel):
+    """Several questions asked at once."""
+
+    queries: list[Query] = Field(default_factory=list[Query])
+    """The questions; plain texts become queries."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_queries(cls, value: Any) -> Any:
+        if isinstance(value, str | Query):
+            return {"queries": [value]}
+        return {"queries": list(value)} if isinstance(value, list | tuple) else _as_fields(value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the queries as prompt data."""
+        return {"queries": [query.query for query in self.queries]}
+
+
+class QueryWithSteps(PredictionModel):
+    """Questions and the steps found for them, best first.
+
+    A retriever adds `scores`, `passages` (the steps as text), `indices` (their ids) and `distances`
+    as further fields, one entry per step.
+    """
+
+    queries: QueryList = Field(default_factory=QueryList)
+    """What was asked."""
+    steps: list[AgentStep] = Field(default_factory=list[AgentStep])
+    """What was found."""
+
+    _hits: list[StepHit] = PrivateAttr(default_factory=list[StepHit])
+
+    if TYPE_CHECKING:
+        # Undeclared fields of a retriever's answer: absent, not None, when it was made by hand.
+        @property
+        def scores(self) -> list[float]: ...  # noqa: D102
+        @property
+        def passages(self) -> list[str]: ...  # noqa: D102
+        @property
+        def indices(self) -> list[Any]: ...  # noqa: D102
+
+    @classmethod
+    def from_hits(cls, queries: Any, hits: Sequence[StepHit], **fields: Any) -> QueryWithSteps:
+        """Return what was found, with scores, passages and indices in the order of `hits`.
+
+        Args:
+            queries: What was asked: text, texts, Query or QueryList.
+            hits: What was found, in the order to keep.
+            fields: Further fields.
+        """
+        found = cls.model_validate(
+            {
+                **fields,
+                "queries": queries,
+                "steps": [hit.step for hit in hits],
+                "scores": [hit.score for hit in hits],
+                "passages": [str(hit.step) for hit in hits],
+                "indices": [hit.step.id for hit in hits],
+            }
+        )
+        found._hits = list(hits)  # noqa: SLF001 - of this class
+        return found
+
+    @property
+    def hits(self) -> list[StepHit]:
+        """The steps as hits, in their present order, with what is known of how they matched."""
+        known = {id_text(hit.step.id): hit for hit in self._hits}
+        scores = self.get("scores") or []
+        fallback = [*scores, *[0.0] * len(self.steps)]
+        return [
+            known.get(id_text(step.id)) or StepHit(step=step, score=fallback[place])
+            for place, step in enumerate(self.steps)
+        ]
+
+    def copy(self, **changes: Any) -> QueryWithSteps:
+        """Return a shallow copy with `changes` made to its fields."""
+        copied = cast("QueryWithSteps", super().copy(**changes))
+        copied._hits = list(self._hits)  # noqa: SLF001 - of the same class
+        return copied
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return queries and steps as prompt data."""
+        return {
+            "queries": [query.query for query in self.queries.queries],
+            "steps": [step.to_dict() for step in self.steps],
+        }
+
+    def as_context(self) -> dspy.Type:
+        """Return the steps as a `StepContext`, which prompts render as text without vectors."""
+        return _step_context(self.steps)
+
+    def _repr_html_(self) -> str:
+        """Show the hits in a notebook."""
+        from hybridagi_steps.display import hits_html
+
+        exclude = {"step": {"vector"}, "context": {"__all__": {"vector"}}}
+        return hits_html([hit.model_dump(mode="json", exclude=exclude) for hit in self.hits])
+
+
+def _step_context(steps: list[AgentStep]) -> dspy.Type:
+    # Prompt types live with the other adapter code, a layer above the records: found by name, so
+    # that nothing here depends on it until a prompt is written.
+    return import_module("hybridagi_steps.programs.adapters").StepContext(steps=list(steps))
+
+
+def _fields_of(base: dict[str, Any] | dspy.Example | None) -> dict[str, Any]:
+    if base is None:
+        return {}
+    return dict(base._store if isinstance(base, dspy.Example) else base)  # noqa: SLF001
+
+
+def _as_fields(value: Any) -> Any:
+    """Return a plain dspy.Example's fields, and anything else as it is."""
+    if isinstance(value, dspy.Example) and not isinstance(value, BaseModel):
+        return _fields_of(value)
+    return value
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        value = dict(value.__dict__)
+    if isinstance(value, Mapping):
+        return frozenset((key, _hashable(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(_hashable(item) for item in value)
+    if isinstance(value, set):
+        return frozenset(value)
+    try:
+        hash(value)
+    except TypeError:
+        return type(value).__name__
+    return value
