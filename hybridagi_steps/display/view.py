@@ -1,0 +1,256 @@
+"""What a person wants to see of a step: one line first, details on request.
+
+Turns a step's JSON data, of whatever shape, into a `StepView` of short plain texts; nothing here
+is HTML and nothing raises on odd data, because what is shown may come from anywhere. Programs are
+nested by `program_id`; nesting deeper than `MAX_DEPTH`, and loops, are flattened.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+MAX_DEPTH = 16
+"""Deepest nesting of programs shown."""
+LINE, BLOCK = 160, 4_000
+"""Most characters of a text on the first line, and of a value among the details."""
+
+_HUGE = 1e18
+
+KINDS = {
+    "Action": "action",
+    "Decision": "decision",
+    "ProgramCall": "call",
+    "ProgramEnd": "end",
+}
+"""Step types and the short names under which they are styled."""
+
+
+@dataclass(slots=True)
+class StepView:
+    """One step as texts."""
+
+    id: str
+    kind: str
+    style: str
+    hop: str
+    title: str
+    """Tool, program or purpose: what it is about."""
+    purpose: str
+    """Why, when the title does not say it already."""
+    outcome: str
+    """What came of it, in one line."""
+    status: str
+    """How it ended, when not well."""
+    facts: list[str]
+    """Duration, tokens, cost, score."""
+    sections: list[tuple[str, str]]
+    """Details: name and text."""
+    after: str = ""
+    """The step it follows, when that is not the one shown before it."""
+    children: list[StepView] = field(default_factory=list["StepView"])
+
+
+@dataclass(slots=True)
+class HitView:
+    """One search hit as texts."""
+
+    rank: int
+    score: str
+    percent: int
+    """Width of the score bar, 0..100."""
+    why: str
+    parts: str
+    """The scores of both halves."""
+    step: StepView
+    context: list[StepView]
+
+
+def step_view(step: Mapping[str, Any]) -> StepView:
+    """Return one step as texts, without children."""
+    kind = _text(step.get("step_type")) or "Step"
+    inputs, outputs = _dict(step.get("inputs")), _dict(step.get("outputs"))
+    title, purpose = _title(kind, inputs)
+    status = _text(step.get("status"))
+    return StepView(
+        id=_text(step.get("id")),
+        kind=kind,
+        style=KINDS.get(kind, "other"),
+        hop=_text(step.get("hop")),
+        title=title,
+        purpose=purpose,
+        outcome=_outcome(outputs),
+        status="" if status == "ok" else status,
+        facts=facts(step),
+        sections=_sections(step, inputs, outputs),
+    )
+
+
+def hit_view(rank: int, hit: Mapping[str, Any]) -> HitView:
+    """Return one hit as texts."""
+    score = _number(hit.get("score")) or 0.0
+    halves = [("meaning", hit.get("dense_score")), ("words", hit.get("lexical_score"))]
+    found = [(name, _number(value)) for name, value in halves]
+    around = cast("list[Any]", hit.get("context") or [])
+    return HitView(
+        rank=rank,
+        score=f"{score:.3f}",
+        percent=round(100 * min(1.0, max(0.0, score))),
+        why=_text(hit.get("why")),
+        parts=" · ".join(f"{name} {value:.2f}" for name, value in found if value is not None),
+        step=step_view(_dict(hit.get("step"))),
+        context=[step_view(_dict(step)) for step in around],
+    )
+
+
+def tree_view(steps: Sequence[Mapping[str, Any]]) -> list[StepView]:
+    """Return steps as trees: a step stands inside the program that made it, if that is shown."""
+    enclosing = {_text(s.get("id")): _text(s.get("program_id")) for s in steps}
+    shown = [step_view(s) for s in steps]
+    views = {view.id: view for view in shown}
+    last_in: dict[str, StepView] = {}
+    roots: list[StepView] = []
+    for step, view in zip(steps, shown, strict=True):
+        program = enclosing[view.id]
+        inside = program in views and _depth(view.id, enclosing) <= MAX_DEPTH
+        home = program if inside else ""
+        before = last_in.get(home) or views.get(home)
+        view.after = _after(_text(step.get("parent_id")), views, before)
+        (views[home].children if inside else roots).append(view)
+        last_in[home] = view
+    return roots
+
+
+def facts(step: Mapping[str, Any]) -> list[str]:
+    """Return what a step cost and how good it was, each as a short text."""
+    metrics = _dict(step.get("metrics"))
+    found: list[str] = []
+    if (milliseconds := _number(metrics.get("duration_ms"))) is not None:
+        found.append(duration(milliseconds))
+    if (tokens := _number(metrics.get("total_tokens"))) is None:
+        halves = [_number(metrics.get(key)) for key in ("input_tokens", "output_tokens")]
+        counted = [half for half in halves if half is not None]
+        tokens = sum(counted) if counted else None
+    if tokens is not None:
+        found.append(plural(round(tokens), "token"))
+    if cost := _number(metrics.get("cost")):
+        found.append(f"${cost:.4f}")
+    if (score := _number(step.get("score"))) is not None:
+        found.append(f"score {score:.2g}")
+    return found
+
+
+def duration(milliseconds: float) -> str:
+    """Return a time span as people write it: 3 ms, 1.2 s, 2 min 5 s."""
+    if milliseconds < 1_000:
+        return f"{milliseconds:.2g} ms" if milliseconds < 1 else f"{milliseconds:.0f} ms"
+    seconds = milliseconds / 1_000
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun: 1 step, 1,200 steps."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def line(value: Any, length: int = LINE) -> str:
+    """Return any value as one line of at most `length` characters."""
+    text = value if isinstance(value, str) else _json(value, indent=None)
+    flat = " ".join(text[: length * 4].split())
+    return flat if len(flat) <= length else flat[: length - 1] + "…"
+
+
+def _title(kind: str, inputs: dict[str, Any]) -> tuple[str, str]:
+    purpose = line(inputs.get("purpose") or "")
+    name = inputs.get("program") if kind.startswith("Program") else inputs.get("tool")
+    return (line(name), purpose) if name else (purpose, "")
+
+
+def _outcome(outputs: dict[str, Any]) -> str:
+    error = outputs.get("error")
+    if isinstance(error, dict):
+        said = cast("dict[str, Any]", error)
+        return line(f"{said.get('type', 'error')}: {said.get('message', '')}")
+    for key in ("result", "observation", "choice"):
+        if key in outputs:
+            return line(outputs[key])
+    if len(outputs) == 1:
+        return line(next(iter(outputs.values())))
+    return line(outputs) if outputs else ""
+
+
+def _sections(
+    step: Mapping[str, Any], inputs: dict[str, Any], outputs: dict[str, Any]
+) -> list[tuple[str, str]]:
+    named = {
+        "inputs": inputs,
+        "outputs": outputs,
+        "metrics": {k: v for k, v in _dict(step.get("metrics")).items() if v is not None},
+        "metadata": _dict(step.get("metadata")),
+    }
+    known = ("id", "parent_id", "run_id", "session_id", "user_id", "scope", "created_at")
+    origin = "\n".join(f"{key}: {_text(step[key])}" for key in known if step.get(key))
+    sections = [(name, block(values)) for name, values in named.items() if values]
+    return [*sections, ("step", origin)] if origin else sections
+
+
+def block(value: Any) -> str:
+    """Return a value over several lines, at most `BLOCK` characters, saying what is cut."""
+    text = value if isinstance(value, str) else _readable(value)
+    if len(text) <= BLOCK:
+        return text
+    return f"{text[:BLOCK]}\n… {len(text) - BLOCK:,} more characters"
+
+
+def _readable(value: Any) -> str:
+    """Return JSON data as an indented outline that keeps texts as they are."""
+    if not isinstance(value, dict):
+        return _json(value, indent=2)
+    lines: list[str] = []
+    for key, item in cast("dict[str, Any]", value).items():
+        text = item if isinstance(item, str) else _json(item, indent=2)
+        indented = text.replace("\n", "\n  ")
+        lines.append(f"{key}: {indented}" if "\n" not in text else f"{key}:\n  {indented}")
+    return "\n".join(lines)
+
+
+def _after(parent: str, views: dict[str, StepView], before: StepView | None) -> str:
+    """Name the step that a step follows, unless it is the one shown before it."""
+    if parent not in views or before is None or before.id == parent or not before.hop:
+        return ""
+    last = before
+    while last.children:
+        last = last.children[-1]
+    return "" if last.id == parent else f"after {views[parent].hop}"
+
+
+def _depth(step: str, enclosing: dict[str, str]) -> int:
+    """Count the programs around a step, stopping just above `MAX_DEPTH`: loops count as deep."""
+    depth = 0
+    while depth <= MAX_DEPTH and (step := enclosing.get(step, "")) in enclosing:
+        depth += 1
+    return depth
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    """Return a number of ordinary size, None for anything else."""
+    return float(value) if isinstance(value, int | float) and abs(value) < _HUGE else None
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _json(value: Any, indent: int | None) -> str:
+    try:
+        return json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)
