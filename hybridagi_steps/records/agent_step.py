@@ -37,7 +37,6 @@ END_PROGRAM_TEMPLATE = """--- Step {hop} ---
 End Program: {program}"""
 
 _UUID_TEXT_LENGTH = 36
-_JSON_FIELDS = ("inputs", "outputs", "metadata")
 
 
 class AgentStepType(StrEnum):
@@ -195,7 +194,11 @@ def repaired(data: dict[str, Any]) -> dict[str, Any]:
     The same object comes back when nothing had to change.
     """
     notes: list[str] = []
-    fixed = {name: json_value(data[name], notes, name) for name in _JSON_FIELDS if name in data}
+    fixed = {
+        name: json_value(value, notes, name)
+        for name, value in data.items()
+        if name not in AgentStep.model_fields or name in ("inputs", "outputs", "metadata")
+    }
     if not notes:
         return data
     metadata = fixed.get("metadata")

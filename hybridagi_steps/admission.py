@@ -1,0 +1,135 @@
+"""What may enter a memory: every step is checked, repaired and redacted before it is stored.
+
+Nothing here writes. A step that cannot be kept is refused with a typed error; what JSON cannot hold
+is repaired with a note; what `redact` takes out never reaches a disk, an index or a log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import numpy as np
+import orjson
+
+from hybridagi_steps.errors import (
+    DimensionMismatchError,
+    InvalidStepError,
+    InvalidVectorError,
+    StepTooDeepError,
+    StepTooLargeError,
+)
+from hybridagi_steps.records.agent_step import AgentStep, id_text, repaired
+from hybridagi_steps.records.json_values import MAX_DEPTH, too_deep
+
+Redact = Callable[[str], str]
+"""Takes what a program said, returns what may be kept of it."""
+
+MAX_ID_LENGTH = 128
+MAX_STEP_BYTES = 8 * 1024 * 1024
+
+_IDS = ("id", "parent_id", "run_id", "session_id", "user_id", "program_id", "scope")
+_VALUES = ("inputs", "outputs", "metadata")
+
+
+def admitted(steps: AgentStep | Iterable[AgentStep], redact: Redact | None) -> list[AgentStep]:
+    """Return the steps as they may be stored; the ones given are not changed.
+
+    Raises:
+        InvalidStepError: Not a step, or an id that is empty, too long or no text; all are refused.
+        StepTooDeepError: Values nested deeper than 64 levels.
+        StepTooLargeError: Over 8 MiB as JSON.
+    """
+    if isinstance(steps, AgentStep):
+        return [_admitted(steps, redact)]
+    held = getattr(steps, "steps", steps)
+    if isinstance(held, str | bytes | dict) or not isinstance(held, Iterable):
+        raise InvalidStepError(f"expected AgentSteps, got {type(held).__name__}.")
+    return [_admitted(step, redact) for step in cast("Iterable[AgentStep]", held)]
+
+
+def check_vector(step: AgentStep, dimension: int) -> None:
+    """Check the vector that a step brings along.
+
+    Raises:
+        DimensionMismatchError: It has another length than `dimension`.
+        InvalidVectorError: It holds NaN or Inf, or is zero.
+    """
+    vector = np.asarray(step.vector, np.float32)
+    where = f"the vector of step {step.id}"
+    if vector.ndim != 1 or len(vector) != dimension:
+        raise DimensionMismatchError(vector.size, dimension, where=where)
+    if not np.isfinite(vector).all() or not vector.any():
+        raise InvalidVectorError(f"{where} holds NaN or Inf, or is all zero.")
+
+
+def redacted(value: Any, redact: Redact) -> Any:
+    """Return `value` with `redact` applied to every string in it, keys of nested dicts included.
+
+    The keys of `value` itself are the convention by which a step is read; they stay.
+    """
+    if isinstance(value, dict):
+        items = cast("dict[str, Any]", value).items()
+        return {key: _redacted(item, redact) for key, item in items}
+    return _redacted(value, redact)
+
+
+def _redacted(value: Any, redact: Redact) -> Any:
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, list):
+        return [_redacted(item, redact) for item in cast("list[Any]", value)]
+    if not isinstance(value, dict):
+        return value
+    kept: dict[str, Any] = {}
+    for key, item in cast("dict[str, Any]", value).items():
+        name = redact(key)
+        while name in kept:
+            name += "'"
+        kept[name] = _redacted(item, redact)
+    return kept
+
+
+def _admitted(step: AgentStep, redact: Redact | None) -> AgentStep:
+    if not isinstance(step, AgentStep):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+        raise InvalidStepError(f"expected an AgentStep, got {type(step).__name__}.")
+    for name in _IDS:
+        _check_id(step, name)
+    values = {name: getattr(step, name) for name in _VALUES} | (step.model_extra or {})
+    for name, value in values.items():
+        if (path := too_deep(value, name)) is not None:
+            raise StepTooDeepError(str(step.id), path, MAX_DEPTH)
+    fixed = repaired(values)
+    if redact is not None:
+        fixed = {name: _redacted_or_refused(step, value, redact) for name, value in fixed.items()}
+    if (size := len(orjson.dumps(fixed, default=str))) > MAX_STEP_BYTES:
+        raise StepTooLargeError(str(step.id), size, MAX_STEP_BYTES)
+    return step if fixed is values else step.model_copy(update=fixed)
+
+
+def _check_id(step: AgentStep, name: str) -> None:
+    value = getattr(step, name)
+    if value is None:
+        return
+    text = id_text(value)
+    if not 0 < len(text) <= MAX_ID_LENGTH:
+        raise InvalidStepError(
+            f"{name} of step {str(step.id)[:40]!r} has {len(text)} characters; 1 to "
+            f"{MAX_ID_LENGTH} are allowed."
+        )
+    if not text.isprintable() and ("\x00" in text or _has_lone_surrogate(text)):
+        raise InvalidStepError(f"{name} {text!r} holds NUL or a lone surrogate.")
+
+
+def _has_lone_surrogate(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _redacted_or_refused(step: AgentStep, value: Any, redact: Redact) -> Any:
+    try:
+        return redacted(value, redact)
+    except Exception as error:
+        # The cause is left out: its message may quote what was to be removed.
+        raise InvalidStepError(
+            f"redact failed on step {step.id} with {type(error).__name__}; nothing was stored."
+        ) from None

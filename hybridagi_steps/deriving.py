@@ -1,0 +1,100 @@
+"""Computes what is derived from steps, words and embeddings, and saves it behind the watermark.
+
+An append stores one row and nothing else. What a search needs is made up for later, in batches, by
+whoever searches or flushes; two processes doing so at once only do the same work twice. A kill in
+the middle leaves the rest pending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from hybridagi_steps.embedders import checked_vectors
+from hybridagi_steps.errors import EmbedderError, StepsError
+from hybridagi_steps.protocols import (
+    DerivedStore,
+    Embedder,
+    FloatMatrix,
+    PendingText,
+    TextRow,
+    VectorRow,
+)
+from hybridagi_steps.records.step_text import own_text, text_hash, tokens, window_text
+
+Progress = Callable[[int], None]
+"""Told how many more steps are done."""
+
+TEXT_BATCH = 1_000
+VECTOR_BATCH = 500
+
+
+def derive_texts(store: DerivedStore, progress: Progress | None = None) -> int:
+    """Index the words of every pending step; return how many there were."""
+    done = 0
+    while pending := store.pending_texts(TEXT_BATCH):
+        store.save_texts([_text_row(item) for item in pending])
+        done += len(pending)
+        if progress is not None:
+            progress(len(pending))
+    return done
+
+
+def derive_vectors(
+    store: DerivedStore, embedder: Embedder, progress: Progress | None = None
+) -> int:
+    """Embed every pending step; return how many there were.
+
+    What the embedder gives for a step and cannot be used (NaN, Inf, zero) leaves that step found by
+    words only.
+
+    Raises:
+        EmbedderError: The embedder raised; the steps stay pending.
+        DimensionMismatchError: It gives vectors of another length than it says.
+    """
+    done = 0
+    while pending := store.pending_vectors(VECTOR_BATCH):
+        texts = [own_text(step) for _, step in pending]
+        distinct = list(dict.fromkeys(texts))
+        vectors, usable = embed_documents(embedder, distinct)
+        place = {text: number for number, text in enumerate(distinct)}
+        rows: list[VectorRow] = []
+        for (row, _), text in zip(pending, texts, strict=True):
+            number = place[text]
+            vector = vectors[number] if usable[number] else None
+            rows.append(VectorRow(row, text_hash(text), vector, scoped=False))
+        store.save_vectors(rows)
+        done += len(pending)
+        if progress is not None:
+            progress(len(pending))
+    return done
+
+
+def embed_documents(
+    embedder: Embedder, texts: Sequence[str]
+) -> tuple[FloatMatrix, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+    """Return one vector per text, shape (n, d), and which of them can be used."""
+    try:
+        found = embedder.embed_documents(texts)
+    except StepsError:
+        raise
+    except Exception as error:
+        raise EmbedderError(
+            f"embedder {embedder.model_id} failed on {len(texts)} texts: {error}. The steps are "
+            'stored; search again once it works, or search with mode="lexical".'
+        ) from error
+    return checked_vectors(found, len(texts), embedder.dimension)
+
+
+def _text_row(item: PendingText) -> TextRow:
+    words = tokens(window_text(item.step, item.parent))
+    purpose = item.step.purpose
+    return TextRow(
+        row=item.row,
+        parent_row=item.parent_row,
+        tokens=" ".join(words),
+        text_hash=text_hash(own_text(item.step)),
+        purpose_hash=text_hash(purpose) if purpose.strip() else 0,
+        scoped=item.step.scope is not None,
+    )

@@ -1,0 +1,273 @@
+"""Okapi BM25 over the words of steps, exact, in memory.
+
+Postings are three flat arrays (one run of document positions per term), so a query is a handful of
+vectorised additions and every document's score is exact, whatever the filter; no candidate list is
+ever guessed. Fresh documents wait in a small dict until they are merged. Removed documents stay in
+the postings, are not counted, and go at the next merge. What the words are is decided elsewhere.
+
+Reference: Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework: BM25 and Beyond".
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridagi_steps.protocols import Rows
+
+K1, B = 1.5, 0.75
+"""Term saturation and length normalisation, the usual constants."""
+
+_MERGE_AT_LEAST = 2_000
+_MERGE_SHARE = 0.1
+
+_Positions = npt.NDArray[np.int32]
+_Scores = npt.NDArray[np.float64]
+_Flags = npt.NDArray[np.bool_]
+
+
+class Statistics(NamedTuple):
+    """What the weights of a query's terms depend on."""
+
+    documents: int
+    average_length: float
+    frequencies: dict[str, int]
+    """Number of documents that hold each query term."""
+
+    def weight(self, term: str) -> float:
+        """Return the inverse document frequency of a term; never negative."""
+        holding = min(self.frequencies.get(term, 0), self.documents)
+        return math.log1p((self.documents - holding + 0.5) / (holding + 0.5))
+
+
+@dataclass
+class Postings:
+    """Merged postings: term t stands in `positions[starts[t]:starts[t + 1]]`, ascending."""
+
+    starts: npt.NDArray[np.int64]
+    positions: _Positions
+    counts: npt.NDArray[np.uint16]
+
+
+class LexicalIndex:
+    """The words of documents, each known by its row number. Not thread-safe by itself."""
+
+    def __init__(self) -> None:
+        self._terms: dict[str, int] = {}
+        self._merged = _no_postings()
+        self._fresh: dict[int, tuple[list[int], list[int]]] = {}
+        self._fresh_documents = 0
+        self._rows = np.empty(0, np.int64)
+        self._lengths = np.empty(0, np.float32)
+        self._live = np.empty(0, np.bool_)
+        self._size = 0
+        self._by_row: tuple[Rows, npt.NDArray[np.int64]] | None = None
+
+    def __len__(self) -> int:
+        """Number of live documents."""
+        return int(np.count_nonzero(self._live[: self._size]))
+
+    def add(self, documents: Iterable[tuple[int, Sequence[str]]]) -> None:
+        """Add documents as (row, words); a row already held is replaced."""
+        documents = list(documents)
+        self.remove(np.array([row for row, _ in documents], np.int64))
+        self._reserve(len(documents))
+        for row, words in documents:
+            position = self._size
+            self._rows[position], self._lengths[position] = row, len(words)
+            self._live[position] = True
+            for word, count in Counter(words).items():
+                term = self._terms.setdefault(word, len(self._terms))
+                positions, counts = self._fresh.setdefault(term, ([], []))
+                positions.append(position)
+                counts.append(min(count, 65_535))
+            self._size += 1
+        self._fresh_documents += len(documents)
+        self._by_row = None
+        if self._fresh_documents > max(_MERGE_AT_LEAST, _MERGE_SHARE * self._size):
+            self.merge()
+
+    def remove(self, rows: Rows) -> int:
+        """Forget rows; unknown ones are skipped. Returns how many were held."""
+        positions = self.positions_of(rows)
+        positions = positions[positions >= 0]
+        self._live[positions] = False
+        return len(positions)
+
+    def statistics(self, terms: Iterable[str]) -> Statistics:
+        """Return what the weights of `terms` depend on, counting live documents only."""
+        live = self._live[: self._size]
+        documents = int(np.count_nonzero(live))
+        total = float(self._lengths[: self._size][live].sum())
+        found = {term: int(live[self._posting(term)[0]].sum()) for term in set(terms)}
+        return Statistics(documents, total / documents if documents else 0.0, found)
+
+    def match(self, terms: Iterable[str], statistics: Statistics | None = None) -> Match:
+        """Score every document against the distinct query terms.
+
+        Args:
+            terms: The query's words, as they were given to `add`.
+            statistics: Weights of another collection; by default this index's own.
+
+        Complexity: O(sum of the terms' postings).
+        """
+        distinct = list(dict.fromkeys(terms))
+        known = statistics or self.statistics(distinct)
+        scores = np.zeros(self._size, np.float64)
+        average = known.average_length or 1.0
+        for term in distinct:
+            positions, counts = self._posting(term)
+            damped = K1 * (1 - B + B * self._lengths[positions] / average)
+            scores[positions] += known.weight(term) * counts * (K1 + 1) / (counts + damped)
+        scores[~self._live[: self._size]] = 0.0
+        return Match(self, scores)
+
+    def holds(self, term: str, rows: Rows) -> _Flags:
+        """Return for each row whether its document holds the term."""
+        return np.isin(self.positions_of(rows), self._posting(term)[0])
+
+    def merge(self) -> None:
+        """Fold fresh documents into the postings and drop removed ones."""
+        live = self._live[: self._size]
+        renumbered = np.cumsum(live, dtype=np.int64) - 1
+        merged = _merge(self._merged, self._fresh, len(self._terms))
+        kept = live[merged.positions]
+        if not kept.all():
+            before = np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))
+            merged = Postings(
+                before[merged.starts], merged.positions[kept], merged.counts[kept]
+            )
+        self._merged = Postings(
+            merged.starts, renumbered[merged.positions].astype(np.int32), merged.counts
+        )
+        self._rows = self._rows[: self._size][live]
+        self._lengths = self._lengths[: self._size][live]
+        self._size = len(self._rows)
+        self._live = np.ones(self._size, np.bool_)
+        self._fresh, self._fresh_documents, self._by_row = {}, 0, None
+
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the whole index as flat arrays, merged."""
+        self.merge()
+        words = "\n".join(self._terms).encode()
+        return {
+            "terms": np.frombuffer(words, np.uint8),
+            "starts": self._merged.starts,
+            "positions": self._merged.positions,
+            "counts": self._merged.counts,
+            "rows": self._rows,
+            "lengths": self._lengths,
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> LexicalIndex:
+        """Return the index that `to_arrays` described."""
+        index = cls()
+        words = arrays["terms"].tobytes().decode()
+        names = words.split("\n") if words else []
+        index._terms = {word: number for number, word in enumerate(names)}
+        index._merged = Postings(arrays["starts"], arrays["positions"], arrays["counts"])
+        index._rows, index._lengths = arrays["rows"], arrays["lengths"]
+        index._size = len(index._rows)
+        index._live = np.ones(index._size, np.bool_)
+        return index
+
+    def rows(self) -> Rows:
+        """Return the row of each position, removed documents included."""
+        return self._rows[: self._size]
+
+    def _posting(self, term: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        number = self._terms.get(term)
+        if number is None:
+            return np.empty(0, np.int64), np.empty(0, np.float64)
+        starts, positions, counts = self._merged.starts, np.empty(0, np.int32), np.empty(0)
+        if number + 1 < len(starts):
+            run = slice(int(starts[number]), int(starts[number + 1]))
+            positions, counts = self._merged.positions[run], self._merged.counts[run]
+        if number in self._fresh:
+            new_positions, new_counts = self._fresh[number]
+            positions = np.concatenate((positions, new_positions))
+            counts = np.concatenate((counts, new_counts))
+        return positions.astype(np.int64), counts.astype(np.float64)
+
+    def positions_of(self, rows: Rows) -> npt.NDArray[np.int64]:
+        """Return the live position of each row, -1 where it is not held."""
+        if not self._size or not len(rows):
+            return np.full(len(rows), -1, np.int64)
+        if self._by_row is None:
+            order = np.argsort(self._rows[: self._size], kind="stable")
+            self._by_row = self._rows[order], order
+        known, order = self._by_row
+        # A replaced row stands twice; the last of equal rows is the newest.
+        found = np.searchsorted(known, rows, side="right") - 1
+        positions = order[np.maximum(found, 0)]
+        held = (found >= 0) & (self._rows[positions] == rows) & self._live[positions]
+        return np.where(held, positions, -1)
+
+    def _reserve(self, more: int) -> None:
+        need = self._size + more
+        if need <= len(self._live):
+            return
+        room = max(need, 2 * len(self._live), 1024)
+        for name in ("_rows", "_lengths", "_live"):
+            old = getattr(self, name)
+            grown = np.zeros(room, old.dtype)
+            grown[: self._size] = old[: self._size]
+            setattr(self, name, grown)
+
+
+class Match:
+    """The scores of one query over one index."""
+
+    def __init__(self, index: LexicalIndex, scores: _Scores) -> None:
+        self._index, self._scores = index, scores
+
+    def of(self, rows: Rows) -> _Scores:
+        """Return the exact score of each row; 0 for rows not held."""
+        positions = self._index.positions_of(rows)
+        if not len(self._scores):
+            return np.zeros(len(rows))
+        return np.where(positions >= 0, self._scores[np.maximum(positions, 0)], 0.0)
+
+    def top(self, k: int, rows: Rows | None = None) -> tuple[Rows, _Scores]:
+        """Return up to k best rows with a score above 0, best first, ties by row."""
+        held = self._index.rows() if rows is None else rows
+        scores = self._scores if rows is None else self.of(rows)
+        if len(scores) > k:
+            least = np.partition(scores, len(scores) - k)[len(scores) - k]
+            chosen = np.flatnonzero((scores >= least) & (scores > 0))
+        else:
+            chosen = np.flatnonzero(scores > 0)
+        order = np.lexsort((held[chosen], -scores[chosen]))[:k]
+        return held[chosen][order], scores[chosen][order]
+
+
+def _no_postings() -> Postings:
+    return Postings(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.uint16))
+
+
+def _merge(old: Postings, fresh: dict[int, tuple[list[int], list[int]]], terms: int) -> Postings:
+    """Return postings with the fresh ones after the old ones of each term."""
+    old_sizes = np.zeros(terms, np.int64)
+    old_sizes[: len(old.starts) - 1] = np.diff(old.starts)
+    new_sizes = np.zeros(terms, np.int64)
+    for term, (positions, _) in fresh.items():
+        new_sizes[term] = len(positions)
+    starts = np.concatenate(([0], np.cumsum(old_sizes + new_sizes)))
+    positions = np.empty(int(starts[-1]), np.int32)
+    counts = np.empty(int(starts[-1]), np.uint16)
+    # Each old run moves right by what the terms before it gained.
+    moved = np.arange(len(old.positions)) + np.repeat(
+        starts[:-1] - np.concatenate(([0], np.cumsum(old_sizes)))[:-1], old_sizes
+    )
+    positions[moved], counts[moved] = old.positions, old.counts
+    for term, (new_positions, new_counts) in fresh.items():
+        run = slice(int(starts[term] + old_sizes[term]), int(starts[term + 1]))
+        positions[run], counts[run] = new_positions, new_counts
+    return Postings(starts, positions, counts)

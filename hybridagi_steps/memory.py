@@ -1,0 +1,418 @@
+"""StepMemory: what people hold. Store, embedder and index, kept consistent.
+
+Every write goes through here: checked, redacted, stored, and durable when the call returns. What a
+search needs beyond the row itself is computed when somebody searches or flushes. A memory is shared
+by reference when it is copied, reopened by its address when it is unpickled, and safe to use from
+threads, from several processes and after a fork.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+from uuid import UUID
+
+from hybridagi_steps.admission import Redact, admitted, check_vector, redacted
+from hybridagi_steps.deriving import derive_texts, derive_vectors
+from hybridagi_steps.embedders import embedder_for, resolve_embedder
+from hybridagi_steps.errors import (
+    EmbedderMismatchError,
+    InvalidFilterError,
+    MemoryClosedError,
+    MemoryNotPicklableError,
+)
+from hybridagi_steps.lineage import Expand, ancestors
+from hybridagi_steps.protocols import Embedder, RunSummary
+from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
+from hybridagi_steps.retrieval import Mode
+from hybridagi_steps.searching import Searcher
+from hybridagi_steps.stores import open_store
+
+if TYPE_CHECKING:
+    from hybridagi_steps.records.predictions import AgentStepList, Query, QueryList
+
+Durability = Literal["normal", "full"]
+"""`normal` survives a kill of the process, `full` also a loss of power."""
+Where = StepFilter | Mapping[str, Any] | None
+StepId = UUID | str
+IN_MEMORY = ":memory:"
+
+_EVERYTHING = 2**62
+
+
+class StepMemory:
+    """Past steps, durable and searchable.
+
+    Example:
+        >>> memory = StepMemory(":memory:", embedder="hashing")
+        >>> memory.add(AgentStep(step_type="Action", inputs={"purpose": "refund the ticket"}))
+        >>> memory.search("refund")[0].step.purpose
+        'refund the ticket'
+    """
+
+    def __init__(
+        self,
+        address: str | os.PathLike[str] = "steps.db",
+        *,
+        embedder: str | Embedder | None = "auto",
+        namespace: str = "default",
+        redact: Redact | None = None,
+        durability: Durability = "full",
+    ) -> None:
+        """Open or create a memory.
+
+        Args:
+            address: A file, or ":memory:" for one that lives as long as this object.
+            embedder: A name, an object with the methods of `protocols.Embedder`, or "auto": the one
+                the file was built with, else the best that is installed.
+            namespace: Memories of other namespaces in the same file are invisible.
+            redact: Called with every string of a step before anything is stored or embedded.
+            durability: What an acknowledged step survives.
+
+        Raises:
+            StorageError: The file is foreign, damaged, of a newer version, or cannot be opened.
+            EmbedderMismatchError: The file was built with another embedder than the one named.
+        """
+        self.address, self.namespace, self.durability = os.fspath(address), namespace, durability
+        self.redact = redact
+        self._embedder_asked = embedder
+        self._embedder: Embedder | None = None
+        self._store = open_store(self.address, namespace=namespace, durability=durability)
+        self._closed = False
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._searcher: Searcher | None = None
+        if embedder not in ("auto", None):
+            try:
+                self._known_embedder()
+            except BaseException:
+                self._store.close()
+                raise
+
+    # -- writing
+
+    def add(self, steps: AgentStep | Iterable[AgentStep]) -> None:
+        """Store steps; all or nothing, durable on return.
+
+        Raises:
+            DuplicateStepError: An id is stored already; `update` replaces it.
+            InvalidStepError: A step that cannot be kept; nothing was stored.
+            VectorError: A step's own vector does not fit this memory; nothing was stored.
+        """
+        self._append(steps, replace=False)
+
+    def update(self, steps: AgentStep | Iterable[AgentStep]) -> None:
+        """Store steps, replacing those whose id is stored already; all or nothing."""
+        self._append(steps, replace=True)
+
+    def _append(self, steps: AgentStep | Iterable[AgentStep], *, replace: bool) -> None:
+        self._check_open()
+        kept = admitted(steps, self.redact)
+        if any(step.vector is not None for step in kept):
+            dimension = self._bound_embedder().dimension
+            for step in kept:
+                if step.vector is not None:
+                    check_vector(step, dimension)
+        if kept:
+            self._store.append(kept, replace=replace)
+
+    def score(self, run_id: str, value: float, feedback: str | None = None) -> None:
+        """Say how good a run was; its steps inherit it unless they have a score of their own.
+
+        Raises:
+            UnknownRunError: No step carries this run id.
+        """
+        if feedback is not None and self.redact is not None:
+            feedback = redacted(feedback, self.redact)
+        self._open_store.score_run(id_text(run_id), float(value), feedback)
+
+    def delete(self, ids: StepId | Iterable[StepId]) -> int:
+        """Delete steps with their text and embedding; return how many there were."""
+        deleted = self._open_store.delete(_id_texts(ids))
+        if deleted:
+            self._forget_cache()
+        return deleted
+
+    def clear(self) -> None:
+        """Delete every step of this namespace, trial runs included."""
+        self._open_store.clear()
+        self._forget_cache()
+
+    def purge(self, where: Where) -> int:
+        """Erase matching steps, trial runs included, from every file; return how many there were.
+
+        Raises:
+            InvalidFilterError: No condition at all; `clear` deletes everything.
+        """
+        asked = StepFilter.of(where)
+        if not asked.model_dump(exclude_none=True):
+            raise InvalidFilterError("purge needs at least one condition; clear() deletes all.")
+        if asked.scope is None:
+            asked = asked.model_copy(update={"scope": EVERY_SCOPE})
+        deleted = self.delete([step.id for step in self.iter_steps(asked)])
+        self.vacuum()
+        return deleted
+
+    def vacuum(self) -> None:
+        """Give the space of deleted steps back."""
+        self._open_store.vacuum()
+        self._forget_cache()
+
+    # -- reading
+
+    def exist(self, step_id: StepId) -> bool:
+        """Return whether a step has this id; a UUID and its text are the same."""
+        return bool(self._open_store.get([id_text(step_id)]))
+
+    def get(self, ids: StepId | Iterable[StepId], *, vectors: bool = False) -> AgentStepList:
+        """Return steps in the order asked; unknown ids are skipped."""
+        return _step_list(self.get_steps(ids, vectors=vectors))
+
+    def get_steps(
+        self, ids: StepId | Iterable[StepId], *, vectors: bool = False
+    ) -> list[AgentStep]:
+        """Do as `get` does, as a plain list and without loading DSPy."""
+        return self._open_store.get(_id_texts(ids), vectors=vectors)
+
+    def find(
+        self,
+        where: Where = None,
+        *,
+        limit: int = 100,
+        offset: int = 0,
+        newest_first: bool = False,
+    ) -> AgentStepList:
+        """Return steps that match, in stored order; those of one run by hop."""
+        found = self._open_store.find(
+            StepFilter.of(where), limit=limit, offset=offset, newest_first=newest_first
+        )
+        return _step_list(found)
+
+    def iter_steps(self, where: Where = None) -> Iterator[AgentStep]:
+        """Yield every matching step without loading DSPy."""
+        return self._open_store.iter_steps(StepFilter.of(where))
+
+    def parents(self, step_id: StepId) -> AgentStepList:
+        """Return the steps that led to this one, nearest first."""
+        return _step_list(ancestors(self._open_store, id_text(step_id)))
+
+    def children(self, step_id: StepId) -> AgentStepList:
+        """Return the steps that name this one as their parent."""
+        return _step_list(self._open_store.children([id_text(step_id)]))
+
+    def run(self, run_id: str) -> AgentStepList:
+        """Return all steps of a run, by hop."""
+        where = StepFilter(run_id=id_text(run_id), scope=EVERY_SCOPE)
+        return _step_list(self._open_store.find(where, limit=_EVERYTHING))
+
+    def runs(self, *, limit: int = 100, offset: int = 0) -> list[RunSummary]:
+        """Return what is known of each run, newest first."""
+        return self._open_store.runs(limit=limit, offset=offset)
+
+    def search(
+        self,
+        query: str | AgentStep | Query | QueryList | Sequence[str | AgentStep | Query],
+        k: int = 5,
+        *,
+        where: Where = None,
+        mode: Mode = "hybrid",
+        expand: Expand | None = None,
+        min_score: float | None = None,
+    ) -> list[StepHit]:
+        """Find past steps by meaning and words.
+
+        Args:
+            query: A text, several, or an AgentStep ("steps like this one").
+            k: Most hits wanted over all queries; at least 1.
+            where: Which steps may be found; by default the user's own history.
+            mode: `hybrid`, or one half of it.
+            expand: What each hit brings along in `context`.
+            min_score: Least score of a hit, 0..1.
+
+        Raises:
+            InvalidQueryError: An empty query, k below 1, an unknown mode or expansion.
+            InvalidFilterError: An unknown key in `where`.
+            EmbedderError: The embedder failed; `mode="lexical"` works without it.
+        """
+        return self._search.search(
+            query, k, StepFilter.of(where), mode=mode, expand=expand, min_score=min_score
+        )
+
+    # -- keeping
+
+    def flush(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Index what is pending, and save the index beside the file.
+
+        Args:
+            progress: Called with (done, total) as batches finish.
+        """
+        store, embedder = self._open_store, self._bound_embedder()
+        pending = store.stats()
+        total = int(pending["pending_texts"]) + int(pending["pending_vectors"])
+        done = 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            if progress is not None:
+                progress(done, max(done, total))
+
+        derive_texts(store, advance)
+        derive_vectors(store, embedder, advance)
+        self._search.save()
+
+    def reembed(
+        self,
+        embedder: str | Embedder,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Change the embedder for good and embed every step anew.
+
+        Vectors that steps brought along are dropped when the new embedder has another name.
+        """
+        self._check_open()
+        fresh = resolve_embedder(embedder)
+        self._store.set_embedder(fresh.model_id, fresh.dimension)
+        self._embedder, self._embedder_asked = fresh, embedder
+        self._forget_cache()
+        self.flush(progress)
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts and sizes: steps, runs, pending, embedded, text_only, bytes."""
+        identity = self._open_store.identity()
+        return {
+            "address": self.address,
+            "namespace": self.namespace,
+            **self._store.stats(),
+            "embedder": identity.embedder,
+            "dimension": identity.dimension,
+        }
+
+    def verify(self) -> list[str]:
+        """Return one line per thing that does not hold together; empty when all is well."""
+        return self._open_store.verify()
+
+    def close(self) -> None:
+        """Release the file. What is not indexed yet will be by the next who searches."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._searcher is not None and self._pid == os.getpid():
+            self._searcher.save()
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.address == IN_MEMORY:
+            raise MemoryNotPicklableError(
+                "a memory at ':memory:' cannot be pickled; give it a file."
+            )
+        address = str(Path(self.address).absolute())
+        settings = (self._embedder_asked, self.namespace, self.redact, self.durability)
+        return _reopened, (address, *settings)
+
+    def __repr__(self) -> str:
+        return f"StepMemory({self.address!r}, namespace={self.namespace!r})"
+
+    # -- inside
+
+    @property
+    def embedder(self) -> Embedder:
+        """The embedder of this memory.
+
+        Raises:
+            EmbedderMismatchError: The file was built with one that cannot be had here.
+        """
+        return self._known_embedder()
+
+    @property
+    def _open_store(self) -> Any:
+        self._check_open()
+        return self._store
+
+    @property
+    def _search(self) -> Searcher:
+        self._check_open()
+        with self._lock if self._pid == os.getpid() else threading.RLock():
+            if self._searcher is None or self._pid != os.getpid():
+                # A child of fork starts over: its parent may have held a lock at that moment.
+                self._pid, self._lock = os.getpid(), threading.RLock()
+                self._searcher = Searcher(self._store, self._bound_embedder, self._cache_path())
+            return self._searcher
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise MemoryClosedError(f"{self!r} is closed; open it again.")
+
+    def _known_embedder(self) -> Embedder:
+        """Return the embedder, checked against the one the store was built with."""
+        if self._embedder is None:
+            stored = self._store.identity().embedder
+            asked = self._embedder_asked
+            if asked == "auto" and stored is not None:
+                self._embedder = embedder_for(stored)
+            else:
+                found = resolve_embedder(asked)
+                if stored is not None and stored != found.model_id:
+                    raise EmbedderMismatchError(stored, found.model_id)
+                self._embedder = found
+        return self._embedder
+
+    def _bound_embedder(self) -> Embedder:
+        """Return the embedder, and have the store remember it."""
+        embedder = self._known_embedder()
+        identity = self._store.identity()
+        if identity.embedder is None:
+            self._store.set_embedder(embedder.model_id, embedder.dimension)
+        elif identity.embedder != embedder.model_id:
+            raise EmbedderMismatchError(identity.embedder, embedder.model_id)
+        return embedder
+
+    def _forget_cache(self) -> None:
+        self._search.forget_cache()
+
+    def _cache_path(self) -> Path | None:
+        if self.address == IN_MEMORY:
+            return None
+        digest = hashlib.blake2b(self.namespace.encode(), digest_size=4).hexdigest()
+        return Path(f"{self.address}.{digest}.index")
+
+
+def _reopened(
+    address: str,
+    embedder: str | Embedder | None,
+    namespace: str,
+    redact: Redact | None,
+    durability: Durability,
+) -> StepMemory:
+    return StepMemory(
+        address, embedder=embedder, namespace=namespace, redact=redact, durability=durability
+    )
+
+
+def _id_texts(ids: StepId | Iterable[StepId]) -> list[str]:
+    if isinstance(ids, str | UUID):
+        return [id_text(ids)]
+    return [id_text(step_id) for step_id in ids]
+
+
+def _step_list(steps: list[AgentStep]) -> AgentStepList:
+    from hybridagi_steps.records.predictions import AgentStepList
+
+    return AgentStepList(steps=steps)

@@ -1,0 +1,271 @@
+"""From queries to ranked rows: the hybrid pipeline, readable from top to bottom.
+
+words and vectors give candidates → their neighbours along parent links join → exact scores for both
+halves → fused → spread one hop → exact duplicates of the query first → same texts collapsed → cut.
+It reads a StepIndex and returns rows; storage and records are the caller's.
+
+The constants were chosen on one half of the shipped runs and checked on the other:
+`hybridagi-steps bench quality` prints both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridagi_steps.indexes.columns import NO_ROW
+from hybridagi_steps.indexes.lexical import Match
+from hybridagi_steps.protocols import FloatVector, Rows
+from hybridagi_steps.records.step_text import text_hash, tokens
+from hybridagi_steps.step_index import Shard, StepIndex
+
+Mode = Literal["hybrid", "dense", "lexical"]
+"""Which halves decide."""
+
+LEXICAL_WEIGHT = 0.6
+"""Share of the words in the fused score; meaning has the rest."""
+NEIGHBOUR_SHARE = 0.7
+"""What a step is worth for standing next to a match."""
+POOL = 50
+"""Candidates taken from each half."""
+
+_Scores = npt.NDArray[np.float64]
+_WORDS_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class SearchQuery:
+    """One query, ready to be answered."""
+
+    text: str
+    vector: FloatVector | None
+    """Of length one; None when meaning is not asked for or the text has none."""
+    itself: int | None = None
+    """The row of the stored step that is the query."""
+
+    @property
+    def words(self) -> list[str]:
+        """The stems of the query."""
+        return tokens(self.text)
+
+
+class RankedRow(NamedTuple):
+    """One row of the answer."""
+
+    row: int
+    score: float
+    dense: float | None
+    lexical: float | None
+    why: str
+
+
+class Scope(NamedTuple):
+    """Where to look: the shards, and the rows that pass the filter (None: all of them)."""
+
+    shards: list[Shard]
+    rows: Rows | None
+
+
+def search(
+    index: StepIndex,
+    queries: Sequence[SearchQuery],
+    k: int,
+    *,
+    scope: Scope,
+    mode: Mode = "hybrid",
+    min_score: float | None = None,
+) -> list[RankedRow]:
+    """Return the k best rows over all queries, best first, no text twice.
+
+    Each query has its turn: the best row not taken yet of the first, of the second, and so on.
+    """
+    answers = [_answer(index, query, k, scope, mode) for query in queries]
+    if min_score is not None:
+        answers = [[hit for hit in hits if hit.score >= min_score] for hits in answers]
+    taken: dict[int, RankedRow] = {}
+    for rank in range(max(map(len, answers), default=0)):
+        for hits in answers:
+            if rank < len(hits) and len(taken) < k:
+                taken.setdefault(hits[rank].row, hits[rank])
+    return sorted(taken.values(), key=lambda hit: -hit.score)
+
+
+@dataclass
+class _Scored:
+    """Candidate rows, ascending, with their scores."""
+
+    rows: Rows
+    score: _Scores
+    dense: _Scores
+    lexical: _Scores
+    exact: npt.NDArray[np.bool_]
+    spread: npt.NDArray[np.bool_]
+
+
+def _answer(
+    index: StepIndex, query: SearchQuery, k: int, scope: Scope, mode: Mode
+) -> list[RankedRow]:
+    """Answer one query; look wider as long as equal texts crowd out the rest."""
+    match = _Halves(scope, query, mode)
+    pool = max(POOL, k)
+    while True:
+        rows, full = match.candidates(pool)
+        scored = _score(index, query, match, rows, mode)
+        chosen = _collapse(index, query, scored, scope)
+        if len(chosen) >= k or not full:
+            return [_explained(query, match, scored, place) for place in chosen[:k]]
+        pool *= 4
+
+
+class _Halves:
+    """Both halves of one query over the shards: candidates, and exact scores for any rows."""
+
+    def __init__(self, scope: Scope, query: SearchQuery, mode: Mode) -> None:
+        self.scope, self.query = scope, query
+        self.words = query.words if mode != "dense" else []
+        self.vector = query.vector if mode != "lexical" else None
+        own = next((s for s in scope.shards if len(s.lexical)), scope.shards[0])
+        known = own.lexical.statistics(self.words)
+        self.matches: list[Match] = [s.lexical.match(self.words, known) for s in scope.shards]
+        self.best_lexical = 0.0
+
+    def candidates(self, pool: int) -> tuple[Rows, bool]:
+        """Return the best rows of each half, ascending, and whether there may be more."""
+        found: list[Rows] = []
+        for shard, match in zip(self.scope.shards, self.matches, strict=True):
+            rows, scores = match.top(pool, self.scope.rows)
+            self.best_lexical = max(self.best_lexical, float(scores[0]) if len(scores) else 0.0)
+            found.append(rows)
+            if self.vector is not None:
+                nearest = shard.vectors.search(self.vector[None], pool, rows=self.scope.rows)
+                found.append(nearest[0].rows)
+        full = any(len(rows) >= pool for rows in found)
+        return np.unique(np.concatenate(found)), full
+
+    def visible(self, rows: Rows) -> Rows:
+        """Return those of `rows` that may be found."""
+        rows = np.unique(rows[rows != NO_ROW])
+        if self.scope.rows is not None:
+            return rows[_among(rows, self.scope.rows)]
+        held = [shard.lexical.positions_of(rows) >= 0 for shard in self.scope.shards]
+        return rows[np.logical_or.reduce(held)]
+
+    def lexical(self, rows: Rows) -> _Scores:
+        """Return the BM25 score of each row."""
+        return np.sum([match.of(rows) for match in self.matches], axis=0, dtype=np.float64)
+
+    def dense(self, rows: Rows) -> _Scores:
+        """Return the cosine of each row, NaN where there is none."""
+        found = np.full(len(rows), np.nan)
+        if self.vector is not None:
+            for shard in self.scope.shards:
+                near = shard.vectors.similarities(self.vector, rows)
+                found = np.where(np.isnan(near), found, near)
+        return found
+
+
+def _score(
+    index: StepIndex, query: SearchQuery, match: _Halves, rows: Rows, mode: Mode
+) -> _Scored:
+    """Score the candidates, and with them whoever stands next to them or says the same."""
+    same = match.visible(index.columns.saying(text_hash(query.text)))[-POOL:]
+    if query.itself is not None:
+        same = np.union1d(same, match.visible(np.array([query.itself])))
+    rows = np.union1d(rows, same)
+    if mode == "hybrid":
+        near = np.concatenate((index.columns.parents(rows), index.columns.children(rows)[0]))
+        rows = np.union1d(rows, match.visible(near))
+    lexical, dense = match.lexical(rows), match.dense(rows)
+    words = lexical / match.best_lexical if match.best_lexical else lexical
+    meaning = np.clip(np.nan_to_num(dense), 0.0, 1.0)
+    if mode == "dense":
+        fused = meaning
+    elif mode == "lexical":
+        fused = words
+    else:
+        fused = LEXICAL_WEIGHT * words + (1 - LEXICAL_WEIGHT) * meaning
+    reached = _spread(index, rows, fused) if mode == "hybrid" else fused
+    exact = np.isin(rows, same)
+    score = np.where(exact, 1.0, np.minimum(reached, 1.0))
+    return _Scored(rows, score, dense, lexical, exact, reached > fused)
+
+
+def _spread(index: StepIndex, rows: Rows, fused: _Scores) -> _Scores:
+    """Let a match shine on its parent and its children, one hop."""
+    parents = index.columns.parents(rows)
+    place = np.minimum(np.searchsorted(rows, parents), len(rows) - 1) if len(rows) else parents
+    linked = np.flatnonzero(rows[place] == parents) if len(rows) else place
+    reached = fused.copy()
+    np.maximum.at(reached, linked, NEIGHBOUR_SHARE * fused[place[linked]])
+    np.maximum.at(reached, place[linked], NEIGHBOUR_SHARE * fused[linked])
+    return reached
+
+
+def _collapse(
+    index: StepIndex, query: SearchQuery, scored: _Scored, scope: Scope
+) -> list[int]:
+    """Return the places of the answer, best first; of equal texts the newest row stands."""
+    order = np.lexsort((-scored.rows, -scored.score))
+    order = order[scored.score[order] > 0]
+    hashes = index.columns.text_hashes(scored.rows)
+    best: dict[int, int] = {}
+    for place in order.tolist():
+        kept = best.setdefault(int(hashes[place]), place)
+        if kept != place and _stands_for(query, scored, place, kept):
+            scored.score[place] = max(scored.score[place], scored.score[kept])
+            best[int(hashes[place])] = place
+    return list(best.values())
+
+
+def _stands_for(query: SearchQuery, scored: _Scored, place: int, kept: int) -> bool:
+    if query.itself is not None and query.itself in (scored.rows[place], scored.rows[kept]):
+        return bool(scored.rows[place] == query.itself)
+    return bool(scored.rows[place] > scored.rows[kept])
+
+
+def _explained(query: SearchQuery, match: _Halves, scored: _Scored, place: int) -> RankedRow:
+    row = scored.rows[place : place + 1]
+    dense = float(scored.dense[place])
+    reasons: list[str] = []
+    if scored.exact[place]:
+        reasons.append("same text")
+    if words := _matched_words(query, match, row):
+        reasons.append("words: " + ", ".join(words[:_WORDS_SHOWN]))
+    if dense > 0:
+        reasons.append(f"meaning {dense:.2f}")
+    if scored.spread[place]:
+        reasons.append("next to a match")
+    return RankedRow(
+        row=int(row[0]),
+        score=float(scored.score[place]),
+        dense=None if np.isnan(dense) else dense,
+        lexical=float(scored.lexical[place]) if match.words else None,
+        why="; ".join(reasons),
+    )
+
+
+def _among(rows: Rows, known: Rows) -> npt.NDArray[np.bool_]:
+    """Return which of `rows` stand in `known`, which ascends."""
+    if not len(known):
+        return np.zeros(len(rows), np.bool_)
+    return known[np.minimum(np.searchsorted(known, rows), len(known) - 1)] == rows
+
+
+def _matched_words(query: SearchQuery, match: _Halves, row: Rows) -> list[str]:
+    """Return the words of the query, as written, whose stem the row holds."""
+    if not match.words:
+        return []
+    written: dict[str, str] = {}
+    for word in query.text.replace("_", " ").split():
+        for stem in tokens(word):
+            written.setdefault(stem, word.strip(".,;:!?()[]{}\"'"))
+    shards = match.scope.shards
+    return [
+        word
+        for stem, word in written.items()
+        if any(shard.lexical.holds(stem, row).any() for shard in shards)
+    ]

@@ -1,0 +1,176 @@
+"""Searcher: answers a memory's searches. It drains what is pending, follows the store, asks the
+retrieval pipeline, and turns rows back into steps.
+
+One lock around the index keeps threads apart; the store has its own. Results are steps with
+reasons; where they stand in the store stays inside.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import numpy as np
+
+from hybridagi_steps.deriving import derive_texts, derive_vectors
+from hybridagi_steps.embedders import checked_vectors
+from hybridagi_steps.errors import EmbedderError, InvalidQueryError, StepsError
+from hybridagi_steps.lineage import Expand, context_of
+from hybridagi_steps.protocols import Embedder, FloatVector, StepStore
+from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.filters import StepFilter, StepHit
+from hybridagi_steps.records.step_text import own_text, text_hash
+from hybridagi_steps.retrieval import Mode, RankedRow, Scope, SearchQuery, search
+from hybridagi_steps.step_index import StepIndex
+
+MAX_QUERY_LENGTH = 20_000
+"""Characters of a query that are looked at."""
+
+_TEMPLATE = re.compile(r"--- Step \d+ ---\n[\w ]+: (?P<purpose>.*?)\n[\w ]+: ", re.DOTALL)
+_SAME_TEXT_LOOKED_AT = 200
+
+
+class Searcher:
+    """Searches one store."""
+
+    def __init__(
+        self, store: StepStore, embedder: Callable[[], Embedder], cache: Path | None
+    ) -> None:
+        """Search `store`; `embedder` is called when vectors are first needed."""
+        self._store, self._embedder = store, embedder
+        self._index = StepIndex(store, store.identity().store_id, cache)
+        self._lock = threading.Lock()
+
+    def search(
+        self,
+        query: Any,
+        k: int,
+        where: StepFilter,
+        *,
+        mode: Mode,
+        expand: Expand | None,
+        min_score: float | None,
+    ) -> list[StepHit]:
+        """Do what `StepMemory.search` says."""
+        asked = _checked(query, k, mode, expand)
+        self._catch_up(vectors=mode != "lexical")
+        with self._lock:
+            self._follow()
+            queries = self._queries(asked, with_vectors=mode != "lexical")
+            ranked = search(
+                self._index, queries, k, scope=self._scope(where), mode=mode, min_score=min_score
+            )
+        return self._hits(ranked, expand)
+
+    def save(self) -> None:
+        """Bring the index up to date and write its cache when that is worth it."""
+        with self._lock:
+            self._follow()
+            self._index.save()
+
+    def forget_cache(self) -> None:
+        """Delete the cache file, after something was deleted from the store."""
+        with self._lock:
+            self._index.forget_cache()
+
+    def _catch_up(self, *, vectors: bool) -> None:
+        derive_texts(self._store)
+        if vectors:
+            derive_vectors(self._store, self._embedder())
+
+    def _follow(self) -> None:
+        identity = self._store.identity()
+        self._index.follow(identity.embedder or "", identity.dimension or 0)
+
+    def _scope(self, where: StepFilter) -> Scope:
+        asked = where.model_dump(exclude_none=True)
+        rows = self._store.rows(where) if asked else None
+        return Scope(self._index.shards(own_only=where.scope is None), rows)
+
+    def _queries(self, asked: list[str | AgentStep], *, with_vectors: bool) -> list[SearchQuery]:
+        texts = [own_text(item) if isinstance(item, AgentStep) else item for item in asked]
+        vectors = self._embedded(texts) if with_vectors else [None] * len(texts)
+        return [
+            SearchQuery(text, vector, self._row_of(item))
+            for item, text, vector in zip(asked, texts, vectors, strict=True)
+        ]
+
+    def _embedded(self, texts: Sequence[str]) -> list[FloatVector | None]:
+        embedder = self._embedder()
+        try:
+            found = embedder.embed_queries(texts)
+        except StepsError:
+            raise
+        except Exception as error:
+            raise EmbedderError(
+                f"embedder {embedder.model_id} failed on the query: {error}. "
+                'mode="lexical" searches without it.'
+            ) from error
+        vectors, usable = checked_vectors(found, len(texts), embedder.dimension)
+        return [
+            (vector / np.linalg.norm(vector)).astype(np.float32) if good else None
+            for vector, good in zip(vectors, usable, strict=True)
+        ]
+
+    def _row_of(self, item: str | AgentStep) -> int | None:
+        """Return the row of the stored step that a query is: the step itself, or its prompt text."""
+        if isinstance(item, AgentStep):
+            said, same = own_text(item), lambda step: id_text(step.id) == id_text(item.id)
+        elif found := _TEMPLATE.match(item):
+            said, same = found["purpose"], lambda step: str(step) == item
+        else:
+            return None
+        rows = self._index.columns.saying(text_hash(said))[:_SAME_TEXT_LOOKED_AT]
+        steps = self._store.read(rows.tolist())
+        return next((row for row, step in steps.items() if same(step)), None)
+
+    def _hits(self, ranked: list[RankedRow], expand: Expand | None) -> list[StepHit]:
+        steps = self._store.read([hit.row for hit in ranked])
+        return [
+            StepHit.model_construct(
+                step=steps[hit.row],
+                score=hit.score,
+                dense_score=hit.dense,
+                lexical_score=hit.lexical,
+                why=hit.why,
+                context=context_of(self._store, steps[hit.row], expand) if expand else [],
+            )
+            for hit in ranked
+            if hit.row in steps
+        ]
+
+
+def _checked(query: Any, k: int, mode: str, expand: str | None) -> list[str | AgentStep]:
+    """Return the queries one by one, or say what is wrong with the call."""
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidQueryError(f"k is the number of hits wanted, at least 1; got {k!r}.")
+    if mode not in get_args(Mode):
+        raise InvalidQueryError(f"mode is one of {', '.join(get_args(Mode))}; got {mode!r}.")
+    if expand is not None and expand not in get_args(Expand):
+        raise InvalidQueryError(f"expand is one of {', '.join(get_args(Expand))}; got {expand!r}.")
+    asked = list(_flat(query))
+    if not asked or any(isinstance(item, str) and not item.strip() for item in asked):
+        raise InvalidQueryError("the query is empty; say what to look for.")
+    return asked
+
+
+def _flat(query: Any) -> Iterable[str | AgentStep]:
+    """Yield the texts and steps in a query of any accepted form."""
+    if isinstance(query, AgentStep):
+        yield query
+    elif isinstance(query, str):
+        yield query[:MAX_QUERY_LENGTH]
+    elif hasattr(query, "queries"):
+        yield from _flat(query.queries)
+    elif hasattr(query, "query"):
+        yield from _flat(query.query)
+    elif isinstance(query, list | tuple):
+        for item in cast("Sequence[Any]", query):
+            yield from _flat(item)
+    else:
+        raise InvalidQueryError(
+            f"a query is a text, a Query, a QueryList or an AgentStep, not {type(query).__name__}."
+        )

@@ -1,0 +1,161 @@
+"""StepIndex: a store's words, vectors and links in memory, kept in step with the store.
+
+It follows the store's change counters, so it sees what any process committed. It holds two shards:
+the user's own history, and trial runs (steps with a scope), whose words must not distort the
+weights of the first. The file beside the store is a cache: verified, or built anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridagi_steps.indexes.cache_file import load_cache, save_cache
+from hybridagi_steps.indexes.columns import StepColumns
+from hybridagi_steps.indexes.faiss_index import FaissIndex
+from hybridagi_steps.indexes.lexical import LexicalIndex
+from hybridagi_steps.protocols import Changes, DerivedStore, Position
+
+FORMAT = 1
+"""Layout of the cache; another one is not read."""
+
+_WORTH_CACHING = 2_000
+_STALE_SHARE = 0.1
+_NOTHING = Position(epoch=-1, text=0, vector=0, tombstone=0)
+
+log = logging.getLogger("hybridagi_steps")
+
+
+class Shard:
+    """One body of steps: their words and their vectors."""
+
+    def __init__(self, lexical: LexicalIndex, vectors: FaissIndex) -> None:
+        self.lexical, self.vectors = lexical, vectors
+
+
+class StepIndex:
+    """What a search reads. Not thread-safe by itself."""
+
+    def __init__(self, store: DerivedStore, store_id: str, cache: Path | None) -> None:
+        """Follow `store`; `cache` is the file to start from and to save to."""
+        self._store, self._store_id, self._cache = store, store_id, cache
+        self._model: tuple[str, int] = ("", 0)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.columns = StepColumns()
+        self.own = Shard(LexicalIndex(), FaissIndex(self._model[1] or 1))
+        self.scoped = Shard(LexicalIndex(), FaissIndex(self._model[1] or 1))
+        self.position = _NOTHING
+        self._unsaved = 0
+
+    def shards(self, *, own_only: bool) -> list[Shard]:
+        """Return the shards to search."""
+        return [self.own] if own_only else [self.own, self.scoped]
+
+    def follow(self, model_id: str, dimension: int) -> None:
+        """Take in everything the store committed since the last call.
+
+        Args:
+            model_id: The embedder of the store; another than before starts from nothing.
+            dimension: Length of its vectors.
+        """
+        if (model_id, dimension) != self._model:
+            self._model = (model_id, dimension)
+            self._reset()
+        if self.position == _NOTHING:
+            self._load()
+        while self.position != self._store.position():
+            changes = self._store.changes(self.position)
+            if changes.position.epoch != self.position.epoch:
+                self._reset()
+            self._apply(changes)
+            self.position = changes.position
+
+    def save(self, *, always: bool = False) -> bool:
+        """Write the cache when it is worth it: many steps, and many of them new to it."""
+        size = len(self.columns)
+        enough = size >= _WORTH_CACHING and self._unsaved > _STALE_SHARE * size
+        if self._cache is None or self.position == _NOTHING or not (enough or always):
+            return False
+        arrays = {
+            f"{part}/{name}": array
+            for part, held in self._parts().items()
+            for name, array in held.items()
+        }
+        header = {**self._identity(), "position": list(self.position), "steps": size}
+        saved = save_cache(self._cache, header, arrays)
+        if saved:
+            self._unsaved = 0
+        return saved
+
+    def forget_cache(self) -> None:
+        """Delete the cache file: what was deleted from the store must not live on in it."""
+        self._unsaved = len(self.columns)
+        if self._cache is not None:
+            self._cache.unlink(missing_ok=True)
+
+    def _apply(self, changes: Changes) -> None:
+        self.columns.add(changes.texts)
+        gone = np.array(changes.removed, np.int64)
+        self.columns.remove(gone)
+        for shard, scoped in ((self.own, False), (self.scoped, True)):
+            texts = [text for text in changes.texts if text.scoped == scoped]
+            shard.lexical.add((text.row, text.tokens.split()) for text in texts)
+            usable = [v for v in changes.vectors if v.scoped == scoped and v.vector is not None]
+            if usable:
+                rows = np.array([item.row for item in usable], np.int64)
+                shard.vectors.add(rows, np.stack([np.asarray(item.vector) for item in usable]))
+            shard.lexical.remove(gone)
+            shard.vectors.remove(gone)
+        self._unsaved += len(changes.texts) + len(gone)
+
+    def _identity(self) -> dict[str, Any]:
+        model_id, dimension = self._model
+        return {
+            "format": FORMAT,
+            "store": self._store_id,
+            "model": model_id,
+            "dimension": dimension,
+        }
+
+    def _parts(self) -> dict[str, Mapping[str, npt.NDArray[Any]]]:
+        return {
+            "columns": self.columns.to_arrays(),
+            "own/lexical": self.own.lexical.to_arrays(),
+            "own/vectors": self.own.vectors.to_arrays(),
+            "scoped/lexical": self.scoped.lexical.to_arrays(),
+            "scoped/vectors": self.scoped.vectors.to_arrays(),
+        }
+
+    def _load(self) -> None:
+        """Start from the cache when it is whole and belongs to this store's past."""
+        now = self._store.position()
+        found = load_cache(self._cache, self._identity()) if self._cache is not None else None
+        if found is None:
+            return
+        header, arrays = found
+        position = Position(*header["position"])
+        ahead = any(old > new for old, new in zip(position[1:], now[1:], strict=True))
+        if position.epoch != now.epoch or ahead:
+            log.info("the index cache is of another time of this store; building it anew")
+            return
+        parts: dict[str, dict[str, npt.NDArray[Any]]] = {}
+        for name, array in arrays.items():
+            part, _, field = name.rpartition("/")
+            parts.setdefault(part, {})[field] = array
+        dimension = self._model[1]
+        self.columns = StepColumns.from_arrays(parts["columns"])
+        self.own, self.scoped = (
+            Shard(
+                LexicalIndex.from_arrays(parts[f"{name}/lexical"]),
+                FaissIndex.from_arrays(dimension, parts[f"{name}/vectors"]),
+            )
+            for name in ("own", "scoped")
+        )
+        self.position = position
