@@ -1,0 +1,235 @@
+"""StepRetriever and StepReranker: recall as a module of a DSPy program.
+
+A retriever asks the memory and answers with a QueryWithSteps that also carries `scores`,
+`passages` and `indices`, so it drops into code written for `dspy.Retrieve` or DSPy's embedding
+retriever. It keeps no state of a run and no lock: copies, threads and teleprompters share only the
+memory. What it finds never includes the run that is being recorded, since a program that recalls
+what it is doing right now learns nothing.
+"""
+
+# DSPy ships no types.
+# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
+# pyright: reportUntypedBaseClass=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol, cast, get_args
+
+import dspy
+
+from hybridagi_steps.errors import InvalidQueryError
+from hybridagi_steps.protocols import Reranker
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.filters import StepFilter, StepHit
+from hybridagi_steps.records.predictions import Query, QueryList, QueryWithSteps
+from hybridagi_steps.records.step_text import own_text
+
+Mode = Literal["hybrid", "dense", "lexical"]
+"""Which halves of the search are used."""
+Distance = Literal["cosine", "euclidean"]
+"""How far two unit vectors are apart: 1 - cos, in 0..2, or sqrt(2 - 2 cos), in 0..2."""
+Where = StepFilter | Mapping[str, Any] | None
+"""A filter, or its keys."""
+Recallable = str | Query | QueryList | QueryWithSteps | AgentStep | Sequence[str | Query]
+"""What a retriever can be asked."""
+
+_POOL = 4
+"""Hits fetched per hit wanted when a reranker or a largest distance may push some out."""
+_MOST_FETCHED = 2_000
+
+
+class SearchableMemory(Protocol):
+    """What a retriever needs of a memory."""
+
+    def search(
+        self, query: Any, k: int = 5, *, where: Where = None, mode: Mode = "hybrid"
+    ) -> list[StepHit]:
+        """Return up to k hits, best first."""
+        ...
+
+
+class StepRetriever(dspy.Module):
+    """Finds past steps for a query.
+
+    Args:
+        memory: Where to look; shared, never copied.
+        k: Most steps wanted; at least 1.
+        where: Which steps may be found, a StepFilter or its keys.
+        mode: `hybrid`, `dense` or `lexical`.
+        distance: The measure of `max_distance` and of the answer's `distances`.
+        max_distance: Largest distance of a step's meaning from the query's. Steps without a vector
+            are dropped too; lexical search measures no distance and ignores it.
+        reverse: Answer in reverse order, the best step last, next to the question in a prompt.
+        reranker: Reorders a pool of 4 k hits before the best k are kept.
+
+    Raises:
+        InvalidQueryError: k below 1, an unknown mode or distance, a negative `max_distance`.
+        InvalidFilterError: An unknown key in `where`.
+    """
+
+    def __init__(
+        self,
+        memory: SearchableMemory,
+        k: int = 5,
+        where: Where = None,
+        mode: Mode = "hybrid",
+        distance: Distance = "cosine",
+        max_distance: float | None = None,
+        reverse: bool = False,
+        reranker: Reranker | None = None,
+    ) -> None:
+        super().__init__()
+        if mode not in get_args(Mode):
+            raise InvalidQueryError(f"unknown mode {mode!r}; known: {', '.join(get_args(Mode))}.")
+        if distance not in get_args(Distance):
+            known = ", ".join(get_args(Distance))
+            raise InvalidQueryError(f"unknown distance {distance!r}; known: {known}.")
+        if max_distance is not None and not max_distance >= 0:
+            raise InvalidQueryError(f"max_distance is 0 or more, not {max_distance!r}.")
+        self.memory = memory
+        self.k = _checked_k(k)
+        self.where = StepFilter.of(where)
+        self.mode: Mode = mode
+        self.distance: Distance = distance
+        self.max_distance = max_distance
+        self.reverse = reverse
+        self.reranker = reranker
+
+    def forward(
+        self,
+        query: Recallable | None = None,
+        k: int | None = None,
+        where: Where = None,
+        *,
+        query_or_queries: Recallable | None = None,
+        queries: Recallable | None = None,
+    ) -> QueryWithSteps:
+        """Return the steps found, best first.
+
+        Args:
+            query: A text, texts, a Query, a QueryList, a QueryWithSteps (its queries are asked
+                again) or an AgentStep ("steps like this one").
+            k: Instead of the retriever's own.
+            where: Keys that are set here replace the retriever's; its other keys stay.
+            query_or_queries: `query` under the name that `dspy.Retrieve` uses.
+            queries: `query` under the name of QueryWithSteps' field.
+
+        Raises:
+            InvalidQueryError: No query, an empty one, or k below 1.
+            InvalidFilterError: An unknown key in `where`.
+        """
+        asked = next((q for q in (query, query_or_queries, queries) if q is not None), None)
+        wanted = self.k if k is None else _checked_k(k)
+        question, texts = _question(asked)
+        hits = self._found(question, wanted, self._scope(where))
+        if self.reranker is not None:
+            hits = self.reranker.rerank("\n".join(texts), hits)
+        hits = hits[:wanted]
+        if self.reverse:
+            hits = hits[::-1]
+        return QueryWithSteps.from_hits(texts, hits, distances=[self._apart(hit) for hit in hits])
+
+    async def aforward(self, *args: Any, **kwargs: Any) -> QueryWithSteps:
+        """Search in a thread, so that the event loop goes on; otherwise as `forward`."""
+        return await asyncio.to_thread(type(self).forward, self, *args, **kwargs)
+
+    def _found(self, question: Any, wanted: int, scope: StepFilter) -> list[StepHit]:
+        """Return at least `wanted` hits within the largest distance, if there are as many."""
+        far = None if self.mode == "lexical" else self.max_distance
+        picky = far is not None or self.reranker is not None
+        limit = wanted * _POOL if picky else wanted
+        while True:
+            hits = self.memory.search(question, limit, where=scope, mode=self.mode)
+            near = hits if far is None else [hit for hit in hits if self._within(hit, far)]
+            if len(near) >= wanted or len(hits) < limit or limit >= _MOST_FETCHED:
+                return near
+            limit = min(limit * _POOL, _MOST_FETCHED)
+
+    def _scope(self, where: Where) -> StepFilter:
+        """Return the filter of one call: both filters, without the run that is under way."""
+        keys = self.where.model_dump(exclude_unset=True)
+        keys |= StepFilter.of(where).model_dump(exclude_unset=True)
+        # Loaded here because the recorder is needed only when a program runs.
+        from hybridagi_steps.programs.recorder import active_run_ids
+
+        hidden: list[str] = [*(keys.get("exclude_run_id") or []), *active_run_ids(self.memory)]
+        if hidden:
+            keys["exclude_run_id"] = list(dict.fromkeys(hidden))
+        return StepFilter.of(keys)
+
+    def _apart(self, hit: StepHit) -> float | None:
+        """Return how far a hit's meaning is from the query's; None when it was not measured."""
+        if hit.dense_score is None or math.isnan(hit.dense_score):
+            return None
+        cosine = min(1.0, max(-1.0, hit.dense_score))
+        return 1 - cosine if self.distance == "cosine" else math.sqrt(2 - 2 * cosine)
+
+    def _within(self, hit: StepHit, far: float) -> bool:
+        apart = self._apart(hit)
+        # Scores are float32: a distance equal to the limit may come out a hair above it.
+        return apart is not None and apart <= far + 1e-6
+
+
+class StepReranker(dspy.Module):
+    """Reorders what a retriever found: QueryWithSteps in, QueryWithSteps out.
+
+    Args:
+        reranker: Any `protocols.Reranker`, such as `hs.rerankers.Outcome()`.
+        k: Most steps kept; all when None.
+    """
+
+    def __init__(self, reranker: Reranker, k: int | None = None) -> None:
+        super().__init__()
+        self.reranker = reranker
+        self.k = None if k is None else _checked_k(k)
+
+    def forward(self, query: QueryWithSteps) -> QueryWithSteps:
+        """Return the same steps in the reranker's order."""
+        texts = [each.query for each in query.queries.queries]
+        hits = self.reranker.rerank("\n".join(texts), query.hits)
+        return QueryWithSteps.from_hits(texts, hits[: self.k])
+
+    async def aforward(self, query: QueryWithSteps) -> QueryWithSteps:
+        """Rerank in a thread, so that the event loop goes on."""
+        return await asyncio.to_thread(type(self).forward, self, query)
+
+
+def _checked_k(k: int) -> int:
+    if k < 1:
+        raise InvalidQueryError(f"k is at least 1, not {k!r}.")
+    return k
+
+
+def _question(asked: Recallable | None) -> tuple[Any, list[str]]:
+    """Return what the memory is asked, and the same as texts.
+
+    Raises:
+        InvalidQueryError: Nothing is asked, or something that is no query.
+    """
+    if isinstance(asked, AgentStep):
+        return asked, [own_text(asked)]
+    texts = _texts(asked)
+    if not any(text.strip() for text in texts):
+        raise InvalidQueryError(
+            "nothing is asked: give a text, texts, a Query, a QueryList or an AgentStep."
+        )
+    return texts[0] if len(texts) == 1 else texts, texts
+
+
+def _texts(asked: Any) -> list[str]:
+    if isinstance(asked, str):
+        return [asked]
+    if isinstance(asked, Query):
+        return [asked.query]
+    if isinstance(asked, QueryWithSteps):
+        return _texts(asked.queries)
+    if isinstance(asked, QueryList):
+        asked = asked.queries
+    if isinstance(asked, Sequence):
+        items = cast("Sequence[Any]", asked)
+        if all(isinstance(item, str | Query) for item in items):
+            return [item if isinstance(item, str) else item.query for item in items]
+    return []
