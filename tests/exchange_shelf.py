@@ -1,0 +1,33 @@
+"""A memory that is a dict: all that import and export ask of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from hybridagi_steps.errors import DuplicateStepError, StepTooLargeError
+from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.filters import StepFilter
+
+
+class Shelf:
+    """Keeps steps by id; refuses those whose purpose says enormous."""
+
+    def __init__(self) -> None:
+        self.steps: dict[str, AgentStep] = {}
+
+    def add(self, steps: AgentStep | Iterable[AgentStep]) -> None:
+        given = [steps] if isinstance(steps, AgentStep) else list(steps)
+        for step in given:
+            if id_text(step.id) in self.steps:
+                raise DuplicateStepError(str(step.id))
+            if "enormous" in step.purpose:
+                raise StepTooLargeError(str(step.id), 9, 8)
+        self.steps |= {id_text(step.id): step for step in given}
+
+    def get_steps(self, ids: Iterable[str], *, vectors: bool = False) -> list[AgentStep]:
+        found = [self.steps[step_id] for step_id in ids if step_id in self.steps]
+        return found if vectors else [step.model_copy(update={"vector": None}) for step in found]
+
+    def iter_steps(self, where: StepFilter) -> Iterator[AgentStep]:
+        assert where.scope == "*"
+        yield from self.get_steps(list(self.steps))
