@@ -109,9 +109,8 @@ def _mapping(value: dict[Any, Any], repairs: list[str], path: str, depth: int) -
 
 
 def _key(key: object) -> str:
-    if isinstance(key, Enum):
-        return str(key.value)
-    return str(key)
+    plain = key.value if isinstance(key, Enum) else key
+    return str(plain) if isinstance(plain, str) else _described(plain)
 
 
 def _sequence(value: list[Any], repairs: list[str], path: str, depth: int) -> list[Any]:
@@ -152,5 +151,5 @@ def _plain(value: Any) -> tuple[Any, str]:
 def _described(value: object) -> str:
     try:
         return str(value)[:_KEPT_TEXT]
-    except Exception as error:  # noqa: BLE001, RUF100 - a broken __str__ must not lose the step
+    except Exception as error:  # a broken __str__ must not lose the step
         return f"<{type(value).__name__}: {type(error).__name__} in str()>"

@@ -75,7 +75,9 @@ def tokens(text: str) -> list[str]:
     characters stand alone. Reference: Porter 1980, "An algorithm for suffix stripping".
     """
     words = _WORD.findall(_CAMEL.sub(" ", text).lower())
-    return [_stem(word[:_LONGEST_WORD]) for word in words if word not in STOP_WORDS]
+    stems = (_stem(word[:_LONGEST_WORD]) for word in words if word not in STOP_WORDS)
+    # Nothing is left of the "s" in "Ann's".
+    return [stem for stem in stems if stem]
 
 
 def text_hash(text: str) -> int:

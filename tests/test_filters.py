@@ -1,0 +1,88 @@
+"""StepFilter: a closed set of conditions. StepHit: what a search answers."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from pydantic import ValidationError
+
+from hybridagi_steps.errors import InvalidFilterError
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.filters import StepFilter, StepHit
+
+
+def test_no_condition_at_all() -> None:
+    assert StepFilter.of(None) == StepFilter.of({}) == StepFilter()
+
+
+def test_a_filter_passes_through() -> None:
+    where = StepFilter(run_id="r")
+    assert StepFilter.of(where) is where
+
+
+def test_one_value_stands_for_a_list_of_one() -> None:
+    where = StepFilter.of(
+        {"step_types": "Action", "tools": "search", "status": "error", "exclude_run_id": "r"}
+    )
+    assert where.step_types == [AgentStepType.Action]
+    assert (where.tools, where.status, where.exclude_run_id) == (["search"], ["error"], ["r"])
+    assert StepFilter.of({"tools": ("a", "b")}).tools == ["a", "b"]
+    assert sorted(StepFilter.of({"tools": {"a", "b"}}).tools or []) == ["a", "b"]
+
+
+def test_ids_may_be_uuids() -> None:
+    id_ = uuid4()
+    where = StepFilter.of({"run_id": id_, "session_id": id_, "program_id": id_})
+    assert where.run_id == where.session_id == where.program_id == str(id_)
+
+
+def test_a_time_without_a_zone_is_utc() -> None:
+    where = StepFilter.of({"since": datetime(2025, 1, 1), "until": "2025-01-02T02:00:00+02:00"})  # noqa: DTZ001
+    assert where.since == datetime(2025, 1, 1, tzinfo=UTC)
+    assert where.until == datetime(2025, 1, 2, tzinfo=UTC)
+
+
+def test_an_unknown_key_names_itself_and_the_known_ones() -> None:
+    with pytest.raises(
+        InvalidFilterError, match=r"unknown filter key 'tool'.*known keys:.*tools"
+    ) as e:
+        StepFilter.of({"tool": "search"})
+    assert e.value.key == "tool"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("step_types", "Thought"),
+        ("status", "fine"),
+        ("min_score", "high"),
+        ("min_score", float("nan")),
+        ("since", "yesterday"),
+        ("metadata", {"nested": {"a": 1}}),
+        ("run_id", ["a", "b"]),
+    ],
+)
+def test_a_value_of_the_wrong_kind_names_its_key(key: str, value: Any) -> None:
+    with pytest.raises(InvalidFilterError, match=key) as e:
+        StepFilter.of({key: value})
+    assert e.value.key == key
+    assert isinstance(e.value, ValueError)
+
+
+@pytest.mark.parametrize("where", ["run_id", 5, [1, 2]])
+def test_something_that_is_no_filter(where: Any) -> None:
+    with pytest.raises(InvalidFilterError, match="StepFilter or a dict"):
+        StepFilter.of(where)
+
+
+def test_a_filter_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        StepFilter().run_id = "r"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_hit_starts_unmeasured() -> None:
+    hit = StepHit(step=AgentStep(step_type=AgentStepType.Action), score=0.5)
+    assert (hit.dense_score, hit.lexical_score, hit.why, hit.context) == (None, None, "", [])

@@ -1,0 +1,143 @@
+"""The texts under which a step is found, and the words in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.step_text import cut, own_text, text_hash, tokens, window_text
+
+
+def step(kind: str, inputs: dict[str, Any] | None, outputs: dict[str, Any] | None) -> AgentStep:
+    return AgentStep(step_type=AgentStepType(kind), inputs=inputs, outputs=outputs)
+
+
+SEARCH = step(
+    "Action",
+    {
+        "purpose": "find the\n refund  rule",
+        "tool": "web_search",
+        "arguments": {"q": "refund", "n": 3},
+    },
+    {"result": "within 30 days"},
+)
+
+
+@pytest.mark.parametrize(
+    ("which", "text"),
+    [
+        (SEARCH, "find the refund rule | web search (q=refund, n=3) -> within 30 days"),
+        (
+            step("Action", {"purpose": "answer", "arguments": {"question": "why?"}}, {"a": "so"}),
+            "answer | question=why? -> so",
+        ),
+        (
+            step("Action", {"purpose": "answer"}, {"answer": "yes", "sure": True}),
+            "answer |  -> answer=yes, sure=true",
+        ),
+        (
+            step("Decision", {"purpose": "done?", "options": ["YES", "NO"]}, {"choice": "YES"}),
+            'done? | ["YES","NO"] -> YES',
+        ),
+        (
+            step("ProgramCall", {"program": "main_loop", "arguments": {"query": "hi"}}, None),
+            "main loop (query=hi)",
+        ),
+        (step("ProgramEnd", {"program": "main"}, {"answer": "bye"}), "main -> bye"),
+    ],
+)
+def test_own_text_of_each_type(which: AgentStep, text: str) -> None:
+    assert own_text(which) == text
+
+
+def test_own_text_is_cut_part_by_part() -> None:
+    long = step(
+        "Action",
+        {
+            "purpose": "p" * 400,
+            "tool": "t",
+            "arguments": {f"k{n}": "v" * 100 for n in range(12)},
+        },
+        {"result": "r" * 400},
+    )
+    pairs = ", ".join(f"k{n}={'v' * 60}" for n in range(8))
+    assert own_text(long) == f"{'p' * 300} | t ({pairs}) -> {'r' * 150}"
+
+
+def test_the_window_shows_a_glimpse_of_the_parent() -> None:
+    parent = step(
+        "Action",
+        {"purpose": "q" * 200, "tool": "look_up", "arguments": {"hidden": "x"}},
+        {"result": "s" * 200},
+    )
+    assert window_text(SEARCH, parent) == (
+        f"{'q' * 100} | look up -> {'s' * 80} || {own_text(SEARCH)}"
+    )
+    assert window_text(SEARCH, None) == own_text(SEARCH)
+
+
+def test_neither_metadata_nor_vector_is_found() -> None:
+    marked = SEARCH.model_copy(update={"metadata": {"secret": "swordfish"}, "vector": [1.0]})
+    assert own_text(marked) == own_text(SEARCH)
+
+
+@given(
+    st.sampled_from(list(AgentStepType)),
+    st.dictionaries(
+        st.sampled_from(["purpose", "tool", "program", "arguments", "options"]),
+        st.none() | st.text(max_size=20) | st.integers() | st.lists(st.integers()),
+    ),
+    st.none() | st.dictionaries(st.text(max_size=5), st.text(max_size=20), max_size=3),
+)
+def test_every_step_has_both_texts_on_one_line(
+    kind: AgentStepType, inputs: dict[str, Any], outputs: dict[str, Any] | None
+) -> None:
+    some = AgentStep(step_type=kind, inputs=inputs, outputs=outputs)
+    for text in (own_text(some), window_text(some, some)):
+        assert "\n" not in text
+
+
+def test_cut_collapses_white_space_first() -> None:
+    assert cut("a \n\t b   c", 3) == "a b"
+    assert cut(None, 9) == ""
+    assert cut({"a": [1]}, 99) == '{"a":[1]}'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("getUserName", ["get", "user", "name"]),
+        ("get_user_name", ["get", "user", "name"]),
+        ("HTTPServer", ["http", "server"]),
+        ("refunds refunded refunding", ["refund", "refund", "refund"]),
+        ("the and of it", []),
+        ("v2.1-rc3", ["v2", "1", "rc3"]),
+        ("東京 tower", ["東", "京", "tower"]),
+        ("café", ["café"]),
+        ("Ann's refund", ["ann", "refund"]),
+        ("", []),
+    ],
+)
+def test_words_are_split_stemmed_and_freed_of_stop_words(text: str, expected: list[str]) -> None:
+    assert tokens(text) == expected
+
+
+def test_a_word_without_end_is_cut() -> None:
+    assert max(map(len, tokens("x" * 10_000))) <= 64
+
+
+@given(st.text(max_size=60))
+def test_words_are_lower_case_and_hold_no_blank(text: str) -> None:
+    for word in tokens(text):
+        assert word
+        assert not any(letter.isspace() for letter in word)
+
+
+def test_the_hash_is_blind_to_case_and_white_space() -> None:
+    assert text_hash("Find  the\nRule") == text_hash("find the rule")
+    assert text_hash("find the rule") != text_hash("find the rules")
+    assert -(2**63) <= text_hash("x") < 2**63
