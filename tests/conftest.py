@@ -1,0 +1,48 @@
+"""What every test shares: no caches of other people, real runs to work with, small doubles."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from hybridagi_steps import AgentStep, StepMemory
+
+# Before anything imports DSPy, which reads them then.
+os.environ["DSPY_CACHEDIR"] = tempfile.mkdtemp(prefix="dspy-cache-")
+for _name in ("OPENAI_API_BASE", "OPENAI_BASE_URL", "HYBRIDAGI_STEPS_DB"):
+    os.environ.pop(_name, None)
+
+
+@pytest.fixture(scope="session")
+def real_steps() -> list[AgentStep]:
+    """All 848 recorded steps that the package ships."""
+    from hybridagi_steps import AgentStep
+
+    lines = files("hybridagi_steps.data").joinpath("steps.jsonl").read_text("utf-8").splitlines()
+    return [AgentStep.model_validate(json.loads(line)) for line in lines]
+
+
+@pytest.fixture
+def memory() -> Iterator[StepMemory]:
+    """An empty in-memory step memory with a deterministic embedder."""
+    from hybridagi_steps import StepMemory
+
+    with StepMemory(":memory:", embedder="hashing") as opened:
+        yield opened
+
+
+@pytest.fixture
+def file_memory(tmp_path: Path) -> Iterator[StepMemory]:
+    """An empty memory in a file of its own, with a deterministic embedder."""
+    from hybridagi_steps import StepMemory
+
+    with StepMemory(tmp_path / "steps.db", embedder="hashing") as opened:
+        yield opened

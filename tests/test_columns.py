@@ -1,0 +1,71 @@
+"""Hashes and links, against plain dictionaries, through any sequence of changes."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridagi_steps.indexes.columns import NO_ROW, StepColumns
+from hybridagi_steps.protocols import TextRow
+
+rows = st.integers(1, 20)
+texts = st.builds(
+    TextRow,
+    row=rows,
+    parent_row=st.one_of(st.none(), rows),
+    tokens=st.just(""),
+    text_hash=st.integers(1, 4),
+    purpose_hash=st.integers(0, 3).map(lambda n: n and n + 10),
+    scoped=st.just(False),
+)
+changes = st.lists(
+    st.one_of(
+        st.lists(texts, max_size=6, unique_by=lambda text: text.row),
+        st.frozensets(rows, max_size=5),
+        st.none(),
+    ),
+    max_size=10,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(changes)
+def test_columns_say_what_dictionaries_would(
+    steps: list[list[TextRow] | frozenset[int] | None],
+) -> None:
+    columns, held = StepColumns(), dict[int, TextRow]()
+    for change in steps:
+        if isinstance(change, list):
+            columns.add(change)
+            held.update({text.row: text for text in change})
+        elif change is None:
+            columns = StepColumns.from_arrays(columns.to_arrays())
+        else:
+            columns.remove(np.array(sorted(change), np.int64))
+            held = {row: text for row, text in held.items() if row not in change}
+    every = np.arange(1, 21)
+    assert len(columns) == len(held)
+    assert columns.parents(every).tolist() == [
+        held[row].parent_row or NO_ROW if row in held else NO_ROW for row in every.tolist()
+    ]
+    assert columns.text_hashes(every).tolist() == [
+        held[row].text_hash if row in held else 0 for row in every.tolist()
+    ]
+    found, of = columns.children(every)
+    assert sorted(zip(found.tolist(), of.tolist(), strict=True)) == sorted(
+        (row, text.parent_row) for row, text in held.items() if text.parent_row
+    )
+    for value in range(1, 5):
+        wanted = sorted((r for r, t in held.items() if t.text_hash == value), reverse=True)
+        assert columns.saying(value).tolist() == wanted
+    for value in range(11, 14):
+        wanted = sorted((r for r, t in held.items() if t.purpose_hash == value), reverse=True)
+        assert columns.saying(value).tolist() == wanted
+
+
+def test_the_largest_hash_is_found() -> None:
+    columns = StepColumns()
+    columns.add([TextRow(1, None, "", 2**63 - 1, -(2**63), scoped=False)])
+    assert columns.saying(2**63 - 1).tolist() == [1]
+    assert columns.saying(-(2**63)).tolist() == [1]

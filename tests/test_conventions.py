@@ -1,0 +1,120 @@
+"""The budgets and habits of this repository, held by measurement."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hybridagi_steps as hs
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "hybridagi_steps"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+MOST_LINES_PER_FILE = 400
+MOST_LINES_PER_FUNCTION = 60
+IMPORT_BUDGET_SECONDS = 0.05
+TOP_LEVEL = {
+    "setup.cfg",
+    "pyproject.toml",
+    "hybridagi_steps",
+    "notebooks",
+    "tests",
+    "data",
+    "README.md",
+    "LICENSE",
+}
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield every function in a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_file_fits_its_budgets_and_says_what_it_is(path: Path) -> None:
+    source = path.read_text("utf-8")
+    tree = ast.parse(source)
+    assert ast.get_docstring(tree), "no module docstring"
+    assert len(source.splitlines()) <= MOST_LINES_PER_FILE
+    for function in functions(tree):
+        length = (function.end_lineno or 0) - function.lineno + 1
+        assert length <= MOST_LINES_PER_FUNCTION, f"{function.name} has {length} lines"
+
+
+def test_every_public_name_loads_is_listed_and_is_documented() -> None:
+    assert sorted(hs.__all__) == hs.__all__
+    for name in hs.__all__:
+        value = getattr(hs, name)
+        assert value.__doc__, f"hs.{name} has no docstring"
+        assert name in dir(hs)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        hs.nothing  # noqa: B018
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, time; t = time.process_time(); import hybridagi_steps as hs; "
+        "spent = time.process_time() - t; hs.errors; "
+        "heavy = {'dspy', 'faiss', 'numpy', 'pydantic', 'torch', 'wordllama'} & set(sys.modules); "
+        "print(spent, sorted(heavy))"
+    )
+    best, loaded = 1.0, ""
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+        spent, _, loaded = done.stdout.decode().partition(" ")
+        best = min(best, float(spent))
+    assert loaded.strip() == "[]"
+    assert best < IMPORT_BUDGET_SECONDS
+
+
+def test_storing_and_searching_never_loads_dspy(tmp_path: Path) -> None:
+    code = (
+        "import sys, hybridagi_steps as hs\n"
+        f"m = hs.StepMemory({str(tmp_path / 's.db')!r}, embedder='hashing')\n"
+        "m.add(hs.AgentStep(step_type='Action', inputs={'purpose': 'refund'}))\n"
+        "assert m.search('refund') and list(m.iter_steps())\n"
+        "assert 'dspy' not in sys.modules and 'torch' not in sys.modules\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, env=environment)
+
+
+def test_a_tool_is_configured_in_one_file_only() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    in_setup = {section.split(":")[-1].split(":")[0] for section in setup.sections()}
+    in_pyproject = set(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"])
+    assert not in_setup & in_pyproject
+    assert "metadata" not in in_setup
+
+
+def test_the_top_level_is_the_agreed_one() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, check=False, text=True
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    names = {line.split("/")[0] for line in listed.stdout.splitlines()}
+    assert {name for name in names if not name.startswith(".")} <= TOP_LEVEL
+
+
+def test_every_error_is_documented_in_the_tree() -> None:
+    tree = (hs.errors.__doc__ or "").split()
+    names = [
+        name
+        for name, value in vars(hs.errors).items()
+        if isinstance(value, type) and issubclass(value, hs.errors.StepsError)
+    ]
+    assert len(names) > 15
+    assert not [name for name in names if name not in tree]

@@ -1,0 +1,96 @@
+"""The BM25 index against the formula written out, through any sequence of changes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridagi_steps.indexes.lexical import LexicalIndex
+
+Documents = dict[int, list[str]]
+
+
+def bm25(documents: Documents, terms: list[str]) -> dict[int, float]:
+    """Return the score of each document by the formula, term by term."""
+    count = len(documents)
+    average = sum(map(len, documents.values())) / count if count else 1.0
+    scores = dict.fromkeys(documents, 0.0)
+    for term in set(terms):
+        holding = sum(term in words for words in documents.values())
+        idf = math.log(1 + (count - holding + 0.5) / (holding + 0.5))
+        for row, words in documents.items():
+            frequency = words.count(term)
+            length = 1 - 0.75 + 0.75 * len(words) / (average or 1.0)
+            scores[row] += idf * frequency * 2.5 / (frequency + 1.5 * length)
+    return scores
+
+
+words = st.lists(st.sampled_from("abcdefgh"), max_size=12)
+changes = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.dictionaries(st.integers(1, 30), words, max_size=8)),
+        st.tuples(st.just("remove"), st.lists(st.integers(1, 30), max_size=8)),
+        st.tuples(st.just("merge"), st.none()),
+        st.tuples(st.just("reload"), st.none()),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(changes, st.lists(st.sampled_from("abcdefghz"), max_size=5))
+def test_scores_are_those_of_the_formula_after_any_changes(
+    steps: list[tuple[str, Documents | list[int] | None]], query: list[str]
+) -> None:
+    index, documents = LexicalIndex(), dict[int, list[str]]()
+    for kind, value in steps:
+        if isinstance(value, dict):
+            index.add(list(value.items()))
+            documents.update(value)
+        elif isinstance(value, list):
+            gone = set(value) & set(documents)
+            assert index.remove(np.array(sorted(set(value)), np.int64)) == len(gone)
+            documents = {row: text for row, text in documents.items() if row not in gone}
+        elif kind == "merge":
+            index.merge()
+        else:
+            index = LexicalIndex.from_arrays(index.to_arrays())
+    expected = bm25(documents, query)
+    match = index.match(query)
+    rows = np.arange(1, 31)
+    assert len(index) == len(documents)
+    np.testing.assert_allclose(match.of(rows), [expected.get(row, 0.0) for row in rows.tolist()])
+    best, scores = match.top(3)
+    wanted = sorted((row for row in expected if expected[row] > 0), key=lambda r: -expected[r])
+    np.testing.assert_allclose(scores, [expected[row] for row in wanted[:3]])
+    assert [round(expected[row], 9) for row in best.tolist()] == [
+        round(expected[row], 9) for row in wanted[:3]
+    ]
+
+
+def test_a_filter_keeps_scores_and_hides_the_rest() -> None:
+    index = LexicalIndex()
+    index.add([(1, ["refund", "ticket"]), (2, ["refund"]), (3, ["hotel"])])
+    rows, scores = index.match(["refund"]).top(5, np.array([1, 3]))
+    assert rows.tolist() == [1]
+    assert scores[0] == index.match(["refund"]).of(np.array([1]))[0]
+
+
+def test_a_term_in_every_document_still_counts() -> None:
+    """SQLite's own bm25() gives such terms an idf near zero; this one must not."""
+    index = LexicalIndex()
+    index.add([(row, ["flight"] * row + ["x"] * (9 - row)) for row in range(1, 9)])
+    rows, scores = index.match(["flight"]).top(3)
+    assert rows.tolist() == [8, 7, 6]
+    assert scores[0] > scores[1] > scores[2] > 0
+
+
+def test_many_documents_merge_by_themselves() -> None:
+    index = LexicalIndex()
+    for start in range(0, 6_000, 500):
+        index.add([(row, [f"w{row % 97}", "all"]) for row in range(start, start + 500)])
+    rows, _ = index.match(["w5"]).top(1_000)
+    assert rows.tolist() == list(range(5, 6_000, 97))

@@ -1,0 +1,230 @@
+"""Search against the recipe written out step by step, and what users may rely on."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridagi_steps import AgentStep, Query, QueryList, StepFilter, StepMemory
+from hybridagi_steps.embedders import HashingEmbedder
+from hybridagi_steps.errors import InvalidFilterError, InvalidQueryError
+from hybridagi_steps.records.step_text import own_text, text_hash, tokens, window_text
+
+
+def action(purpose: str, result: str = "done", tool: str = "search", **fields: Any) -> AgentStep:
+    """Return an Action that used a tool."""
+    inputs = {"purpose": purpose, "tool": tool, "arguments": {"q": purpose[:10]}}
+    return AgentStep(step_type="Action", inputs=inputs, outputs={"result": result}, **fields)
+
+
+def by_the_recipe(steps: Sequence[AgentStep], query: str) -> dict[str, float]:
+    """Return every step's hybrid score, computed one formula after the other."""
+    by_id = {str(step.id): step for step in steps}
+    parent = {name: by_id.get(str(step.parent_id)) for name, step in by_id.items()}
+    documents = {name: tokens(window_text(step, parent[name])) for name, step in by_id.items()}
+    average = sum(map(len, documents.values())) / len(documents)
+    lexical = dict.fromkeys(by_id, 0.0)
+    for term in set(tokens(query)):
+        holding = sum(term in words for words in documents.values())
+        idf = math.log(1 + (len(documents) - holding + 0.5) / (holding + 0.5))
+        for name, words in documents.items():
+            frequency = words.count(term)
+            length = 0.25 + 0.75 * len(words) / average
+            lexical[name] += idf * frequency * 2.5 / (frequency + 1.5 * length)
+    embedder = HashingEmbedder()
+    target = embedder.embed_queries([query])[0]
+    vectors = embedder.embed_documents([own_text(step) for step in by_id.values()])
+    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(target)
+    dense = dict(zip(by_id, (vectors @ target / norms).tolist(), strict=True))
+    best = max(lexical.values()) or 1.0
+    fused = {n: 0.6 * lexical[n] / best + 0.4 * max(0.0, dense[n]) for n in by_id}
+    spread = dict(fused)
+    for name, step in parent.items():
+        if step is not None:
+            spread[name] = max(spread[name], 0.7 * fused[str(step.id)])
+            spread[str(step.id)] = max(spread[str(step.id)], 0.7 * fused[name])
+    return spread
+
+
+def test_scores_are_those_of_the_recipe_on_real_runs(
+    memory: StepMemory, real_steps: list[AgentStep]
+) -> None:
+    chosen = [step for step in real_steps if step.run_id and "tau" in step.run_id]
+    memory.add(chosen)
+    for query in ("cancel the reservation and refund", "flight to Seattle in economy"):
+        expected = by_the_recipe(chosen, query)
+        hits = memory.search(query, k=15)
+        assert len(hits) == 15
+        for hit in hits:
+            assert hit.score == pytest.approx(expected[str(hit.step.id)], abs=1e-5)
+        missed = set(expected) - {str(hit.step.id) for hit in hits}
+        texts = {text_hash(own_text(hit.step)) for hit in hits}
+        others = [
+            expected[str(s.id)]
+            for s in chosen
+            if str(s.id) in missed and text_hash(own_text(s)) not in texts
+        ]
+        assert max(others) <= hits[-1].score + 1e-6
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "dense", "lexical"])
+@pytest.mark.parametrize(
+    "as_query",
+    [own_text, lambda step: step.purpose, str, lambda step: step],
+    ids=["own text", "purpose", "prompt text", "the step"],
+)
+def test_an_exact_duplicate_ranks_first(
+    memory: StepMemory,
+    real_steps: list[AgentStep],
+    as_query: Callable[[AgentStep], Any],
+    mode: Any,
+) -> None:
+    memory.add(real_steps[:200])
+    for step in random.Random(7).sample([s for s in real_steps[:200] if s.purpose], 10):
+        best = memory.search(as_query(step), k=3, mode=mode)[0]
+        same = own_text(best.step) == own_text(step) or best.step.purpose == step.purpose
+        assert same
+        assert best.score == pytest.approx(1.0)
+
+
+def test_a_stored_step_as_query_returns_itself_even_among_its_copies(memory: StepMemory) -> None:
+    copies = [action("look up the weather", run_id=f"r{n}") for n in range(300)]
+    memory.add(copies)
+    for step in (copies[0], copies[150], copies[299]):
+        hits = memory.search(step, k=5)
+        assert [hit.step.id for hit in hits] == [step.id]
+
+
+def test_of_equal_texts_the_newest_stands_and_others_get_their_place(memory: StepMemory) -> None:
+    memory.add([action("check the refund policy", run_id=f"r{n}") for n in range(400)])
+    newest = action("check the refund policy")
+    memory.add(newest)
+    memory.add(action("read the refund rules once more"))
+    hits = memory.search("refund policy", k=3)
+    assert len(hits) == 2
+    assert newest.id in [hit.step.id for hit in hits]
+
+
+def test_every_query_of_a_list_gets_a_place(memory: StepMemory) -> None:
+    memory.add([action(f"refund ticket number {n}") for n in range(30)])
+    hotel = action("book a hotel room")
+    memory.add(hotel)
+    asked = QueryList(queries=[Query(query="refund ticket"), Query(query="hotel room")])
+    for query in (asked, ["refund ticket", "hotel room"]):
+        hits = memory.search(query, k=2)
+        assert len(hits) == 2
+        assert hotel.id in [hit.step.id for hit in hits]
+
+
+def test_filters_work_inside_the_search_not_after_it(memory: StepMemory) -> None:
+    memory.add([action("refund the ticket", f"ticket {n}", run_id="loud") for n in range(200)])
+    quiet = action("say hello, no refund here", run_id="quiet", status="error")
+    memory.add(quiet)
+    for where in ({"run_id": "quiet"}, {"status": "error"}, {"exclude_run_id": "loud"}):
+        hits = memory.search("refund ticket", k=3, where=where)
+        assert [hit.step.id for hit in hits] == [quiet.id]
+        assert hits[0].lexical_score == pytest.approx(
+            memory.search("refund ticket", k=1, where=StepFilter.of(where))[0].lexical_score
+        )
+    assert memory.search("refund", where={"run_id": "nobody"}) == []
+
+
+def test_trial_runs_stay_out_and_do_not_distort_the_weights(memory: StepMemory) -> None:
+    memory.add([action("refund the ticket"), action("book a room", "refund")])
+    before = [hit.score for hit in memory.search("refund ticket", k=2)]
+    trials = [action(f"ticket trial {n}", scope="compile:MIPROv2:1") for n in range(50)]
+    memory.add(trials)
+    assert [hit.score for hit in memory.search("refund ticket", k=2)] == before
+    assert not memory.search("trial", mode="lexical")
+    every = memory.search("ticket trial", k=60, where={"scope": "*"})
+    assert {hit.step.scope for hit in every} == {None, "compile:MIPROv2:1"}
+    only = memory.search("ticket trial", k=60, where={"scope": "compile:MIPROv2:1"})
+    assert {hit.step.scope for hit in only} == {"compile:MIPROv2:1"}
+
+
+def test_a_neighbour_of_a_match_is_found_and_says_so(memory: StepMemory) -> None:
+    asked = action("which baggage allowance applies", "gold members: three bags")
+    answered = AgentStep(
+        step_type="Action", parent_id=asked.id, inputs={"purpose": "reply"}, outputs={"text": "ok"}
+    )
+    memory.add([asked, answered, *[action(f"other thing {n}") for n in range(20)]])
+    hits = memory.search("baggage allowance gold members", k=2)
+    assert [hit.step.id for hit in hits] == [asked.id, answered.id]
+    assert "words: baggage, allowance, gold, members" in hits[0].why
+
+
+def test_a_parent_that_arrives_later_shows_in_its_childs_text(memory: StepMemory) -> None:
+    parent = action("zanzibar expedition")
+    child = action("pack the bags", parent_id=parent.id)
+    memory.add(child)
+    assert not memory.search("zanzibar", mode="lexical")
+    memory.add(parent)
+    found = [hit.step.id for hit in memory.search("zanzibar", mode="lexical")]
+    assert found == [parent.id, child.id]
+
+
+def test_min_score_and_why_and_halves(memory: StepMemory) -> None:
+    memory.add([action("refund the ticket"), action("feed the cat")])
+    hits = memory.search("refund ticket", k=5)
+    assert all(0 <= hit.score <= 1 for hit in hits)
+    assert hits[0].dense_score is not None
+    assert hits[0].lexical_score is not None
+    strict = memory.search("refund ticket", k=5, min_score=hits[0].score)
+    assert [hit.step.id for hit in strict] == [hits[0].step.id]
+    lexical = memory.search("refund ticket", mode="lexical")
+    assert [hit.dense_score for hit in lexical] == [None]
+
+
+def test_expand_brings_what_led_here_what_followed_and_the_program(memory: StepMemory) -> None:
+    call = AgentStep(step_type="ProgramCall", inputs={"program": "agent"}, run_id="r", hop=0)
+    steps = [call]
+    for hop in range(1, 6):
+        steps.append(
+            action(
+                f"stage {'abcde'[hop - 1] * 3}",
+                parent_id=steps[-1].id,
+                hop=hop,
+                run_id="r",
+                program_id=str(call.id),
+            )
+        )
+    memory.add(steps)
+    hit = memory.search("stage bbb", k=1, expand="parents")[0]
+    assert [step.id for step in hit.context] == [steps[1].id, call.id]
+    hit = memory.search("stage bbb", k=1, expand="following")[0]
+    assert [step.id for step in hit.context] == [step.id for step in steps[3:6]]
+    hit = memory.search("stage bbb", k=1, expand="program")[0]
+    assert [step.id for step in hit.context] == [step.id for step in steps]
+
+
+@pytest.mark.parametrize("query", ["", "  \n", [], [""], QueryList()])
+def test_an_empty_query_is_refused(memory: StepMemory, query: Any) -> None:
+    with pytest.raises(InvalidQueryError, match="empty"):
+        memory.search(query)
+
+
+@pytest.mark.parametrize("k", [0, -1, True, 1.5])
+def test_k_is_a_number_of_hits(memory: StepMemory, k: Any) -> None:
+    with pytest.raises(InvalidQueryError, match="at least 1"):
+        memory.search("refund", k=k)
+
+
+def test_unknown_filter_keys_modes_and_expansions_are_refused(memory: StepMemory) -> None:
+    with pytest.raises(InvalidFilterError, match="unknown filter key 'sesion_id'"):
+        memory.search("x", where={"sesion_id": "s"})
+    with pytest.raises(InvalidQueryError, match="mode is one of"):
+        memory.search("x", mode="fuzzy")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidQueryError, match="expand is one of"):
+        memory.search("x", expand="children")  # pyright: ignore[reportArgumentType]
+
+
+def test_odd_queries_are_answered(memory: StepMemory) -> None:
+    memory.add([action("日本語のチケットを払い戻す"), action("ünïcödé ✈ refund")])
+    assert memory.search("払い戻す", k=1)[0].step.purpose.startswith("日本語")
+    for query in ("✈", '" OR 1=1 --', "the of and", "\ud800", "x" * 1_000_000, "\x00"):
+        memory.search(query)
