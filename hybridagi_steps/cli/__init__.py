@@ -1,1 +1,75 @@
-"""Placeholder."""
+"""The command line: `hybridagi-steps`.
+
+This module only starts it and turns what goes wrong into one plain line and an exit code; every
+command loads what it needs when it runs, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+BAD_INPUT, BROKEN, INTERRUPTED = 2, 1, 130
+"""Exit codes: what was asked cannot be done; a fault of ours; the user stopped it."""
+
+DEBUG_VARIABLE = "HYBRIDAGI_STEPS_DEBUG"
+"""Set it to see the traceback of a fault."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code.
+
+    Args:
+        arguments: What stands after the program's name; by default the process's own.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = _run(sys.argv[1:] if arguments is None else list(arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _silence_stdout()
+        return 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    from hybridagi_steps.cli.app import app
+    from hybridagi_steps.errors import StepsError
+
+    try:
+        code = app(arguments, standalone_mode=False, prog_name="hybridagi-steps")
+    except StepsError as error:
+        return _say(str(error), BAD_INPUT)
+    except (BrokenPipeError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # noqa: BLE001, RUF100 - the last place to turn a fault into a line
+        # typer's own errors are click's, which newer versions of it carry inside.
+        if message := getattr(error, "format_message", None):
+            return _say(message(), BAD_INPUT)
+        if type(error).__name__ == "Abort":
+            return _say("stopped; nothing was changed.", INTERRUPTED)
+        if os.environ.get(DEBUG_VARIABLE):
+            raise
+        detail = f"{type(error).__name__}: {error}"
+        return _say(f"unexpected {detail} (set {DEBUG_VARIABLE}=1 to see where).", BROKEN)
+    return code if isinstance(code, int) else 0
+
+
+def _say(message: str, code: int) -> int:
+    """Write one line to standard error and return `code`."""
+    with contextlib.suppress(BrokenPipeError):
+        print(f"hybridagi-steps: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _silence_stdout() -> None:
+    """Keep Python from complaining at exit about a reader that has gone."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

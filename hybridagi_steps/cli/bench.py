@@ -1,0 +1,85 @@
+"""`hybridagi-steps bench …`: the measurements behind every number we print.
+
+Each command is one module of `hybridagi_steps.bench` with two functions: the parameters of
+`measure` are the command's options, `report(json_output, **options)` prints what it returns.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import typer
+
+from hybridagi_steps.cli.options import AsJson
+
+app = typer.Typer(help="Measure quality and speed on this machine.", rich_markup_mode=None)
+
+_ANY_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+@app.command(context_settings=_ANY_OPTIONS)
+def quality(context: typer.Context, as_json: AsJson = False) -> None:
+    """How well search finds the right steps in the real runs that come with the package."""
+    _report("quality", context.args, json_output=as_json)
+
+
+@app.command(context_settings=_ANY_OPTIONS)
+def write(context: typer.Context, as_json: AsJson = False) -> None:
+    """What storing a step costs, beside a bare SQLite insert of the same bytes."""
+    _report("write", context.args, json_output=as_json)
+
+
+@app.command(context_settings=_ANY_OPTIONS)
+def search(context: typer.Context, as_json: AsJson = False) -> None:
+    """How fast search is, with and without filters, beside a scan of everything."""
+    _report("search", context.args, json_output=as_json)
+
+
+@app.command(context_settings=_ANY_OPTIONS)
+def recorder(context: typer.Context, as_json: AsJson = False) -> None:
+    """What recording adds to a DSPy program's own time."""
+    _report("recorder", context.args, json_output=as_json)
+
+
+def _report(name: str, extra: list[str], *, json_output: bool) -> None:
+    module = import_module(f"hybridagi_steps.bench.{name}")
+    module.report(json_output=json_output, **options_for(module.measure, extra))
+
+
+def options_for(measure: Callable[..., Any], extra: list[str]) -> dict[str, Any]:
+    """Read `--name value` and `--flag` as the arguments of `measure`, in the types it names.
+
+    Raises:
+        typer.BadParameter: An option that `measure` does not have, or a value it cannot hold.
+    """
+    kinds = get_type_hints(measure)
+    known = {name: kinds.get(name, str) for name in inspect.signature(measure).parameters}
+    options: dict[str, Any] = {}
+    words = iter(extra)
+    for word in words:
+        option, equals, value = word.partition("=")
+        name = option.removeprefix("--").replace("-", "_")
+        if not option.startswith("--") or name not in known:
+            offered = ", ".join(f"--{key.replace('_', '-')}" for key in known) or "none"
+            raise typer.BadParameter(f"unknown option {option}; this measurement has: {offered}.")
+        if known[name] is bool:
+            options[name] = True
+            continue
+        text = value if equals else next(words, None)
+        if text is None:
+            raise typer.BadParameter(f"{option} needs a value.")
+        options[name] = _value(option, text, known[name])
+    return options
+
+
+def _value(option: str, text: str, kind: Any) -> Any:
+    if get_origin(kind) is Literal and text not in get_args(kind):
+        raise typer.BadParameter(f"{option}: {text!r} is none of {', '.join(get_args(kind))}.")
+    read = kind if kind in (int, float) else str
+    try:
+        return read(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {text!r} is no {read.__name__}.") from error

@@ -1,0 +1,106 @@
+"""Commands that move steps between files and a memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hybridagi_steps.cli.options import (
+    DEFAULT_DB,
+    AsJson,
+    Db,
+    Metadata,
+    Namespace,
+    Run,
+    Scope,
+    Session,
+    Since,
+    Status,
+    Tools,
+    Types,
+    Until,
+    User,
+    existing,
+    opened,
+    step_filter,
+)
+
+NAMED = 10
+"""Skipped records shown; --json shows more."""
+
+
+def import_steps(
+    file: Annotated[Path, typer.Argument(help="A JSON or JSONL file.")],
+    format_name: Annotated[
+        str, typer.Option("--format", help="auto, jsonl (own) or openai (chat messages).")
+    ] = "auto",
+    session: Annotated[
+        str | None, typer.Option("--session", help="Session of steps that name none.")
+    ] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", help="User of steps that name none.")
+    ] = None,
+    db: Db = DEFAULT_DB,
+    namespace: Namespace = "default",
+    as_json: AsJson = False,
+) -> None:
+    """Store the steps of a file; importing it again changes nothing."""
+    from hybridagi_steps.cli import output
+    from hybridagi_steps.errors import ExchangeError
+    from hybridagi_steps.exchange import import_file
+
+    if not file.exists():
+        raise ExchangeError(f"there is no file {file}.")
+    with opened(db, namespace) as memory, output.progress("importing") as watch:
+        report = import_file(
+            memory, file, format=format_name, session_id=session, user_id=user, progress=watch
+        )
+    if as_json:
+        output.print_json(report._asdict())
+    else:
+        already = f", {report.already_there:,} were there already" if report.already_there else ""
+        typer.echo(f"{report.added:,} steps added to {db}{already}.")
+        for line, reason in report.skipped[:NAMED]:
+            typer.echo(f"  line {line} skipped: {output.plain(reason)}", err=True)
+        if (hidden := report.skipped_count - NAMED) > 0:
+            typer.echo(f"  and {hidden:,} more records skipped", err=True)
+    if report.skipped_count == report.read:
+        raise ExchangeError(f"{file}: not one of {report.read:,} records could be imported.")
+
+
+def export_steps(
+    file: Annotated[str, typer.Argument(help="The file to write; - is standard output.")] = "-",
+    vectors: Annotated[bool, typer.Option("--vectors", help="Write embeddings too.")] = False,
+    run: Run = None,
+    session: Session = None,
+    user: User = None,
+    types: Types = None,
+    tools: Tools = None,
+    status: Status = None,
+    since: Since = None,
+    until: Until = None,
+    scope: Scope = None,
+    metadata: Metadata = None,
+    db: Db = DEFAULT_DB,
+    namespace: Namespace = "default",
+) -> None:
+    """Write steps as JSONL, one per line, by default all of them."""
+    from hybridagi_steps.exchange import export_file
+
+    where = step_filter(
+        run_id=run,
+        session_id=session,
+        user_id=user,
+        step_types=types,
+        tools=tools,
+        status=status,
+        since=since,
+        until=until,
+        scope=scope,
+        metadata=metadata,
+    )
+    with existing(db, namespace) as memory:
+        count = export_file(memory, file, where=where, vectors=vectors)
+    typer.echo(f"{count:,} steps written{'' if file == '-' else f' to {file}'}.", err=True)

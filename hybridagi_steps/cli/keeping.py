@@ -1,0 +1,135 @@
+"""Commands that keep a memory in order: what it holds, whether it holds together, what to drop."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hybridagi_steps.cli.options import (
+    DEFAULT_DB,
+    AsJson,
+    Db,
+    Metadata,
+    Namespace,
+    Run,
+    Scope,
+    Session,
+    Since,
+    Status,
+    Tools,
+    Types,
+    Until,
+    User,
+    existing,
+    step_filter,
+)
+
+
+def stats(db: Db = DEFAULT_DB, namespace: Namespace = "default", as_json: AsJson = False) -> None:
+    """Say how much a memory holds and what it was embedded with."""
+    from rich.table import Table
+
+    from hybridagi_steps.cli import output
+
+    with existing(db, namespace) as memory:
+        found = memory.stats()
+    if as_json:
+        output.print_json(found)
+        return
+    shown = Table.grid(padding=(0, 2))
+    for key, value in found.items():
+        number = f"{value:,}" if isinstance(value, int) else value
+        shown.add_row(output.styled((key.replace("_", " "), "dim")), output.plain(number))
+    output.console().print(shown)
+
+
+def verify(db: Db = DEFAULT_DB, namespace: Namespace = "default", as_json: AsJson = False) -> None:
+    """Check that a memory holds together; the exit code is 1 when it does not."""
+    from hybridagi_steps.cli import output
+
+    with existing(db, namespace) as memory:
+        problems = memory.verify()
+        steps = memory.stats()["steps"]
+    if as_json:
+        output.print_json({"steps": steps, "problems": problems})
+    else:
+        for problem in problems:
+            typer.echo(output.plain(problem))
+        if not problems:
+            typer.echo(f"all well: {steps:,} steps in {db} hold together.")
+    if problems:
+        raise typer.Exit(1)
+
+
+def reembed(
+    embedder: Annotated[
+        str,
+        typer.Argument(help="auto, wordllama, hashing, or sentence-transformers with its model."),
+    ] = "auto",
+    db: Db = DEFAULT_DB,
+    namespace: Namespace = "default",
+) -> None:
+    """Embed every step anew, with another embedder if one is named."""
+    from hybridagi_steps.cli import output
+
+    with existing(db, namespace) as memory, output.progress("embedding") as watch:
+        memory.reembed(embedder, watch)
+        after = memory.stats()
+    typer.echo(f"{after['steps']:,} steps embedded with {after['embedder']}.")
+
+
+def vacuum(db: Db = DEFAULT_DB, namespace: Namespace = "default") -> None:
+    """Give the space of deleted steps back."""
+    with existing(db, namespace) as memory:
+        before = memory.stats()["bytes"]
+        memory.vacuum()
+        after = memory.stats()["bytes"]
+    typer.echo(f"{db}: {before:,} bytes before, {after:,} now.")
+
+
+def purge(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    run: Run = None,
+    session: Session = None,
+    user: User = None,
+    types: Types = None,
+    tools: Tools = None,
+    status: Status = None,
+    since: Since = None,
+    until: Until = None,
+    scope: Scope = None,
+    metadata: Metadata = None,
+    db: Db = DEFAULT_DB,
+    namespace: Namespace = "default",
+) -> None:
+    """Erase steps for good, with their texts and embeddings; at least one filter is needed."""
+    where = step_filter(
+        run_id=run,
+        session_id=session,
+        user_id=user,
+        step_types=types,
+        tools=tools,
+        status=status,
+        since=since,
+        until=until,
+        scope=scope,
+        metadata=metadata,
+    )
+    if not where.model_dump(exclude_none=True):
+        raise typer.BadParameter("purge needs a filter: --run, --session, --user, --until, …")
+    with existing(db, namespace) as memory:
+        if not yes:
+            everything = where.model_copy(update={"scope": where.scope or "*"})
+            count = sum(1 for _ in memory.iter_steps(everything))
+            _confirm(count, db)
+        erased = memory.purge(where)
+    typer.echo(f"{erased:,} steps erased from {db}.")
+
+
+def _confirm(count: int, db: str) -> None:
+    import sys
+
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(f"{count:,} steps would be erased from {db}; say --yes to do it.")
+    typer.confirm(f"Erase {count:,} steps from {db} for good?", abort=True)

@@ -1,0 +1,126 @@
+"""Options that several commands share, and what they mean: a memory to open, a filter to apply.
+
+A command that only reads refuses a file that is not there instead of creating an empty one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from hybridagi_steps.memory import StepMemory
+    from hybridagi_steps.records.filters import StepFilter
+
+DEFAULT_DB = "steps.db"
+
+Db = Annotated[
+    str, typer.Option("--db", envvar="HYBRIDAGI_STEPS_DB", help="The memory file.", metavar="FILE")
+]
+Namespace = Annotated[str, typer.Option("--namespace", help="Whose memory inside the file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Run = Annotated[str | None, typer.Option("--run", help="Only steps of this run.", metavar="ID")]
+Session = Annotated[
+    str | None, typer.Option("--session", help="Only steps of this session.", metavar="ID")
+]
+User = Annotated[str | None, typer.Option("--user", help="Only steps of this user.", metavar="ID")]
+Types = Annotated[
+    list[str] | None,
+    typer.Option("--type", help="Only Action, Decision, ProgramCall or ProgramEnd; repeatable."),
+]
+Tools = Annotated[
+    list[str] | None, typer.Option("--tool", help="Only uses of this tool; repeatable.")
+]
+Status = Annotated[
+    list[str] | None,
+    typer.Option("--status", help="Only ok, error, partial or cancelled; repeatable."),
+]
+Since = Annotated[
+    str | None, typer.Option("--since", help="Only steps made at or after it.", metavar="DATE")
+]
+Until = Annotated[
+    str | None, typer.Option("--until", help="Only steps made before it.", metavar="DATE")
+]
+Scope = Annotated[
+    str | None, typer.Option("--scope", help="Trial runs of this scope; * shows everything.")
+]
+Metadata = Annotated[
+    list[str] | None,
+    typer.Option("--metadata", help="Only with this value; repeatable.", metavar="KEY=VALUE"),
+]
+
+
+def existing(db: str, namespace: str) -> AbstractContextManager[StepMemory]:
+    """Open the memory in a file that is there.
+
+    Raises:
+        typer.BadParameter: There is no such file.
+        StorageError: It is no memory, or a damaged one.
+    """
+    if not Path(db).exists():
+        raise typer.BadParameter(
+            f"there is no memory file {db}; import something into it, or name another with --db."
+        )
+    return opened(db, namespace)
+
+
+def opened(db: str, namespace: str) -> AbstractContextManager[StepMemory]:
+    """Open the memory in a file, making the file if it is not there.
+
+    Raises:
+        StorageError: It is no memory, a damaged one, or cannot be written.
+    """
+    from hybridagi_steps.memory import StepMemory
+
+    return StepMemory(db, namespace=namespace)
+
+
+def step_filter(
+    *,
+    since: str | None = None,
+    until: str | None = None,
+    metadata: Sequence[str] | None = None,
+    **conditions: Any,
+) -> StepFilter:
+    """Return the filter that options ask for; absent ones add no condition.
+
+    Raises:
+        InvalidFilterError: A value that no filter knows.
+        typer.BadParameter: A date or KEY=VALUE that cannot be read.
+    """
+    from hybridagi_steps.records.filters import StepFilter
+
+    asked = {
+        **conditions,
+        "since": _date("--since", since),
+        "until": _date("--until", until),
+        "metadata": dict(_pair(text) for text in metadata) if metadata else None,
+    }
+    return StepFilter.of({key: value for key, value in asked.items() if value not in (None, [])})
+
+
+def _date(option: str, text: str | None) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text) if text is not None else None
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"{option}: {text!r} is no date; write 2026-01-31 or 2026-01-31T10:00 (UTC)."
+        ) from error
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    """Read KEY=VALUE; numbers, true, false and null are read as JSON, all else is text."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise typer.BadParameter(f"--metadata: {text!r} is not KEY=VALUE.")
+    try:
+        read = json.loads(value)
+    except ValueError:
+        return key, value
+    return key, value if isinstance(read, dict | list) else read

@@ -1,0 +1,172 @@
+"""Commands that find and show steps. None of them changes a memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hybridagi_steps.cli.options import (
+    DEFAULT_DB,
+    AsJson,
+    Db,
+    Metadata,
+    Namespace,
+    Run,
+    Scope,
+    Session,
+    Since,
+    Status,
+    Tools,
+    Types,
+    Until,
+    User,
+    existing,
+    step_filter,
+)
+
+if TYPE_CHECKING:
+    from hybridagi_steps.memory import StepMemory
+    from hybridagi_steps.records.agent_step import AgentStep
+    from hybridagi_steps.records.filters import StepHit
+
+
+def search(
+    text: Annotated[str | None, typer.Argument(help="What to look for.")] = None,
+    like: Annotated[
+        str | None, typer.Option("--like", help="Find steps like this one.", metavar="ID")
+    ] = None,
+    k: Annotated[int, typer.Option("-k", help="Most hits wanted.")] = 5,
+    mode: Annotated[str, typer.Option("--mode", help="hybrid, dense or lexical.")] = "hybrid",
+    expand: Annotated[
+        str | None, typer.Option("--expand", help="Show parents, following or program too.")
+    ] = None,
+    min_score: Annotated[
+        float | None, typer.Option("--min-score", help="Least score of a hit, 0 to 1.")
+    ] = None,
+    run: Run = None,
+    session: Session = None,
+    user: User = None,
+    types: Types = None,
+    tools: Tools = None,
+    status: Status = None,
+    since: Since = None,
+    until: Until = None,
+    scope: Scope = None,
+    metadata: Metadata = None,
+    db: Db = DEFAULT_DB,
+    namespace: Namespace = "default",
+    as_json: AsJson = False,
+) -> None:
+    """Find past steps by meaning and words, or steps like a given one."""
+    where = step_filter(
+        run_id=run,
+        session_id=session,
+        user_id=user,
+        step_types=types,
+        tools=tools,
+        status=status,
+        since=since,
+        until=until,
+        scope=scope,
+        metadata=metadata,
+    )
+    if (text is None) == (like is None):
+        raise typer.BadParameter("say what to look for: either TEXT or --like ID.")
+    options: dict[str, Any] = {
+        "where": where,
+        "mode": mode,
+        "expand": expand,
+        "min_score": min_score,
+    }
+    with existing(db, namespace) as memory:
+        hits = memory.search(text, k, **options) if text is not None else []
+        if like is not None:
+            hits = _like(memory, like, k, options)
+    _print_hits(hits, as_json=as_json)
+
+
+def show(
+    step_id: Annotated[
+        str, typer.Argument(metavar="ID", help="A step or run, or the first 6 characters of one.")
+    ],
+    db: Db = DEFAULT_DB,
+    namespace: Namespace = "default",
+    as_json: AsJson = False,
+) -> None:
+    """Show a step with what led to it and what followed, or a run as a tree."""
+    from hybridagi_steps.cli import output, shown
+    from hybridagi_steps.cli.finding import find, lineage
+
+    with existing(db, namespace) as memory:
+        found = find(memory, step_id)
+        if isinstance(found, list):
+            if as_json:
+                output.print_json([_data(step) for step in found])
+            else:
+                output.console().print(shown.run_tree(found))
+            return
+        parents, children = lineage(memory, found)
+    if as_json:
+        output.print_json(
+            {
+                "step": _data(found),
+                "parents": [_data(step) for step in parents],
+                "children": [_data(step) for step in children],
+            }
+        )
+        return
+    output.console().print(shown.step_page(found, parents, children))
+
+
+def runs(
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Most runs shown.")] = 20,
+    offset: Annotated[int, typer.Option("--offset", min=0, help="Runs passed over.")] = 0,
+    db: Db = DEFAULT_DB,
+    namespace: Namespace = "default",
+    as_json: AsJson = False,
+) -> None:
+    """List runs, newest first."""
+    from hybridagi_steps.cli import output, shown
+
+    with existing(db, namespace) as memory:
+        found = memory.runs(limit=limit, offset=offset)
+        total = memory.stats()["runs"]
+    if as_json:
+        output.print_json([run._asdict() for run in found])
+    elif not found:
+        typer.echo("no runs.")
+    else:
+        output.console().print(shown.runs_table(found))
+        if offset + len(found) < total:
+            typer.echo(f"{len(found):,} of {total:,} runs; --offset {offset + limit} shows more.")
+
+
+def _like(memory: StepMemory, like: str, k: int, options: dict[str, Any]) -> list[StepHit]:
+    """Search with a stored step, leaving out the step itself."""
+    from hybridagi_steps.cli.finding import find
+    from hybridagi_steps.errors import InvalidQueryError
+
+    if k < 1:
+        raise InvalidQueryError(f"k is {k}; it must be at least 1.")
+    step = find(memory, like)
+    if isinstance(step, list):
+        raise InvalidQueryError(f"{like} is a run; --like needs the id of a step.")
+    hits = memory.search(step, k + 1, **options)
+    return [hit for hit in hits if hit.step.id != step.id][:k]
+
+
+def _print_hits(hits: list[StepHit], *, as_json: bool) -> None:
+    from hybridagi_steps.cli import output, shown
+
+    if as_json:
+        left_out = {"step": {"vector"}, "context": {"__all__": {"vector"}}}
+        output.print_json([hit.model_dump(mode="json", exclude=left_out) for hit in hits])
+    elif hits:
+        output.console().print(shown.hits_table(hits))
+    else:
+        typer.echo("no steps found.")
+
+
+def _data(step: AgentStep) -> dict[str, Any]:
+    return step.model_dump(mode="json", exclude={"vector"})

@@ -1,0 +1,142 @@
+"""Steps, hits and runs as tables and trees for a terminal, readable from 80 columns up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from hybridagi_steps.cli.output import plain, short_id, styled, table
+from hybridagi_steps.display.view import StepView, line, step_view, tree_view
+
+if TYPE_CHECKING:
+    from hybridagi_steps.protocols import RunSummary
+    from hybridagi_steps.records.agent_step import AgentStep
+    from hybridagi_steps.records.filters import StepHit
+
+_COLOURS = {"action": "blue", "decision": "magenta", "call": "green", "end": "green"}
+_BAR = 8
+_MOST_KIN = 20
+
+
+def hits_table(hits: Sequence[StepHit]) -> Table:
+    """Return search hits as a table: rank, score, what was done and what came of it, id."""
+    made = table("#", "score", "step", "id", right=("#",))
+    made.columns[2].ratio = 1
+    made.columns[3].no_wrap = True
+    made.expand = True
+    for rank, hit in enumerate(hits, start=1):
+        view = step_view(_data(hit.step))
+        body: list[Text] = [_headline(view), *_below(view)]
+        if hit.why:
+            body.append(_cut(styled(("why: ", "dim"), (hit.why, "dim"))))
+        body += [_cut(styled(("  ↳ ", "dim"), *_short(step_view(_data(s))))) for s in hit.context]
+        made.add_row(str(rank), _bar(hit.score), Group(*body), _id(hit.step))
+    return made
+
+
+def runs_table(runs: Sequence[RunSummary]) -> Table:
+    """Return runs as a table."""
+    made = table("run", "started", "steps", "errors", "score", "first step", right=("steps",))
+    made.expand = True
+    made.columns[5].ratio = 1
+    made.columns[0].no_wrap = made.columns[1].no_wrap = True
+    for run in runs:
+        errors = styled((run.errors or "", "red"))
+        score = "" if run.score is None else f"{run.score:.2g}"
+        started = plain(run.started_at)[:16].replace("T", " ")
+        first = _cut(styled((line(run.first_step), "")))
+        made.add_row(
+            _cut(styled((run.run_id, ""))), started, f"{run.steps:,}", errors, score, first
+        )
+    return made
+
+
+def run_tree(steps: Sequence[AgentStep]) -> RenderableType:
+    """Return the steps of a run as a tree, what a program did inside the program."""
+    count = f"{len(steps):,} step{'' if len(steps) == 1 else 's'}"
+    run_id = steps[0].run_id if steps else None
+    tree = Tree(styled((f"run {run_id}" if run_id else count, "bold"), (f"  {count}", "dim")))
+    _grow(tree, tree_view([_data(step) for step in steps]))
+    return tree
+
+
+def step_page(
+    step: AgentStep, parents: Sequence[AgentStep], children: Sequence[AgentStep]
+) -> RenderableType:
+    """Return everything about one step: what led to it, what it was, what followed."""
+    view = step_view(_data(step))
+    parts: list[RenderableType] = [_headline(view)]
+    parts += [_kin("after", list(parents)), _kin("before", list(children))]
+    for name, text in view.sections:
+        parts += [styled(("\n" + name, "dim bold")), Padding(Text(plain(text)), (0, 0, 0, 2))]
+    return Group(*parts)
+
+
+def _kin(label: str, steps: list[AgentStep]) -> Text:
+    rows: list[Text] = []
+    for step in steps[:_MOST_KIN]:
+        view = step_view(_data(step))
+        rows.append(_cut(styled((f"  {label} ", "dim"), *_short(view), (f"  {view.id}", "dim"))))
+    if (hidden := len(steps) - _MOST_KIN) > 0:
+        rows.append(styled((f"  and {hidden:,} more", "dim")))
+    return Text("\n").join(rows)
+
+
+def _grow(tree: Tree, views: Sequence[StepView]) -> None:
+    for view in views:
+        outcome = [(f"  → {view.outcome}", "dim")] if view.outcome else [(view.purpose, "dim")]
+        _grow(tree.add(_cut(styled(*_head(view), *outcome))), view.children)
+
+
+def _headline(view: StepView) -> Text:
+    facts = " · ".join(view.facts)
+    return _cut(styled(*_head(view), (f"  {facts}" if facts else "", "dim")))
+
+
+def _below(view: StepView) -> list[Text]:
+    found: list[Text] = []
+    if view.purpose:
+        found.append(_cut(styled((view.purpose, ""))))
+    if view.outcome:
+        found.append(_cut(styled(("→ ", "dim"), (view.outcome, ""))))
+    return found
+
+
+def _head(view: StepView) -> list[tuple[object, str]]:
+    parts: list[tuple[object, str]] = [(f"{view.hop} ", "dim")]
+    parts += [(view.kind, _COLOURS.get(view.style, "")), (f" {view.title}", "bold")]
+    if view.status:
+        parts.append((f" {view.status}", "bold red"))
+    if view.after:
+        parts.append((f" ({view.after})", "dim"))
+    return parts
+
+
+def _short(view: StepView) -> list[tuple[object, str]]:
+    return [(f"{view.hop} ", "dim"), (view.title, ""), (f" → {view.outcome}", "dim")]
+
+
+def _bar(score: float) -> Text:
+    filled = round(_BAR * min(1.0, max(0.0, score)))
+    return styled((f"{score:.3f} ", ""), ("━" * filled, "blue"), ("─" * (_BAR - filled), "dim"))
+
+
+def _id(step: AgentStep) -> Text:
+    return styled((short_id(str(step.id)), "dim"))
+
+
+def _cut(text: Text) -> Text:
+    """Keep a text on one line: what does not fit is cut with a mark."""
+    text.no_wrap = True
+    text.overflow = "ellipsis"
+    return text
+
+
+def _data(step: AgentStep) -> dict[str, Any]:
+    return step.model_dump(mode="json", exclude={"vector"})
