@@ -1,0 +1,88 @@
+"""What a StepFilter means for one step, in plain Python; the SQL of a database must agree.
+
+The conformance tests hold both to the same answers. Names compare as text; a metadata value equals
+one of the same JSON kind (`True` is not 1, while 1 is 1.0), and None equals a stored null, not a
+missing key. Nothing here knows how steps are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal
+
+from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+
+Scalar = str | int | float | bool | None
+ScalarKind = Literal["null", "true", "false", "number", "text", "other"]
+
+_CALL_TYPES = ("ProgramCall", "ProgramEnd")
+_INTEGERS = range(-(2**63), 2**63)
+
+
+def scalar_kind(value: object) -> tuple[ScalarKind, str | int | float | None]:
+    """Return the JSON kind of a value and the value to compare within that kind.
+
+    Integers that a database column cannot hold are compared as floats everywhere.
+    """
+    if value is None:
+        return "null", None
+    if isinstance(value, bool):
+        return ("true", None) if value else ("false", None)
+    if isinstance(value, int):
+        return "number", value if value in _INTEGERS else float(value)
+    if isinstance(value, float):
+        return "number", value
+    return ("text", value) if isinstance(value, str) else ("other", None)
+
+
+def program_called(step: AgentStep) -> str | None:
+    """Return the program that a ProgramCall or ProgramEnd names."""
+    name = (step.inputs or {}).get("program")
+    return name if str(step.step_type) in _CALL_TYPES and isinstance(name, str) else None
+
+
+def matches(
+    step: AgentStep, where: StepFilter, *, score: float | None, calls: Collection[str]
+) -> bool:
+    """Tell whether a step passes a filter.
+
+    Args:
+        step: The step.
+        where: The filter.
+        score: The step's own score, else its run's.
+        calls: Ids of the ProgramCalls that name `where.program`.
+    """
+    return (
+        (where.scope == EVERY_SCOPE or step.scope == where.scope)
+        and (where.session_id is None or step.session_id == where.session_id)
+        and (where.run_id is None or step.run_id == where.run_id)
+        and (where.user_id is None or step.user_id == where.user_id)
+        and (where.step_types is None or step.step_type in where.step_types)
+        and (where.status is None or step.status in where.status)
+        and (where.exclude_run_id is None or step.run_id not in where.exclude_run_id)
+        and (where.min_score is None or (score is not None and score >= where.min_score))
+        and (where.since is None or step.created_at >= where.since)
+        and (where.until is None or step.created_at < where.until)
+        and (where.tools is None or (step.inputs or {}).get("tool") in where.tools)
+        and _in_program(step, where, calls)
+        and _has_metadata(step, where)
+    )
+
+
+def _in_program(step: AgentStep, where: StepFilter, calls: Collection[str]) -> bool:
+    if where.program_id is not None:
+        asked = {where.program_id, id_text(where.program_id)}
+        if step.program_id not in asked:
+            return False
+    return (
+        where.program is None or program_called(step) == where.program or step.program_id in calls
+    )
+
+
+def _has_metadata(step: AgentStep, where: StepFilter) -> bool:
+    metadata = step.metadata or {}
+    return all(
+        key in metadata and scalar_kind(metadata[key]) == scalar_kind(value)
+        for key, value in (where.metadata or {}).items()
+    )

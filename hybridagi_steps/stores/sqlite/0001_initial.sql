@@ -1,0 +1,148 @@
+-- One row per step; everything else about steps is derived from the body, later and in batches.
+
+CREATE TABLE meta (
+    key TEXT PRIMARY KEY,              -- store_id; row_floor: rows up to here were used once
+    value NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE namespace (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL UNIQUE,
+    epoch INTEGER NOT NULL DEFAULT 1,  -- grows when followers must start again
+    embedder TEXT,
+    dimension INTEGER,
+    keys_through INTEGER NOT NULL DEFAULT 0,    -- steps up to this row have their step_key
+    texts_through INTEGER NOT NULL DEFAULT 0,   -- … have their step_text, or stand in stale_text
+    vectors_through INTEGER NOT NULL DEFAULT 0  -- … have their embedding
+);
+
+CREATE TABLE agent_step (
+    row INTEGER PRIMARY KEY,
+    namespace INTEGER NOT NULL REFERENCES namespace (id),
+    id TEXT NOT NULL,
+    branch_id INTEGER,
+    sequence INTEGER,
+    body TEXT NOT NULL,
+    CHECK ((branch_id IS NULL) = (sequence IS NULL))
+);
+CREATE UNIQUE INDEX agent_step_id ON agent_step (namespace, id);
+CREATE INDEX agent_step_lineage ON agent_step (namespace, branch_id, sequence)
+    WHERE branch_id IS NOT NULL;
+
+-- What filters look at. A narrow copy, so that a filter over 100,000 steps reads no bodies, and
+-- written in batches, so that an append writes one row and one index entry.
+CREATE TABLE step_key (
+    namespace INTEGER NOT NULL REFERENCES namespace (id),
+    row INTEGER NOT NULL,
+    parent_id TEXT, run_id TEXT, hop INTEGER NOT NULL, session_id TEXT, user_id TEXT,
+    program_id TEXT, program TEXT, tool TEXT, step_type TEXT, scope TEXT, status TEXT,
+    score REAL, created_at TEXT, metadata TEXT,
+    PRIMARY KEY (namespace, row)
+) WITHOUT ROWID;
+CREATE INDEX step_key_run ON step_key (namespace, run_id, hop, row) WHERE run_id IS NOT NULL;
+CREATE INDEX step_key_parent ON step_key (namespace, parent_id) WHERE parent_id IS NOT NULL;
+
+-- The keys of steps that have none yet, taken from their bodies.
+CREATE VIEW step_tail AS
+SELECT
+    s.namespace AS namespace, s.row AS row,
+    s.body ->> '$.parent_id' AS parent_id, s.body ->> '$.run_id' AS run_id,
+    s.body ->> '$.hop' AS hop, s.body ->> '$.session_id' AS session_id,
+    s.body ->> '$.user_id' AS user_id, s.body ->> '$.program_id' AS program_id,
+    CASE WHEN s.body ->> '$.step_type' IN ('ProgramCall', 'ProgramEnd')
+          AND json_type(s.body, '$.inputs.program') = 'text'
+         THEN s.body ->> '$.inputs.program' END AS program,
+    CASE WHEN json_type(s.body, '$.inputs.tool') = 'text'
+         THEN s.body ->> '$.inputs.tool' END AS tool,
+    s.body ->> '$.step_type' AS step_type, s.body ->> '$.scope' AS scope,
+    s.body ->> '$.status' AS status, s.body ->> '$.score' AS score,
+    s.body ->> '$.created_at' AS created_at, s.body -> '$.metadata' AS metadata
+FROM namespace n CROSS JOIN agent_step s ON s.row > n.keys_through AND s.namespace = n.id;
+
+CREATE VIEW step_view AS
+SELECT namespace, row, parent_id, run_id, hop, session_id, user_id, program_id, program, tool,
+       step_type, scope, status, score, created_at, metadata FROM step_key
+UNION ALL
+SELECT namespace, row, parent_id, run_id, hop, session_id, user_id, program_id, program, tool,
+       step_type, scope, status, score, created_at, metadata FROM step_tail;
+
+CREATE TABLE run (
+    namespace INTEGER NOT NULL REFERENCES namespace (id),
+    run_id TEXT NOT NULL,
+    score REAL,
+    feedback TEXT,
+    PRIMARY KEY (namespace, run_id)
+) WITHOUT ROWID;
+
+-- Followers read these three by (namespace, seq); a seq is never used twice.
+CREATE TABLE step_text (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    namespace INTEGER NOT NULL REFERENCES namespace (id),
+    row INTEGER NOT NULL UNIQUE,
+    parent_row INTEGER,
+    tokens TEXT NOT NULL,
+    text_hash INTEGER NOT NULL,
+    purpose_hash INTEGER NOT NULL,
+    scoped INTEGER NOT NULL
+);
+CREATE INDEX step_text_seq ON step_text (namespace, seq);
+
+CREATE TABLE embedding (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    namespace INTEGER NOT NULL REFERENCES namespace (id),
+    row INTEGER NOT NULL UNIQUE,
+    model TEXT,
+    dimension INTEGER,
+    text_hash INTEGER NOT NULL,
+    given INTEGER NOT NULL,            -- 1: came with the step; 0: the embedder made it
+    scoped INTEGER NOT NULL,
+    vector BLOB                        -- float32, little endian; NULL: nothing usable
+);
+CREATE INDEX embedding_seq ON embedding (namespace, seq);
+
+CREATE TABLE tombstone (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    namespace INTEGER NOT NULL REFERENCES namespace (id),
+    row INTEGER NOT NULL
+);
+CREATE INDEX tombstone_seq ON tombstone (namespace, seq);
+
+CREATE TABLE stale_text (              -- steps whose parent arrived after their words were saved
+    namespace INTEGER NOT NULL REFERENCES namespace (id),
+    row INTEGER NOT NULL,
+    PRIMARY KEY (namespace, row)
+) WITHOUT ROWID;
+
+-- Sessions: a session points at a branch, a branch is an append-only line of messages.
+CREATE TABLE branch (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    namespace INTEGER NOT NULL REFERENCES namespace (id),
+    parent_id INTEGER REFERENCES branch (id),
+    fork_sequence INTEGER NOT NULL,
+    CHECK ((parent_id IS NULL) = (fork_sequence = 0))
+);
+CREATE TABLE session (
+    namespace INTEGER NOT NULL REFERENCES namespace (id),
+    id TEXT NOT NULL,
+    branch_id INTEGER NOT NULL REFERENCES branch (id),
+    PRIMARY KEY (namespace, id)
+) WITHOUT ROWID;
+CREATE TABLE message (
+    row INTEGER PRIMARY KEY,
+    namespace INTEGER NOT NULL REFERENCES namespace (id),
+    branch_id INTEGER NOT NULL REFERENCES branch (id),
+    sequence INTEGER NOT NULL CHECK (sequence > 0),
+    id TEXT NOT NULL,
+    body TEXT NOT NULL,
+    UNIQUE (namespace, id),
+    UNIQUE (branch_id, sequence)
+);
+CREATE TABLE append_key (
+    namespace INTEGER NOT NULL REFERENCES namespace (id),
+    session_id TEXT NOT NULL,
+    key TEXT NOT NULL,
+    branch_id INTEGER NOT NULL,
+    first INTEGER NOT NULL,
+    last INTEGER NOT NULL,
+    PRIMARY KEY (namespace, session_id, key)
+) WITHOUT ROWID;

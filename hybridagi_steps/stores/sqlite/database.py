@@ -1,0 +1,253 @@
+"""The connections to one SQLite file: one writer, any number of readers.
+
+* A write holds a thread lock, then the file lock, then SQLite's own; it waits in line, not busily.
+* Reads take a connection from a pool and see one consistent state (a deferred transaction).
+* Checkpoints happen only inside writes, or when the last connection closes: never while another
+  connection commits. That is what SQLite's WAL-reset bug (before 3.51.3) needs to strike.
+* Before a fork every connection is closed, because SQLite's memory of its locks must not be copied.
+
+Every SQLite error leaves as one of ours. Nothing here knows about steps.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hybridagi_steps.errors import (
+    ForeignFileError,
+    MemoryClosedError,
+    ReadOnlyStorageError,
+    StorageBusyError,
+    StorageError,
+)
+from hybridagi_steps.stores.fork_safety import rest_at_fork
+from hybridagi_steps.stores.sqlite.file_lock import FileLock
+from hybridagi_steps.stores.sqlite.schema import latest_version, migrate, version_of
+from hybridagi_steps.stores.sqlite.translation import translated
+
+_CHECKPOINT_PAGES = 256
+"""A WAL of about one MiB: small beside the data, and still few checkpoints."""
+_LONGEST_KEPT_WAL_BYTES = 4 * 1024 * 1024
+_SYNCHRONOUS = {"normal": "NORMAL", "full": "FULL"}
+
+
+class Database:
+    """One SQLite file, opened for reading and, where possible, writing."""
+
+    def __init__(self, path: Path, durability: str, timeout_seconds: float) -> None:
+        """Open the file, creating or migrating it where needed.
+
+        Raises:
+            StorageError: One of its kinds: foreign, newer, damaged, read-only, busy, full.
+        """
+        self.path = path.absolute()
+        self.durability = durability
+        self._timeout_seconds = timeout_seconds
+        self._synchronous = _SYNCHRONOUS[durability]
+        self._file_lock = FileLock(self.path, timeout_seconds)
+        self._write_turn = threading.Lock()
+        self._pool = threading.Condition()
+        self._writer: sqlite3.Connection | None = None
+        self._idle: list[sqlite3.Connection] = []
+        self._reading = 0
+        self._closed = False
+        self._refuse_folder()
+        self.writable = self._is_writable()
+        self._mode = "rw" if self.writable else "ro"
+        self._prepare()
+        rest_at_fork(self)
+
+    def insert(self, sql: str, values: Sequence[Any]) -> int:
+        """Run one INSERT as a transaction of its own; return the row. The fast path of appends.
+
+        Raises:
+            sqlite3.IntegrityError: A constraint holds it back; for the caller to explain.
+        """
+        with self._write_turn:
+            connection = self._writer or self._open_writer()
+            self._file_lock.acquire()
+            try:
+                return connection.execute(sql, values).lastrowid or 0
+            except sqlite3.IntegrityError:
+                raise
+            except sqlite3.Error as error:
+                raise translated(error, self.path) from error
+            finally:
+                self._file_lock.release()
+
+    @contextmanager
+    def writing(self) -> Generator[sqlite3.Connection]:
+        """Give the writer in a transaction that is committed whole, or rolled back."""
+        with self.exclusive() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def exclusive(self) -> Generator[sqlite3.Connection]:
+        """Give the writer outside any transaction, while no other process writes."""
+        with self._write_turn:
+            connection = self._writer or self._open_writer()
+            self._file_lock.acquire()
+            try:
+                yield connection
+            except sqlite3.Error as error:
+                raise translated(error, self.path) from error
+            finally:
+                self._file_lock.release()
+
+    @contextmanager
+    def reading(self) -> Generator[sqlite3.Connection]:
+        """Give a reader that sees one consistent state."""
+        try:
+            connection = self._take_reader()
+        except sqlite3.Error as error:
+            raise translated(error, self.path) from error
+        try:
+            connection.execute("BEGIN")
+            yield connection
+        except sqlite3.Error as error:
+            raise translated(error, self.path) from error
+        finally:
+            self._give_back(connection)
+
+    def compact(self) -> None:
+        """Rewrite the file without its free pages and empty the WAL.
+
+        Raises:
+            StorageBusyError: A reader kept an old state for longer than the timeout.
+        """
+        with self.exclusive() as connection:
+            connection.execute("VACUUM")
+            busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise StorageBusyError(
+                f"{self.path} is being read; its write-ahead log still holds old pages. "
+                "Try again when the readers are done."
+            )
+
+    def file_bytes(self) -> int:
+        """Return the size of the database with its write-ahead log."""
+        beside = [self.path, self.path.with_name(self.path.name + "-wal")]
+        return sum(file.stat().st_size for file in beside if file.exists())
+
+    def close(self) -> None:
+        """Close every connection, waiting for reads and writes under way."""
+        self.before_fork()
+        self._closed = True
+        self.after_fork()
+
+    def before_fork(self) -> None:
+        """Wait for reads and writes under way, then close every connection."""
+        self._write_turn.acquire()
+        self._pool.acquire()
+        while self._reading:
+            self._pool.wait()
+        for connection in (*self._idle, *([self._writer] if self._writer else [])):
+            connection.close()
+        self._idle.clear()
+        self._writer = None
+        self._file_lock.close()
+
+    def after_fork(self) -> None:
+        """Let reads and writes go on; they open new connections."""
+        self._pool.release()
+        self._write_turn.release()
+
+    def _take_reader(self) -> sqlite3.Connection:
+        with self._pool:
+            self._refuse_closed()
+            connection = self._idle.pop() if self._idle else self._connect()
+            self._reading += 1
+            return connection
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        with self._pool:
+            self._idle.append(connection)
+            self._reading -= 1
+            self._pool.notify_all()
+
+    def _open_writer(self) -> sqlite3.Connection:
+        self._refuse_closed()
+        if not self.writable:
+            raise ReadOnlyStorageError(f"{self.path} was opened read-only: it cannot be written.")
+        try:
+            connection = self._connect()
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+            connection.execute(f"PRAGMA journal_size_limit = {_LONGEST_KEPT_WAL_BYTES}")
+            connection.execute("PRAGMA secure_delete = ON")
+        except sqlite3.Error as error:
+            raise translated(error, self.path) from error
+        self._writer = connection
+        return connection
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(
+            f"{self.path.as_uri()}?mode={self._mode}",
+            uri=True,
+            isolation_level=None,
+            timeout=self._timeout_seconds,
+            check_same_thread=False,
+        )
+
+    def _prepare(self) -> None:
+        """Check the file, and create or migrate it; other processes may be doing the same."""
+        try:
+            if self.path.exists() and self._version() == latest_version():
+                return
+            if not self.writable:
+                raise ReadOnlyStorageError(f"{self.path} cannot be created or upgraded here.")
+            self._create()
+        except sqlite3.Error as error:
+            raise translated(error, self.path) from error
+
+    def _version(self) -> int:
+        connection = self._connect()
+        try:
+            return version_of(connection, self.path)
+        finally:
+            connection.close()
+
+    def _create(self) -> None:
+        self._mode = "rwc"
+        self._file_lock.acquire()
+        connection = self._connect()
+        try:
+            version = version_of(connection, self.path)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            migrate(connection, version)
+        finally:
+            connection.close()
+            self._file_lock.release()
+            self._mode = "rw"
+
+    def _is_writable(self) -> bool:
+        folder = self.path.parent
+        if not folder.is_dir():
+            raise StorageError(f"{folder} is no folder; create it first.")
+        return os.access(folder, os.W_OK) and (
+            not self.path.exists() or os.access(self.path, os.W_OK)
+        )
+
+    def _refuse_folder(self) -> None:
+        if self.path.is_dir():
+            raise ForeignFileError(f"{self.path} is a folder; give the path of a file.")
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise MemoryClosedError(f"{self.path} was closed; open it again.")

@@ -1,0 +1,198 @@
+"""Words and embeddings in SQLite: what is pending, what is saved, what followers must know.
+
+`namespace.texts_through` and `vectors_through` say up to which row everything is saved, so asking
+for what is pending looks only beyond them. A step whose parent arrived after its words were saved
+stands in `stale_text` until its words are saved again.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+import numpy as np
+
+from hybridagi_steps.protocols import Changes, PendingText, Position, TextRow, VectorRow
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.stores.body import decode_body
+from hybridagi_steps.stores.sqlite.tables import Tables
+from hybridagi_steps.stores.sqlite.where import json_array
+
+_PENDING_TEXT_ROWS = """SELECT row FROM (
+    SELECT row FROM stale_text WHERE namespace = :namespace
+    UNION
+    SELECT k.row FROM step_view k WHERE k.namespace = :namespace
+        AND k.row > (SELECT texts_through FROM namespace WHERE id = :namespace)
+        AND NOT EXISTS (SELECT 1 FROM step_text t WHERE t.row = k.row))
+    ORDER BY row LIMIT :limit"""
+_PENDING_VECTOR_ROWS = """SELECT k.row FROM step_view k WHERE k.namespace = :namespace
+    AND k.row > (SELECT vectors_through FROM namespace WHERE id = :namespace)
+    AND NOT EXISTS (SELECT 1 FROM embedding e WHERE e.row = k.row)
+    ORDER BY k.row LIMIT :limit"""
+_NAMED_PARENTS = """SELECT k.row, p.row FROM step_view k
+    JOIN agent_step p ON p.namespace = k.namespace AND p.id = k.parent_id AND p.row <> k.row
+    WHERE k.namespace = ? AND k.row IN (SELECT value FROM json_each(?))"""
+_PLACES = """SELECT row, run_id, hop FROM step_view
+    WHERE namespace = ? AND run_id IS NOT NULL AND row IN (SELECT value FROM json_each(?))"""
+_BEFORE_IN_RUN = """SELECT row FROM step_view
+    WHERE namespace = ? AND run_id = ? AND (hop, row) < (?, ?)
+    ORDER BY hop DESC, row DESC LIMIT 1"""
+_AFTER_IN_RUN = """SELECT row FROM step_view
+    WHERE namespace = ? AND run_id = ? AND (hop, row) > (?, ?)
+    ORDER BY hop, row LIMIT 1"""
+_CHILDREN = """SELECT k.row FROM agent_step s
+    JOIN step_view k ON k.namespace = s.namespace AND k.parent_id = s.id
+    WHERE s.namespace = ? AND s.row IN (SELECT value FROM json_each(?))"""
+_INDEXED_PARENTS = """SELECT row, parent_row FROM step_text
+    WHERE row IN (SELECT value FROM json_each(?))"""
+_SAVE_TEXT = """INSERT OR REPLACE INTO step_text
+    (namespace, row, parent_row, tokens, text_hash, purpose_hash, scoped)
+    SELECT k.namespace, k.row, ?, ?, ?, ?, k.scope IS NOT NULL
+    FROM step_view k WHERE k.namespace = ? AND k.row = ?"""
+_SAVE_VECTOR = """INSERT OR IGNORE INTO embedding
+    (namespace, row, model, dimension, text_hash, given, scoped, vector)
+    SELECT k.namespace, k.row, n.embedder, ?, ?, 0, k.scope IS NOT NULL, ?
+    FROM step_view k JOIN namespace n ON n.id = k.namespace WHERE k.namespace = ? AND k.row = ?"""
+_ADVANCE = """UPDATE namespace SET {column} = coalesce(
+    (SELECT min(k.row) - 1 FROM step_view k WHERE k.namespace = :namespace
+        AND k.row > {column} AND NOT EXISTS (SELECT 1 FROM {table} d WHERE d.row = k.row)),
+    (SELECT max(row) FROM agent_step), {column}) WHERE id = :namespace"""
+_TEXTS_ADVANCE = _ADVANCE.format(column="texts_through", table="step_text")
+_VECTORS_ADVANCE = _ADVANCE.format(column="vectors_through", table="embedding")
+_POSITION = """SELECT epoch,
+    coalesce((SELECT max(seq) FROM step_text WHERE namespace = n.id), 0),
+    coalesce((SELECT max(seq) FROM embedding WHERE namespace = n.id), 0),
+    coalesce((SELECT max(seq) FROM tombstone WHERE namespace = n.id), 0)
+    FROM namespace n WHERE id = ?"""
+_TEXTS = """SELECT seq, row, parent_row, tokens, text_hash, purpose_hash, scoped FROM step_text
+    WHERE namespace = ? AND seq > ? ORDER BY seq LIMIT ?"""
+_VECTORS = """SELECT seq, row, text_hash, vector, scoped FROM embedding
+    WHERE namespace = ? AND seq > ? ORDER BY seq LIMIT ?"""
+_TOMBSTONES = "SELECT row FROM tombstone WHERE namespace = ? AND seq > ? ORDER BY seq"
+_BODIES = """SELECT row, body FROM agent_step
+    WHERE namespace = ? AND row IN (SELECT value FROM json_each(?))"""
+
+
+class DerivedTables(Tables):
+    """Implements `DerivedStore`; see protocols.py for the contract."""
+
+    def pending_texts(self, limit: int) -> list[PendingText]:
+        """Return the next steps without words, or with stale ones."""
+        self._catch_up()
+        asked = {"namespace": self._namespace, "limit": limit}
+        with self._db.reading() as connection:
+            rows: list[int] = [row for (row,) in connection.execute(_PENDING_TEXT_ROWS, asked)]
+            parents = self._parents(connection, rows)
+            steps = self._steps(connection, {*rows, *parents.values()})
+        return [
+            PendingText(row, steps[row], parent, steps.get(parent) if parent else None)
+            for row, parent in ((row, parents.get(row)) for row in rows)
+        ]
+
+    def save_texts(self, texts: Sequence[TextRow]) -> None:
+        """Save words, and note whose words went stale by that."""
+        rows = [int(text.row) for text in texts]
+        with self._db.writing() as connection:
+            connection.executemany(_SAVE_TEXT, [self._text_values(text) for text in texts])
+            fresh = "DELETE FROM stale_text WHERE namespace = ? AND row IN (SELECT value FROM json_each(?))"
+            connection.execute(fresh, (self._namespace, json_array(rows)))
+            stale = [(self._namespace, row) for row in self._stale(connection, rows)]
+            connection.executemany("INSERT OR IGNORE INTO stale_text VALUES (?, ?)", stale)
+            connection.execute(_TEXTS_ADVANCE, {"namespace": self._namespace})
+
+    def pending_vectors(self, limit: int) -> list[tuple[int, AgentStep]]:
+        """Return the next steps without an embedding."""
+        self._catch_up()
+        asked = {"namespace": self._namespace, "limit": limit}
+        with self._db.reading() as connection:
+            rows: list[int] = [row for (row,) in connection.execute(_PENDING_VECTOR_ROWS, asked)]
+            steps = self._steps(connection, set(rows))
+        return [(row, steps[row]) for row in rows]
+
+    def save_vectors(self, vectors: Sequence[VectorRow]) -> None:
+        """Save embeddings of steps that have none."""
+        with self._db.writing() as connection:
+            connection.executemany(_SAVE_VECTOR, [self._vector_values(row) for row in vectors])
+            connection.execute(_VECTORS_ADVANCE, {"namespace": self._namespace})
+
+    def position(self) -> Position:
+        """Return the newest position."""
+        with self._db.reading() as connection:
+            return self._position(connection)
+
+    def changes(self, since: Position, *, limit: int = 100_000) -> Changes:
+        """Return what happened after `since`, in one consistent view."""
+        with self._db.reading() as connection:
+            newest = self._position(connection)
+            if since.epoch != newest.epoch:
+                since = Position(newest.epoch, 0, 0, newest.tombstone)
+            texts = connection.execute(_TEXTS, (self._namespace, since.text, limit)).fetchall()
+            vectors = connection.execute(
+                _VECTORS, (self._namespace, since.vector, limit)
+            ).fetchall()
+            removed = self._column(connection, _TOMBSTONES, self._namespace, since.tombstone)
+        reached = Position(
+            newest.epoch,
+            texts[-1][0] if len(texts) == limit else newest.text,
+            vectors[-1][0] if len(vectors) == limit else newest.vector,
+            newest.tombstone,
+        )
+        return Changes(
+            reached,
+            [TextRow(*values, scoped=bool(scoped)) for _, *values, scoped in texts],
+            [
+                VectorRow(row, words, _vector(blob), bool(scoped))
+                for _, row, words, blob, scoped in vectors
+            ],
+            removed,
+        )
+
+    def _position(self, connection: sqlite3.Connection) -> Position:
+        found = connection.execute(_POSITION, (self._namespace,)).fetchone()
+        return Position(*found) if found else Position(1, 0, 0, 0)
+
+    def _parents(self, connection: sqlite3.Connection, rows: Sequence[int]) -> dict[int, int]:
+        """Return the parent's row of each row that has one: the named step, else the one before."""
+        asked = (self._namespace, json_array(rows))
+        parents: dict[int, int] = dict(connection.execute(_NAMED_PARENTS, asked).fetchall())
+        for row, run_id, hop in connection.execute(_PLACES, asked).fetchall():
+            if row not in parents:
+                place = (self._namespace, run_id, hop, row)
+                if before := connection.execute(_BEFORE_IN_RUN, place).fetchone():
+                    parents[row] = before[0]
+        return parents
+
+    def _stale(self, connection: sqlite3.Connection, saved: Sequence[int]) -> list[int]:
+        """Return rows whose words show another parent than they have by now.
+
+        Only a parent stored after its child can do that: earlier ones were there when the child's
+        words were made. Looked at are the saved rows, their children and their followers.
+        """
+        asked = (self._namespace, json_array(saved))
+        looked_at = {*saved, *self._column(connection, _CHILDREN, *asked)}
+        for row, run_id, hop in connection.execute(_PLACES, asked).fetchall():
+            place = (self._namespace, run_id, hop, row)
+            looked_at.update(self._column(connection, _AFTER_IN_RUN, *place))
+        shown = dict(connection.execute(_INDEXED_PARENTS, (json_array(sorted(looked_at)),)))
+        parents = self._parents(connection, sorted(shown))
+        return [row for row, parent in parents.items() if parent > row and shown[row] != parent]
+
+    def _steps(self, connection: sqlite3.Connection, rows: set[int]) -> dict[int, AgentStep]:
+        asked = (self._namespace, json_array(sorted(rows)))
+        return {row: decode_body(body) for row, body in connection.execute(_BODIES, asked)}
+
+    def _text_values(self, text: TextRow) -> tuple[int | str | None, ...]:
+        parent = None if text.parent_row is None else int(text.parent_row)
+        words = (text.tokens, int(text.text_hash), int(text.purpose_hash))
+        return (parent, *words, self._namespace, int(text.row))
+
+    def _vector_values(self, saved: VectorRow) -> tuple[int | bytes | None, ...]:
+        key = (self._namespace, int(saved.row))
+        if saved.vector is None:
+            return (None, int(saved.text_hash), None, *key)
+        blob = np.asarray(saved.vector, dtype="<f4").tobytes()
+        return (len(saved.vector), int(saved.text_hash), blob, *key)
+
+
+def _vector(blob: bytes | None) -> np.ndarray[tuple[int], np.dtype[np.float32]] | None:
+    return None if blob is None else np.frombuffer(blob, dtype="<f4")

@@ -1,0 +1,69 @@
+"""Forgetting steps: the row and all that was derived from it, with a tombstone for followers.
+
+With `secure_delete` on, SQLite overwrites what is deleted; `vacuum` then clears the write-ahead
+log. A row number is never used again, so a tombstone always means the same step.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from hybridagi_steps.stores.sqlite.where import json_array
+
+_GONE = "row IN (SELECT value FROM json_each(:rows))"
+_RUNS_OF = f"""SELECT DISTINCT run_id FROM step_view
+    WHERE namespace = :namespace AND {_GONE} AND run_id IS NOT NULL"""  # noqa: S608 - no value in it
+_RAISE_FLOOR = """UPDATE meta SET value = max(value, coalesce(
+    (SELECT max(row) FROM agent_step), 0)) WHERE key = 'row_floor'"""
+_FORGET_ROWS = (
+    "INSERT INTO tombstone (namespace, row) SELECT :namespace, value FROM json_each(:rows)",
+    f"DELETE FROM step_text WHERE {_GONE}",  # noqa: S608 - no value in it
+    f"DELETE FROM embedding WHERE {_GONE}",  # noqa: S608 - no value in it
+    f"DELETE FROM stale_text WHERE namespace = :namespace AND {_GONE}",  # noqa: S608 - no value in it
+    f"DELETE FROM step_key WHERE namespace = :namespace AND {_GONE}",  # noqa: S608 - no value in it
+    f"DELETE FROM agent_step WHERE {_GONE}",  # noqa: S608 - no value in it
+)
+_FORGET_RUNS = """DELETE FROM run
+    WHERE namespace = :namespace AND run_id IN (SELECT value FROM json_each(:runs))
+    AND NOT EXISTS (SELECT 1 FROM step_view k
+                    WHERE k.namespace = run.namespace AND k.run_id = run.run_id)"""
+_FORGET_ALL = (
+    "DELETE FROM tombstone WHERE namespace = :namespace",
+    "DELETE FROM step_text WHERE namespace = :namespace",
+    "DELETE FROM embedding WHERE namespace = :namespace",
+    "DELETE FROM stale_text WHERE namespace = :namespace",
+    "DELETE FROM step_key WHERE namespace = :namespace",
+    "DELETE FROM run WHERE namespace = :namespace",
+    "DELETE FROM agent_step WHERE namespace = :namespace",
+    """UPDATE namespace SET epoch = epoch + 1, keys_through = 0, texts_through = 0,
+       vectors_through = 0 WHERE id = :namespace""",
+)
+
+
+def remove_rows(connection: sqlite3.Connection, namespace: int, rows: Sequence[int]) -> None:
+    """Remove rows of one namespace inside the caller's transaction; runs stay."""
+    if not rows:
+        return
+    connection.execute(_RAISE_FLOOR)
+    values = {"namespace": namespace, "rows": json_array(rows)}
+    for statement in _FORGET_ROWS:
+        connection.execute(statement, values)
+
+
+def runs_of(connection: sqlite3.Connection, namespace: int, rows: Sequence[int]) -> list[str]:
+    """Return the runs that these rows belong to."""
+    values = {"namespace": namespace, "rows": json_array(rows)}
+    return [run_id for (run_id,) in connection.execute(_RUNS_OF, values)]
+
+
+def remove_empty_runs(connection: sqlite3.Connection, namespace: int, runs: Sequence[str]) -> None:
+    """Remove those of `runs` that no step is left of."""
+    connection.execute(_FORGET_RUNS, {"namespace": namespace, "runs": json_array(runs)})
+
+
+def remove_all(connection: sqlite3.Connection, namespace: int) -> None:
+    """Remove everything of one namespace; followers start again."""
+    connection.execute(_RAISE_FLOOR)
+    for statement in _FORGET_ALL:
+        connection.execute(statement, {"namespace": namespace})

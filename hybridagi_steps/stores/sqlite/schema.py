@@ -1,0 +1,95 @@
+"""Is this file a step memory, and of which version? Creates and migrates it.
+
+A file is ours by SQLite's `application_id`; its version is `user_version`, the number of the last
+migration. Migrations are the numbered .sql files beside this module, each run in one transaction
+with the two numbers, so a kill in between leaves the older version whole. Nothing here knows what
+the tables mean.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from uuid import uuid4
+
+from hybridagi_steps.errors import DamagedFileError, ForeignFileError, NewerSchemaError
+
+APPLICATION_ID = 0x48535450
+"""Marks our files in byte 68 of the header: "HSTP"."""
+
+_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+_EXPECTED_TABLES = {"meta", "namespace", "agent_step", "step_key", "step_text", "embedding"}
+
+
+@cache
+def migrations() -> list[tuple[int, str]]:
+    """Return (version, SQL) of every migration, oldest first."""
+    scripts = [entry for entry in files(__package__).iterdir() if entry.name.endswith(".sql")]
+    return sorted((int(entry.name[:4]), entry.read_text("utf-8")) for entry in scripts)
+
+
+def latest_version() -> int:
+    """Return the schema version this library writes."""
+    return migrations()[-1][0]
+
+
+def version_of(connection: sqlite3.Connection, path: Path) -> int:
+    """Return the file's schema version; 0 for a file that is still empty.
+
+    Raises:
+        ForeignFileError: The file is not a step memory.
+        NewerSchemaError: A newer version of this library wrote it.
+        DamagedFileError: It is a step memory without its tables.
+    """
+    application_id = _number(connection, "application_id")
+    version = _number(connection, "user_version")
+    tables = {name for (name,) in connection.execute(_TABLES)}
+    if application_id != APPLICATION_ID:
+        if application_id or version or tables:
+            raise ForeignFileError(
+                f"{path} is an SQLite file of another program; give another path."
+            )
+        return 0
+    if version > latest_version():
+        raise NewerSchemaError(
+            f"{path} has schema version {version}, this library knows {latest_version()}; "
+            "upgrade hybridagi-steps."
+        )
+    if missing := _EXPECTED_TABLES - tables:
+        raise DamagedFileError(
+            f"{path} is a step memory without {', '.join(sorted(missing))}; restore a backup."
+        )
+    return version
+
+
+def migrate(connection: sqlite3.Connection, version: int) -> None:
+    """Bring a file from `version` to the latest; the caller holds the write lock."""
+    for number, script in migrations():
+        if number <= version:
+            continue
+        connection.execute("BEGIN IMMEDIATE")
+        for statement in _statements(script):
+            connection.execute(statement)
+        if number == 1:
+            new_id = (uuid4().hex,)
+            connection.execute("INSERT INTO meta VALUES ('store_id', ?), ('row_floor', 0)", new_id)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {number}")
+        connection.execute("COMMIT")
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Split a script; `executescript` would commit the transaction first."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _number(connection: sqlite3.Connection, pragma: str) -> int:
+    return int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])

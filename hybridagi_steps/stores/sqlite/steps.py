@@ -1,0 +1,213 @@
+"""Steps in SQLite: append, read, filter, runs.
+
+An append of one step is one INSERT in a transaction of its own: one row, one index entry. Rows are
+numbered by hand, above every row ever used, because AUTOINCREMENT would write one more page per
+append. Bodies are read in pages, never under a transaction that outlives a call.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from hybridagi_steps.errors import DuplicateStepError, UnknownRunError
+from hybridagi_steps.protocols import Rows, RunSummary
+from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.step_text import own_text, text_hash
+from hybridagi_steps.stores.body import decode_body, encode_body
+from hybridagi_steps.stores.sqlite.removal import remove_rows
+from hybridagi_steps.stores.sqlite.tables import Tables
+from hybridagi_steps.stores.sqlite.where import condition, is_storable, json_array
+
+_INSERT = """INSERT INTO agent_step (row, namespace, id, body) VALUES (
+    max(coalesce((SELECT max(row) FROM agent_step), 0),
+        (SELECT value FROM meta WHERE key = 'row_floor')) + 1, ?, ?, ?)"""
+_INSERT_GIVEN = """INSERT INTO embedding
+    (namespace, row, model, dimension, text_hash, given, scoped, vector)
+    VALUES (?, ?, (SELECT embedder FROM namespace WHERE id = ?), ?, ?, 1, ?, ?)"""
+_ROWS_BY_ID = """SELECT id, row FROM agent_step
+    WHERE namespace = ? AND id IN (SELECT value FROM json_each(?))"""
+_READ = """SELECT s.row, s.body, e.vector FROM agent_step s
+    LEFT JOIN embedding e ON e.row = s.row AND ?
+    WHERE s.namespace = ? AND s.row IN (SELECT value FROM json_each(?))"""
+_RUN_SCORES = """SELECT run_id, score FROM run
+    WHERE namespace = ? AND score IS NOT NULL AND run_id IN (SELECT value FROM json_each(?))"""
+_RUNS = """SELECT k.run_id, max(k.session_id), max(k.scope), count(*),
+        sum(coalesce(k.status, '') = 'error'), min(k.created_at), max(k.created_at), min(k.row)
+    FROM step_view k WHERE k.namespace = ? AND k.run_id IS NOT NULL
+    GROUP BY k.run_id ORDER BY min(k.row) DESC LIMIT ? OFFSET ?"""
+_FIRST_STEP = """SELECT s.id FROM step_view k JOIN agent_step s ON s.row = k.row
+    WHERE k.namespace = ? AND k.run_id = ? ORDER BY k.hop, k.row LIMIT 1"""
+_RUN = "SELECT score, feedback FROM run WHERE namespace = ? AND run_id = ?"
+_KNOWN_RUN = "SELECT 1 FROM step_view WHERE namespace = ? AND run_id = ? LIMIT 1"
+_SCORE_RUN = """INSERT INTO run (namespace, run_id, score, feedback) VALUES (?, ?, ?, ?)
+    ON CONFLICT DO UPDATE SET score = excluded.score, feedback = excluded.feedback"""
+_PAGE = 500
+
+
+class StepTables(Tables):
+    """Implements `AgentStepStore` and `RunStore`; see protocols.py for the contract."""
+
+    def append(self, steps: Sequence[AgentStep], *, replace: bool = False) -> list[int]:
+        """Store steps, all or none."""
+        if len(steps) == 1 and not replace and steps[0].vector is None:
+            return [self._append_one(steps[0])]
+        encoded = [(id_text(step.id), encode_body(step), step) for step in steps]
+        _refuse_twice([step_id for step_id, _, _ in encoded])
+        if not encoded:
+            return []
+        with self._db.writing() as connection:
+            if replace:
+                known = [step_id for step_id, _, _ in encoded]
+                remove_rows(
+                    connection, self._namespace, list(self._rows_of(connection, known).values())
+                )
+            return [self._insert(connection, *entry) for entry in encoded]
+
+    def get(self, ids: Sequence[str], *, vectors: bool = False) -> list[AgentStep]:
+        """Return the steps with these ids in the order asked."""
+        wanted = [id_text(step_id) for step_id in ids]
+        with self._db.reading() as connection:
+            rows = self._rows_of(connection, wanted)
+            steps = self._read(connection, list(rows.values()), vectors=vectors)
+        return [steps[rows[step_id]] for step_id in wanted if step_id in rows]
+
+    def find(
+        self, where: StepFilter, *, limit: int, offset: int = 0, newest_first: bool = False
+    ) -> list[AgentStep]:
+        """Return one page of the steps that match."""
+        self._catch_up()
+        sql, values = condition(where, self._namespace)
+        down = " DESC" if newest_first else ""
+        order = f"k.row{down}" if where.run_id is None else f"k.hop{down}, k.row{down}"
+        query = f"SELECT k.row FROM step_view k WHERE {sql} ORDER BY {order} LIMIT ? OFFSET ?"  # noqa: S608 - parts are ours, values are bound
+        with self._db.reading() as connection:
+            rows = self._column(connection, query, *values, limit, offset)
+            steps = self._read(connection, rows)
+        return [steps[row] for row in rows]
+
+    def rows(self, where: StepFilter) -> Rows:
+        """Return the rows that match, ascending."""
+        self._catch_up()
+        with self._db.reading() as connection:
+            return np.array(self._matching(connection, where), dtype=np.int64)
+
+    def read(self, rows: Sequence[int]) -> dict[int, AgentStep]:
+        """Return the steps in these rows."""
+        with self._db.reading() as connection:
+            return self._read(connection, [int(row) for row in rows])
+
+    def children(self, ids: Sequence[str]) -> list[AgentStep]:
+        """Return the steps whose parent is one of `ids`, by row."""
+        self._catch_up()
+        parents = [text for text in map(id_text, ids) if is_storable(text)]
+        query = """SELECT row FROM step_view
+            WHERE namespace = ? AND parent_id IN (SELECT value FROM json_each(?)) ORDER BY row"""
+        with self._db.reading() as connection:
+            rows = self._column(connection, query, self._namespace, json_array(parents))
+            steps = self._read(connection, rows)
+        return [steps[row] for row in rows]
+
+    def iter_steps(self, where: StepFilter) -> Iterator[AgentStep]:
+        """Yield all matching steps by row; those deleted meanwhile are left out."""
+        rows = self.rows(where).tolist()
+        for start in range(0, len(rows), _PAGE):
+            page = rows[start : start + _PAGE]
+            steps = self.read(page)
+            yield from (steps[row] for row in page if row in steps)
+
+    def runs(self, *, limit: int, offset: int = 0) -> list[RunSummary]:
+        """Return runs, the one begun last first."""
+        self._catch_up()
+        with self._db.reading() as connection:
+            found = connection.execute(_RUNS, (self._namespace, limit, offset)).fetchall()
+            return [self._summary(connection, *columns) for columns in found]
+
+    def score_run(self, run_id: str, value: float, feedback: str | None) -> None:
+        """Set a run's score."""
+        self._catch_up()
+        with self._db.writing() as connection:
+            known = is_storable(run_id) and (self._namespace, run_id)
+            if not known or not connection.execute(_KNOWN_RUN, known).fetchone():
+                raise UnknownRunError(run_id)
+            connection.execute(_SCORE_RUN, (*known, value, feedback))
+
+    def _append_one(self, step: AgentStep) -> int:
+        step_id, body = id_text(step.id), encode_body(step)
+        try:
+            return self._db.insert(_INSERT, (self._namespace, step_id, body))
+        except sqlite3.IntegrityError as error:
+            raise DuplicateStepError(step_id) from error
+
+    def _insert(
+        self, connection: sqlite3.Connection, step_id: str, body: str, step: AgentStep
+    ) -> int:
+        try:
+            row = connection.execute(_INSERT, (self._namespace, step_id, body)).lastrowid or 0
+        except sqlite3.IntegrityError as error:
+            raise DuplicateStepError(step_id) from error
+        if step.vector is not None:
+            vector = np.asarray(step.vector, dtype="<f4")
+            scoped, words = step.scope is not None, text_hash(own_text(step))
+            given = (self._namespace, row, self._namespace, len(vector), words, scoped)
+            connection.execute(_INSERT_GIVEN, (*given, vector.tobytes()))
+        return row
+
+    def _rows_of(self, connection: sqlite3.Connection, ids: Sequence[str]) -> dict[str, int]:
+        asked = json_array([step_id for step_id in ids if is_storable(step_id)])
+        return dict(connection.execute(_ROWS_BY_ID, (self._namespace, asked)).fetchall())
+
+    def _matching(self, connection: sqlite3.Connection, where: StepFilter) -> list[int]:
+        sql, values = condition(where, self._namespace)
+        query = f"SELECT k.row FROM step_view k WHERE {sql} ORDER BY k.row"  # noqa: S608 - parts are ours, values are bound
+        return self._column(connection, query, *values)
+
+    def _read(
+        self, connection: sqlite3.Connection, rows: Sequence[int], *, vectors: bool = False
+    ) -> dict[int, AgentStep]:
+        """Return the steps in these rows, showing their run's score where they have none."""
+        steps: dict[int, AgentStep] = {}
+        for row, body, vector in connection.execute(
+            _READ, (vectors, self._namespace, json_array(rows))
+        ):
+            steps[row] = step = decode_body(body)
+            if vector is not None:
+                step.vector = np.frombuffer(vector, dtype="<f4").tolist()
+        unscored = {step.run_id for step in steps.values() if step.score is None and step.run_id}
+        if unscored:
+            asked = (self._namespace, json_array(list(unscored)))
+            scores = dict(connection.execute(_RUN_SCORES, asked).fetchall())
+            for step in steps.values():
+                if scores and step.score is None and step.run_id in scores:
+                    step.score = scores[step.run_id]
+        return steps
+
+    def _summary(
+        self,
+        connection: sqlite3.Connection,
+        run_id: str,
+        session_id: str | None,
+        scope: str | None,
+        steps: int,
+        errors: int,
+        started_at: str,
+        ended_at: str,
+        _: int,
+    ) -> RunSummary:
+        key = (self._namespace, run_id)
+        (first,) = connection.execute(_FIRST_STEP, key).fetchone()
+        score, feedback = connection.execute(_RUN, key).fetchone() or (None, None)
+        return RunSummary(
+            run_id, session_id, scope, steps, errors, first, started_at, ended_at, score, feedback
+        )
+
+
+def _refuse_twice(ids: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for step_id in ids:
+        if step_id in seen:
+            raise DuplicateStepError(step_id)
+        seen.add(step_id)

@@ -1,0 +1,44 @@
+"""SqliteStepStore: one SQLite file, WAL, standard library only.
+
+Steps are the only thing an append writes; what filters, words and embeddings need is derived from
+them in batches and can be made again. The parts: steps.py (steps and runs), derived.py (words,
+embeddings, followers), admin.py (order); database.py owns every connection and lock.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hybridagi_steps.stores import Durability
+from hybridagi_steps.stores.sqlite.admin import AdminTables
+from hybridagi_steps.stores.sqlite.database import Database
+from hybridagi_steps.stores.sqlite.derived import DerivedTables
+from hybridagi_steps.stores.sqlite.steps import StepTables
+
+LOCK_TIMEOUT_SECONDS = 30.0
+"""How long a write waits for other writers."""
+
+
+class SqliteStepStore(StepTables, DerivedTables, AdminTables):
+    """Steps in one file. Safe for any number of threads and processes, and across forks."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        namespace: str = "default",
+        durability: Durability = "full",
+        timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
+    ) -> None:
+        """Open or create the file.
+
+        Args:
+            path: Where the file is; `.lock`, `-wal` and `-shm` files stand beside it.
+            namespace: Whose steps this store sees.
+            durability: `normal` survives kill -9, `full` a power loss, too.
+            timeout_seconds: How long a write waits for other writers.
+
+        Raises:
+            StorageError: One of its kinds: foreign, newer, damaged, read-only, busy, full.
+        """
+        super().__init__(Database(Path(path), durability, timeout_seconds), namespace)

@@ -1,0 +1,76 @@
+"""What the parts of the SQLite store share: the database, the namespace, and step keys.
+
+Keys (`step_key`) are what filters look at. They are written in batches by whoever reads next, not
+by appends: until then the view `step_tail` takes them from the bodies, so an answer never depends
+on whether they have been written. On a file that cannot be written they stay unwritten.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from hybridagi_steps.errors import StorageBusyError, StorageError
+from hybridagi_steps.stores.sqlite.database import Database
+
+KEYS_PER_TRANSACTION = 5_000
+"""Keys written at once: about 60 ms of write lock."""
+_LONGEST_TAIL = 256
+"""Steps without keys that a read puts up with: about 3 ms."""
+
+_TAIL_LENGTH = """SELECT coalesce((SELECT max(row) FROM agent_step), 0) - keys_through
+    FROM namespace WHERE id = ?"""
+_WRITE_KEYS = """INSERT INTO step_key
+    SELECT namespace, row, parent_id, run_id, hop, session_id, user_id, program_id, program, tool,
+           step_type, scope, status, score, created_at, metadata
+    FROM step_tail WHERE namespace = ? AND row <= ?"""
+
+
+class Tables:
+    """A database seen from one namespace."""
+
+    def __init__(self, database: Database, namespace: str) -> None:
+        self._db = database
+        self._namespace = _namespace_id(database, namespace)
+
+    def _catch_up(self) -> None:
+        """Write the keys of new steps when there are many; a reader's chore, never a failure."""
+        if not self._db.writable:
+            return
+        with self._db.reading() as connection:
+            long = self._tail_length(connection) > _LONGEST_TAIL
+        while long:
+            try:
+                with self._db.writing() as connection:
+                    long = self._write_keys(connection)
+            except (StorageBusyError, StorageError):
+                return  # the tail answers as well, only slower; a damaged file says so on reading
+
+    def _write_keys(self, connection: sqlite3.Connection) -> bool:
+        """Write one batch of keys inside a transaction; return whether more are left."""
+        length = self._tail_length(connection)
+        (last,) = connection.execute("SELECT coalesce(max(row), 0) FROM agent_step").fetchone()
+        through = last - max(length - KEYS_PER_TRANSACTION, 0)
+        connection.execute(_WRITE_KEYS, (self._namespace, through))
+        update = "UPDATE namespace SET keys_through = ? WHERE id = ?"
+        connection.execute(update, (through, self._namespace))
+        return through < last
+
+    def _tail_length(self, connection: sqlite3.Connection) -> int:
+        return int(connection.execute(_TAIL_LENGTH, (self._namespace,)).fetchone()[0])
+
+    def _column(self, connection: sqlite3.Connection, sql: str, *values: Any) -> list[Any]:
+        return [value for (value,) in connection.execute(sql, values)]
+
+
+def _namespace_id(database: Database, name: str) -> int:
+    find = "SELECT id FROM namespace WHERE name = ?"
+    with database.reading() as connection:
+        found = connection.execute(find, (name,)).fetchone()
+    if found:
+        return int(found[0])
+    if not database.writable:
+        return 0  # no namespace has this number: the store is empty
+    with database.writing() as connection:
+        connection.execute("INSERT OR IGNORE INTO namespace (name) VALUES (?)", (name,))
+        return int(connection.execute(find, (name,)).fetchone()[0])

@@ -1,0 +1,42 @@
+"""SQLite's errors in this library's words: the one place that looks at SQLite's error codes.
+
+Codes are compared without their extension (the low byte is the primary code), so that a newer
+SQLite with finer codes is still understood. Reference: https://sqlite.org/rescode.html
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from hybridagi_steps.errors import (
+    DamagedFileError,
+    DiskFullError,
+    ForeignFileError,
+    ReadOnlyStorageError,
+    StorageBusyError,
+    StorageError,
+)
+
+_BUSY = (StorageBusyError, "is held by another writer; try again when it is done")
+_MEANINGS: dict[int, tuple[type[StorageError], str]] = {
+    sqlite3.SQLITE_BUSY: _BUSY,
+    sqlite3.SQLITE_LOCKED: _BUSY,
+    sqlite3.SQLITE_PROTOCOL: _BUSY,
+    sqlite3.SQLITE_READONLY: (ReadOnlyStorageError, "cannot be written; check its permissions"),
+    sqlite3.SQLITE_PERM: (ReadOnlyStorageError, "cannot be opened; check its permissions"),
+    sqlite3.SQLITE_FULL: (DiskFullError, "cannot grow, the disk is full; free some space"),
+    sqlite3.SQLITE_CORRUPT: (DamagedFileError, "does not hold together; restore a backup"),
+    sqlite3.SQLITE_NOTADB: (ForeignFileError, "is not a step memory; give another path"),
+}
+_UNKNOWN = (StorageError, "could not be read or written")
+_NO_ROOM_FOR_INDEX = {sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP}
+
+
+def translated(error: sqlite3.Error, path: Path) -> StorageError:
+    """Return the error to raise instead of SQLite's own; raise it `from` the original."""
+    code = getattr(error, "sqlite_errorcode", None) or 0
+    kind, words = _MEANINGS.get(code & 0xFF, _UNKNOWN)
+    if code in _NO_ROOM_FOR_INDEX:
+        kind, words = _MEANINGS[sqlite3.SQLITE_FULL]
+    return kind(f"{path} {words} ({error}).")

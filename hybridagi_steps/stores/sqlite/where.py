@@ -1,0 +1,122 @@
+"""A StepFilter as SQL over `step_view`. Every value and every metadata key is a bound parameter.
+
+The meaning of each key is that of `stores/matching.py`; the conformance tests compare the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from hybridagi_steps.records.agent_step import id_text
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.stores.matching import scalar_kind
+
+Condition = tuple[str, list[Any]]
+"""SQL with its parameters."""
+
+_CALLS_OF_PROGRAM = """k.program_id IN (
+    SELECT s.id FROM step_view c JOIN agent_step s ON s.row = c.row
+    WHERE c.namespace = ? AND c.program = ? AND c.step_type = 'ProgramCall')"""
+_SCORE = """coalesce(k.score, (
+    SELECT score FROM run r WHERE r.namespace = k.namespace AND r.run_id = k.run_id))"""
+_METADATA = """EXISTS (
+    SELECT 1 FROM json_each(k.metadata) m WHERE m.key = ? AND """
+_KINDS = {
+    "null": "m.type = 'null'",
+    "true": "m.type = 'true'",
+    "false": "m.type = 'false'",
+    "number": "m.type IN ('integer', 'real') AND m.atom = ?",
+    "text": "m.type = 'text' AND m.atom = ?",
+}
+
+
+def condition(where: StepFilter, namespace: int) -> Condition:
+    """Return the WHERE clause for rows `k` of `step_view`."""
+    parts = list(_conditions(where, namespace))
+    sql = " AND ".join(part for part, _ in parts)
+    return sql, [value for _, values in parts for value in values]
+
+
+def json_array(values: Sequence[Any]) -> str:
+    """Return values for `IN (SELECT value FROM json_each(?))`: one parameter, any number."""
+    return orjson.dumps(values).decode()
+
+
+def is_storable(text: str) -> bool:
+    """Tell whether a name can be in a database at all; lone surrogates cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _conditions(where: StepFilter, namespace: int) -> Iterator[Condition]:
+    yield "k.namespace = ?", [namespace]
+    if where.scope is None:
+        yield "k.scope IS NULL", []
+    elif where.scope != EVERY_SCOPE:
+        yield from _equal("k.scope", where.scope)
+    yield from _equal("k.run_id", where.run_id)
+    yield from _of_session(where)
+    yield from _equal("k.user_id", where.user_id)
+    yield from _one_of("k.step_type", where.step_types)
+    yield from _one_of("k.status", where.status)
+    yield from _one_of("k.tool", where.tools)
+    if where.exclude_run_id is not None:
+        excluded = [run_id for run_id in where.exclude_run_id if is_storable(run_id)]
+        yield (
+            "(k.run_id IS NULL OR k.run_id NOT IN (SELECT value FROM json_each(?)))",
+            [json_array(excluded)],
+        )
+    if where.min_score is not None:
+        yield f"{_SCORE} >= ?", [where.min_score]
+    if where.since is not None:
+        yield "k.created_at >= ?", [_time_text(where.since)]
+    if where.until is not None:
+        yield "k.created_at < ?", [_time_text(where.until)]
+    if where.program_id is not None:
+        yield from _one_of("k.program_id", [where.program_id, id_text(where.program_id)])
+    if where.program is not None:
+        if is_storable(where.program):
+            values = [where.program, namespace, where.program]
+            yield f"(k.program = ? OR {_CALLS_OF_PROGRAM})", values
+        else:
+            yield "FALSE", []
+    for key, value in (where.metadata or {}).items():
+        yield _metadata(key, value)
+
+
+def _of_session(where: StepFilter) -> Iterator[Condition]:
+    """The one place that says which steps a session has; branches will change it."""
+    yield from _equal("k.session_id", where.session_id)
+
+
+def _equal(column: str, value: str | None) -> Iterator[Condition]:
+    if value is None:
+        return
+    yield (f"{column} = ?", [value]) if is_storable(value) else ("FALSE", [])
+
+
+def _one_of(column: str, values: Sequence[str] | None) -> Iterator[Condition]:
+    if values is None:
+        return
+    storable = [value for value in values if is_storable(value)]
+    yield f"{column} IN (SELECT value FROM json_each(?))", [json_array(storable)]
+
+
+def _metadata(key: str, value: str | int | float | bool | None) -> Condition:
+    kind, comparable = scalar_kind(value)
+    if not is_storable(key) or (isinstance(comparable, str) and not is_storable(comparable)):
+        return "FALSE", []
+    sql = f"{_METADATA}{_KINDS[kind]})"
+    return sql, [key] if comparable is None else [key, comparable]
+
+
+def _time_text(moment: datetime) -> str:
+    """Return a time as bodies write it, so that text order is time order."""
+    return moment.isoformat()
