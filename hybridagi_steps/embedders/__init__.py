@@ -1,1 +1,61 @@
-"""Placeholder."""
+"""How text becomes vectors. Each embedder is loaded on first use; this package imports none.
+
+    WordLlamaEmbedder            static vectors from the package wordllama: no torch, no network
+    SentenceTransformerEmbedder  transformer models (extra `sentence-transformers`)
+    DspyEmbedder                 a dspy.Embedder (hosted models) or any callable
+    HashingEmbedder              words and letters only, deterministic, for tests
+    CachingEmbedder              wraps another and remembers its vectors
+
+`resolve_embedder` turns a name such as "auto" or "hashing:64" into one of them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hybridagi_steps.embedders.caching import CachingEmbedder
+    from hybridagi_steps.embedders.checking import CheckedVectors, checked_vectors
+    from hybridagi_steps.embedders.dspy_embedder import DspyEmbedder
+    from hybridagi_steps.embedders.hashing import HashingEmbedder
+    from hybridagi_steps.embedders.resolution import embedder_for, resolve_embedder
+    from hybridagi_steps.embedders.sentence_transformer import SentenceTransformerEmbedder
+    from hybridagi_steps.embedders.wordllama import WordLlamaEmbedder
+
+__all__ = [
+    "CachingEmbedder",
+    "CheckedVectors",
+    "DspyEmbedder",
+    "HashingEmbedder",
+    "SentenceTransformerEmbedder",
+    "WordLlamaEmbedder",
+    "checked_vectors",
+    "embedder_for",
+    "resolve_embedder",
+]
+
+_HOMES = {
+    "CachingEmbedder": "caching",
+    "CheckedVectors": "checking",
+    "DspyEmbedder": "dspy_embedder",
+    "HashingEmbedder": "hashing",
+    "SentenceTransformerEmbedder": "sentence_transformer",
+    "WordLlamaEmbedder": "wordllama",
+    "checked_vectors": "checking",
+    "embedder_for": "resolution",
+    "resolve_embedder": "resolution",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,104 @@
+"""From a name to an embedder: "auto", "wordllama", "hashing:64", "dspy:openai/…", or a plug-in's.
+
+A name is looked up in a table, then among the entry points of the group
+"hybridagi_steps.embedders"; what follows the colon is handed to the factory found there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, cast
+
+from hybridagi_steps.embedders.minilm import minilm_folder
+from hybridagi_steps.errors import EmbedderError, EmbedderMismatchError, MissingExtraError
+from hybridagi_steps.protocols import Embedder
+
+ENTRY_POINT_GROUP = "hybridagi_steps.embedders"
+_FACTORIES = {
+    "auto": "hybridagi_steps.embedders.resolution:automatic",
+    "dspy": "hybridagi_steps.embedders.dspy_embedder:DspyEmbedder",
+    "hashing": "hybridagi_steps.embedders.hashing:from_name",
+    "sentence-transformers": (
+        "hybridagi_steps.embedders.sentence_transformer:SentenceTransformerEmbedder"
+    ),
+    "wordllama": "hybridagi_steps.embedders.wordllama:WordLlamaEmbedder",
+}
+
+
+def resolve_embedder(embedder: Embedder | Callable[[list[str]], Any] | str | None) -> Embedder:
+    """Return the embedder that is meant.
+
+    Args:
+        embedder: An embedder is returned as it is. A dspy.Embedder or another callable is wrapped.
+            A name: "auto" (also None), "wordllama", "sentence-transformers" or
+            "sentence-transformers:MODEL", "hashing" or "hashing:DIM", "dspy:PROVIDER/MODEL", or
+            what an entry point of the group "hybridagi_steps.embedders" is called.
+
+    Raises:
+        EmbedderError: No embedder has this name, or the object is none.
+        MissingExtraError: It needs a package that is not installed.
+    """
+    if embedder is None or isinstance(embedder, str):
+        return _by_name(embedder or "auto")
+    if hasattr(embedder, "embed_documents") and hasattr(embedder, "embed_queries"):
+        return cast(Embedder, embedder)
+    if callable(embedder):
+        from hybridagi_steps.embedders.dspy_embedder import DspyEmbedder
+
+        return DspyEmbedder(embedder)
+    raise EmbedderError(
+        f"{type(embedder).__name__} is no embedder: give a name, a callable, or an object with "
+        "model_id, dimension, embed_documents and embed_queries."
+    )
+
+
+def embedder_for(model_id: str) -> Embedder:
+    """Return the embedder with this `model_id`, whichever name it goes by.
+
+    Raises:
+        EmbedderMismatchError: None that can be had here makes such vectors.
+    """
+    kind, _, rest = model_id.partition("/")
+    argument = rest.rpartition("@")[0]
+    for name in (f"{kind}:{argument}", kind, "auto"):
+        try:
+            found = resolve_embedder(name)
+        except (EmbedderError, MissingExtraError):
+            continue  # the next name may do; if none does, the error below says so
+        if found.model_id == model_id:
+            return found
+    raise EmbedderMismatchError(model_id, 'embedder="auto", which cannot make such vectors here')
+
+
+def automatic() -> Embedder:
+    """Return MiniLM if its extra is installed and its weights are at hand, else WordLlama."""
+    folder = minilm_folder()
+    if folder is not None:
+        from hybridagi_steps.embedders.sentence_transformer import SentenceTransformerEmbedder
+
+        return SentenceTransformerEmbedder(str(folder))
+    from hybridagi_steps.embedders.wordllama import WordLlamaEmbedder
+
+    return WordLlamaEmbedder()
+
+
+def _by_name(name: str) -> Embedder:
+    kind, _, argument = name.partition(":")
+    factory = _factory(kind)
+    try:
+        return factory(argument) if argument else factory()
+    except TypeError as error:  # the factory's signature says whether an argument belongs here
+        raise EmbedderError(f"{name!r} does not name an embedder: {error}") from error
+
+
+def _factory(kind: str) -> Callable[..., Embedder]:
+    if kind in _FACTORIES:
+        module, _, attribute = _FACTORIES[kind].partition(":")
+        return getattr(import_module(module), attribute)
+    plugins = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
+    if kind in plugins:
+        return plugins[kind].load()
+    known = ", ".join(sorted({*_FACTORIES, *plugins}))
+    raise EmbedderError(f"no embedder is called {kind!r}; known are {known}.")

@@ -1,0 +1,120 @@
+"""WordLlama's static token vectors, averaged: the embedder that needs no torch and no network.
+
+It reads the tokenizer and the table from the files inside the installed package `wordllama` and
+does the averaging itself; the package's own code is not imported. Importing that code configures
+the root logger and loads an HTTP client, and its batches are padded to the longest text, which
+takes gigabytes when one text is long. The vectors are the same.
+
+Reference: https://github.com/dleemiller/WordLlama (MIT), model l2_supercat, 256 dimensions.
+"""
+
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from hybridagi_steps.errors import EmbedderError
+from hybridagi_steps.locks import ForkSafeLock
+from hybridagi_steps.protocols import FloatMatrix
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+MAX_CHARS = 32_768
+"""What stands beyond is not read: an average over more tokens says nothing more."""
+_MODEL = "l2_supercat_256"
+_DIMENSION = 256
+
+
+class _Model(NamedTuple):
+    model_id: str
+    tokenizer: Tokenizer
+    table: FloatMatrix
+    """One vector per token, shape (vocabulary, d)."""
+
+
+class WordLlamaEmbedder:
+    """Embeds a text as the average of its tokens' static vectors, 256 dimensions.
+
+    The model is loaded on first use, once, also with several threads; it works in a forked child.
+    Only the first 32,768 characters count. A text without tokens gives the zero vector.
+    """
+
+    def __init__(self) -> None:
+        self._model: _Model | None = None
+        self._lock = ForkSafeLock()
+
+    @property
+    def model_id(self) -> str:
+        """Names the model and the content of its files, so that other weights differ."""
+        return self._loaded().model_id
+
+    @property
+    def dimension(self) -> int:
+        """Length of every vector: 256."""
+        return _DIMENSION
+
+    def embed_documents(self, texts: Sequence[str]) -> FloatMatrix:
+        """Return one vector per text, shape (n, d), of length one or zero."""
+        model = self._loaded()
+        vectors = np.zeros((len(texts), _DIMENSION), np.float32)
+        for vector, text in zip(vectors, texts, strict=True):
+            # A lone surrogate cannot pass into the tokenizer; one text at a time starts no threads.
+            readable = text[:MAX_CHARS].encode("utf-8", "replace").decode("utf-8")
+            tokens = model.tokenizer.encode(readable, add_special_tokens=False).ids
+            if tokens:
+                model.table[tokens].mean(axis=0, out=vector)
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        return np.divide(vectors, lengths, out=vectors, where=lengths > 0)
+
+    def embed_queries(self, texts: Sequence[str]) -> FloatMatrix:
+        """Return one vector per query, the same as for a document."""
+        return self.embed_documents(texts)
+
+    def _loaded(self) -> _Model:
+        if self._model is None:
+            with self._lock:
+                if self._model is None:
+                    self._model = _load()
+        return self._model
+
+
+def _load() -> _Model:
+    """Read the model's two files.
+
+    Raises:
+        EmbedderError: The package is not installed, or ships other files.
+    """
+    from safetensors.numpy import load
+    from tokenizers import Tokenizer
+
+    folder = _package_folder()
+    try:
+        weights = (folder / "weights" / f"{_MODEL}.safetensors").read_bytes()
+        vocabulary = (folder / "tokenizers" / "l2_supercat_tokenizer_config.json").read_bytes()
+        table = load(weights)["embedding.weight"].astype(np.float32)
+        tokenizer = Tokenizer.from_str(vocabulary.decode("utf-8"))
+    except Exception as error:
+        raise EmbedderError(
+            f"the WordLlama model in {folder} cannot be read ({error}). "
+            "Reinstall it: pip install --force-reinstall --no-deps wordllama"
+        ) from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    digest = sha256(weights)
+    digest.update(vocabulary)
+    return _Model(f"wordllama/{_MODEL}@{digest.hexdigest()[:12]}", tokenizer, table)
+
+
+def _package_folder() -> Path:
+    spec = find_spec("wordllama")  # finds the package without running it
+    if spec is None or not spec.submodule_search_locations:
+        raise EmbedderError("the package wordllama is not installed: pip install wordllama")
+    return Path(spec.submodule_search_locations[0])

@@ -1,0 +1,190 @@
+"""Unit vectors in one growable float32 matrix, found by row number.
+
+It knows which position of the matrix holds which row, and which positions are dead; it does not
+search. Positions are only ever appended: a replaced or removed row leaves a dead position behind
+until `compact`, so that codes computed for a range of positions stay true. Arrays handed in by
+`restore` may be read-only views of a cache file: they are copied when they first have to grow.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridagi_steps.errors import DamagedFileError, DimensionMismatchError, InvalidVectorError
+from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows
+
+Positions = npt.NDArray[np.intp]
+"""Row numbers of the matrix."""
+Mask = npt.NDArray[np.bool_]
+
+_FIRST_CAPACITY = 256
+
+
+def unit_rows(vectors: npt.ArrayLike, dimension: int, *, where: str) -> FloatMatrix:
+    """Return vectors as a float32 matrix (n, d) with rows of length one.
+
+    Raises:
+        DimensionMismatchError: The rows have another length than `dimension`.
+        InvalidVectorError: A row holds NaN or Inf, or is zero; it is named by its position.
+    """
+    matrix = np.asarray(vectors)
+    if matrix.ndim != 2 or matrix.shape[1] != dimension:
+        got = int(matrix.shape[-1]) if matrix.ndim else 0
+        if matrix.ndim == 2:
+            raise DimensionMismatchError(got, dimension, where=where)
+        raise InvalidVectorError(f"{where}: expected shape (n, {dimension}), got {matrix.shape}.")
+    # Squares of large float32 values overflow, those of small ones vanish: float64 holds both.
+    lengths = np.sqrt(np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64))
+    usable = np.isfinite(lengths) & (lengths > 0)
+    if not usable.all():
+        first = int(np.flatnonzero(~usable)[0])
+        raise InvalidVectorError(
+            f"{where} {first} of {len(matrix)} holds NaN or Inf, or is all zero: it has no "
+            "direction to compare. Leave it out."
+        )
+    return np.ascontiguousarray(matrix / lengths[:, None], dtype=np.float32)
+
+
+class VectorStore:
+    """A growable matrix of unit vectors with tombstones.
+
+    Args:
+        dimension: Length of every vector.
+    """
+
+    def __init__(self, dimension: int) -> None:
+        self.dimension = dimension
+        self.count = 0
+        self.dead = 0
+        self._vectors: FloatMatrix = np.empty((0, dimension), np.float32)
+        self._rows: Rows = np.empty(0, np.int64)
+        self._alive: Mask = np.empty(0, np.bool_)
+        self._ascending = True
+        self._order: Positions | None = None
+
+    @classmethod
+    def restore(cls, rows: Rows, vectors: FloatMatrix, alive: Mask) -> VectorStore:
+        """Take over arrays that `rows`, `vectors` and `alive` gave earlier, without a copy.
+
+        Raises:
+            DamagedFileError: They do not fit together.
+        """
+        fits = (
+            (rows.dtype, vectors.dtype, alive.dtype) == (np.int64, np.float32, np.bool_)
+            and (rows.ndim, vectors.ndim, alive.ndim) == (1, 2, 1)
+            and len(rows) == len(vectors) == len(alive)
+        )
+        if not fits:
+            raise DamagedFileError("cached rows, vectors and tombstones do not fit together.")
+        store = cls(int(vectors.shape[1]))
+        store._vectors, store._rows, store._alive = vectors, rows, alive
+        store.count = len(rows)
+        store.dead = store.count - int(np.count_nonzero(alive))
+        store._ascending = bool((rows[1:] > rows[:-1]).all())
+        return store
+
+    def __len__(self) -> int:
+        """Number of rows held."""
+        return self.count - self.dead
+
+    @property
+    def vectors(self) -> FloatMatrix:
+        """All positions, dead ones too, shape (count, d); never written again once appended."""
+        return self._vectors[: self.count]
+
+    @property
+    def rows(self) -> Rows:
+        """The row number of each position."""
+        return self._rows[: self.count]
+
+    @property
+    def alive(self) -> Mask:
+        """Which positions hold a row."""
+        return self._alive[: self.count]
+
+    def append(self, rows: Rows, vectors: FloatMatrix) -> None:
+        """Add unit vectors, replacing rows already held. Of a row given twice the last counts."""
+        if len(np.unique(rows)) < len(rows):
+            _, last_from_end = np.unique(rows[::-1], return_index=True)
+            chosen = np.sort(len(rows) - 1 - last_from_end)
+            rows, vectors = rows[chosen], vectors[chosen]
+        if not len(rows):
+            return
+        stays_ascending = bool((rows[1:] > rows[:-1]).all()) and (
+            self.count == 0 or bool(rows[0] > self._rows[self.count - 1])
+        )
+        if not (self._ascending and stays_ascending):
+            self.remove(rows)
+            self._ascending = False
+        end = self.count + len(rows)
+        self._reserve(end)
+        self._vectors[self.count : end] = vectors
+        self._rows[self.count : end] = rows
+        self._alive[self.count : end] = True
+        self.count, self._order = end, None
+
+    def remove(self, rows: Rows) -> int:
+        """Mark rows as gone; return how many were held."""
+        positions = self.positions(np.unique(rows))
+        positions = positions[positions >= 0]
+        if not len(positions):
+            return 0
+        if not self._alive.flags.writeable:
+            self._alive = self._alive.copy()
+        self._alive[positions] = False
+        self.dead += len(positions)
+        self._order = None
+        return len(positions)
+
+    def positions(self, rows: Rows) -> Positions:
+        """Return the position of each row, -1 for rows not held. Shape (n,)."""
+        if not self.count:
+            return np.full(len(rows), -1, np.intp)
+        if self._ascending:
+            found = np.searchsorted(self.rows, rows)
+        else:
+            order = self._row_order()
+            if not len(order):
+                return np.full(len(rows), -1, np.intp)
+            at = np.searchsorted(self._rows[order], rows)
+            found = order[np.minimum(at, len(order) - 1)]
+        found = np.minimum(found, self.count - 1)
+        held = (self._rows[found] == rows) & self._alive[found]
+        return np.where(held, found, -1)
+
+    def compact(self) -> None:
+        """Drop dead positions and sort by row: every position may change."""
+        order = self._row_order()
+        self._vectors, self._rows = self._vectors[order], self._rows[order]
+        self.count, self.dead = len(order), 0
+        self._alive = np.ones(self.count, np.bool_)
+        self._ascending, self._order = True, None
+
+    def _row_order(self) -> Positions:
+        """Positions that hold a row, by row number."""
+        if self._order is None:
+            held = np.flatnonzero(self.alive)
+            self._order = held[np.argsort(self._rows[held], kind="stable")]
+        return self._order
+
+    def _reserve(self, count: int) -> None:
+        """Make room for `count` positions; what was handed out as views stays as it was."""
+        if count <= len(self._rows):
+            return
+        capacity = max(_FIRST_CAPACITY, count + count // 2)  # untouched pages cost nothing
+        vectors = np.empty((capacity, self.dimension), np.float32)
+        rows, alive = np.empty(capacity, np.int64), np.zeros(capacity, np.bool_)
+        vectors[: self.count] = self.vectors
+        rows[: self.count], alive[: self.count] = self.rows, self.alive
+        self._vectors, self._rows, self._alive = vectors, rows, alive
+
+
+def exact_similarities(query: FloatVector, vectors: FloatMatrix) -> FloatVector:
+    """Return the cosine of a unit query with each unit row, shape (n,), within [-1, 1].
+
+    Summed in float64, row by row, so that equal vectors get equal scores wherever they stand;
+    a BLAS product differs in the last bits with the position, which would decide ties.
+    """
+    scores = np.einsum("ij,j->i", vectors, query, dtype=np.float64)
+    return np.clip(scores, -1.0, 1.0).astype(np.float32)
