@@ -1,0 +1,206 @@
+"""What each kind of call leaves in the memory: the steps of programs, predictors, tools, functions.
+
+A program is a ProgramCall and a ProgramEnd around what it does; a predictor is an Action, or a
+Decision when its only output is a closed choice; a tool is an Action, whose purpose in a ReAct
+agent is the thought that led to it. Knows how calls read as steps, not how they are noticed.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hybridagi_steps.programs import step_shapes as shapes
+from hybridagi_steps.programs.call_tree import Call
+from hybridagi_steps.programs.react_loop import ReActLoop
+from hybridagi_steps.programs.step_writer import StepWriter
+from hybridagi_steps.programs.usage import Usage
+from hybridagi_steps.records.agent_step import AgentStepType, StepStatus
+
+Kind = Literal["program", "predict", "tool", "function"]
+_CANCELLED = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit)
+
+
+@dataclass(slots=True)
+class Doing:
+    """What a call in flight is, and what it has cost so far."""
+
+    kind: Kind
+    name: str
+    usage: Usage = field(default_factory=Usage)
+    loop: ReActLoop | None = None
+    told: list[tuple[Any, dict[str, Any]]] = field(default_factory=list[tuple[Any, dict[str, Any]]])
+    """Trajectories that came out of agents inside, with the steps that tell them already."""
+    begun: bool = True
+    """Whether its ProgramCall was stored; an end without a beginning is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionStep:
+    """How a plain function reads as a step."""
+
+    kind: Literal["action", "decision", "program"]
+    name: str
+    purpose: str
+    options: tuple[str, ...] = ()
+
+
+class CallSteps:
+    """Writes the steps of calls.
+
+    Args:
+        writer: Where they go.
+    """
+
+    def __init__(self, writer: StepWriter) -> None:
+        self._writer = writer
+
+    def begin_program(self, call: Call, purpose: str, arguments: dict[str, Any]) -> None:
+        """Write the ProgramCall that everything inside belongs to."""
+        inputs = {"program": call.state.name, "purpose": purpose, "arguments": arguments}
+        tail = self._writer.write(
+            call, AgentStepType.ProgramCall, inputs, None, follows=call.followed
+        )
+        if tail is None:
+            call.state.begun = False
+            return
+        call.program_id = str(tail.step_id)
+        call.path.leave(call.strand, call.followed, tail)
+
+    def end_program(
+        self, call: Call, outputs: dict[str, Any], exception: BaseException | None
+    ) -> None:
+        """Write the ProgramEnd."""
+        doing: Doing = call.state
+        if not doing.begun:
+            return
+        if doing.loop is not None:
+            self._keep_idle_thought(call, doing.loop)
+            doing.told.append((outputs.get("trajectory"), doing.loop.trajectory()))
+        for name, value in outputs.items():
+            for trajectory, steps in doing.told:
+                if value is trajectory and value is not None:
+                    outputs[name] = steps
+        if call.parent is not None and isinstance(call.parent.state, Doing):
+            call.parent.state.told.extend(doing.told)
+        self._end(call, AgentStepType.ProgramEnd, {"program": doing.name}, outputs, exception)
+
+    def end_predict(self, call: Call, outputs: Any, exception: BaseException | None) -> None:
+        """Write what a predictor gave; a ReAct agent's thought waits for its tool."""
+        predict = call.subject
+        arguments = shapes.predict_arguments(predict, call.inputs)
+        loop = _loop_around(call)
+        if loop is not None:
+            if exception is None and loop.thinks_with(predict) and call.parent is not None:
+                self._keep_idle_thought(call.parent, loop)
+                usage, spent = call.state.usage, call.elapsed_ms
+                loop.think(arguments, shapes.output_fields(outputs), usage, spent)
+                return
+            if "trajectory" in arguments:
+                arguments["trajectory"] = loop.trajectory()
+        purpose = shapes.purpose_of(predict)
+        choice = shapes.choice_of(shapes.signature_of(predict, call.inputs))
+        if choice is None:
+            inputs: dict[str, Any] = {"purpose": purpose, "arguments": arguments}
+            fields = shapes.output_fields(outputs)
+            self._end(call, AgentStepType.Action, inputs, fields, exception)
+            return
+        inputs = {"purpose": purpose, "options": choice.options, "arguments": arguments}
+        fields = {} if outputs is None else shapes.decided(choice, outputs)
+        self._end(call, AgentStepType.Decision, inputs, fields, exception)
+
+    def end_tool(self, call: Call, outputs: Any, exception: BaseException | None) -> None:
+        """Write what a tool gave; the tool that closes a ReAct agent is told by its ProgramEnd."""
+        doing: Doing = call.state
+        loop = _loop_around(call)
+        thought, thinking_ms = ("", 0.0) if loop is None else loop.act(doing.usage)
+        if loop is not None and doing.name == loop.closing_tool and exception is None:
+            if call.parent is not None:
+                call.parent.state.usage.add(doing.usage)
+            return
+        purpose = thought or shapes.first_line(call.subject.desc or "") or doing.name
+        arguments = dict(call.inputs.get("kwargs") or {})
+        inputs = {"purpose": purpose, "tool": doing.name, "arguments": arguments}
+        fields = {"result": outputs}
+        step_id = self._end(
+            call, AgentStepType.Action, inputs, fields, exception, thinking_ms=thinking_ms
+        )
+        if loop is not None and step_id is not None:
+            loop.step_ids.append(step_id)
+
+    def end_function(self, call: Call, outputs: Any, exception: BaseException | None) -> None:
+        """Write what a plain function gave."""
+        step: FunctionStep = call.subject
+        if step.kind == "program":
+            self.end_program(call, shapes.output_fields(outputs), exception)
+            return
+        inputs: dict[str, Any] = {"purpose": step.purpose}
+        if step.kind == "decision":
+            inputs |= {"options": list(step.options), "arguments": dict(call.inputs)}
+            fields = {"choice": shapes.choice_text(outputs)}
+            self._end(call, AgentStepType.Decision, inputs, fields, exception)
+            return
+        inputs |= {"tool": step.name, "arguments": dict(call.inputs)}
+        fields = {"result": outputs}
+        self._end(call, AgentStepType.Action, inputs, fields, exception)
+
+    def _end(
+        self,
+        call: Call,
+        step_type: AgentStepType,
+        inputs: dict[str, Any],
+        outputs: dict[str, Any],
+        exception: BaseException | None,
+        *,
+        thinking_ms: float = 0.0,
+    ) -> str | None:
+        """Write the last step of a call, after whatever happened inside; return its id."""
+        doing: Doing = call.state
+        status: StepStatus = "ok"
+        if exception is not None:
+            outputs = shapes.error_fields(exception)
+            status = "cancelled" if isinstance(exception, _CANCELLED) else "error"
+        spent = call.elapsed_ms
+        tail = self._writer.write(
+            call,
+            step_type,
+            inputs,
+            outputs,
+            follows=call.path.tails(),
+            status=status,
+            metrics=doing.usage.metrics(
+                spent + thinking_ms, spent if doing.kind in ("tool", "function") else None
+            ),
+        )
+        if tail is None:
+            return None
+        call.end_with(tail)
+        return str(tail.step_id)
+
+    def _keep_idle_thought(self, agent: Call, loop: ReActLoop) -> None:
+        """Write a thought that led to no tool as an Action of its own."""
+        thought = loop.idle_thought()
+        if thought is None:
+            return
+        followed = agent.path.enter(agent.strand)
+        tail = self._writer.write(
+            agent,
+            AgentStepType.Action,
+            {"purpose": thought.text, "arguments": thought.arguments},
+            thought.outputs,
+            follows=followed,
+            metrics=thought.usage.metrics(thought.duration_ms),
+        )
+        if tail is not None:
+            agent.path.leave(agent.strand, followed, tail)
+
+
+def _loop_around(call: Call) -> ReActLoop | None:
+    """Return the ReAct loop that a call is a turn of."""
+    above = call.parent.state if call.parent is not None else None
+    return above.loop if isinstance(above, Doing) else None

@@ -1,0 +1,246 @@
+"""Runs, calls and control paths: who called whom, and which step comes next after which.
+
+A `Run` numbers steps and commits them; a `Path` knows the last steps at one level of calls; a
+`Call` is one call in flight; a `CallTree` finds calls by id and forgets them when they end. Nothing
+here knows DSPy or how a step looks, so the order of steps can be tested without either.
+
+Order within a path is decided at the start of a call: on the path's own strand it follows
+everything that has ended (branches join there), on another strand it is a branch and follows what
+that branch did before, or the last step on the path's own strand.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
+
+from hybridagi_steps.programs.strands import Strand
+
+_BRANCHES_KEPT = 256
+
+
+class Tail(NamedTuple):
+    """A stored step that the next one may follow; the greatest has the highest hop."""
+
+    hop: int
+    step_id: UUID
+
+
+Tails = tuple[Tail, ...]
+
+
+class Path:
+    """The control path through one call.
+
+    Args:
+        strand: The strand the call runs on.
+        start: The steps that its first step follows.
+        detached: Whether nothing in here follows anything: trial runs stand alone.
+    """
+
+    __slots__ = ("_branches", "_detached", "_home", "_last", "_lock", "_open")
+
+    def __init__(self, strand: Strand, start: Tails = (), *, detached: bool = False) -> None:
+        self._home = strand.home
+        self._detached = detached
+        self._last: Tails = start
+        self._open: list[Tail] = list(start)
+        self._branches: dict[tuple[int, int], tuple[Strand, Tails]] = {}
+        self._lock = threading.Lock()
+
+    def enter(self, strand: Strand) -> Tails:
+        """Return the steps that a call starting now on `strand` follows."""
+        if self._detached:
+            return ()
+        with self._lock:
+            if strand.home is self._home:
+                self._last = tuple(self._open)
+                return self._last
+            branch = self._branches.get(strand.key)
+            return self._last if branch is None else branch[1]
+
+    def leave(self, strand: Strand, followed: Tails, tail: Tail) -> None:
+        """Note that a call which followed `followed` has ended with the step `tail`."""
+        if self._detached:
+            return
+        with self._lock:
+            self._open = [known for known in self._open if known not in followed]
+            self._open.append(tail)
+            if strand.home is self._home:
+                self._last = (tail,)
+                return
+            self._branches[strand.key] = (strand, (tail,))
+            if len(self._branches) > _BRANCHES_KEPT:
+                del self._branches[next(iter(self._branches))]
+
+    def tails(self) -> Tails:
+        """Return the last steps: those that nothing has followed yet."""
+        with self._lock:
+            return tuple(self._open)
+
+
+def parent_and_joins(tails: Tails) -> tuple[UUID | None, list[str]]:
+    """Return the id of the step with the highest hop, and the ids of the others by hop."""
+    if not tails:
+        return None, []
+    *others, last = sorted(tails)
+    return last.step_id, [str(tail.step_id) for tail in others]
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What every step of a recording carries."""
+
+    session_id: str | None = None
+    user_id: str | None = None
+    scope: str | None = None
+    tags: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def over(self, outer: Labels) -> Labels:
+        """Return these labels where they say something, else those of `outer`."""
+        return Labels(
+            session_id=self.session_id if self.session_id is not None else outer.session_id,
+            user_id=self.user_id if self.user_id is not None else outer.user_id,
+            scope=self.scope if self.scope is not None else outer.scope,
+            tags={**outer.tags, **self.tags},
+        )
+
+
+class Run:
+    """One query → response cycle: numbers its steps in the order they are stored.
+
+    Args:
+        strand: Where the run begins.
+        problems: Receives what recording failed at.
+    """
+
+    __slots__ = ("_hop", "_lock", "id", "path", "problems")
+
+    def __init__(self, strand: Strand, problems: list[Exception]) -> None:
+        self.id = str(uuid4())
+        self.problems = problems
+        self.path = Path(strand)
+        self._hop = 0
+        # Held while a step is stored, so that hops have no gap and parents precede children on
+        # disk; reentrant, because storing may run a redaction that is itself a program.
+        self._lock = threading.RLock()
+
+    def commit(self, store: Callable[[int, UUID], None]) -> Tail:
+        """Call `store(hop, step_id)`; the hop is used up only when it returns."""
+        with self._lock:
+            tail = Tail(self._hop, uuid4())
+            store(*tail)
+            self._hop += 1
+            return tail
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call in flight that leaves steps, or a level that only sets its steps apart."""
+
+    call_id: str
+    subject: Any
+    inputs: Mapping[str, Any]
+    parent: Call | None
+    run: Run | None
+    strand: Strand
+    path: Path
+    outer_path: Path | None
+    followed: Tails
+    program_id: str | None
+    scope: str | None
+    labels: Labels
+    state: Any = None
+    """Whatever the recorder needs to know about this kind of call."""
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def elapsed_ms(self) -> float:
+        """Milliseconds since the call started."""
+        return (time.perf_counter() - self.started) * 1000
+
+    def end_with(self, tail: Tail) -> None:
+        """Note the call's last step on the path it stands on."""
+        if self.outer_path is not None:
+            self.outer_path.leave(self.strand, self.followed, tail)
+
+
+class CallTree:
+    """The calls in flight, by id. A call that adds no level stands for its parent."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, Call] = {}
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def find(self, call_id: str | None) -> Call | None:
+        """Return the call in flight with this id."""
+        return None if call_id is None else self._calls.get(call_id)
+
+    def open(
+        self,
+        call_id: str,
+        subject: Any,
+        inputs: Mapping[str, Any],
+        *,
+        parent: Call | None,
+        run: Run,
+        strand: Strand,
+        labels: Labels,
+        scope: str | None,
+    ) -> Call:
+        """Add a call below `parent`, or at the top of `run`."""
+        outer = parent.path if parent is not None and parent.run is run else run.path
+        followed = outer.enter(strand)
+        call = Call(
+            call_id=call_id,
+            subject=subject,
+            inputs=inputs,
+            parent=parent,
+            run=run,
+            strand=strand,
+            path=Path(strand, followed),
+            outer_path=outer,
+            followed=followed,
+            program_id=parent.program_id if parent is not None else None,
+            scope=scope,
+            labels=labels,
+        )
+        self._calls[call_id] = call
+        return call
+
+    def set_apart(
+        self, call_id: str, *, parent: Call | None, run: Run | None, strand: Strand, scope: str
+    ) -> Call:
+        """Add a level whose steps follow nothing outside it: an evaluation, a compilation."""
+        call = Call(
+            call_id=call_id,
+            subject=None,
+            inputs={},
+            parent=parent,
+            run=run,
+            strand=strand,
+            path=Path(strand, detached=True),
+            outer_path=None,
+            followed=(),
+            program_id=parent.program_id if parent is not None else None,
+            scope=scope,
+            labels=Labels(),
+        )
+        self._calls[call_id] = call
+        return call
+
+    def pass_through(self, call_id: str, parent: Call | None) -> None:
+        """Let children of this call be children of `parent`."""
+        if parent is not None:
+            self._calls[call_id] = parent
+
+    def close(self, call_id: str) -> Call | None:
+        """Forget a call and return it; None when it added no level, or has ended before."""
+        call = self._calls.pop(call_id, None)
+        return call if call is not None and call.call_id == call_id else None

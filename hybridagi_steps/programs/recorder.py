@@ -1,0 +1,299 @@
+"""StepRecorder: the DSPy callback that notices calls and has their steps written.
+
+DSPy reports the start and the end of every call, with the id of the call around it. Models,
+adapters and interpreters leave no step, yet are followed too: what they call must still find who
+called it. Starts and ends may come late, twice, from other threads, or after the recording closed.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# ruff: noqa: ARG002 - the handlers' signatures are DSPy's
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, ParamSpec
+
+import dspy
+from dspy.dsp.utils.settings import thread_local_overrides
+from dspy.utils.callback import ACTIVE_CALL_ID, BaseCallback
+
+from hybridagi_steps.programs import step_shapes as shapes
+from hybridagi_steps.programs.call_steps import CallSteps, Doing, FunctionStep
+from hybridagi_steps.programs.call_tree import Call, CallTree, Labels, Run
+from hybridagi_steps.programs.react_loop import ReActLoop
+from hybridagi_steps.programs.scopes import current_scope, watch_trials
+from hybridagi_steps.programs.step_writer import Memory, StepWriter, note_problem
+from hybridagi_steps.programs.strands import Strand, current_strand, settle
+
+P = ParamSpec("P")
+
+watch_trials()
+
+
+def _guarded(handler: Callable[Concatenate[StepRecorder, P], None]) -> Callable[..., None]:
+    """Keep what goes wrong in a handler from the program, and its values from DSPy's log."""
+
+    @functools.wraps(handler)
+    def guarded(recorder: StepRecorder, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            handler(recorder, *args, **kwargs)
+        except Exception as error:
+            note_problem(recorder.errors, "a call could not be read", error)
+
+    return guarded
+
+
+class _Recording:
+    """What recorders of one memory share: the calls in flight and the way to the memory."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.tree = CallTree()
+        self.writer = StepWriter(memory)
+        self.steps = CallSteps(self.writer)
+        self.models: dict[str, Any] = {}
+
+
+class StepRecorder(BaseCallback):
+    """Records every DSPy call it sees into a memory.
+
+    Use it for a whole process: `dspy.configure(callbacks=[hs.StepRecorder(memory)])`. Each
+    outermost call is a run of its own. Copies are the recorder itself; a pickle reopens the memory.
+
+    Args:
+        memory: Where steps go.
+        session_id: The session the steps belong to.
+        user_id: Whose history it is.
+        tags: Kept in each step's metadata.
+        scope: Marks steps as trials, hidden unless asked for.
+
+    Attributes:
+        errors: What recording failed at; empty when all is well.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        *,
+        session_id: str | None = None,
+        user_id: str | None = None,
+        tags: Mapping[str, Any] | None = None,
+        scope: str | None = None,
+    ) -> None:
+        self.errors: list[Exception] = []
+        self._labels = Labels(session_id, user_id, scope, dict(tags or {}))
+        self._shared = _Recording(memory)
+        self._run: Run | None = None
+
+    @property
+    def memory(self) -> Any:
+        """Where steps go."""
+        return self._shared.writer.memory
+
+    @property
+    def run(self) -> Run | None:
+        """The run that all steps belong to, None when each outermost call is its own."""
+        return self._run
+
+    @property
+    def calls_in_flight(self) -> int:
+        """How many calls have begun and not ended."""
+        return len(self._shared.tree) + len(self._shared.models)
+
+    def for_run(self, labels: Labels) -> StepRecorder:
+        """Return a recorder for one run: the one that is active here, else a new one.
+
+        It shares this recorder's calls in flight, so that both agree on who called whom.
+        """
+        settle()
+        active = self._shared.tree.find(ACTIVE_CALL_ID.get())
+        run = self._run or (active.run if active is not None else None) or Run(_strand(), [])
+        one_run = StepRecorder(self.memory)
+        one_run._shared = self._shared
+        one_run._labels = labels.over(active.labels if active is not None else self._labels)
+        one_run._run = run
+        one_run.errors = run.problems
+        return one_run
+
+    def __copy__(self) -> StepRecorder:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StepRecorder:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (self.memory, self._labels)
+
+    @_guarded
+    def on_module_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        """Begin a program or a predictor."""
+        name = type(instance).__name__
+        if isinstance(instance, dspy.Predict):
+            self._open(call_id, instance, inputs, Doing("predict", name))
+        elif type(instance) is dspy.ChainOfThought or getattr(instance, "adds_no_step", False):
+            self._pass_through(call_id)
+        else:
+            doing = Doing("program", name, loop=ReActLoop.of(instance))
+            call = self._open(call_id, instance, inputs, doing)
+            if call is not None:
+                arguments = shapes.module_arguments(instance, inputs)
+                self._shared.steps.begin_program(call, shapes.purpose_of(instance), arguments)
+
+    @_guarded
+    def on_module_end(
+        self, call_id: str, outputs: Any, exception: BaseException | None = None
+    ) -> None:
+        """End it."""
+        call = self._close(call_id)
+        if call is None:
+            return
+        if call.state.kind == "predict":
+            self._shared.steps.end_predict(call, outputs, exception)
+        else:
+            self._shared.steps.end_program(call, shapes.output_fields(outputs), exception)
+
+    @_guarded
+    def on_tool_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        """Begin a tool."""
+        self._open(call_id, instance, inputs, Doing("tool", str(instance.name)))
+
+    @_guarded
+    def on_tool_end(
+        self, call_id: str, outputs: Any, exception: BaseException | None = None
+    ) -> None:
+        """End it."""
+        call = self._close(call_id)
+        if call is not None:
+            self._shared.steps.end_tool(call, outputs, exception)
+
+    @_guarded
+    def on_function_start(
+        self, call_id: str, step: FunctionStep, arguments: dict[str, Any]
+    ) -> None:
+        """Begin a plain function that takes part."""
+        call = self._open(call_id, step, arguments, Doing("function", step.name))
+        if call is not None and step.kind == "program":
+            self._shared.steps.begin_program(call, step.purpose, arguments)
+
+    @_guarded
+    def on_function_end(
+        self, call_id: str, outputs: Any, exception: BaseException | None = None
+    ) -> None:
+        """End it."""
+        call = self._close(call_id)
+        if call is not None:
+            self._shared.steps.end_function(call, outputs, exception)
+
+    @_guarded
+    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        """Remember which model is asked."""
+        if self._pass_through(call_id):
+            self._shared.models[call_id] = instance
+
+    @_guarded
+    def on_lm_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
+        """Add what it cost to the step it was asked for."""
+        model = self._shared.models.pop(call_id, None)
+        call = self._shared.tree.find(call_id)
+        self._close(call_id)
+        if call is not None and isinstance(call.state, Doing):
+            call.state.usage.add_call(model, outputs)
+
+    @_guarded
+    def on_evaluate_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        """Set an evaluation's steps apart."""
+        self._set_apart(call_id, f"evaluate:{call_id}")
+
+    @_guarded
+    def on_evaluate_end(
+        self, call_id: str, outputs: Any, exception: BaseException | None = None
+    ) -> None:
+        """End it."""
+        self._close(call_id)
+
+    @_guarded
+    def on_compile_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        """Set an optimiser's trials apart."""
+        self._set_apart(call_id, f"compile:{type(instance).__name__}:{call_id}")
+
+    @_guarded
+    def on_compile_end(
+        self, call_id: str, outputs: Any, exception: BaseException | None = None
+    ) -> None:
+        """End it."""
+        self._close(call_id)
+
+    @_guarded
+    def _on_level_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        """Follow a call that leaves no step."""
+        self._pass_through(call_id)
+
+    @_guarded
+    def _on_level_end(
+        self, call_id: str, outputs: Any, exception: BaseException | None = None
+    ) -> None:
+        self._close(call_id)
+
+    on_adapter_format_start = on_adapter_parse_start = _on_level_start
+    on_adapter_format_end = on_adapter_parse_end = _on_level_end
+    on_interpreter_execute_start = on_interpreter_tool_call_start = _on_level_start
+    on_interpreter_execute_end = on_interpreter_tool_call_end = _on_level_end
+
+    def _parent(self) -> Call | None:
+        return self._shared.tree.find(ACTIVE_CALL_ID.get())
+
+    def _open(self, call_id: str, subject: Any, inputs: Any, doing: Doing) -> Call | None:
+        """Begin a call that leaves steps."""
+        if self._shared.writer.busy:
+            return None
+        parent = self._parent()
+        strand = _strand()
+        if parent is None:
+            settle()
+        run = self._run or (parent.run if parent is not None else None)
+        outer_scope = parent.scope if parent is not None else self._labels.scope
+        call = self._shared.tree.open(
+            call_id,
+            subject,
+            inputs,
+            parent=parent,
+            run=run or Run(strand, self.errors),
+            strand=strand,
+            labels=self._labels,
+            scope=outer_scope or self._labels.scope or current_scope(),
+        )
+        call.state = doing
+        return call
+
+    def _pass_through(self, call_id: str) -> bool:
+        parent = None if self._shared.writer.busy else self._parent()
+        if parent is not None:
+            self._shared.tree.pass_through(call_id, parent)
+        return parent is not None
+
+    def _set_apart(self, call_id: str, scope: str) -> None:
+        parent = self._parent()
+        outer = parent.scope if parent is not None else None
+        run = self._run or (parent.run if parent is not None else None)
+        scope = outer or self._labels.scope or current_scope() or scope
+        self._shared.tree.set_apart(call_id, parent=parent, run=run, strand=_strand(), scope=scope)
+
+    def _close(self, call_id: str) -> Call | None:
+        """End a call; None when it was never seen, or has ended before."""
+        return self._shared.tree.close(call_id)
+
+
+def _strand() -> Strand:
+    return current_strand(thread_local_overrides.get())
+
+
+def _reopened(memory: Memory, labels: Labels) -> StepRecorder:
+    return StepRecorder(
+        memory,
+        session_id=labels.session_id,
+        user_id=labels.user_id,
+        tags=labels.tags,
+        scope=labels.scope,
+    )

@@ -1,0 +1,144 @@
+"""How DSPy's calls read as steps: purpose, arguments, options, outputs.
+
+Pure functions from a module, tool or function and its values to the keys that every AgentStep has;
+nothing is copied or cleaned here, and nothing is stored.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, cast, get_args, get_origin
+
+import dspy
+from pydantic import BaseModel
+
+_REASONING = ("reasoning", "rationale")
+_CALL_OPTIONS = ("signature", "demos", "config", "lm", "_trace")
+
+
+class Choice(NamedTuple):
+    """The one closed output of a routing signature."""
+
+    field: str
+    options: list[str]
+
+
+@lru_cache(maxsize=2048)
+def choice_of(signature: Any) -> Choice | None:
+    """Return a signature's only output besides its reasoning when it is Literal, bool or Enum."""
+    outputs = {
+        name: field.annotation
+        for name, field in signature.output_fields.items()
+        if name not in _REASONING and field.annotation is not dspy.Reasoning
+    }
+    if len(outputs) != 1:
+        return None
+    [(name, annotation)] = outputs.items()
+    options = options_of(annotation)
+    return None if options is None else Choice(name, options)
+
+
+def options_of(annotation: Any) -> list[str] | None:
+    """Return the texts of a closed set of values, None when the set is open."""
+    if annotation is bool:
+        return ["True", "False"]
+    if get_origin(annotation) is Literal:
+        return [choice_text(value) for value in get_args(annotation)]
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return [choice_text(member) for member in annotation]
+    return None
+
+
+def choice_text(value: Any) -> str:
+    """Return a choice as it stands among the options."""
+    return str(value.value if isinstance(value, Enum) else value)
+
+
+def purpose_of(module: Any) -> str:
+    """Return what a module is for: its own `purpose`, its instructions, its docstring, its name."""
+    own = getattr(module, "purpose", None)
+    if isinstance(own, str) and own:
+        return own
+    instructions = getattr(getattr(module, "signature", None), "instructions", None)
+    if isinstance(instructions, str) and instructions.strip():
+        return first_line(instructions)
+    kind = type(module)
+    documented = kind.__doc__ if kind.__module__.split(".", 1)[0] != "dspy" else None
+    return first_line(documented or "") or kind.__name__
+
+
+def first_line(text: str) -> str:
+    """Return the first line that says something."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def module_arguments(module: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a module was called with, by name."""
+    named: dict[str, Any] = dict(inputs.get("kwargs") or {})
+    positional = inputs.get("args") or ()
+    if not positional:
+        return named
+    try:
+        bound = inspect.signature(module.forward).bind(*positional, **named)
+    except TypeError:
+        return {"args": list(positional), **named}
+    return dict(bound.arguments)
+
+
+def predict_arguments(predict: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a predictor's input fields, without the options of the call itself."""
+    fields = signature_of(predict, inputs).input_fields
+    named: dict[str, Any] = inputs.get("kwargs") or {}
+    return {key: value for key, value in named.items() if key in fields or key not in _CALL_OPTIONS}
+
+
+def signature_of(predict: Any, inputs: Mapping[str, Any]) -> Any:
+    """Return the signature of this call: the predictor's, unless the call brings its own."""
+    own = (inputs.get("kwargs") or {}).get("signature")
+    return own if isinstance(own, type) else predict.signature
+
+
+def decided(choice: Choice, prediction: Any) -> dict[str, Any]:
+    """Return a Decision's outputs: the choice first, then whatever else was said."""
+    fields = output_fields(prediction)
+    return {"choice": choice_text(fields.pop(choice.field, None)), **fields}
+
+
+def output_fields(outputs: Any) -> dict[str, Any]:
+    """Return what a program gave back, by name; a value without names is its `result`."""
+    if isinstance(outputs, tuple) and outputs and isinstance(outputs[0], dspy.Prediction):
+        outputs = cast("tuple[Any, ...]", outputs)[
+            0
+        ]  # optimisers patch forward: (prediction, trace)
+    if outputs is None:
+        return {}
+    if isinstance(outputs, dspy.Example) and not isinstance(outputs, BaseModel):
+        return {key: outputs[key] for key in outputs.keys()}  # noqa: SIM118 - an Example is no dict
+    if isinstance(outputs, Mapping):
+        return dict(cast("Mapping[str, Any]", outputs))
+    return {"result": outputs}
+
+
+def error_fields(error: BaseException) -> dict[str, Any]:
+    """Return the outputs of a step that failed."""
+    try:
+        message = str(error)
+    except Exception as broken:
+        message = f"<{type(broken).__name__} in str()>"
+    return {"error": {"type": type(error).__name__, "message": message[:4000]}}
+
+
+def function_arguments(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return what a plain function was called with, by name and without `self`."""
+    try:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return {"args": list(args), **kwargs}
+    return {key: value for key, value in bound.arguments.items() if key not in ("self", "cls")}

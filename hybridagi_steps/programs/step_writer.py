@@ -1,0 +1,166 @@
+"""From a finished call to a stored step: cleaned, redacted, numbered, linked, handed to the memory.
+
+Everything that can go wrong on the way ends here: it is noted without the values it happened on,
+logged once per kind and run, and never reaches the program that is being recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any, Protocol
+from uuid import UUID
+
+from hybridagi_steps.errors import StepsError
+from hybridagi_steps.programs.call_tree import Call, Run, Tail, Tails, parent_and_joins
+from hybridagi_steps.programs.values import Redact, fitted, plain, redacted, without_texts
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, repaired
+from hybridagi_steps.records.message import StepMetrics, utc_now
+
+_log = logging.getLogger("hybridagi_steps")
+_PROBLEMS_KEPT = 1000
+_FIELD_LEVELS = {"inputs": 2, "outputs": 1, "metadata": 1}
+"""How many levels of keys are names that we gave; the keys below them are data."""
+
+
+class Memory(Protocol):
+    """What recording needs of a memory."""
+
+    def add(self, step_or_steps: AgentStep, /) -> Any:
+        """Store one step durably."""
+        ...
+
+    def run(self, run_id: str, /) -> Any:
+        """Return the steps of a run in order."""
+        ...
+
+
+class RecordingError(StepsError):
+    """A step was not recorded, or not whole; the program went on."""
+
+    def __init__(self, what: str, error: BaseException) -> None:
+        kind = type(error).__name__
+        # Our own errors speak of sizes and files; foreign ones may quote the values.
+        reason = f"{kind}: {error}" if isinstance(error, StepsError) else kind
+        super().__init__(f"{what} ({reason})")
+        self.error_type = kind
+
+
+class StepWriter:
+    """Writes the steps of calls into one memory.
+
+    Args:
+        memory: Where steps go; its `redact`, if it has one, is applied before.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self._here = threading.local()
+
+    @property
+    def busy(self) -> bool:
+        """Whether this thread is writing: what runs now is the memory's own work."""
+        return getattr(self._here, "busy", False)
+
+    def write(
+        self,
+        call: Call,
+        step_type: AgentStepType,
+        inputs: dict[str, Any],
+        outputs: dict[str, Any] | None,
+        *,
+        follows: Tails,
+        status: StepStatus = "ok",
+        metrics: StepMetrics | None = None,
+    ) -> Tail | None:
+        """Store one step of `call` and return it, None when that failed."""
+        run = call.run
+        if run is None:
+            return None
+        self._here.busy = True
+        try:
+            parent_id, joins = parent_and_joins(follows)
+            fields = self._clean(run, step_type, inputs, outputs, _metadata(call, joins))
+
+            def store(hop: int, step_id: UUID) -> None:
+                step = _step(call, run, step_type, fields)
+                step.id, step.hop, step.parent_id = step_id, hop, parent_id
+                step.status, step.metrics = status, metrics
+                self.memory.add(step)
+
+            return run.commit(store)
+        except Exception as error:
+            note_problem(run.problems, f"a {step_type.value} step was not stored", error)
+            return None
+        finally:
+            self._here.busy = False
+
+    def _clean(
+        self,
+        run: Run,
+        step_type: AgentStepType,
+        inputs: dict[str, Any],
+        outputs: dict[str, Any] | None,
+        metadata: dict[str, Any],
+    ) -> dict[str, Any]:
+        """Return the three JSON fields: detached, redacted, repaired and small enough."""
+        cuts: list[str] = []
+        fields: dict[str, Any] = {
+            "inputs": plain(inputs, cuts, "inputs"),
+            "outputs": None if outputs is None else plain(outputs, cuts, "outputs"),
+            "metadata": plain(metadata, cuts, "metadata"),
+        }
+        redact: Redact | None = getattr(self.memory, "redact", None)
+        fields = fitted(repaired(fields), cuts) if redact is None else fields
+        if redact is not None:
+            try:
+                fields = _redacted_fields(fields, redact)
+            except Exception as error:
+                note_problem(run.problems, f"redacting a {step_type.value} step failed", error)
+                fields = {name: without_texts(value) for name, value in fields.items()}
+            fields = fitted(repaired(fields), cuts)
+        if cuts:
+            fields["metadata"] = {**(fields["metadata"] or {}), "truncated": cuts}
+        fields["metadata"] = fields["metadata"] or None
+        return fields
+
+
+def note_problem(problems: list[Exception], what: str, error: BaseException) -> None:
+    """Keep and log what recording failed at, without the values it failed on."""
+    problem = RecordingError(what, error)
+    seen = any(str(known) == str(problem) for known in problems)
+    if len(problems) < _PROBLEMS_KEPT:
+        problems.append(problem)
+    if not seen:
+        _log.warning("recording: %s; the program goes on.", problem)
+
+
+def _redacted_fields(fields: dict[str, Any], redact: Redact) -> dict[str, Any]:
+    return {
+        name: redacted(value, redact, names=_FIELD_LEVELS[name]) for name, value in fields.items()
+    }
+
+
+def _metadata(call: Call, joins: list[str]) -> dict[str, Any]:
+    metadata = dict(call.labels.tags)
+    if joins:
+        metadata["joins"] = joins
+    return metadata
+
+
+def _step(call: Call, run: Run, step_type: AgentStepType, fields: dict[str, Any]) -> AgentStep:
+    """Return a step whose values are clean already, so that nothing is validated again."""
+    return AgentStep.model_construct(
+        step_type=step_type,
+        inputs=fields["inputs"],
+        outputs=fields["outputs"],
+        vector=None,
+        metadata=fields["metadata"],
+        created_at=utc_now(),
+        session_id=call.labels.session_id,
+        user_id=call.labels.user_id,
+        run_id=run.id,
+        program_id=call.program_id,
+        scope=call.scope,
+        score=None,
+    )

@@ -1,0 +1,118 @@
+"""What language model calls cost, added up for the step they were made for.
+
+DSPy tells a callback what a model answered, not what it cost; the cost stands in the model's
+history. One step may take several calls: a format fallback, a retry, a tool that asks a model.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, cast
+
+from hybridagi_steps.records.message import StepMetrics
+
+_ENTRIES_SEARCHED = 256
+
+
+@dataclass(slots=True)
+class Usage:
+    """A sum over LM calls; None where no call reported the figure."""
+
+    calls: int = 0
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    total_tokens: int | None = None
+    cache_read_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    cost: float | None = None
+    cache_hits: int = 0
+    model_name: str | None = None
+    provider: str | None = None
+
+    def add_call(self, model: Any, outputs: Any) -> None:
+        """Add one finished LM call; `outputs` is the very object that DSPy handed out."""
+        self.calls += 1
+        name = getattr(model, "model", None)
+        if isinstance(name, str):
+            self.model_name = name
+            self.provider = name.split("/", 1)[0] if "/" in name else None
+        entry = None if outputs is None else _history_entry(model, outputs)
+        if entry is None:
+            return
+        usage: Mapping[str, Any] = entry.get("usage") or {}
+        if not usage:
+            self.cache_hits += 1
+            return
+        self.input_tokens = _sum(self.input_tokens, usage.get("prompt_tokens"))
+        self.output_tokens = _sum(self.output_tokens, usage.get("completion_tokens"))
+        self.total_tokens = _sum(self.total_tokens, usage.get("total_tokens"))
+        details: Any = usage.get("prompt_tokens_details")
+        if details:
+            read, written = _detail(details, "cached_tokens"), _detail(details, _WRITTEN)
+            self.cache_read_tokens = _sum(self.cache_read_tokens, read)
+            self.cache_write_tokens = _sum(self.cache_write_tokens, written)
+        cost = entry.get("cost")
+        if isinstance(cost, int | float):
+            self.cost = (self.cost or 0.0) + cost
+
+    def add(self, other: Usage) -> None:
+        """Add all calls of another sum."""
+        self.calls += other.calls
+        self.cache_hits += other.cache_hits
+        self.input_tokens = _sum(self.input_tokens, other.input_tokens)
+        self.output_tokens = _sum(self.output_tokens, other.output_tokens)
+        self.total_tokens = _sum(self.total_tokens, other.total_tokens)
+        self.cache_read_tokens = _sum(self.cache_read_tokens, other.cache_read_tokens)
+        self.cache_write_tokens = _sum(self.cache_write_tokens, other.cache_write_tokens)
+        if other.cost is not None:
+            self.cost = (self.cost or 0.0) + other.cost
+        self.model_name = other.model_name or self.model_name
+        self.provider = other.provider or self.provider
+
+    def metrics(self, duration_ms: float, tool_ms: float | None = None) -> StepMetrics:
+        """Return the sum as a step's metrics; a cache hit means that no call was paid for."""
+        return StepMetrics.model_construct(
+            duration_ms=round(duration_ms, 3),
+            first_token_latency_ms=None,
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            total_tokens=self.total_tokens,
+            cache_read_tokens=self.cache_read_tokens,
+            cache_write_tokens=self.cache_write_tokens,
+            model_name=self.model_name,
+            provider=self.provider,
+            tool_exec_time_ms=None if tool_ms is None else round(tool_ms, 3),
+            cost=self.cost,
+            cache_hit=self.cache_hits == self.calls if self.calls else None,
+            llm_calls=self.calls or None,
+        )
+
+
+_WRITTEN = "cache_creation_tokens"
+
+
+def _history_entry(model: Any, outputs: Any) -> Mapping[str, Any] | None:
+    """Return the history entry of the call that gave `outputs`, looking at the newest first."""
+    history: list[Any] = getattr(model, "history", None) or []
+    for entry in islice(reversed(history), _ENTRIES_SEARCHED):
+        if entry.get("outputs") is outputs:
+            return cast("Mapping[str, Any]", entry)
+    return None
+
+
+def _detail(details: Any, name: str) -> Any:
+    if isinstance(details, Mapping):
+        return cast("Mapping[str, Any]", details).get(name)
+    return getattr(details, name, None)
+
+
+def _sum(known: int | None, more: Any) -> int | None:
+    if not isinstance(more, int):
+        return known
+    return more if known is None else known + more

@@ -1,0 +1,298 @@
+"""What a program was given and gave back, as detached JSON data of a bearable size.
+
+A step must never hold on to a live prompt, tool or memory, nor store again what other steps hold:
+steps stand for themselves as ids, histories, media, language models and vectors as a few words.
+What is left is copied, redacted, repaired, and cut only when the step would be refused for its
+size; each cut is named. This module knows DSPy's types; it does not know what a step means.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, cast
+
+import dspy
+import orjson
+from pydantic import BaseModel
+
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.filters import StepHit
+from hybridagi_steps.records.json_values import json_value
+
+Redact = Callable[[str], str]
+"""Returns a text without what must not be stored."""
+
+REDACTION_FAILED = "[redaction failed]"
+
+_DEEPEST = 40
+_MOST_VALUES = 200_000
+_STEP_BYTES = 7 * 1024 * 1024
+_KEPT_CHARACTERS = (1_000_000, 100_000, 10_000, 1_000)
+_SURELY_SMALL = 500_000
+_VECTOR_LENGTH = 128
+_LONGEST_DESCRIPTION = 500
+
+
+def plain(value: Any, cuts: list[str], path: str = "") -> Any:
+    """Return `value` as a detached copy made of dicts, lists, texts, numbers and leaves.
+
+    Args:
+        value: Anything a DSPy program passes around.
+        cuts: Receives "path: what was left out" for each value that was not kept whole.
+        path: Where `value` stands, for the notes.
+    """
+    return _Copy(cuts, path).of(value, 0)
+
+
+class _Copy:
+    """One traversal: knows what it stands inside of, so that cycles and floods end."""
+
+    __slots__ = ("_cuts", "_inside", "_left", "_path")
+
+    def __init__(self, cuts: list[str], path: str) -> None:
+        self._cuts = cuts
+        self._path = path
+        self._left = _MOST_VALUES
+        self._inside: set[int] = set()
+
+    def of(self, value: Any, depth: int) -> Any:
+        kind: type[Any] = type(value)
+        self._left -= 1
+        if kind is str or value is None or kind is int or kind is float or kind is bool:
+            return value
+        if self._left < 0:
+            return self._cut(value, f"more than {_MOST_VALUES:,} values")
+        if depth > _DEEPEST:
+            return self._cut(value, f"nested deeper than {_DEEPEST} levels")
+        if id(value) in self._inside:
+            return self._cut(value, "contains itself")
+        self._inside.add(id(value))
+        try:
+            if kind is dict:
+                return self._mapping(value, depth)
+            if kind is list or kind is tuple:
+                return self._sequence(value, depth)
+            return self._foreign(value, depth)
+        finally:
+            self._inside.discard(id(value))
+
+    def _cut(self, value: Any, why: str) -> str:
+        note = f"{self._path}: {why}"
+        if note not in self._cuts:
+            self._cuts.append(note)
+        return f"<{type(value).__name__}: {why}>"
+
+    def _mapping(self, value: Mapping[Any, Any], depth: int) -> dict[Any, Any]:
+        copied: dict[Any, Any] = {}
+        for key, item in list(value.items()):
+            if self._left < 0:
+                self._cut(value, f"more than {_MOST_VALUES:,} values")
+                break
+            copied[key] = self.of(item, depth + 1)
+        return copied
+
+    def _sequence(self, value: Sequence[Any], depth: int) -> Any:
+        if len(value) >= _VECTOR_LENGTH and all(type(number) is float for number in value):
+            return f"<{len(value)} numbers>"
+        copied: list[Any] = []
+        for item in value:
+            if self._left < 0:
+                self._cut(value, f"more than {_MOST_VALUES:,} values")
+                break
+            copied.append(self.of(item, depth + 1))
+        return copied
+
+    def _foreign(self, value: Any, depth: int) -> Any:
+        """Turn an object into data: its own short form, else its fields, else its description."""
+        short = _short_form(value)
+        if short is not None:
+            return short
+        fields = _fields(value)
+        if fields is not None:
+            return self._mapping(fields, depth)
+        if isinstance(value, Enum):
+            return self.of(value.value, depth + 1)
+        if isinstance(value, list | tuple | set | frozenset):
+            return self._sequence(list(cast("Sequence[Any]", value)), depth)
+        if isinstance(value, bytes | bytearray | memoryview):
+            return f"<{len(cast('bytes', value)):,} bytes>"
+        if hasattr(value, "dtype") and hasattr(value, "shape"):
+            return _number_or_shape(value)
+        return _leaf(value)
+
+
+def _short_form(value: Any) -> Any:
+    """Return the few words that stand for steps, histories, media, tools and models, else None."""
+    if isinstance(value, AgentStep):
+        return {"step": str(value.id)}
+    if isinstance(value, StepHit):
+        return {"step": str(value.step.id), "score": value.score}
+    steps = _steps(value)
+    if steps is not None:
+        return {"steps": [str(step.id) for step in steps]}
+    if isinstance(value, dspy.History):
+        return f"<history of {len(value.messages)} messages>"
+    if type(value).__name__ == "REPLHistory":
+        return f"<history of {len(value)} entries>"
+    if isinstance(value, dspy.Image | dspy.Audio | dspy.File):
+        return _medium(value)
+    if isinstance(value, dspy.Tool):
+        return f"<tool {value.name}>"
+    if isinstance(value, dspy.BaseLM):
+        return f"<language model {value.model}>"
+    if isinstance(value, dspy.Module):
+        return f"<module {type(value).__name__}>"
+    if isinstance(value, dspy.Reasoning):
+        return str(value)
+    if isinstance(value, type):
+        return f"<class {value.__name__}>"
+    return None
+
+
+def _steps(value: Any) -> list[AgentStep] | None:
+    """Return the steps of an AgentStepList, a QueryWithSteps or a StepContext."""
+    if not isinstance(value, dspy.Example | dspy.Type):
+        return None
+    steps = getattr(value, "steps", None)
+    if not isinstance(steps, list) or not steps:
+        return [] if steps == [] and isinstance(value, BaseModel) else None
+    return steps if all(isinstance(step, AgentStep) for step in steps) else None
+
+
+def _medium(value: Any) -> str:
+    kind = type(value).__name__.lower()
+    source = getattr(value, "url", None) or getattr(value, "filename", None)
+    if isinstance(source, str) and not source.startswith("data:"):
+        return f"<{kind} {source[:_LONGEST_DESCRIPTION]}>"
+    data = source or getattr(value, "data", None) or getattr(value, "file_data", None) or ""
+    return f"<{kind} of {len(str(data)):,} characters>"
+
+
+def _fields(value: Any) -> Mapping[Any, Any] | None:
+    """Return an object's fields without embeddings, None when it is no record."""
+    if isinstance(value, dspy.Example):
+        fields = {key: value[key] for key in value.keys()}  # noqa: SIM118 - an Example is no dict
+    elif isinstance(value, BaseModel):
+        fields = {name: getattr(value, name, None) for name in type(value).model_fields}
+        fields.update(value.__pydantic_extra__ or {})
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)}
+    elif isinstance(value, Mapping):
+        fields = cast("Mapping[Any, Any]", value)
+    else:
+        return None
+    if isinstance(fields, dict) and isinstance(value, BaseModel):
+        fields.pop("vector", None)
+    return fields
+
+
+def _number_or_shape(value: Any) -> Any:
+    if not value.shape and hasattr(value, "item"):
+        return value.item()
+    return f"<{type(value).__name__} of shape {tuple(value.shape)}>"
+
+
+def _leaf(value: Any) -> Any:
+    """Return what JSON repair knows how to turn into text, or a description of anything else."""
+    name = getattr(value, "__qualname__", None)
+    if callable(value) and isinstance(name, str):
+        return f"<function {name}>"
+    notes: list[str] = []
+    return json_value(value, notes)
+
+
+def redacted(value: Any, redact: Redact, *, names: int = 0) -> Any:
+    """Return a copy of `value` with `redact` applied to every text, keys of data included.
+
+    Args:
+        value: Plain data.
+        redact: Returns a text without what must not be stored.
+        names: How many levels of keys are names of fields, which stay as they are.
+    """
+    if isinstance(value, str):
+        return _redacted_text(value, redact)
+    if isinstance(value, list):
+        return [redacted(item, redact, names=names) for item in value]
+    if not isinstance(value, dict):
+        return value
+    clean: dict[Any, Any] = {}
+    for key, item in value.items():
+        name = key if names > 0 or not isinstance(key, str) else _redacted_text(key, redact)
+        while name in clean:
+            name = f"{name}'"
+        clean[name] = redacted(item, redact, names=names - 1)
+    return clean
+
+
+def without_texts(value: Any) -> Any:
+    """Return `value` with every text replaced, for when redaction failed."""
+
+    def hidden(_text: str) -> str:
+        return REDACTION_FAILED
+
+    return redacted(value, hidden, names=2)
+
+
+def _redacted_text(text: str, redact: Redact) -> str:
+    clean = redact(text)
+    if not isinstance(clean, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"redact returned {type(clean).__name__}, not str")
+    return clean
+
+
+def fitted(fields: dict[str, Any], cuts: list[str]) -> dict[str, Any]:
+    """Return `fields` small enough for one step, with their longest texts cut where they are not.
+
+    Args:
+        fields: JSON data; texts up to 1,000,000 characters are kept as long as the whole fits.
+        cuts: Receives "path: what was left out" for each text that was cut.
+    """
+    if _characters(fields, _SURELY_SMALL) <= _SURELY_SMALL:
+        return fields
+    for kept in _KEPT_CHARACTERS:
+        if len(orjson.dumps(fields)) <= _STEP_BYTES:
+            return fields
+        fields = _shortened(fields, kept, cuts, "")
+    if len(orjson.dumps(fields)) <= _STEP_BYTES:
+        return fields
+    cuts.append("inputs and outputs: left out, too large for one step")
+    return {name: {"left_out": "too large for one step"} if value else value
+            for name, value in fields.items()}  # fmt: skip
+
+
+def _characters(value: Any, limit: int) -> int:
+    """Return about how many characters `value` has as JSON; stops counting above `limit`."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        items = [*value, *value.values()]
+    elif isinstance(value, list):
+        items = value
+    else:
+        return 8
+    total = 0
+    for item in items:
+        total += _characters(item, limit) + 2
+        if total > limit:
+            break
+    return total
+
+
+def _shortened(value: Any, kept: int, cuts: list[str], path: str) -> Any:
+    if isinstance(value, str):
+        if len(value) <= kept:
+            return value
+        cuts.append(f"{path}: kept {kept:,} of {len(value):,} characters")
+        return value[:kept]
+    if isinstance(value, dict):
+        return {key: _shortened(item, kept, cuts, f"{path}.{key}".lstrip("."))
+                for key, item in value.items()}  # fmt: skip
+    if isinstance(value, list):
+        return [_shortened(item, kept, cuts, f"{path}[{n}]") for n, item in enumerate(value)]
+    return value

@@ -1,0 +1,298 @@
+"""Language models for tests and demos: scripted answers and replayed conversations, no network.
+
+`dspy.LM` talks to an engine; these are engines. So the whole of DSPy above the wire is the real
+thing: adapters, callbacks, history, usage, cache, streaming, native tool calls, sync and async. A
+scripted model answers from a list or a function; a replaying one with what a recorded assistant
+said. Token counts are estimates (4 characters each) and stable from run to run.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import dspy
+from dspy.lm15 import (
+    Message,
+    Request,
+    Response,
+    StreamDeltaEvent,
+    StreamEndEvent,
+    StreamStartEvent,
+    TextDelta,
+    TextPart,
+    ToolCallPart,
+    Usage,
+    response_to_events,
+)
+
+_CHAT_FIELD = re.compile(r"\[\[ ## (\w+) ## \]\]")
+_CHUNK_CHARACTERS = 6
+_CHARACTERS_PER_TOKEN = 4
+
+
+class ToolCall(NamedTuple):
+    """A native tool call, as a model makes it."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str | None = None
+
+
+Reply = str | Mapping[str, Any] | Sequence[str | ToolCall] | BaseException
+"""Text as it is; fields, rendered the way the request asks; texts and tool calls; or an error."""
+Script = Sequence[Reply] | Callable[[Request], Reply]
+
+
+class ScriptedLM(dspy.LM):
+    """A language model that answers from a script.
+
+    Args:
+        script: The replies in order, or a function from the request to the reply.
+        delay_seconds: How long each answer takes; a stream spreads it over its pieces.
+        cache: Whether DSPy's cache may answer instead.
+        model: Its name, `provider/model`.
+        options: Whatever else `dspy.LM` takes.
+
+    Attributes:
+        requests: Every request that reached the model, in order.
+
+    A script of replies that runs out raises `IndexError`. Copies share script and requests.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        delay_seconds: float = 0.0,
+        cache: bool = False,
+        model: str = "scripted/model",
+        **options: Any,
+    ) -> None:
+        engine = _Engine(script, delay_seconds)
+        super().__init__(
+            model, engine=engine, async_engine=_AsyncEngine(engine), cache=cache, **options
+        )
+        self.requests: list[Request] = engine.requests
+
+
+def scripted_lm(script: Script | None = None, **options: Any) -> ScriptedLM:
+    """Return a `ScriptedLM`; without a script every question gets a plausible answer."""
+    return ScriptedLM(plausible_reply if script is None else script, **options)
+
+
+def replay_lm(messages: Sequence[Mapping[str, Any]], **options: Any) -> ScriptedLM:
+    """Return a model that gives the assistant's turns of a recorded conversation, in order.
+
+    Args:
+        messages: OpenAI-style messages; those of other roles are skipped. Tool calls keep their
+            names, arguments and ids.
+        options: What `ScriptedLM` takes.
+    """
+    turns = [_recorded_reply(message) for message in messages if message["role"] == "assistant"]
+    options.setdefault("model", "replay/model")
+    return ScriptedLM(turns, **options)
+
+
+def request_text(request: Request) -> str:
+    """Return the text of the last message, which is what the model is asked."""
+    return request.messages[-1].text or ""
+
+
+def asked_fields(request: Request) -> dict[str, str]:
+    """Return the output fields a request asks for, each with what it says about their form."""
+    asked = request_text(request)
+    for opening, field in (
+        ("starting with the field", _CHAT_FIELD),
+        ("in the following order of fields:", re.compile(r"`(\w+)`")),
+        ("with the corresponding output fields wrapped in XML tags", re.compile(r"`<(\w+)>`")),
+    ):
+        begins = asked.rfind(opening)
+        if begins >= 0:
+            found = list(field.finditer(asked, begins))
+            ends = [match.start() for match in found[1:]] + [len(asked)]
+            forms = {m[1]: asked[m.end() : end] for m, end in zip(found, ends, strict=True)}
+            return {name: form for name, form in forms.items() if name != "completed"}
+    return {}
+
+
+def plausible_reply(request: Request) -> Reply:
+    """Return an answer of the right form to any DSPy request: the first option, True, some text."""
+    fields = asked_fields(request)
+    if not fields:
+        return "plain text"
+    return {name: _plausible(name, form) for name, form in fields.items()}
+
+
+def _plausible(name: str, form: str) -> Any:
+    options = re.search(r"one of: ([^;)]+)", form)
+    if options:
+        return options[1].strip()
+    if "True or False" in form:
+        return True
+    if "single int" in form or "single float" in form or "Python int" in form:
+        return 1
+    if "JSON schema" in form or "Python dict" in form:
+        return {}
+    return f"some {name}"
+
+
+class _Engine:
+    """Answers DSPy's canonical requests from a script."""
+
+    supports_function_calling = True
+    supports_reasoning = False
+    supports_response_schema = True
+    supported_params = ("temperature", "max_tokens", "tools", "tool_choice", "response_format")
+
+    def __init__(self, script: Script, delay_seconds: float) -> None:
+        self.script = script
+        self.delay_seconds = delay_seconds
+        self.requests: list[Request] = []
+        self._answered = 0
+        self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Engine:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Engine, (self.script, self.delay_seconds)
+
+    def dump_state(self) -> dict[str, Any]:
+        """Nothing of a script belongs in a saved program."""
+        return {}
+
+    def complete(self, request: Request) -> Response:
+        """Answer one request."""
+        time.sleep(self.delay_seconds)
+        return self.answer(request)
+
+    def stream(self, request: Request) -> Iterator[Any]:
+        """Answer one request in pieces."""
+        events = list(_events(self.answer(request), request))
+        for event in events:
+            time.sleep(self.delay_seconds / len(events))
+            yield event
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def answer(self, request: Request) -> Response:
+        """Return the script's next reply as a response, or raise it."""
+        with self._lock:
+            self.requests.append(request)
+            place = self._answered
+            self._answered += 1
+        script = self.script
+        reply = script(request) if callable(script) else script[place]
+        if isinstance(reply, BaseException):
+            raise reply
+        parts = _parts(reply, request, place)
+        called = any(isinstance(part, ToolCallPart) for part in parts)
+        asked = sum(len(message.text or "") for message in request.messages)
+        given = sum(len(getattr(part, "text", "") or "") for part in parts)
+        return Response(
+            id=f"reply-{place}",
+            model=request.model,
+            message=Message.assistant(parts),
+            finish_reason="tool_call" if called else "stop",
+            usage=Usage(
+                input_tokens=asked // _CHARACTERS_PER_TOKEN,
+                output_tokens=given // _CHARACTERS_PER_TOKEN + 1,
+            ),
+        )
+
+
+class _AsyncEngine:
+    """The same script, for async callers."""
+
+    supports_function_calling = _Engine.supports_function_calling
+    supports_reasoning = _Engine.supports_reasoning
+    supports_response_schema = _Engine.supports_response_schema
+    supported_params = _Engine.supported_params
+
+    def __init__(self, engine: _Engine) -> None:
+        self._engine = engine
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _AsyncEngine:
+        return self
+
+    def dump_state(self) -> dict[str, Any]:
+        """Nothing of a script belongs in a saved program."""
+        return {}
+
+    async def complete(self, request: Request) -> Response:
+        """Answer one request."""
+        await asyncio.sleep(self._engine.delay_seconds)
+        return self._engine.answer(request)
+
+    async def stream(self, request: Request) -> AsyncIterator[Any]:
+        """Answer one request in pieces."""
+        events = list(_events(self._engine.answer(request), request))
+        for event in events:
+            await asyncio.sleep(self._engine.delay_seconds / len(events))
+            yield event
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+
+def _parts(reply: Any, request: Request, place: int) -> list[Any]:
+    if isinstance(reply, str):
+        return [TextPart(reply)]
+    if isinstance(reply, Mapping):
+        return [TextPart(_rendered(cast("Mapping[str, Any]", reply), request))]
+    return [
+        TextPart(part)
+        if isinstance(part, str)
+        else ToolCallPart(id=part.id or f"call-{place}-{n}", name=part.name, input=part.arguments)
+        for n, part in enumerate(cast("Sequence[str | ToolCall]", reply))
+    ]
+
+
+def _rendered(fields: Mapping[str, Any], request: Request) -> str:
+    """Return fields the way the adapter behind the request reads them."""
+    asked = request_text(request)
+    texts = {n: v if isinstance(v, str) else json.dumps(v) for n, v in fields.items()}
+    if "[[ ## completed ## ]]" in asked:
+        chat = "\n\n".join(f"[[ ## {name} ## ]]\n{text}" for name, text in texts.items())
+        return f"{chat}\n\n[[ ## completed ## ]]"
+    if "wrapped in XML tags" in asked:
+        return "\n".join(f"<{name}>\n{text}\n</{name}>" for name, text in texts.items())
+    return json.dumps(dict(fields))
+
+
+def _events(response: Response, request: Request) -> Iterator[Any]:
+    """Yield a text in small pieces, as providers do; anything else in one."""
+    if any(not isinstance(part, TextPart) for part in response.message.parts):
+        yield from response_to_events(response)
+        return
+    yield StreamStartEvent(id=response.id, model=request.model)
+    for part in response.message.parts:
+        text = cast("TextPart", part).text
+        for begins in range(0, len(text), _CHUNK_CHARACTERS):
+            yield StreamDeltaEvent(delta=TextDelta(text=text[begins : begins + _CHUNK_CHARACTERS]))
+    yield StreamEndEvent(finish_reason="stop", usage=response.usage)
+
+
+def _recorded_reply(message: Mapping[str, Any]) -> Reply:
+    """Return what an assistant message said and called."""
+    parts: list[str | ToolCall] = []
+    content = message.get("content")
+    if isinstance(content, str) and content:
+        parts.append(content)
+    for call in message.get("tool_calls") or ():
+        function: Mapping[str, Any] = call["function"]
+        arguments = function.get("arguments") or "{}"
+        values = json.loads(arguments) if isinstance(arguments, str) else dict(arguments)
+        parts.append(ToolCall(function["name"], values, call.get("id")))
+    return parts or ""
