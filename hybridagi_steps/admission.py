@@ -32,8 +32,12 @@ _IDS = ("id", "parent_id", "run_id", "session_id", "user_id", "program_id", "sco
 _VALUES = ("inputs", "outputs", "metadata")
 
 
-def admitted(steps: AgentStep | Iterable[AgentStep], redact: Redact | None) -> list[AgentStep]:
+def admitted(steps: object, redact: Redact | None) -> list[AgentStep]:
     """Return the steps as they may be stored; the ones given are not changed.
+
+    Args:
+        steps: An AgentStep, several, or what holds them in `.steps`.
+        redact: Applied to every string of inputs, outputs, metadata and extra fields.
 
     Raises:
         InvalidStepError: Not a step, or an id that is empty, too long or no text; all are refused.
@@ -42,9 +46,9 @@ def admitted(steps: AgentStep | Iterable[AgentStep], redact: Redact | None) -> l
     """
     if isinstance(steps, AgentStep):
         return [_admitted(steps, redact)]
-    held = getattr(steps, "steps", steps)
+    held: object = getattr(steps, "steps", steps)
     if isinstance(held, str | bytes | dict) or not isinstance(held, Iterable):
-        raise InvalidStepError(f"expected AgentSteps, got {type(held).__name__}.")
+        raise InvalidStepError(f"expected AgentSteps, got {type(steps).__name__}.")
     return [_admitted(step, redact) for step in cast("Iterable[AgentStep]", held)]
 
 

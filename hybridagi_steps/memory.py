@@ -13,14 +13,13 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 from uuid import UUID
 
 from hybridagi_steps.admission import Redact, admitted, check_vector, redacted
+from hybridagi_steps.binding import AUTO, EmbedderBinding
 from hybridagi_steps.deriving import derive_texts, derive_vectors
-from hybridagi_steps.embedders import embedder_for, resolve_embedder
 from hybridagi_steps.errors import (
-    EmbedderMismatchError,
     InvalidFilterError,
     MemoryClosedError,
     MemoryNotPicklableError,
@@ -40,6 +39,7 @@ Durability = Literal["normal", "full"]
 """`normal` survives a kill of the process, `full` also a loss of power."""
 Where = StepFilter | Mapping[str, Any] | None
 StepId = UUID | str
+Steps: TypeAlias = "AgentStep | Iterable[AgentStep] | AgentStepList"
 IN_MEMORY = ":memory:"
 
 _EVERYTHING = 2**62
@@ -80,23 +80,22 @@ class StepMemory:
         """
         self.address, self.namespace, self.durability = os.fspath(address), namespace, durability
         self.redact = redact
-        self._embedder_asked = embedder
-        self._embedder: Embedder | None = None
         self._store = open_store(self.address, namespace=namespace, durability=durability)
         self._closed = False
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._searcher: Searcher | None = None
-        if embedder not in ("auto", None):
+        self._binding = EmbedderBinding(self._store, embedder)
+        if self._binding.asked != AUTO:
             try:
-                self._known_embedder()
+                self._binding.known()
             except BaseException:
                 self._store.close()
                 raise
 
     # -- writing
 
-    def add(self, steps: AgentStep | Iterable[AgentStep]) -> None:
+    def add(self, steps: Steps) -> None:
         """Store steps; all or nothing, durable on return.
 
         Raises:
@@ -106,19 +105,20 @@ class StepMemory:
         """
         self._append(steps, replace=False)
 
-    def update(self, steps: AgentStep | Iterable[AgentStep]) -> None:
+    def update(self, steps: Steps) -> None:
         """Store steps, replacing those whose id is stored already; all or nothing."""
         self._append(steps, replace=True)
 
-    def _append(self, steps: AgentStep | Iterable[AgentStep], *, replace: bool) -> None:
+    def _append(self, steps: Steps, *, replace: bool) -> None:
         self._check_open()
         kept = admitted(steps, self.redact)
         if any(step.vector is not None for step in kept):
-            dimension = self._bound_embedder().dimension
+            dimension = self._binding.bound().dimension
             for step in kept:
                 if step.vector is not None:
                     check_vector(step, dimension)
         if kept:
+            self._binding.bind_early()
             self._store.append(kept, replace=replace)
 
     def score(self, run_id: str, value: float, feedback: str | None = None) -> None:
@@ -251,7 +251,7 @@ class StepMemory:
         Args:
             progress: Called with (done, total) as batches finish.
         """
-        store, embedder = self._open_store, self._bound_embedder()
+        store, embedder = self._open_store, self._binding.bound()
         pending = store.stats()
         total = int(pending["pending_texts"]) + int(pending["pending_vectors"])
         done = 0
@@ -276,9 +276,7 @@ class StepMemory:
         Vectors that steps brought along are dropped when the new embedder has another name.
         """
         self._check_open()
-        fresh = resolve_embedder(embedder)
-        self._store.set_embedder(fresh.model_id, fresh.dimension)
-        self._embedder, self._embedder_asked = fresh, embedder
+        self._binding.change(embedder)
         self._forget_cache()
         self.flush(progress)
 
@@ -324,7 +322,7 @@ class StepMemory:
                 "a memory at ':memory:' cannot be pickled; give it a file."
             )
         address = str(Path(self.address).absolute())
-        settings = (self._embedder_asked, self.namespace, self.redact, self.durability)
+        settings = (self._binding.asked, self.namespace, self.redact, self.durability)
         return _reopened, (address, *settings)
 
     def __repr__(self) -> str:
@@ -339,7 +337,7 @@ class StepMemory:
         Raises:
             EmbedderMismatchError: The file was built with one that cannot be had here.
         """
-        return self._known_embedder()
+        return self._binding.known()
 
     @property
     def _open_store(self) -> Any:
@@ -353,36 +351,12 @@ class StepMemory:
             if self._searcher is None or self._pid != os.getpid():
                 # A child of fork starts over: its parent may have held a lock at that moment.
                 self._pid, self._lock = os.getpid(), threading.RLock()
-                self._searcher = Searcher(self._store, self._bound_embedder, self._cache_path())
+                self._searcher = Searcher(self._store, self._binding.bound, self._cache_path())
             return self._searcher
 
     def _check_open(self) -> None:
         if self._closed:
             raise MemoryClosedError(f"{self!r} is closed; open it again.")
-
-    def _known_embedder(self) -> Embedder:
-        """Return the embedder, checked against the one the store was built with."""
-        if self._embedder is None:
-            stored = self._store.identity().embedder
-            asked = self._embedder_asked
-            if asked == "auto" and stored is not None:
-                self._embedder = embedder_for(stored)
-            else:
-                found = resolve_embedder(asked)
-                if stored is not None and stored != found.model_id:
-                    raise EmbedderMismatchError(stored, found.model_id)
-                self._embedder = found
-        return self._embedder
-
-    def _bound_embedder(self) -> Embedder:
-        """Return the embedder, and have the store remember it."""
-        embedder = self._known_embedder()
-        identity = self._store.identity()
-        if identity.embedder is None:
-            self._store.set_embedder(embedder.model_id, embedder.dimension)
-        elif identity.embedder != embedder.model_id:
-            raise EmbedderMismatchError(identity.embedder, embedder.model_id)
-        return embedder
 
     def _forget_cache(self) -> None:
         self._search.forget_cache()

@@ -115,7 +115,7 @@ def _answer(
     while True:
         rows, full = match.candidates(pool)
         scored = _score(index, query, match, rows, mode)
-        chosen = _collapse(index, query, scored, scope)
+        chosen = _collapse(index, query, scored)
         if len(chosen) >= k or not full:
             return [_explained(query, match, scored, place) for place in chosen[:k]]
         pool *= 4
@@ -156,7 +156,7 @@ class _Halves:
 
     def lexical(self, rows: Rows) -> _Scores:
         """Return the BM25 score of each row."""
-        return np.sum([match.of(rows) for match in self.matches], axis=0, dtype=np.float64)
+        return np.add.reduce([match.of(rows) for match in self.matches])
 
     def dense(self, rows: Rows) -> _Scores:
         """Return the cosine of each row, NaN where there is none."""
@@ -168,9 +168,7 @@ class _Halves:
         return found
 
 
-def _score(
-    index: StepIndex, query: SearchQuery, match: _Halves, rows: Rows, mode: Mode
-) -> _Scored:
+def _score(index: StepIndex, query: SearchQuery, match: _Halves, rows: Rows, mode: Mode) -> _Scored:
     """Score the candidates, and with them whoever stands next to them or says the same."""
     same = match.visible(index.columns.saying(text_hash(query.text)))[-POOL:]
     if query.itself is not None:
@@ -205,11 +203,9 @@ def _spread(index: StepIndex, rows: Rows, fused: _Scores) -> _Scores:
     return reached
 
 
-def _collapse(
-    index: StepIndex, query: SearchQuery, scored: _Scored, scope: Scope
-) -> list[int]:
+def _collapse(index: StepIndex, query: SearchQuery, scored: _Scored) -> list[int]:
     """Return the places of the answer, best first; of equal texts the newest row stands."""
-    order = np.lexsort((-scored.rows, -scored.score))
+    order = np.lexsort((-scored.rows, ~scored.exact, -scored.score))
     order = order[scored.score[order] > 0]
     hashes = index.columns.text_hashes(scored.rows)
     best: dict[int, int] = {}

@@ -1,8 +1,8 @@
-"""Searcher: answers a memory's searches. It drains what is pending, follows the store, asks the
-retrieval pipeline, and turns rows back into steps.
+"""Searcher: answers a memory's searches.
 
-One lock around the index keeps threads apart; the store has its own. Results are steps with
-reasons; where they stand in the store stays inside.
+It computes what is pending, follows the store, asks the retrieval pipeline, and turns rows back
+into steps. One lock around the index keeps threads apart; the store has its own. Results are steps
+with reasons; where they stand in the store stays inside.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_QUERY_LENGTH = 20_000
 """Characters of a query that are looked at."""
 
 _TEMPLATE = re.compile(r"--- Step \d+ ---\n[\w ]+: (?P<purpose>.*?)\n[\w ]+: ", re.DOTALL)
-_SAME_TEXT_LOOKED_AT = 200
+_READ_AT_ONCE = 200
 
 
 class Searcher:
@@ -116,16 +116,20 @@ class Searcher:
         ]
 
     def _row_of(self, item: str | AgentStep) -> int | None:
-        """Return the row of the stored step that a query is: the step itself, or its prompt text."""
+        """Return the row of the stored step that a query is: itself, or its prompt text."""
         if isinstance(item, AgentStep):
-            said, same = own_text(item), lambda step: id_text(step.id) == id_text(item.id)
+            said = own_text(item)
         elif found := _TEMPLATE.match(item):
-            said, same = found["purpose"], lambda step: str(step) == item
+            said = found["purpose"]
         else:
             return None
-        rows = self._index.columns.saying(text_hash(said))[:_SAME_TEXT_LOOKED_AT]
-        steps = self._store.read(rows.tolist())
-        return next((row for row, step in steps.items() if same(step)), None)
+        rows = self._index.columns.saying(text_hash(said)).tolist()
+        for start in range(0, len(rows), _READ_AT_ONCE):
+            steps = self._store.read(rows[start : start + _READ_AT_ONCE])
+            for row, step in steps.items():
+                if _is(item, step):
+                    return row
+        return None
 
     def _hits(self, ranked: list[RankedRow], expand: Expand | None) -> list[StepHit]:
         steps = self._store.read([hit.row for hit in ranked])
@@ -141,6 +145,12 @@ class Searcher:
             for hit in ranked
             if hit.row in steps
         ]
+
+
+def _is(item: str | AgentStep, step: AgentStep) -> bool:
+    if isinstance(item, AgentStep):
+        return id_text(step.id) == id_text(item.id)
+    return str(step) == item
 
 
 def _checked(query: Any, k: int, mode: str, expand: str | None) -> list[str | AgentStep]:

@@ -18,7 +18,7 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
-from hybridagi_steps import AgentStep, AgentStepList, StepMemory
+from hybridagi_steps import AgentStep, AgentStepList, AgentStepType, StepMemory
 from hybridagi_steps.embedders import HashingEmbedder
 from hybridagi_steps.errors import (
     DimensionMismatchError,
@@ -39,7 +39,9 @@ from hybridagi_steps.errors import (
 def step(purpose: str = "look something up", **fields: Any) -> AgentStep:
     """Return an Action."""
     fields.setdefault("outputs", {"result": "found"})
-    return AgentStep(step_type="Action", inputs={"purpose": purpose, "tool": "search"}, **fields)
+    return AgentStep(
+        step_type=AgentStepType.Action, inputs={"purpose": purpose, "tool": "search"}, **fields
+    )
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -251,7 +253,7 @@ def test_a_memory_remembers_its_embedder(tmp_path: Path) -> None:
         StepMemory(path, embedder="wordllama")
     with StepMemory(path) as memory:
         done: list[tuple[int, int]] = []
-        memory.reembed("wordllama", lambda *count: done.append(count))
+        memory.reembed("wordllama", lambda ready, total: done.append((ready, total)))
         assert done
         assert memory.stats()["dimension"] == 256
         assert memory.search("one", mode="dense")

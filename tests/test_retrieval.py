@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridagi_steps import AgentStep, Query, QueryList, StepFilter, StepMemory
+from hybridagi_steps import AgentStep, AgentStepType, Query, QueryList, StepFilter, StepMemory
 from hybridagi_steps.embedders import HashingEmbedder
 from hybridagi_steps.errors import InvalidFilterError, InvalidQueryError
 from hybridagi_steps.records.step_text import own_text, text_hash, tokens, window_text
@@ -19,7 +19,9 @@ from hybridagi_steps.records.step_text import own_text, text_hash, tokens, windo
 def action(purpose: str, result: str = "done", tool: str = "search", **fields: Any) -> AgentStep:
     """Return an Action that used a tool."""
     inputs = {"purpose": purpose, "tool": tool, "arguments": {"q": purpose[:10]}}
-    return AgentStep(step_type="Action", inputs=inputs, outputs={"result": result}, **fields)
+    return AgentStep(
+        step_type=AgentStepType.Action, inputs=inputs, outputs={"result": result}, **fields
+    )
 
 
 def by_the_recipe(steps: Sequence[AgentStep], query: str) -> dict[str, float]:
@@ -75,7 +77,7 @@ def test_scores_are_those_of_the_recipe_on_real_runs(
 @pytest.mark.parametrize("mode", ["hybrid", "dense", "lexical"])
 @pytest.mark.parametrize(
     "as_query",
-    [own_text, lambda step: step.purpose, str, lambda step: step],
+    [own_text, AgentStep.purpose.fget, str, AgentStep.model_copy],
     ids=["own text", "purpose", "prompt text", "the step"],
 )
 def test_an_exact_duplicate_ranks_first(
@@ -85,7 +87,8 @@ def test_an_exact_duplicate_ranks_first(
     mode: Any,
 ) -> None:
     memory.add(real_steps[:200])
-    for step in random.Random(7).sample([s for s in real_steps[:200] if s.purpose], 10):
+    actions = [s for s in real_steps[:200] if s.purpose and s.step_type == "Action"]
+    for step in random.Random(7).sample(actions, 10):
         best = memory.search(as_query(step), k=3, mode=mode)[0]
         same = own_text(best.step) == own_text(step) or best.step.purpose == step.purpose
         assert same
@@ -150,7 +153,10 @@ def test_trial_runs_stay_out_and_do_not_distort_the_weights(memory: StepMemory) 
 def test_a_neighbour_of_a_match_is_found_and_says_so(memory: StepMemory) -> None:
     asked = action("which baggage allowance applies", "gold members: three bags")
     answered = AgentStep(
-        step_type="Action", parent_id=asked.id, inputs={"purpose": "reply"}, outputs={"text": "ok"}
+        step_type=AgentStepType.Action,
+        parent_id=asked.id,
+        inputs={"purpose": "reply"},
+        outputs={"text": "ok"},
     )
     memory.add([asked, answered, *[action(f"other thing {n}") for n in range(20)]])
     hits = memory.search("baggage allowance gold members", k=2)
@@ -181,7 +187,9 @@ def test_min_score_and_why_and_halves(memory: StepMemory) -> None:
 
 
 def test_expand_brings_what_led_here_what_followed_and_the_program(memory: StepMemory) -> None:
-    call = AgentStep(step_type="ProgramCall", inputs={"program": "agent"}, run_id="r", hop=0)
+    call = AgentStep(
+        step_type=AgentStepType.ProgramCall, inputs={"program": "agent"}, run_id="r", hop=0
+    )
     steps = [call]
     for hop in range(1, 6):
         steps.append(

@@ -39,6 +39,9 @@ _COUNTS = {
     "pending_vectors": """SELECT (SELECT count(*) FROM agent_step WHERE namespace = n.id)
         - (SELECT count(*) FROM embedding WHERE namespace = n.id)
         FROM namespace n WHERE id = ?""",
+    "dangling_parents": """SELECT count(*) FROM step_view k
+        WHERE namespace = ? AND parent_id IS NOT NULL AND NOT EXISTS
+        (SELECT 1 FROM agent_step p WHERE p.namespace = k.namespace AND p.id = k.parent_id)""",
 }
 _INVARIANTS = {
     "a body that is no JSON, or not of its id": """SELECT row FROM agent_step WHERE NOT
