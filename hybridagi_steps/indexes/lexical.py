@@ -140,9 +140,7 @@ class LexicalIndex:
         kept = live[merged.positions]
         if not kept.all():
             before = np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))
-            merged = Postings(
-                before[merged.starts], merged.positions[kept], merged.counts[kept]
-            )
+            merged = Postings(before[merged.starts], merged.positions[kept], merged.counts[kept])
         self._merged = Postings(
             merged.starts, renumbered[merged.positions].astype(np.int32), merged.counts
         )
