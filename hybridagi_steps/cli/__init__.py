@@ -47,12 +47,15 @@ def _run(arguments: list[str]) -> int:
         code = app(arguments, standalone_mode=False, prog_name="hybridagi-steps")
     except StepsError as error:
         return _say(str(error), BAD_INPUT)
+    except SystemExit as error:
+        # typer's answer to a broken pipe; no command of ours ends the process itself.
+        raise BrokenPipeError from error
     except (BrokenPipeError, KeyboardInterrupt):
         raise
     except Exception as error:  # noqa: BLE001, RUF100 - the last place to turn a fault into a line
         # typer's own errors are click's, which newer versions of it carry inside.
         if message := getattr(error, "format_message", None):
-            return _say(message(), BAD_INPUT)
+            return _say(message().removeprefix("Invalid value: "), BAD_INPUT)
         if type(error).__name__ == "Abort":
             return _say("stopped; nothing was changed.", INTERRUPTED)
         if os.environ.get(DEBUG_VARIABLE):

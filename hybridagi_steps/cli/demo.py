@@ -8,4 +8,4 @@ DEMO_DB = "steps-demo.db"
 
 
 def demo(db: Db = DEMO_DB, namespace: Namespace = "default") -> None:
-    """Load real runs, run an agent under recording, and find past steps; offline, no key."""
+    """See it all at work: offline, no key."""

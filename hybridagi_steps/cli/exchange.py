@@ -32,7 +32,7 @@ NAMED = 10
 
 
 def import_steps(
-    file: Annotated[Path, typer.Argument(help="A JSON or JSONL file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A JSON or JSONL file.")],
     format_name: Annotated[
         str, typer.Option("--format", help="auto, jsonl (own) or openai (chat messages).")
     ] = "auto",
@@ -46,7 +46,7 @@ def import_steps(
     namespace: Namespace = "default",
     as_json: AsJson = False,
 ) -> None:
-    """Store the steps of a file; importing it again changes nothing."""
+    """Store the steps of a file; twice is harmless."""
     from hybridagi_steps.cli import output
     from hybridagi_steps.errors import ExchangeError
     from hybridagi_steps.exchange import import_file
@@ -71,7 +71,7 @@ def import_steps(
 
 
 def export_steps(
-    file: Annotated[str, typer.Argument(help="The file to write; - is standard output.")] = "-",
+    file: Annotated[str, typer.Argument(metavar="FILE", help="- is standard output.")] = "-",
     vectors: Annotated[bool, typer.Option("--vectors", help="Write embeddings too.")] = False,
     run: Run = None,
     session: Session = None,
@@ -86,7 +86,7 @@ def export_steps(
     db: Db = DEFAULT_DB,
     namespace: Namespace = "default",
 ) -> None:
-    """Write steps as JSONL, one per line, by default all of them."""
+    """Write steps as JSONL, by default all."""
     from hybridagi_steps.exchange import export_file
 
     where = step_filter(

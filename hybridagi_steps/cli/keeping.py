@@ -27,7 +27,7 @@ from hybridagi_steps.cli.options import (
 
 
 def stats(db: Db = DEFAULT_DB, namespace: Namespace = "default", as_json: AsJson = False) -> None:
-    """Say how much a memory holds and what it was embedded with."""
+    """Say what a memory holds."""
     from rich.table import Table
 
     from hybridagi_steps.cli import output
@@ -45,7 +45,7 @@ def stats(db: Db = DEFAULT_DB, namespace: Namespace = "default", as_json: AsJson
 
 
 def verify(db: Db = DEFAULT_DB, namespace: Namespace = "default", as_json: AsJson = False) -> None:
-    """Check that a memory holds together; the exit code is 1 when it does not."""
+    """Check that a memory holds together (else exit code 1)."""
     from hybridagi_steps.cli import output
 
     with existing(db, namespace) as memory:
@@ -70,7 +70,7 @@ def reembed(
     db: Db = DEFAULT_DB,
     namespace: Namespace = "default",
 ) -> None:
-    """Embed every step anew, with another embedder if one is named."""
+    """Embed every step anew, with this embedder."""
     from hybridagi_steps.cli import output
 
     with existing(db, namespace) as memory, output.progress("embedding") as watch:
@@ -103,7 +103,7 @@ def purge(
     db: Db = DEFAULT_DB,
     namespace: Namespace = "default",
 ) -> None:
-    """Erase steps for good, with their texts and embeddings; at least one filter is needed."""
+    """Erase the steps that a filter names, for good."""
     where = step_filter(
         run_id=run,
         session_id=session,

@@ -8,6 +8,7 @@ error and only to a terminal.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -20,7 +21,14 @@ from rich.text import Text
 
 _KEPT_UNPRINTABLE = {"\n", "\t", "\u200d"}
 _PIPE_WIDTH = 120
-_SHORT_ID = 24
+
+
+class PipeConsole(Console):
+    """A console that lets its caller know when the reader of a pipe has gone."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise, where rich would end the process with an error code."""
+        raise BrokenPipeError
 
 
 def plain(text: object) -> str:
@@ -34,7 +42,7 @@ def plain(text: object) -> str:
 def console() -> Console:
     """Return a console on standard output: as wide as the terminal, 120 columns in a pipe."""
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    return Console(highlight=False, markup=False, emoji=False, width=_asked_width() or width)
+    return PipeConsole(highlight=False, markup=False, emoji=False, width=_asked_width() or width)
 
 
 def print_json(value: Any) -> None:
@@ -49,11 +57,6 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     for name in columns:
         made.add_column(name, justify="right" if name in right else "left", no_wrap=name in right)
     return made
-
-
-def short_id(step_id: str) -> str:
-    """Return as much of an id as `show` needs to find it again."""
-    return plain(step_id if len(step_id) <= _SHORT_ID else step_id[:12])
 
 
 def styled(*parts: tuple[object, str]) -> Text:
@@ -80,7 +83,5 @@ def progress(label: str) -> Generator[Callable[[int, int], None]]:
 
 def _asked_width() -> int | None:
     """Return the width that the variable COLUMNS asks for."""
-    import os
-
     asked = os.environ.get("COLUMNS", "")
     return int(asked) if asked.isdigit() and int(asked) >= 40 else None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def search(
-    text: Annotated[str | None, typer.Argument(help="What to look for.")] = None,
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="What to look for.")] = None,
     like: Annotated[
         str | None, typer.Option("--like", help="Find steps like this one.", metavar="ID")
     ] = None,
@@ -58,7 +58,7 @@ def search(
     namespace: Namespace = "default",
     as_json: AsJson = False,
 ) -> None:
-    """Find past steps by meaning and words, or steps like a given one."""
+    """Find steps by meaning and words, or by likeness."""
     where = step_filter(
         run_id=run,
         session_id=session,
@@ -94,7 +94,7 @@ def show(
     namespace: Namespace = "default",
     as_json: AsJson = False,
 ) -> None:
-    """Show a step with what led to it and what followed, or a run as a tree."""
+    """Show a step with its kin, or a run as a tree."""
     from hybridagi_steps.cli import output, shown
     from hybridagi_steps.cli.finding import find, lineage
 
@@ -131,13 +131,14 @@ def runs(
 
     with existing(db, namespace) as memory:
         found = memory.runs(limit=limit, offset=offset)
+        firsts = {str(step.id): step for step in memory.get_steps([r.first_step for r in found])}
         total = memory.stats()["runs"]
     if as_json:
         output.print_json([run._asdict() for run in found])
     elif not found:
         typer.echo("no runs.")
     else:
-        output.console().print(shown.runs_table(found))
+        output.console().print(shown.runs_table(found, firsts))
         if offset + len(found) < total:
             typer.echo(f"{len(found):,} of {total:,} runs; --offset {offset + limit} shows more.")
 

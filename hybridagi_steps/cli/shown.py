@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from hybridagi_steps.cli.output import plain, short_id, styled, table
-from hybridagi_steps.display.view import StepView, line, step_view, tree_view
+from hybridagi_steps.cli.output import plain, styled, table
+from hybridagi_steps.display.view import StepView, step_view, tree_view
 
 if TYPE_CHECKING:
     from hybridagi_steps.protocols import RunSummary
@@ -25,34 +25,35 @@ _MOST_KIN = 20
 
 
 def hits_table(hits: Sequence[StepHit]) -> Table:
-    """Return search hits as a table: rank, score, what was done and what came of it, id."""
-    made = table("#", "score", "step", "id", right=("#",))
+    """Return search hits as a table: rank, score, what was done, why, what came of it."""
+    made = table("#", "score", "step", right=("#",))
     made.columns[2].ratio = 1
-    made.columns[3].no_wrap = True
     made.expand = True
     for rank, hit in enumerate(hits, start=1):
         view = step_view(_data(hit.step))
-        body: list[Text] = [_headline(view), *_below(view)]
+        body = [_headline(view, (f"  {view.id}", "dim")), *_below(view)]
         if hit.why:
-            body.append(_cut(styled(("why: ", "dim"), (hit.why, "dim"))))
+            body.append(_cut(styled((hit.why, "dim italic"))))
         body += [_cut(styled(("  ↳ ", "dim"), *_short(step_view(_data(s))))) for s in hit.context]
-        made.add_row(str(rank), _bar(hit.score), Group(*body), _id(hit.step))
+        made.add_row(str(rank), _bar(hit.score), Group(*body))
     return made
 
 
-def runs_table(runs: Sequence[RunSummary]) -> Table:
-    """Return runs as a table."""
-    made = table("run", "started", "steps", "errors", "score", "first step", right=("steps",))
+def runs_table(runs: Sequence[RunSummary], first_steps: Mapping[str, AgentStep]) -> Table:
+    """Return runs as a table; `first_steps` holds what each began with, by id."""
+    made = table("run", "started", "steps", "errors", "score", "begins", right=("steps",))
     made.expand = True
     made.columns[5].ratio = 1
     made.columns[0].no_wrap = made.columns[1].no_wrap = True
     for run in runs:
-        errors = styled((run.errors or "", "red"))
-        score = "" if run.score is None else f"{run.score:.2g}"
-        started = plain(run.started_at)[:16].replace("T", " ")
-        first = _cut(styled((line(run.first_step), "")))
+        first = first_steps.get(run.first_step)
         made.add_row(
-            _cut(styled((run.run_id, ""))), started, f"{run.steps:,}", errors, score, first
+            _cut(styled((run.run_id, ""))),
+            plain(run.started_at)[:16].replace("T", " "),
+            f"{run.steps:,}",
+            styled((run.errors or "", "red")),
+            "" if run.score is None else f"{run.score:.2g}",
+            _cut(styled(*_beginning(first))) if first else "",
         )
     return made
 
@@ -72,20 +73,20 @@ def step_page(
     """Return everything about one step: what led to it, what it was, what followed."""
     view = step_view(_data(step))
     parts: list[RenderableType] = [_headline(view)]
-    parts += [_kin("after", list(parents)), _kin("before", list(children))]
+    parts += [*_kin("after", parents), *_kin("before", children)]
     for name, text in view.sections:
         parts += [styled(("\n" + name, "dim bold")), Padding(Text(plain(text)), (0, 0, 0, 2))]
     return Group(*parts)
 
 
-def _kin(label: str, steps: list[AgentStep]) -> Text:
+def _kin(label: str, steps: Sequence[AgentStep]) -> list[Text]:
     rows: list[Text] = []
     for step in steps[:_MOST_KIN]:
         view = step_view(_data(step))
-        rows.append(_cut(styled((f"  {label} ", "dim"), *_short(view), (f"  {view.id}", "dim"))))
+        rows.append(_cut(styled((f"  {label} {view.id}  ", "dim"), *_short(view))))
     if (hidden := len(steps) - _MOST_KIN) > 0:
         rows.append(styled((f"  and {hidden:,} more", "dim")))
-    return Text("\n").join(rows)
+    return rows
 
 
 def _grow(tree: Tree, views: Sequence[StepView]) -> None:
@@ -94,9 +95,9 @@ def _grow(tree: Tree, views: Sequence[StepView]) -> None:
         _grow(tree.add(_cut(styled(*_head(view), *outcome))), view.children)
 
 
-def _headline(view: StepView) -> Text:
+def _headline(view: StepView, *more: tuple[object, str]) -> Text:
     facts = " · ".join(view.facts)
-    return _cut(styled(*_head(view), (f"  {facts}" if facts else "", "dim")))
+    return _cut(styled(*_head(view), (f"  {facts}" if facts else "", "dim"), *more))
 
 
 def _below(view: StepView) -> list[Text]:
@@ -119,16 +120,18 @@ def _head(view: StepView) -> list[tuple[object, str]]:
 
 
 def _short(view: StepView) -> list[tuple[object, str]]:
-    return [(f"{view.hop} ", "dim"), (view.title, ""), (f" → {view.outcome}", "dim")]
+    outcome = f" → {view.outcome}" if view.outcome else ""
+    return [(f"{view.hop} ", "dim"), (view.title, ""), (outcome, "dim")]
+
+
+def _beginning(step: AgentStep) -> list[tuple[object, str]]:
+    view = step_view(_data(step))
+    return [(view.title, "bold"), (f"  {view.purpose}" if view.purpose else "", "")]
 
 
 def _bar(score: float) -> Text:
     filled = round(_BAR * min(1.0, max(0.0, score)))
     return styled((f"{score:.3f} ", ""), ("━" * filled, "blue"), ("─" * (_BAR - filled), "dim"))
-
-
-def _id(step: AgentStep) -> Text:
-    return styled((short_id(str(step.id)), "dim"))
 
 
 def _cut(text: Text) -> Text:

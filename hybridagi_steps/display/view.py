@@ -18,6 +18,7 @@ LINE, BLOCK = 160, 4_000
 """Most characters of a text on the first line, and of a value among the details."""
 
 _HUGE = 1e18
+_SHORT = 80
 
 KINDS = {
     "Action": "action",
@@ -212,10 +213,16 @@ def _readable(value: Any) -> str:
         return _json(value, indent=2)
     lines: list[str] = []
     for key, item in cast("dict[str, Any]", value).items():
-        text = item if isinstance(item, str) else _json(item, indent=2)
+        text = item if isinstance(item, str) else _compact(item)
         indented = text.replace("\n", "\n  ")
         lines.append(f"{key}: {indented}" if "\n" not in text else f"{key}:\n  {indented}")
     return "\n".join(lines)
+
+
+def _compact(value: Any) -> str:
+    """Return JSON data on one line if it is short, else indented."""
+    text = _json(value, indent=None)
+    return text if len(text) <= _SHORT else _json(value, indent=2)
 
 
 def _after(parent: str, views: dict[str, StepView], before: StepView | None) -> str:

@@ -1,0 +1,438 @@
+"""The command line as its users meet it: output, exit codes, one plain line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from hybridagi_steps import AgentStep, StepMemory
+from hybridagi_steps.cli import main
+from hybridagi_steps.cli.bench import options_for
+from hybridagi_steps.cli.output import plain
+
+DATA = str(files("hybridagi_steps.data") / "steps.jsonl")
+REFUND = "compensation for a canceled flight"
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Answer]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command line in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def running(*arguments: str) -> Answer:
+        code = main(arguments)
+        said = capsys.readouterr()
+        return Answer(code, said.out, said.err)
+
+    return running
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A memory file with the real airline runs, one of them scored."""
+    path = tmp_path_factory.mktemp("filled") / "filled.db"
+    lines = Path(DATA).read_text(encoding="utf-8").splitlines()
+    steps = [AgentStep.model_validate_json(line) for line in lines if '"tau-airline' in line[:20]]
+    with StepMemory(path, embedder="hashing") as memory:
+        memory.add(steps)
+        memory.score("tau-airline-40-0", 1.0)
+        memory.flush()
+    return str(path)
+
+
+def refused(answer: Answer, *words: str) -> None:
+    """Assert that a command refused its input as promised."""
+    assert answer.code == 2
+    assert answer.out == ""
+    assert answer.err.startswith("hybridagi-steps: ")
+    assert answer.err.count("\n") == 1
+    assert "Traceback" not in answer.err
+    for word in words:
+        assert word in answer.err
+
+
+def test_help_version_and_nothing_at_all(run: Run) -> None:
+    assert run("--version").out.startswith("hybridagi-steps ")
+    for arguments in ((), ("--help",)):
+        answer = run(*arguments)
+        assert answer.code == 0
+        for command in ("demo", "import", "search", "show", "runs", "export", "stats", "verify"):
+            assert command in answer.out
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from hybridagi_steps.cli import main; main(['--help']); "
+        "heavy = {'dspy', 'faiss', 'numpy', 'pydantic', 'rich.table'} & set(sys.modules); "
+        "sys.exit(','.join(sorted(heavy)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_searching_and_showing_do_not_load_dspy(filled: str) -> None:
+    code = (
+        "import sys; from hybridagi_steps.cli import main; "
+        f"main(['search', 'refund', '--db', {filled!r}]); "
+        f"main(['show', 'tau-airline-40-0:3', '--db', {filled!r}]); "
+        "sys.exit('dspy was loaded' if 'dspy' in sys.modules else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_import_says_what_it_did_and_twice_is_harmless(run: Run) -> None:
+    assert run("import", DATA).out == "848 steps added to steps.db.\n"
+    assert run("import", DATA).out == "0 steps added to steps.db, 848 were there already.\n"
+    report = json.loads(run("import", DATA, "--json").out)
+    assert report["already_there"] == report["read"] == 848
+
+
+def test_import_names_bad_lines_and_keeps_the_good_ones(run: Run, tmp_path: Path) -> None:
+    good = AgentStep.model_validate({"step_type": "Action"}).model_dump_json()
+    bad = "\n".join(["{broken"] * 12)
+    (tmp_path / "mixed.jsonl").write_text(f"{good}\n{bad}\n")
+    answer = run("import", "mixed.jsonl")
+    assert answer.code == 0
+    assert answer.out.startswith("1 steps added")
+    assert "line 2 skipped: not JSON" in answer.err
+    assert "and 2 more records skipped" in answer.err
+    (tmp_path / "bad.jsonl").write_text(bad)
+    answer = run("import", "bad.jsonl")
+    assert answer.code == 2
+    assert "not one of 12 records" in answer.err
+
+
+def test_search_finds_the_step_and_says_why(run: Run, filled: str) -> None:
+    answer = run("search", REFUND, "--db", filled, "-k", "3")
+    assert answer.code == 0
+    assert "tau-airline-40-0:" in answer.out
+    assert "words: " in answer.out
+    hits = json.loads(run("search", REFUND, "--db", filled, "-k", "3", "--json").out)
+    assert len(hits) == 3
+    assert hits[0]["score"] >= hits[1]["score"] >= hits[2]["score"]
+    assert set(hits[0]) >= {"step", "score", "why", "context"}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "path"),
+    [
+        ("--run", "tau-airline-40-0", ["run_id"]),
+        ("--tool", "get_user_details", ["inputs", "tool"]),
+        ("--type", "Action", ["step_type"]),
+        ("--metadata", "task_id=41", ["metadata", "task_id"]),
+        ("--status", "ok", ["status"]),
+    ],
+)
+def test_filters_hold(run: Run, filled: str, option: str, value: str, path: list[str]) -> None:
+    hits = json.loads(run("search", "reservation", "--db", filled, "--json", option, value).out)
+    assert hits
+    for hit in hits:
+        found = hit["step"]
+        for key in path:
+            found = found[key]
+        assert str(found) == value.removeprefix("task_id=")
+
+
+def test_dates_bound_a_search(run: Run, filled: str) -> None:
+    assert run("search", REFUND, "--db", filled, "--until", "2020-01-01").out == "no steps found.\n"
+    assert "tau-airline" in run("search", REFUND, "--db", filled, "--since", "2020-01-01").out
+
+
+def test_steps_like_one_leave_that_one_out(run: Run, filled: str) -> None:
+    given = "tau-airline-40-0:3"
+    hits = json.loads(run("search", "--like", given, "--db", filled, "-k", "2", "--json").out)
+    assert len(hits) == 2
+    assert given not in [hit["step"]["id"] for hit in hits]
+    assert hits[0]["step"]["inputs"]["tool"] == "get_reservation_details"
+
+
+def test_expand_brings_the_steps_before(run: Run, filled: str) -> None:
+    options = ["--db", filled, "-k", "1", "--expand", "parents"]
+    hit = json.loads(run("search", REFUND, *options, "--json").out)[0]
+    assert [step["id"] for step in hit["context"]][:1] == [hit["step"]["parent_id"]]
+    assert "↳" in run("search", REFUND, *options).out
+
+
+def test_show_gives_a_step_its_parents_and_children(run: Run, filled: str) -> None:
+    shown = run("show", "tau-airline-40-0:2", "--db", filled)
+    assert shown.code == 0
+    for part in ("get_user_details", "sophia_silva_7557", "after tau-airline-40-0:1"):
+        assert part in shown.out
+    assert "before tau-airline-40-0:3" in shown.out
+    data = json.loads(run("show", "tau-airline-40-0:3", "--db", filled, "--json").out)
+    assert [s["id"] for s in data["parents"]] == ["tau-airline-40-0:2", "tau-airline-40-0:1"]
+    assert [s["id"] for s in data["children"]] == ["tau-airline-40-0:4"]
+
+
+def test_show_gives_a_run_as_a_tree(run: Run, filled: str) -> None:
+    shown = run("show", "tau-airline-40-0", "--db", filled).out
+    assert shown.startswith("run tau-airline-40-0  10 steps")
+    assert "transfer_to_human_agents" in shown.splitlines()[10]
+    data = json.loads(run("show", "tau-airline-40-0", "--db", filled, "--json").out)
+    assert [step["hop"] for step in data] == list(range(1, 11))
+
+
+def test_show_takes_the_beginning_of_an_id(run: Run, tmp_path: Path) -> None:
+    steps = [
+        AgentStep.model_validate({"id": name, "step_type": "Action", "run_id": "nightly-run"})
+        for name in ("abcdef-1", "abcdef-2", "uvwxyz-1")
+    ]
+    with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory:
+        memory.add(steps)
+    assert "uvwxyz-1" in run("show", "uvwxyz").out
+    assert run("show", "nightly").out.startswith("run nightly-run  3 steps")
+    refused(run("show", "abcdef"), "2 ids begin with", "abcdef-1, abcdef-2")
+    refused(run("show", "uvwxy"), "no step")
+    refused(run("show", "uvwxyz-11"), "no step")
+
+
+def test_runs_lists_newest_first_with_scores(run: Run, filled: str) -> None:
+    listed = json.loads(run("runs", "--db", filled, "--json").out)
+    assert len(listed) == 10
+    scores = {entry["run_id"]: entry["score"] for entry in listed}
+    assert scores["tau-airline-40-0"] == 1.0
+    shown = run("runs", "--db", filled, "--limit", "4").out
+    assert "4 of 10 runs; --offset 4 shows more." in shown
+
+
+def test_stats_and_verify(run: Run, filled: str) -> None:
+    stats = json.loads(run("stats", "--db", filled, "--json").out)
+    assert stats["steps"] == 71
+    assert "71" in run("stats", "--db", filled).out
+    assert run("verify", "--db", filled).out.startswith("all well: 71 steps")
+    assert json.loads(run("verify", "--db", filled, "--json").out) == {"steps": 71, "problems": []}
+
+
+def test_export_and_import_give_the_same_memory(run: Run, filled: str, tmp_path: Path) -> None:
+    assert run("export", "out.jsonl", "--db", filled).err == "71 steps written to out.jsonl.\n"
+    run("import", "out.jsonl", "--db", "copy.db")
+    run("export", "again.jsonl", "--db", "copy.db")
+    assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "out.jsonl").read_bytes()
+
+
+def test_export_obeys_filters(run: Run, filled: str, tmp_path: Path) -> None:
+    run("export", "one.jsonl", "--db", filled, "--run", "tau-airline-40-0")
+    lines = (tmp_path / "one.jsonl").read_text(encoding="utf-8").splitlines()
+    assert {json.loads(line)["run_id"] for line in lines} == {"tau-airline-40-0"}
+    assert len(lines) == 10
+
+
+def test_reembed_changes_the_embedder(run: Run) -> None:
+    run("import", DATA)
+    assert "848 steps embedded with hashing" in run("reembed", "hashing").out
+    assert "hashing" in json.loads(run("stats", "--json").out)["embedder"]
+    refused(run("reembed", "nonsense"), "nonsense")
+
+
+def test_purge_needs_a_filter_and_a_yes(run: Run) -> None:
+    run("import", DATA)
+    refused(run("purge", "--yes"), "needs a filter")
+    refused(run("purge", "--run", "tau-airline-40-0"), "10 steps would be erased", "--yes")
+    assert json.loads(run("stats", "--json").out)["steps"] == 848
+    assert run("purge", "--run", "tau-airline-40-0", "--yes").out.startswith("10 steps erased")
+    assert json.loads(run("stats", "--json").out)["steps"] == 838
+    assert "bytes before" in run("vacuum").out
+
+
+def test_namespaces_do_not_see_each_other(run: Run) -> None:
+    run("import", DATA, "--namespace", "mine")
+    assert json.loads(run("stats", "--json", "--namespace", "other").out)["steps"] == 0
+    assert json.loads(run("stats", "--json", "--namespace", "mine").out)["steps"] == 848
+
+
+def test_the_environment_names_the_file(
+    run: Run, filled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HYBRIDAGI_STEPS_DB", filled)
+    assert json.loads(run("stats", "--json").out)["steps"] == 71
+
+
+READING = ("search x", "show abcdef", "runs", "export", "stats", "verify", "vacuum", "reembed")
+
+
+@pytest.mark.parametrize("command", [*READING, "purge --run x --yes"])
+def test_a_reading_command_does_not_make_a_file(run: Run, command: str, tmp_path: Path) -> None:
+    refused(run(*command.split()), "there is no memory file steps.db")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["search", ""], "empty"),
+        (["search"], "either TEXT or --like"),
+        (["search", "x", "--like", "y"], "either TEXT or --like"),
+        (["search", "x", "-k", "0"], "at least 1"),
+        (["search", "--like", "tau-airline-40-0:3", "-k", "0"], "at least 1"),
+        (["search", "--like", "tau-airline-40-0"], "is a run"),
+        (["search", "x", "-k", "many"], "-k"),
+        (["search", "x", "--mode", "magic"], "magic"),
+        (["search", "x", "--expand", "all"], "all"),
+        (["search", "x", "--type", "Dance"], "step_types"),
+        (["search", "x", "--status", "fine"], "status"),
+        (["search", "x", "--since", "yesterday"], "yesterday"),
+        (["search", "x", "--metadata", "novalue"], "KEY=VALUE"),
+        (["search", "x", "--colour", "red"], "--colour"),
+        (["show", "nothing-here"], "nothing-here"),
+        (["show"], "ID"),
+        (["runs", "--limit", "0"], "--limit"),
+        (["frobnicate"], "frobnicate"),
+        (["import"], "FILE"),
+        (["import", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["import", DATA, "--format", "xml"], "xml"),
+        (["export", "no/such/folder.jsonl"], "cannot write"),
+        (["bench", "quality", "--frobs", "3"], "--frobs"),
+        (["bench", "nothing"], "nothing"),
+    ],
+)
+def test_bad_input_gets_one_line(
+    run: Run, filled: str, arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HYBRIDAGI_STEPS_DB", filled)
+    refused(run(*arguments), said)
+
+
+def test_foreign_and_damaged_files_are_refused_and_untouched(run: Run, tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign.db"
+    foreign.write_text("a shopping list\n" * 400)
+    for command in (["runs"], ["search", "x"], ["import", DATA]):
+        refused(run(*command, "--db", "foreign.db"), "foreign.db")
+    assert foreign.read_text() == "a shopping list\n" * 400
+    refused(run("runs", "--db", str(tmp_path)), str(tmp_path))
+
+
+def test_terminal_escapes_in_a_step_do_not_reach_the_terminal(run: Run, tmp_path: Path) -> None:
+    evil = "\x1b[2J\x1b]0;owned\x07 \u202eevil [bold red]markup[/] \x9b31m"
+    fields = {"id": evil, "step_type": "Action", "inputs": {"purpose": evil, "tool": evil}}
+    (tmp_path / "evil.jsonl").write_text(json.dumps({**fields, "outputs": {"result": evil}}))
+    run("import", "evil.jsonl")
+    step_id = json.loads(run("search", "evil", "--json").out)[0]["step"]["id"]
+    for command in (["search", "evil"], ["show", step_id], ["stats"], ["runs"]):
+        shown = run(*command).out
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(shown)
+    assert "[bold red]markup[/]" in run("search", "evil").out
+
+
+@pytest.mark.parametrize("text", ["日本語のテキスト", "emoji 👩‍👩‍👧 🙂", "Ünïcödé مرحبا"])
+def test_wide_text_survives_import_search_and_export(run: Run, tmp_path: Path, text: str) -> None:
+    step = AgentStep.model_validate({"step_type": "Action", "inputs": {"purpose": text}})
+    (tmp_path / "wide.jsonl").write_text(step.model_dump_json(), encoding="utf-8")
+    run("import", "wide.jsonl")
+    assert text in run("search", text).out
+    run("export", "out.jsonl")
+    assert json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))["inputs"] == step.inputs
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_tables_fit_the_terminal(
+    run: Run, filled: str, columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    for command in (
+        ["search", REFUND, "--expand", "parents"],
+        ["runs"],
+        ["show", "tau-airline-40-0"],
+    ):
+        for line in run(*command, "--db", filled).out.splitlines():
+            assert len(line) <= int(columns)
+
+
+def test_plain_keeps_what_is_harmless() -> None:
+    assert plain("a\nb\tc 👩‍👧 é") == "a\nb\tc 👩‍👧 é"
+    assert plain("\x00\x1b\x7f\u2028\u2066") == "\ufffd" * 5
+
+
+def process(*arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "hybridagi_steps", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_a_reader_that_leaves_is_no_error(filled: str) -> None:
+    for command in (["export", "-"], ["runs", "--json"], ["search", REFUND, "-k", "50"]):
+        running = process(*command, "--db", filled)
+        assert running.stdout is not None
+        running.stdout.read(10)
+        running.stdout.close()
+        assert running.stderr is not None
+        said = running.stderr.read()
+        running.stderr.close()
+        assert running.wait() == 0
+        assert b"rror" not in said
+
+
+def test_killing_an_import_loses_nothing_and_repeating_it_completes(tmp_path: Path) -> None:
+    source = tmp_path / "many.jsonl"
+    base = AgentStep.model_validate({"step_type": "Action", "inputs": {"purpose": "x" * 400}})
+    with source.open("w") as file:
+        for n in range(6_000):
+            file.write(base.model_copy(update={"id": f"s{n}"}).model_dump_json() + "\n")
+    db = tmp_path / "steps.db"
+    running = process("import", str(source), "--db", str(db))
+    for _ in range(400):
+        if db.exists() and db.stat().st_size + _size(f"{db}-wal") > 300_000:
+            break
+        time.sleep(0.01)
+    running.send_signal(signal.SIGKILL)
+    running.communicate()
+    with StepMemory(db, embedder="hashing") as memory:
+        kept = memory.stats()["steps"]
+        assert memory.verify() == []
+    assert kept % 500 == 0
+    assert main(["import", str(source), "--db", str(db)]) == 0
+    with StepMemory(db, embedder="hashing") as memory:
+        assert memory.stats()["steps"] == 6_000
+
+
+def _size(path: str) -> int:
+    return Path(path).stat().st_size if Path(path).exists() else 0
+
+
+@pytest.mark.slow
+def test_a_large_file_is_read_in_constant_memory(tmp_path: Path) -> None:
+    source = tmp_path / "large.jsonl"
+    fields = {"step_type": "Action", "inputs": {"purpose": "p" * 4_000}}
+    with source.open("w") as file:
+        for n in range(12_500):
+            file.write(json.dumps({"id": f"s{n}", **fields}) + "\n")
+    assert source.stat().st_size > 50_000_000
+    code = (
+        "import resource, sys; from hybridagi_steps.cli import main; "
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; "
+        f"main(['import', sys.argv[1], '--db', {str(tmp_path / 'small.db')!r}]); before = peak(); "
+        f"main(['import', {str(source)!r}, '--db', {str(tmp_path / 'large.db')!r}]); "
+        "print(peak() - before)"
+    )
+    command = [sys.executable, "-c", code, DATA]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    grown_kib = int(done.stdout.splitlines()[-1])
+    assert "12,500 steps added" in done.stdout
+    assert grown_kib < 40_000
+
+
+def measured(rounds: int = 3, name: str = "x", share: float = 0.5, deep: bool = False) -> None:
+    """Stand in for a measurement."""
+
+
+def test_bench_options_are_those_of_the_measurement() -> None:
+    words = ["--rounds", "7", "--share=0.25", "--deep", "--name", "y"]
+    found = options_for(measured, words)
+    assert found == {"rounds": 7, "share": 0.25, "deep": True, "name": "y"}
