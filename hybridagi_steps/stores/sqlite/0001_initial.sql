@@ -42,10 +42,11 @@ CREATE TABLE step_key (
 CREATE INDEX step_key_run ON step_key (namespace, run_id, hop, row) WHERE run_id IS NOT NULL;
 CREATE INDEX step_key_parent ON step_key (namespace, parent_id) WHERE parent_id IS NOT NULL;
 
--- The keys of steps that have none yet, taken from their bodies.
+-- The keys of steps that have none yet, taken from their bodies. n.id and the + keep SQLite from
+-- walking a whole namespace by an index of agent_step instead of the few rows at its end.
 CREATE VIEW step_tail AS
 SELECT
-    s.namespace AS namespace, s.row AS row,
+    n.id AS namespace, s.row AS row,
     s.body ->> '$.parent_id' AS parent_id, s.body ->> '$.run_id' AS run_id,
     s.body ->> '$.hop' AS hop, s.body ->> '$.session_id' AS session_id,
     s.body ->> '$.user_id' AS user_id, s.body ->> '$.program_id' AS program_id,
@@ -57,7 +58,7 @@ SELECT
     s.body ->> '$.step_type' AS step_type, s.body ->> '$.scope' AS scope,
     s.body ->> '$.status' AS status, s.body ->> '$.score' AS score,
     s.body ->> '$.created_at' AS created_at, s.body -> '$.metadata' AS metadata
-FROM namespace n CROSS JOIN agent_step s ON s.row > n.keys_through AND s.namespace = n.id;
+FROM namespace n CROSS JOIN agent_step s ON s.row > n.keys_through AND +s.namespace = n.id;
 
 CREATE VIEW step_view AS
 SELECT namespace, row, parent_id, run_id, hop, session_id, user_id, program_id, program, tool,
