@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dspy
 
@@ -78,6 +78,11 @@ class LMStepReranker(dspy.Module):
         self.max_candidates = max_candidates
         self.max_characters = max_characters
         self.rank = dspy.ChainOfThought(RankSteps) if reasoning else dspy.Predict(RankSteps)
+
+    if TYPE_CHECKING:
+        # DSPy's own annotations promise no more than a Prediction.
+        def __call__(self, *args: Any, **kwargs: Any) -> QueryWithSteps: ...  # noqa: D102
+        async def acall(self, *args: Any, **kwargs: Any) -> QueryWithSteps: ...  # noqa: D102
 
     def forward(self, query: QueryWithSteps) -> QueryWithSteps:
         """Return the steps in the model's order."""

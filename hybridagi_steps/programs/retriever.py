@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
 
 import dspy
 
@@ -97,6 +97,11 @@ class StepRetriever(dspy.Module):
         self.max_distance = max_distance
         self.reverse = reverse
         self.reranker = reranker
+
+    if TYPE_CHECKING:
+        # DSPy's own annotations promise no more than a Prediction.
+        def __call__(self, *args: Any, **kwargs: Any) -> QueryWithSteps: ...  # noqa: D102
+        async def acall(self, *args: Any, **kwargs: Any) -> QueryWithSteps: ...  # noqa: D102
 
     def forward(
         self,
@@ -185,6 +190,11 @@ class StepReranker(dspy.Module):
         super().__init__()
         self.reranker = reranker
         self.k = None if k is None else _checked_k(k)
+
+    if TYPE_CHECKING:
+        # DSPy's own annotations promise no more than a Prediction.
+        def __call__(self, *args: Any, **kwargs: Any) -> QueryWithSteps: ...  # noqa: D102
+        async def acall(self, *args: Any, **kwargs: Any) -> QueryWithSteps: ...  # noqa: D102
 
     def forward(self, query: QueryWithSteps) -> QueryWithSteps:
         """Return the same steps in the reranker's order."""
