@@ -152,6 +152,22 @@ def test_a_filter_of_any_width_is_answered_within_it(share: float) -> None:
 
 
 @pytest.mark.usefixtures("small_tiers")
+@pytest.mark.parametrize("scale", [1, 1_000, 2**40])
+def test_a_wide_filter_of_rows_in_any_order_and_spread_sees_no_removed_row(scale: int) -> None:
+    vectors = clustered(900, 16)
+    rows = np.random.default_rng(1).permutation(900) * scale - 50 * scale
+    index, oracle = FaissIndex(16), Oracle(16)
+    for holder in (index, oracle):
+        holder.add(rows, vectors)
+        holder.remove(rows[:30])
+        holder.add(rows[60:90], vectors[:30])
+    chosen = np.sort(np.append(rows[10:700], [10_000 * scale, -(10_000 * scale)]))
+    for query in vectors[:20]:
+        (found,) = index.search(query[None], 5, rows=chosen)
+        assert_same(found, oracle.search(query, 5, chosen))
+
+
+@pytest.mark.usefixtures("small_tiers")
 def test_equal_vectors_come_in_row_order_even_beyond_the_candidates() -> None:
     vectors = clustered(1_500, 16)
     vectors[200:900] = vectors[0]

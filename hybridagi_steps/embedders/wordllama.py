@@ -82,11 +82,11 @@ class WordLlamaEmbedder:
         if self._model is None:
             with self._lock:
                 if self._model is None:
-                    self._model = _load()
+                    self._model = load_model()
         return self._model
 
 
-def _load() -> _Model:
+def load_model() -> _Model:
     """Read the model's two files.
 
     Raises:
@@ -95,7 +95,7 @@ def _load() -> _Model:
     from safetensors.numpy import load
     from tokenizers import Tokenizer
 
-    folder = _package_folder()
+    folder = package_folder()
     try:
         weights = (folder / "weights" / f"{_MODEL}.safetensors").read_bytes()
         vocabulary = (folder / "tokenizers" / "l2_supercat_tokenizer_config.json").read_bytes()
@@ -113,8 +113,9 @@ def _load() -> _Model:
     return _Model(f"wordllama/{_MODEL}@{digest.hexdigest()[:12]}", tokenizer, table)
 
 
-def _package_folder() -> Path:
-    spec = find_spec("wordllama")  # finds the package without running it
+def package_folder() -> Path:
+    """Return where the package's files lie, without importing it."""
+    spec = find_spec("wordllama")
     if spec is None or not spec.submodule_search_locations:
         raise EmbedderError("the package wordllama is not installed: pip install wordllama")
     return Path(spec.submodule_search_locations[0])

@@ -157,12 +157,16 @@ def _read(path: Path, expect: Mapping[str, Any]) -> tuple[dict[str, Any], dict[s
     if len(content) != size or sha256(body.data).digest() != content[-_DIGEST_BYTES:].tobytes():
         raise _UnusableCacheError("its checksum does not fit: it is damaged")
     body.flags.writeable = False
-    described = orjson.loads(body[_HEAD.size : _HEAD.size + header_bytes].tobytes())
-    header: dict[str, Any] = described["header"]
+    start = _HEAD.size + header_bytes
+    try:
+        described = orjson.loads(body[_HEAD.size : start].tobytes())
+        header, arrays = dict(described["header"]), _views(body, start, described["arrays"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise _UnusableCacheError(f"its header does not describe it: {error}") from error
     stale = sorted(key for key in expect if key not in header or header[key] != expect[key])
     if stale:
         raise _UnusableCacheError(f"it is stale: other {', '.join(stale)}")
-    return header, _views(body, _HEAD.size + header_bytes, described["arrays"])
+    return header, arrays
 
 
 def _views(body: npt.NDArray[np.uint8], start: int, entries: list[Any]) -> dict[str, Array]:
@@ -170,8 +174,11 @@ def _views(body: npt.NDArray[np.uint8], start: int, entries: list[Any]) -> dict[
     arrays: dict[str, Array] = {}
     for entry in entries:
         start += _padding(start)
+        dtype = np.dtype(entry["dtype"])
+        if dtype.kind not in _KINDS:
+            raise TypeError(f"an array of {dtype}")
         raw = body[start : start + entry["bytes"]]
-        arrays[entry["name"]] = raw.view(np.dtype(entry["dtype"])).reshape(entry["shape"])
+        arrays[entry["name"]] = raw.view(dtype).reshape(entry["shape"])
         start += entry["bytes"]
     return arrays
 

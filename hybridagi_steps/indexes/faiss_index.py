@@ -191,13 +191,12 @@ class FaissIndex:
             return _Scope(None, None, store.count)
         if rows is None:
             return _Scope(None, store.alive, len(store))
+        if len(rows) > self._exact_rows and store.count:
+            allowed = store.holding(np.asarray(rows, np.int64))
+            return _Scope(None, allowed, int(np.count_nonzero(allowed)))
         positions = store.positions(np.asarray(rows, np.int64))
         positions = positions[positions >= 0]
-        if len(positions) <= self._exact_rows:
-            return _Scope(positions, None, len(positions))
-        allowed = np.zeros(store.count, np.bool_)
-        allowed[positions] = True
-        return _Scope(positions, allowed, len(positions))
+        return _Scope(positions, None, len(positions))
 
     def _search_one(self, query: FloatVector, k: int, scope: _Scope) -> ScoredRows:
         if scope.size <= max(k, self._exact_rows):
@@ -221,11 +220,11 @@ class FaissIndex:
     def _exact(self, query: FloatVector, k: int, scope: _Scope) -> ScoredRows:
         """Score every position of the scope."""
         vectors, positions = self._store.vectors, scope.positions
+        if scope.allowed is not None:
+            positions = np.flatnonzero(scope.allowed)
         if positions is not None and len(positions) <= len(vectors) // 4:
             return self._best(query, k, positions, vectors[positions] @ query)
         scores = vectors @ query  # one pass over everything beats a large gather
-        if positions is None and scope.allowed is not None:
-            positions = np.flatnonzero(scope.allowed)
         return self._best(query, k, positions, scores if positions is None else scores[positions])
 
     def _best(
@@ -259,7 +258,7 @@ class FaissIndex:
 
 
 class _Scope(NamedTuple):
-    """The positions a search may answer with; None means all of them."""
+    """The positions a search may answer with: listed, or marked, or (both None) all of them."""
 
     positions: Positions | None
     allowed: Mask | None
