@@ -33,7 +33,7 @@ from hybridagi_steps.stores.sqlite.translation import translated
 
 _CHECKPOINT_PAGES = 256
 """A WAL of about one MiB: small beside the data, and still few checkpoints."""
-_LONGEST_KEPT_WAL_BYTES = 4 * 1024 * 1024
+_LONGEST_KEPT_WAL_BYTES = _CHECKPOINT_PAGES * 4096
 _SYNCHRONOUS = {"normal": "NORMAL", "full": "FULL"}
 
 

@@ -49,6 +49,8 @@ _SAVE_TEXT = """INSERT OR REPLACE INTO step_text
     (namespace, row, parent_row, tokens, text_hash, purpose_hash, scoped)
     SELECT k.namespace, k.row, ?, ?, ?, ?, k.scope IS NOT NULL
     FROM step_view k WHERE k.namespace = ? AND k.row = ?"""
+_FRESH = """DELETE FROM stale_text
+    WHERE namespace = ? AND row IN (SELECT value FROM json_each(?))"""
 _SAVE_VECTOR = """INSERT OR IGNORE INTO embedding
     (namespace, row, model, dimension, text_hash, given, scoped, vector)
     SELECT k.namespace, k.row, n.embedder, ?, ?, 0, k.scope IS NOT NULL, ?
@@ -94,8 +96,7 @@ class DerivedTables(Tables):
         rows = [int(text.row) for text in texts]
         with self._db.writing() as connection:
             connection.executemany(_SAVE_TEXT, [self._text_values(text) for text in texts])
-            fresh = "DELETE FROM stale_text WHERE namespace = ? AND row IN (SELECT value FROM json_each(?))"
-            connection.execute(fresh, (self._namespace, json_array(rows)))
+            connection.execute(_FRESH, (self._namespace, json_array(rows)))
             stale = [(self._namespace, row) for row in self._stale(connection, rows)]
             connection.executemany("INSERT OR IGNORE INTO stale_text VALUES (?, ?)", stale)
             connection.execute(_TEXTS_ADVANCE, {"namespace": self._namespace})

@@ -27,7 +27,11 @@ _EXPECTED_TABLES = {"meta", "namespace", "agent_step", "step_key", "step_text", 
 @cache
 def migrations() -> list[tuple[int, str]]:
     """Return (version, SQL) of every migration, oldest first."""
-    scripts = [entry for entry in files(__package__).iterdir() if entry.name.endswith(".sql")]
+    scripts = [
+        entry
+        for entry in files("hybridagi_steps.stores.sqlite").iterdir()
+        if entry.name.endswith(".sql")
+    ]
     return sorted((int(entry.name[:4]), entry.read_text("utf-8")) for entry in scripts)
 
 

@@ -18,7 +18,7 @@ from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.step_text import own_text, text_hash
 from hybridagi_steps.stores.body import decode_body, encode_body
-from hybridagi_steps.stores.sqlite.removal import remove_rows
+from hybridagi_steps.stores.sqlite.removal import remove_empty_runs, remove_rows, runs_of
 from hybridagi_steps.stores.sqlite.tables import Tables
 from hybridagi_steps.stores.sqlite.where import condition, is_storable, json_array
 
@@ -60,12 +60,10 @@ class StepTables(Tables):
         if not encoded:
             return []
         with self._db.writing() as connection:
-            if replace:
-                known = [step_id for step_id, _, _ in encoded]
-                remove_rows(
-                    connection, self._namespace, list(self._rows_of(connection, known).values())
-                )
-            return [self._insert(connection, *entry) for entry in encoded]
+            runs = self._remove_old(connection, [entry[0] for entry in encoded]) if replace else []
+            rows = [self._insert(connection, *entry) for entry in encoded]
+            remove_empty_runs(connection, self._namespace, runs)
+        return rows
 
     def get(self, ids: Sequence[str], *, vectors: bool = False) -> list[AgentStep]:
         """Return the steps with these ids in the order asked."""
@@ -130,10 +128,10 @@ class StepTables(Tables):
         """Set a run's score."""
         self._catch_up()
         with self._db.writing() as connection:
-            known = is_storable(run_id) and (self._namespace, run_id)
-            if not known or not connection.execute(_KNOWN_RUN, known).fetchone():
+            key = (self._namespace, run_id)
+            if not is_storable(run_id) or not connection.execute(_KNOWN_RUN, key).fetchone():
                 raise UnknownRunError(run_id)
-            connection.execute(_SCORE_RUN, (*known, value, feedback))
+            connection.execute(_SCORE_RUN, (*key, value, feedback))
 
     def _append_one(self, step: AgentStep) -> int:
         step_id, body = id_text(step.id), encode_body(step)
@@ -141,6 +139,13 @@ class StepTables(Tables):
             return self._db.insert(_INSERT, (self._namespace, step_id, body))
         except sqlite3.IntegrityError as error:
             raise DuplicateStepError(step_id) from error
+
+    def _remove_old(self, connection: sqlite3.Connection, ids: Sequence[str]) -> list[str]:
+        """Remove the steps that are being replaced; return the runs they belonged to."""
+        rows = sorted(self._rows_of(connection, ids).values())
+        runs = runs_of(connection, self._namespace, rows)
+        remove_rows(connection, self._namespace, rows)
+        return runs
 
     def _insert(
         self, connection: sqlite3.Connection, step_id: str, body: str, step: AgentStep

@@ -106,7 +106,7 @@ def _one_of(column: str, values: Sequence[str] | None) -> Iterator[Condition]:
     if values is None:
         return
     storable = [value for value in values if is_storable(value)]
-    yield f"{column} IN (SELECT value FROM json_each(?))", [json_array(storable)]
+    yield f"{column} IN (SELECT value FROM json_each(?))", [json_array(storable)]  # noqa: S608 - column is ours
 
 
 def _metadata(key: str, value: str | int | float | bool | None) -> Condition:

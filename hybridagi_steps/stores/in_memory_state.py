@@ -1,0 +1,177 @@
+"""What an in-memory store holds: steps by row, what is derived from them, and who follows whom.
+
+Plain dictionaries and no lock; `in_memory.py` gives them a contract and a lock. Rows and sequence
+numbers only grow, so dictionaries stay in row order. Runs and children are indexed, so that finding
+a parent or a child never walks over all steps.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from hybridagi_steps.protocols import FloatVector, Position, TextRow, VectorRow
+from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.stores.body import decode_body
+
+
+class Stored(NamedTuple):
+    """A step as it is kept: for filters as a step, for readers as the body they get a copy of."""
+
+    row: int
+    id: str
+    body: str
+    step: AgentStep
+
+    @property
+    def parent_id(self) -> str | None:
+        """The parent's id as text."""
+        return None if self.step.parent_id is None else id_text(self.step.parent_id)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where the step stands in its run."""
+        return self.step.hop, self.row
+
+
+class RunScore(NamedTuple):
+    """What was said about a run."""
+
+    score: float
+    feedback: str | None
+
+
+class SavedText(NamedTuple):
+    """Words with the sequence number that followers go by."""
+
+    seq: int
+    text: TextRow
+
+
+class SavedVector(NamedTuple):
+    """An embedding with the sequence number that followers go by."""
+
+    seq: int
+    vector: VectorRow
+
+
+@dataclass
+class State:
+    """Everything a store holds; the numbers outlive `clear`."""
+
+    epoch: int = 1
+    last_row: int = 0
+    last_text: int = 0
+    last_vector: int = 0
+    steps: dict[int, Stored] = field(default_factory=dict[int, Stored])
+    rows: dict[str, int] = field(default_factory=dict[str, int])
+    runs: dict[str, list[Stored]] = field(default_factory=dict[str, list[Stored]])
+    children: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    run_scores: dict[str, RunScore] = field(default_factory=dict[str, RunScore])
+    texts: dict[int, SavedText] = field(default_factory=dict[int, SavedText])
+    vectors: dict[int, SavedVector] = field(default_factory=dict[int, SavedVector])
+    stale: set[int] = field(default_factory=set[int])
+    tombstones: list[int] = field(default_factory=list[int])
+
+    def cleared(self) -> State:
+        """Return an empty state of the next epoch."""
+        return State(self.epoch + 1, self.last_row, self.last_text, self.last_vector)
+
+    def position(self) -> Position:
+        """Return how far a follower can follow."""
+        return Position(self.epoch, self.last_text, self.last_vector, len(self.tombstones))
+
+    def add(self, step_id: str, body: str) -> Stored:
+        """Keep a step in a new row."""
+        self.last_row += 1
+        stored = Stored(self.last_row, step_id, body, decode_body(body))
+        self.steps[stored.row] = stored
+        self.rows[step_id] = stored.row
+        if stored.step.run_id is not None:
+            insort(self.runs.setdefault(stored.step.run_id, []), stored, key=_place)
+        if stored.parent_id is not None:
+            self.children.setdefault(stored.parent_id, []).append(stored.row)
+        return stored
+
+    def remove(self, rows: Iterable[int]) -> None:
+        """Forget rows and what was derived from them, leaving tombstones."""
+        for row in rows:
+            stored = self.steps.pop(row)
+            del self.rows[stored.id]
+            self.texts.pop(row, None)
+            self.vectors.pop(row, None)
+            self.stale.discard(row)
+            self.tombstones.append(row)
+            if (run_id := stored.step.run_id) is not None:
+                run = self.runs[run_id]
+                del run[bisect_left(run, stored.place, key=_place)]
+            if stored.parent_id is not None:
+                self.children[stored.parent_id].remove(row)
+
+    def remove_empty_runs(self) -> None:
+        """Forget runs without steps and what was said about them."""
+        for run_id in [run_id for run_id, run in self.runs.items() if not run]:
+            del self.runs[run_id]
+            self.run_scores.pop(run_id, None)
+
+    def save_text(self, text: TextRow) -> bool:
+        """Keep words, replacing older ones; return whether their step is still there."""
+        if (stored := self.steps.get(int(text.row))) is None:
+            return False
+        self.last_text += 1
+        fresh = text._replace(row=stored.row, scoped=stored.step.scope is not None)
+        self.texts[stored.row] = SavedText(self.last_text, fresh)
+        self.stale.discard(stored.row)
+        return True
+
+    def save_vector(self, row: int, words: int, vector: FloatVector | None) -> None:
+        """Keep an embedding, unless the step is gone or has one."""
+        if row not in self.steps or row in self.vectors:
+            return
+        self.last_vector += 1
+        kept = None if vector is None else np.array(vector, dtype=np.float32)
+        saved = VectorRow(row, words, kept, self.steps[row].step.scope is not None)
+        self.vectors[row] = SavedVector(self.last_vector, saved)
+
+    def score(self, stored: Stored) -> float | None:
+        """Return a step's own score, else its run's."""
+        run = self.run_scores.get(stored.step.run_id or "")
+        return run.score if run is not None and stored.step.score is None else stored.step.score
+
+    def parent(self, row: int) -> int | None:
+        """Return the row of the step named by parent_id, else of the one before in the run."""
+        stored = self.steps[row]
+        named = self.rows.get(stored.parent_id or "")
+        if named is not None and named != row:
+            return named
+        run = self.runs.get(stored.step.run_id or "", [])
+        before = bisect_left(run, stored.place, key=_place)
+        return run[before - 1].row if before else None
+
+    def mark_stale(self, saved: Sequence[int]) -> None:
+        """Note whose words show another parent than they have by now.
+
+        Only a parent stored after its child can do that: earlier ones were there when the child's
+        words were made. Looked at are the saved rows, their children and their followers.
+        """
+        followers = (follower for row in saved for follower in self._followers(row))
+        for row in {*saved, *followers}:
+            parent = self.parent(row)
+            late = parent is not None and parent > row
+            if late and row in self.texts and self.texts[row].text.parent_row != parent:
+                self.stale.add(row)
+
+    def _followers(self, row: int) -> Iterator[int]:
+        stored = self.steps[row]
+        yield from self.children.get(stored.id, [])
+        run = self.runs.get(stored.step.run_id or "", [])
+        after = bisect_right(run, stored.place, key=_place)
+        yield from (other.row for other in run[after : after + 1])
+
+
+def _place(stored: Stored) -> tuple[int, int]:
+    return stored.place

@@ -1,0 +1,197 @@
+"""What every store promises about runs, words, embeddings and those who follow it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+
+from conformance.making import EVERYTHING, START, save_pending, step, text, vector
+from hybridagi_steps.errors import (
+    UnknownRunError,
+)
+from hybridagi_steps.protocols import StepStore
+
+
+class RunContract:
+    """`RunStore`."""
+
+    def test_runs_newest_first(self, store: StepStore) -> None:
+        noon = datetime(2025, 6, 1, 12, tzinfo=UTC)
+        store.append([step(id="b", run_id="one", hop=1, created_at=noon + timedelta(minutes=1))])
+        store.append([step(id="a", run_id="one", session_id="s", status="error", created_at=noon)])
+        store.append([step(id="c", run_id="two", scope="compile:x"), step(id="d")])
+        two, one = store.runs(limit=9)
+        assert (two.run_id, two.scope, two.steps, two.first_step) == ("two", "compile:x", 1, "c")
+        assert (one.run_id, one.session_id, one.steps, one.errors) == ("one", "s", 2, 1)
+        assert one.first_step == "a"
+        assert one.started_at == noon.isoformat()
+        assert one.ended_at == (noon + timedelta(minutes=1)).isoformat()
+        assert (one.score, one.feedback) == (None, None)
+        assert [run.run_id for run in store.runs(limit=1, offset=1)] == ["one"]
+
+    def test_a_runs_score_shows_on_steps_without_their_own(self, store: StepStore) -> None:
+        store.append([step(id="a", run_id="r", score=0.1), step(id="b", run_id="r"), step(id="c")])
+        store.score_run("r", 0.7, "well done")
+        store.score_run("r", 0.9, "even better")
+        [run] = store.runs(limit=9)
+        assert (run.score, run.feedback) == (0.9, "even better")
+        for found in (store.get(["a", "b", "c"]), store.find(EVERYTHING, limit=9)):
+            assert [each.score for each in found] == [0.1, 0.9, None]
+        store.append([step(id="d", run_id="r")])
+        assert store.get(["d"])[0].score == 0.9
+
+    @pytest.mark.parametrize("run_id", ["unknown", "\ud800"])
+    def test_an_unknown_run_cannot_be_scored(self, store: StepStore, run_id: str) -> None:
+        with pytest.raises(UnknownRunError):
+            store.score_run(run_id, 1.0, None)
+
+    def test_a_run_without_steps_is_gone_with_its_score(self, store: StepStore) -> None:
+        store.append([step(id="a", run_id="r")])
+        store.score_run("r", 0.5, None)
+        store.delete(["a"])
+        assert store.runs(limit=9) == []
+        store.append([step(id="b", run_id="r")])
+        assert store.get(["b"])[0].score is None
+
+
+class DerivedContract:
+    """`DerivedStore`: words, embeddings, followers."""
+
+    def test_words_are_pending_with_the_named_parent(self, store: StepStore) -> None:
+        a, b = store.append([step(id="a"), step(id="b", parent_id="a", scope="compile:x")])
+        first, second = store.pending_texts(9)
+        assert (first.row, first.parent_row, first.parent) == (a, None, None)
+        assert (second.row, second.parent_row) == (b, a)
+        assert second.parent is not None
+        assert second.parent.id == "a"
+        assert [found.row for found in store.pending_texts(1)] == [a]
+        store.save_texts([text(b, a)])
+        assert [found.row for found in store.pending_texts(9)] == [a]
+        store.save_texts([text(a)])
+        assert store.pending_texts(9) == []
+        assert [row.scoped for row in store.changes(START).texts] == [True, False]
+
+    def test_without_a_stored_parent_it_is_the_step_before_in_the_run(
+        self, store: StepStore
+    ) -> None:
+        rows = store.append(
+            [
+                step(id="x", run_id="other"),
+                step(id="b", run_id="r", hop=1),
+                step(id="a", run_id="r", hop=0),
+                step(id="c", run_id="r", hop=2, parent_id="unknown"),
+                step(id="self", parent_id="self"),
+            ]
+        )
+        parents = [found.parent_row for found in store.pending_texts(9)]
+        assert parents == [None, rows[2], None, rows[1], None]
+
+    def test_a_parent_that_arrives_later_makes_its_children_pending_again(
+        self, store: StepStore
+    ) -> None:
+        [child] = store.append([step(id="child", parent_id="late")])
+        assert save_pending(store) == [(child, None)]
+        [late] = store.append([step(id="late")])
+        assert save_pending(store) == [(late, None), (child, late)]
+        [newer] = store.append([step(id="late", outputs={"n": 2})], replace=True)
+        assert save_pending(store) == [(newer, None), (child, newer)]
+
+    def test_a_step_that_arrives_in_the_middle_of_a_run(self, store: StepStore) -> None:
+        first, third = store.append([step(id=str(n), run_id="r", hop=n) for n in (0, 2)])
+        save_pending(store)
+        [second] = store.append([step(id="1", run_id="r", hop=1)])
+        assert save_pending(store) == [(second, first), (third, second)]
+
+    def test_a_parent_that_arrived_while_the_words_were_made(self, store: StepStore) -> None:
+        [child] = store.append([step(id="child", parent_id="late")])
+        taken = store.pending_texts(9)
+        [late] = store.append([step(id="late")])
+        store.save_texts([text(late)])
+        store.save_texts([text(found.row, found.parent_row) for found in taken])
+        assert save_pending(store) == [(child, late)]
+
+    def test_words_of_steps_gone_meanwhile_are_skipped(self, store: StepStore) -> None:
+        [row] = store.append([step(id="a")])
+        store.delete(["a"])
+        store.save_texts([text(row)])
+        store.save_vectors([vector(row, 1, 0)])
+        store.append([step(id="b")])
+        changes = store.changes(START)
+        assert (changes.texts, changes.vectors) == ([], [])
+        assert store.verify() == []
+
+    def test_words_may_be_saved_again(self, store: StepStore) -> None:
+        [row] = store.append([step(id="a")])
+        store.save_texts([text(row, tokens="old")])
+        reached = store.changes(START).position
+        store.save_texts([text(row, tokens="new")])
+        assert [saved.tokens for saved in store.changes(reached).texts] == ["new"]
+        assert [saved.tokens for saved in store.changes(START).texts] == ["new"]
+
+    def test_embeddings_are_saved_once(self, store: StepStore) -> None:
+        a, b, c = store.append([step(id="a"), step(id="b", vector=[3, 4]), step(id="c", scope="e")])
+        assert [(row, str(found.id)) for row, found in store.pending_vectors(9)] == [
+            (a, "a"),
+            (c, "c"),
+        ]
+        store.save_vectors([vector(a), vector(c, 1, 0)])
+        store.save_vectors([vector(a, 5, 5), vector(b, 5, 5), vector(c, 5, 5)])
+        assert store.pending_vectors(9) == []
+        steps = store.get(["a", "b", "c"], vectors=True)
+        assert [found.vector for found in steps] == [None, [3, 4], [1, 0]]
+        assert [found.vector for found in store.get(["b"])] == [None]
+        counts = store.stats()
+        assert (counts["embedded"], counts["text_only"], counts["pending_vectors"]) == (2, 1, 0)
+        saved = {row.row: row for row in store.changes(START).vectors}
+        assert saved[a].vector is None
+        assert [saved[row].scoped for row in (a, b, c)] == [False, False, True]
+        kept = saved[c].vector
+        assert kept is not None
+        assert kept.dtype == np.float32
+
+    def test_pending_vectors_come_by_row_and_limit(self, store: StepStore) -> None:
+        rows = store.append([step(id=str(n)) for n in range(5)])
+        assert [row for row, _ in store.pending_vectors(2)] == rows[:2]
+        store.save_vectors([vector(rows[3], 1)])
+        assert [row for row, _ in store.pending_vectors(9)] == [*rows[:3], rows[4]]
+
+    def test_changes_come_in_pages(self, store: StepStore) -> None:
+        rows = store.append([step(id=str(n), vector=[n + 1]) for n in range(5)])
+        store.save_texts([text(row) for row in rows])
+        reached = START
+        texts: list[int] = []
+        vectors: list[int] = []
+        for _ in range(3):
+            changes = store.changes(reached, limit=2)
+            texts.extend(saved.row for saved in changes.texts)
+            vectors.extend(saved.row for saved in changes.vectors)
+            reached = changes.position
+        assert texts == vectors == rows
+        assert reached == store.position()
+        quiet = store.changes(reached)
+        assert (quiet.position, quiet.texts, quiet.vectors, quiet.removed) == (reached, [], [], [])
+
+    def test_removals_follow(self, store: StepStore) -> None:
+        a, b = store.append([step(id="a"), step(id="b")])
+        store.save_texts([text(a), text(b)])
+        reached = store.changes(START).position
+        assert store.delete(["a", "nobody", "\ud800"]) == 1
+        assert store.position() != reached
+        changes = store.changes(reached)
+        assert (changes.texts, changes.removed) == ([], [a])
+
+    def test_another_embedder_starts_a_new_epoch(self, store: StepStore) -> None:
+        [row] = store.append([step(id="a", vector=[1, 2])])
+        assert store.identity()[1:] == (None, None)
+        store.set_embedder("one", 2)
+        before = store.position()
+        store.set_embedder("one", 2)
+        assert store.position() == before
+        assert store.get(["a"], vectors=True)[0].vector == [1, 2]
+        store.set_embedder("two", 3)
+        assert store.identity()[1:] == ("two", 3)
+        assert store.position().epoch > before.epoch
+        assert [pending for pending, _ in store.pending_vectors(9)] == [row]
+        assert store.changes(before).vectors == []

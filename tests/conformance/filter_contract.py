@@ -1,0 +1,158 @@
+"""What every store promises about filters: each key of a StepFilter, asked three ways."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pytest
+
+from conformance.making import EVERYTHING, NASTY, ids, step
+from hybridagi_steps.protocols import StepStore
+from hybridagi_steps.records.filters import StepFilter
+
+
+class FilterContract:
+    """`find`, `rows` and `iter_steps` under every key of a StepFilter."""
+
+    def matching(self, store: StepStore, **where: Any) -> list[str]:
+        """Ask all three ways, which must agree."""
+        asked = StepFilter.of(where)
+        found = ids(store.find(asked, limit=1000))
+        rows = store.rows(asked)
+        assert rows.dtype == np.int64
+        assert sorted(ids(list(store.read(rows.tolist()).values()))) == sorted(found)
+        assert sorted(ids(list(store.iter_steps(asked)))) == sorted(found)
+        return found
+
+    def test_scope_hides_trials_unless_asked(self, store: StepStore) -> None:
+        store.append([step(id="own"), step(id="c", scope="compile:1"), step(id="e", scope="e:1")])
+        assert self.matching(store) == ["own"]
+        assert self.matching(store, scope="*") == ["own", "c", "e"]
+        assert self.matching(store, scope="compile:1") == ["c"]
+
+    def test_stored_order_and_pages(self, store: StepStore) -> None:
+        store.append([step(id=str(n), hop=9 - n) for n in range(5)])
+        assert ids(store.find(EVERYTHING, limit=2, offset=1)) == ["1", "2"]
+        assert ids(store.find(EVERYTHING, limit=2, newest_first=True)) == ["4", "3"]
+        assert store.find(EVERYTHING, limit=2, offset=9) == []
+        assert store.find(EVERYTHING, limit=0) == []
+
+    def test_a_run_is_ordered_by_hop(self, store: StepStore) -> None:
+        hops = [("c", 2), ("a", 0), ("b", 1), ("b2", 1)]
+        store.append([step(id=name, run_id="r", hop=hop) for name, hop in hops])
+        run = StepFilter(run_id="r")
+        assert ids(store.find(run, limit=9)) == ["a", "b", "b2", "c"]
+        assert ids(store.find(run, limit=2, newest_first=True)) == ["c", "b2"]
+
+    def test_equal_columns(self, store: StepStore) -> None:
+        store.append([step(id="a", run_id="r", session_id="s", user_id="u"), step(id="b")])
+        for key, value in {"run_id": "r", "session_id": "s", "user_id": "u"}.items():
+            assert self.matching(store, **{key: value}) == ["a"]
+            assert self.matching(store, **{key: "other"}) == []
+            assert self.matching(store, **{key: "\ud800"}) == []
+
+    def test_lists_mean_any(self, store: StepStore) -> None:
+        store.append(
+            [
+                step(id="a", inputs={"tool": "grep"}, status="error"),
+                step(id="b", inputs={"tool": "sed"}, step_type="Decision"),
+                step(id="c", inputs={"tool": 5}, status="partial"),
+                step(id="d"),
+            ]
+        )
+        assert self.matching(store, tools=["grep", "sed"]) == ["a", "b"]
+        assert self.matching(store, tools="5") == []
+        assert self.matching(store, tools=[]) == []
+        assert self.matching(store, status=["error", "partial"]) == ["a", "c"]
+        assert self.matching(store, step_types="Decision") == ["b"]
+
+    def test_a_program_is_its_calls_ends_and_what_stands_directly_inside(
+        self, store: StepStore
+    ) -> None:
+        call = step(id=uuid4(), step_type="ProgramCall", inputs={"program": "main"})
+        inner = step(
+            id="inner", step_type="ProgramCall", inputs={"program": "sub"}, program_id=str(call.id)
+        )
+        store.append(
+            [
+                call,
+                step(id="inside", program_id=str(call.id)),
+                inner,
+                step(id="deeper", program_id="inner"),
+                step(id="end", step_type="ProgramEnd", inputs={"program": "main"}),
+                step(id="action", inputs={"program": "main"}),
+                step(id="outside"),
+            ]
+        )
+        assert self.matching(store, program="main") == [str(call.id), "inside", "inner", "end"]
+        assert self.matching(store, program="sub") == ["inner", "deeper"]
+        assert self.matching(store, program_id=call.id) == ["inside", "inner"]
+        assert self.matching(store, program_id=str(call.id).upper()) == ["inside", "inner"]
+        assert self.matching(store, program="\ud800") == []
+
+    def test_min_score_is_the_steps_own_else_its_runs(self, store: StepStore) -> None:
+        store.append([step(id="own", score=0.2, run_id="r"), step(id="runs", run_id="r")])
+        store.append([step(id="none", run_id="q"), step(id="good", score=0.9)])
+        store.score_run("r", 0.8, None)
+        assert self.matching(store, min_score=0.5) == ["runs", "good"]
+        assert self.matching(store, min_score=0.2) == ["own", "runs", "good"]
+
+    def test_time_range_is_half_open(self, store: StepStore) -> None:
+        noon = datetime(2025, 6, 1, 12, tzinfo=UTC)
+        moments = [noon + timedelta(microseconds=n) for n in (-1, 0, 1, 1_000_000)]
+        store.append([step(id=str(n), created_at=moment) for n, moment in enumerate(moments)])
+        assert self.matching(store, since=noon) == ["1", "2", "3"]
+        assert self.matching(store, until=noon) == ["0"]
+        assert self.matching(store, since=noon, until=moments[3]) == ["1", "2"]
+
+    def test_excluded_runs(self, store: StepStore) -> None:
+        store.append([step(id="a", run_id="r"), step(id="b", run_id="q"), step(id="c")])
+        assert self.matching(store, exclude_run_id="r") == ["b", "c"]
+        assert self.matching(store, exclude_run_id=["r", "q", "\ud800"]) == ["c"]
+        assert self.matching(store, exclude_run_id=[]) == ["a", "b", "c"]
+
+    @pytest.mark.parametrize("name", NASTY)
+    def test_metadata_keys_and_values_are_only_data(self, store: StepStore, name: str) -> None:
+        store.append([step(id="a", metadata={name: name}), step(id="b", metadata={"x": {name: 1}})])
+        store.append([step(id="c", metadata={name: "other"}), step(id="d")])
+        assert self.matching(store, metadata={name: name}) == ["a"]
+        assert self.matching(store, metadata={name: "unheard of"}) == []
+        assert self.matching(store, run_id=name) == []
+
+    def test_metadata_values_equal_by_json_kind(self, store: StepStore) -> None:
+        values = {"true": True, "one": 1, "real": 1.0, "text": "1", "null": None, "false": False}
+        values |= {"zero": 0, "big": 2**63 + 5, "list": [1], "object": {"a": 1}}
+        store.append([step(id=name, metadata={"k": value}) for name, value in values.items()])
+        store.append([step(id="missing", metadata={}), step(id="none at all")])
+        for value, expected in {
+            True: ["true"],
+            "1": ["text"],
+            None: ["null"],
+            2**63 + 5: ["big"],
+        }.items():
+            assert self.matching(store, metadata={"k": value}) == expected
+        assert self.matching(store, metadata={"k": False}) == ["false"]
+        assert self.matching(store, metadata={"k": 1}) == ["one", "real"]
+        assert self.matching(store, metadata={"k": 1.0}) == ["one", "real"]
+        assert self.matching(store, metadata={"k": 0}) == ["zero"]
+        assert self.matching(store, metadata={"k": "\ud800"}) == []
+        assert self.matching(store, metadata={"\ud800": 1}) == []
+
+    def test_conditions_add_up(self, store: StepStore) -> None:
+        store.append(
+            [step(id="a", run_id="r", metadata={"x": 1, "y": 2}), step(id="b", run_id="r")]
+        )
+        assert self.matching(store, run_id="r", metadata={"x": 1, "y": 2}) == ["a"]
+        assert self.matching(store, run_id="r", metadata={"x": 1, "y": 3}) == []
+
+    def test_iteration_survives_deletion_on_the_way(self, store: StepStore) -> None:
+        store.append([step(id=str(n)) for n in range(1200)])
+        seen: list[str] = []
+        for found in store.iter_steps(EVERYTHING):
+            if not seen:
+                store.delete(["1100"])
+            seen.append(str(found.id))
+        assert seen == [str(n) for n in range(1200) if n != 1100]

@@ -1,0 +1,188 @@
+"""What every store promises about steps: append, get, read, children."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime
+from uuid import UUID, uuid4
+
+import numpy as np
+import pytest
+
+from conformance.making import EVERYTHING, START, ids, step, text
+from hybridagi_steps.errors import (
+    DuplicateStepError,
+    InvalidStepError,
+)
+from hybridagi_steps.protocols import StepStore
+from hybridagi_steps.records.agent_step import AgentStepType
+from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.message import StepMetrics
+
+
+class StepsContract:
+    """`AgentStepStore`: append, get, read, children."""
+
+    def test_what_is_stored_comes_back_equal(self, store: StepStore) -> None:
+        full = step(
+            id=uuid4(),
+            parent_id="not a uuid",
+            hop=3,
+            inputs={"purpose": "find 🙂", "n": 2**63, "x": [1.5, None, {"ü": True}], "e": {}},
+            outputs={},
+            metadata={"a": 1},
+            created_at=datetime(2024, 2, 29, 23, 59, 59, 5, tzinfo=UTC),
+            session_id="s",
+            user_id="u",
+            run_id="r",
+            program_id=str(uuid4()),
+            scope="compile:x",
+            status="error",
+            score=0.25,
+            metrics=StepMetrics(duration_ms=1.5, cache_hit=False),
+            later_field={"kept": "as data"},
+            _fields_set="an odd name",
+        )
+        store.append([full])
+        assert store.get([str(full.id)]) == [full]
+        [found] = store.get([str(full.id)])
+        assert isinstance(found.id, UUID)
+        assert isinstance(found.step_type, AgentStepType)
+        assert isinstance(found.metrics, StepMetrics)
+        assert found.created_at.tzinfo is UTC
+        assert found.model_extra == {
+            "later_field": {"kept": "as data"},
+            "_fields_set": "an odd name",
+        }
+
+    def test_an_unknown_step_type_stays_data(self, store: StepStore) -> None:
+        later = step().model_copy(update={"step_type": "Dream"})
+        store.append([later])
+        assert [found.step_type for found in store.get([str(later.id)])] == ["Dream"]
+
+    def test_get_keeps_the_order_asked_and_skips_unknown(self, store: StepStore) -> None:
+        first, second = step(id="one"), step()
+        store.append([first, second])
+        asked = [str(second.id), "nobody", "one", "one", "\ud800", "nul\x00"]
+        assert ids(store.get(asked)) == [str(second.id), "one", "one"]
+        assert ids(store.get([str(second.id).upper()])) == [str(second.id)]
+
+    def test_changing_a_read_step_changes_nothing_stored(self, store: StepStore) -> None:
+        given = step(id="a", inputs={"list": [1]})
+        store.append([given])
+        assert given.inputs is not None
+        given.inputs["list"].append(2)
+        [read] = store.get(["a"])
+        assert read.inputs is not None
+        assert read.inputs == {"list": [1]}
+        read.inputs["list"].append(3)
+        assert store.get(["a"])[0].inputs == {"list": [1]}
+
+    def test_rows_grow_and_are_never_used_again(self, store: StepStore) -> None:
+        rows = store.append([step(id="a"), step(id="b")])
+        assert rows == sorted(set(rows))
+        store.delete(["a", "b"])
+        [later] = store.append([step(id="c")])
+        assert later > max(rows)
+        store.clear()
+        assert store.append([step(id="d")])[0] > later
+
+    def test_a_taken_id_stops_the_whole_batch(self, store: StepStore) -> None:
+        taken = step()
+        store.append([taken])
+        with pytest.raises(DuplicateStepError) as caught:
+            store.append([step(id="new"), taken])
+        assert caught.value.step_id == str(taken.id)
+        with pytest.raises(DuplicateStepError):
+            store.append([taken])
+        assert ids(store.find(EVERYTHING, limit=9)) == [str(taken.id)]
+
+    @pytest.mark.parametrize("replace", [False, True])
+    def test_the_same_id_twice_in_a_batch_is_refused(self, store: StepStore, replace: bool) -> None:
+        same = uuid4()
+        with pytest.raises(DuplicateStepError):
+            store.append([step(id=same), step(id=str(same))], replace=replace)
+        assert store.find(EVERYTHING, limit=9) == []
+
+    def test_nothing_appended_is_nothing_stored(self, store: StepStore) -> None:
+        assert store.append([]) == []
+
+    def test_replace_gives_a_new_row_and_forgets_the_old(self, store: StepStore) -> None:
+        [old, other] = store.append([step(id="a", outputs={"n": 1}, vector=[1, 0]), step(id="b")])
+        store.save_texts([text(old)])
+        [new, _] = store.append([step(id="a", outputs={"n": 2}), step(id="c")], replace=True)
+        assert new > other
+        assert store.read([old]) == {}
+        assert store.get(["a"], vectors=True)[0].outputs == {"n": 2}
+        assert store.get(["a"], vectors=True)[0].vector is None
+        assert old in store.changes(START._replace(epoch=1)).removed
+        assert [found.row for found in store.pending_texts(9)] == [other, new, new + 1]
+        assert store.verify() == []
+
+    def test_replacing_the_only_step_of_a_run_keeps_its_score(self, store: StepStore) -> None:
+        store.append([step(id="a", run_id="r")])
+        store.score_run("r", 0.5, None)
+        store.append([step(id="a", run_id="r")], replace=True)
+        assert store.get(["a"])[0].score == 0.5
+        store.append([step(id="a", run_id="other")], replace=True)
+        assert [run.run_id for run in store.runs(limit=9)] == ["other"]
+        assert store.get(["a"])[0].score is None
+
+    def test_read_returns_what_is_there(self, store: StepStore) -> None:
+        row_a, row_b = store.append([step(id="a"), step(id="b")])
+        read = store.read(np.array([row_b, row_a, 99]).tolist())
+        assert {row: str(found.id) for row, found in read.items()} == {row_a: "a", row_b: "b"}
+
+    def test_children_by_row_whatever_the_scope(self, store: StepStore) -> None:
+        parent = step()
+        store.append([step(id="early", parent_id=parent.id), parent])
+        store.append([step(id="late", parent_id=str(parent.id), scope="evaluate:x"), step(id="no")])
+        store.append([step(id="lost", parent_id="never stored")])
+        assert ids(store.children([str(parent.id)])) == ["early", "late"]
+        assert ids(store.children(["never stored", str(parent.id)])) == ["early", "late", "lost"]
+        assert store.children([]) == []
+
+    @pytest.mark.parametrize("field", ["id", "run_id", "session_id", "parent_id", "scope"])
+    @pytest.mark.parametrize("bad", ["nul\x00", "surrogate\ud800"])
+    def test_names_no_database_can_hold_are_refused(
+        self, store: StepStore, field: str, bad: str
+    ) -> None:
+        with pytest.raises(InvalidStepError):
+            store.append([step(id="fine"), step(**{field: bad})])
+        assert store.find(EVERYTHING, limit=9) == []
+
+    def test_what_json_cannot_hold_is_refused(self, store: StepStore) -> None:
+        broken = step()
+        broken.outputs = {"x": object()}
+        with pytest.raises(InvalidStepError, match="object"):
+            store.append([broken])
+        assert store.find(EVERYTHING, limit=9) == []
+
+    def test_text_that_looks_like_a_nul_escape_is_kept(self, store: StepStore) -> None:
+        odd = step(outputs={"x": r"\u0000", "y": "\\\\u0000"}, run_id=r"\u0000")
+        store.append([odd])
+        assert store.get([str(odd.id)]) == [odd]
+
+    def test_eight_threads_lose_nothing(self, store: StepStore) -> None:
+        def write(worker: int) -> None:
+            for n in range(20):
+                store.append([step(id=f"{worker}-{n}", run_id=f"run {worker}", hop=n)])
+                found = store.find(StepFilter(run_id=f"run {worker}"), limit=50)
+                assert [each.hop for each in found] == list(range(n + 1))
+
+        failures: list[BaseException] = []
+
+        def run(worker: int) -> None:
+            try:
+                write(worker)
+            except BaseException as error:  # noqa: BLE001, RUF100 - shown by the main thread
+                failures.append(error)
+
+        threads = [threading.Thread(target=run, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        assert len(store.rows(EVERYTHING)) == 160
+        assert store.verify() == []

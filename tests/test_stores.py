@@ -1,0 +1,272 @@
+"""Both stores keep one contract, resolve from an address, and are followed without a gap."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conformance.making import EVERYTHING, ids, step
+from conformance.step_store import StepStoreContract
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import hybridagi_steps.stores as stores
+from hybridagi_steps.errors import MemoryNotPicklableError, UnsupportedAddressError
+from hybridagi_steps.protocols import Position, StepStore, TextRow, VectorRow
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.stores.in_memory import InMemoryStepStore
+from hybridagi_steps.stores.sqlite import SqliteStepStore
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+OBJECTS = st.none() | st.dictionaries(st.text(), JSON, max_size=4)
+NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=40)
+IDS = st.uuids() | st.uuids().map(str) | NAMES
+STEPS = st.builds(
+    AgentStep,
+    id=IDS,
+    parent_id=st.none() | IDS,
+    hop=st.integers(0, 2**31),
+    step_type=st.sampled_from(["Action", "Decision", "ProgramCall", "ProgramEnd"]),
+    inputs=OBJECTS,
+    outputs=OBJECTS,
+    metadata=OBJECTS,
+    created_at=st.datetimes(timezones=st.none() | st.timezones()),
+    run_id=st.none() | NAMES,
+    score=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+)
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["append", "replace", "delete", "texts", "vectors", "clear", "embedder"]),
+        st.integers(0, 5),
+        st.booleans(),
+    ),
+    max_size=25,
+)
+SLOW_OK = settings(
+    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+class TestInMemoryStepStore(StepStoreContract):
+    @pytest.fixture
+    def store(self) -> Iterator[StepStore]:
+        store = InMemoryStepStore()
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def other(self) -> Iterator[StepStore]:
+        store = InMemoryStepStore(namespace="other")
+        yield store
+        store.close()
+
+
+class TestSqliteStepStore(StepStoreContract):
+    one_file = True
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[StepStore]:
+        store = SqliteStepStore(tmp_path / "steps.db", durability="normal")
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def other(self, tmp_path: Path) -> Iterator[StepStore]:
+        store = SqliteStepStore(tmp_path / "steps.db", namespace="other", durability="normal")
+        yield store
+        store.close()
+
+
+class TestSqliteStepStoreWithKeysWritten(TestSqliteStepStore):
+    """The same contract when no step is left in the tail: filters then read `step_key`."""
+
+    @pytest.fixture(autouse=True)
+    def keys_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("hybridagi_steps.stores.sqlite.tables._LONGEST_TAIL", 0)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], StepStore]]:
+    """Makes empty stores, as many as a property test wants."""
+    made: list[StepStore] = []
+
+    def make() -> StepStore:
+        address = ":memory:" if request.param == "memory" else str(tmp_path / "steps.db")
+        namespace = str(len(made))
+        made.append(stores.open_store(address, namespace=namespace, durability="normal"))
+        return made[-1]
+
+    yield make
+    for store in made:
+        store.close()
+
+
+@SLOW_OK
+@given(given_step=STEPS)
+def test_any_step_comes_back_equal(
+    new_store: Callable[[], StepStore], given_step: AgentStep
+) -> None:
+    store = new_store()
+    store.append([given_step])
+    [found] = store.get([str(given_step.id)])
+    assert found == given_step
+    assert found.model_dump() == given_step.model_dump()
+    assert list(store.iter_steps(EVERYTHING)) == [given_step]
+    store.close()
+
+
+class Follower:
+    """Follows a store as an index does."""
+
+    def __init__(self) -> None:
+        self.position = Position(0, 0, 0, 0)
+        self.texts: dict[int, TextRow] = {}
+        self.vectors: dict[int, tuple[float, ...] | None] = {}
+
+    def follow(self, store: StepStore, limit: int) -> None:
+        while store.position() != self.position:
+            changes = store.changes(self.position, limit=limit)
+            if changes.position.epoch != self.position.epoch:
+                self.texts.clear()
+                self.vectors.clear()
+            self.texts.update((row.row, row) for row in changes.texts)
+            self.vectors.update((row.row, _floats(row)) for row in changes.vectors)
+            for row in changes.removed:
+                self.texts.pop(row, None)
+                self.vectors.pop(row, None)
+            self.position = changes.position
+
+
+def _floats(row: VectorRow) -> tuple[float, ...] | None:
+    return None if row.vector is None else tuple(row.vector.tolist())
+
+
+def _change(store: StepStore, kind: str, number: int, first: bool) -> None:
+    name = str(number)
+    if kind in {"append", "replace"} and (kind == "replace" or not store.get([name])):
+        parent = str(number + 1) if first else None
+        vector = [float(number)] if number % 2 else None
+        new = step(id=name, parent_id=parent, run_id="r", hop=number, vector=vector)
+        store.append([new], replace=kind == "replace")
+    elif kind == "delete":
+        store.delete([name])
+    elif kind == "texts":
+        pending = store.pending_texts(number + 1)
+        words = [
+            TextRow(p.row, p.parent_row, f"{p.row} {p.parent_row}", 1, 2, False) for p in pending
+        ]
+        store.save_texts(words)
+    elif kind == "vectors":
+        rows = [row for row, _ in store.pending_vectors(number + 1)]
+        blank = None if first else np.array([number], np.float32)
+        store.save_vectors([VectorRow(row, 1, blank, False) for row in rows])
+    elif kind == "clear" and number == 0:
+        store.clear()
+    elif kind == "embedder" and number == 0:
+        store.set_embedder(f"model {first}", 1)
+
+
+@SLOW_OK
+@given(changes=CHANGES, limit=st.integers(1, 3))
+def test_whoever_follows_ends_where_a_new_reader_begins(
+    new_store: Callable[[], StepStore], changes: list[tuple[str, int, bool]], limit: int
+) -> None:
+    store, faithful = new_store(), Follower()
+    for change in changes:
+        _change(store, *change)
+        faithful.follow(store, limit)
+    late = Follower()
+    late.follow(store, 100)
+    assert (faithful.texts, faithful.vectors) == (late.texts, late.vectors)
+    living = set(store.rows(EVERYTHING).tolist())
+    assert faithful.texts.keys() | faithful.vectors.keys() <= living
+    assert store.verify() == []
+    store.close()
+
+
+@SLOW_OK
+@given(changes=CHANGES)
+def test_both_stores_end_alike(tmp_path: Path, changes: list[tuple[str, int, bool]]) -> None:
+    number = len(list(tmp_path.iterdir()))
+    sqlite = SqliteStepStore(tmp_path / f"{number}.db", durability="normal")
+    memory = InMemoryStepStore()
+    for change in changes:
+        _change(sqlite, *change)
+        _change(memory, *change)
+    same: list[Callable[[StepStore], Any]] = [
+        lambda store: ids(store.find(EVERYTHING, limit=99)),
+        lambda store: store.rows(EVERYTHING).tolist(),
+        lambda store: [(p.row, p.parent_row) for p in store.pending_texts(99)],
+        lambda store: [row for row, _ in store.pending_vectors(99)],
+        lambda store: [(run.run_id, run.steps, run.first_step) for run in store.runs(limit=9)],
+    ]
+    for ask in same:
+        assert ask(sqlite) == ask(memory)
+    sqlite.close()
+
+
+def test_a_fork_can_go_on_with_both_stores(new_store: Callable[[], StepStore]) -> None:
+    store = new_store()
+    store.append([step(id="before")])
+    child = os.fork()
+    if child == 0:
+        failed = 1
+        try:
+            store.append([step(id="child")])
+            failed = int(ids(store.find(EVERYTHING, limit=9)) != ["before", "child"])
+        finally:
+            os._exit(failed)
+    assert os.waitpid(child, 0)[1] == 0
+    store.append([step(id="parent")])
+    assert ids(store.get(["before", "parent"])) == ["before", "parent"]
+    assert store.verify() == []
+
+
+def test_an_address_finds_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = stores.open_store(":memory:")
+    assert isinstance(memory, InMemoryStepStore)
+    monkeypatch.chdir(tmp_path)
+    file = stores.open_store("odd name #?%20.db", namespace="n", durability="normal")
+    assert isinstance(file, SqliteStepStore)
+    assert (tmp_path / "odd name #?%20.db").exists()
+    file.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("postgresql://host/db", "PostgreSQL is not supported by this release"),
+        ("redis://host", "redis://"),
+        ("file:///tmp/x.db", "path itself"),
+    ],
+)
+def test_an_address_nobody_serves(address: str, words: str) -> None:
+    with pytest.raises(UnsupportedAddressError, match=words):
+        stores.open_store(address)
+
+
+def test_another_package_may_bring_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = EntryPoint(
+        "ram", "hybridagi_steps.stores.in_memory:InMemoryStepStore", stores.ENTRY_POINT_GROUP
+    )
+
+    def found(*, group: str, name: str) -> list[EntryPoint]:
+        return [plugin] if (group, name) == (plugin.group, plugin.name) else []
+
+    monkeypatch.setattr(stores, "entry_points", found)
+    assert isinstance(stores.open_store("ram://anything"), InMemoryStepStore)
+
+
+def test_an_in_memory_store_cannot_be_pickled() -> None:
+    with pytest.raises(MemoryNotPicklableError):
+        pickle.dumps(InMemoryStepStore())
