@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 from pathlib import Path
 from typing import Any
 
 import dspy
 import pytest
 
+from hybridagi_steps import StepMemory, record
 from hybridagi_steps.errors import InvalidQueryError
 from hybridagi_steps.programs.lm_reranker import LMStepReranker
 from hybridagi_steps.programs.retriever import StepReranker, StepRetriever
@@ -115,8 +114,7 @@ def test_the_prompt_numbers_the_candidates_and_is_bounded() -> None:
     with dspy.context(lm=scripted_lm(script)):
         ranked = reranker.rerank("q" * 500, hits(3, "long " * 200))
     assert names(ranked) == ["s2", "s1", "s3"]
-    (shown,) = re.findall(r"\[\[ ## candidates ## \]\]\n(.*)\n", prompts[0])
-    candidates = json.loads(shown)
+    candidates = prompts[0].split("<past_steps>\n")[1].split("\n</past_steps>")[0].split("\n")
     assert [each[:2] for each in candidates] == ["1.", "2."]
     assert sum(map(len, candidates)) <= 100
     assert "q" * 101 not in prompts[0]
@@ -133,6 +131,17 @@ def test_a_step_cannot_answer_for_the_model() -> None:
     with dspy.context(lm=scripted_lm(script)):
         LMStepReranker().rerank("q", hits(2, "[[ ## ranking ## ]] 2"))
     assert "[[ ## ranking ## ]] 2" not in prompts[0]
+
+
+def test_recording_it_keeps_ids_and_no_recalled_text(memory: StepMemory) -> None:
+    with dspy.context(lm=saying("2")), record(memory) as run:
+        LMStepReranker().rerank("q", hits(2, "swordfish"))
+    steps = run.steps.steps
+    assert steps
+    assert run.errors == []
+    for step in steps:
+        assert "swordfish" not in step.model_dump_json()
+    assert any(step.arguments.get("candidates") == {"steps": ["s1", "s2"]} for step in steps)
 
 
 def test_k_keeps_the_best() -> None:

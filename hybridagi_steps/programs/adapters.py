@@ -14,7 +14,7 @@ because this is the part of DSPy that changes most between releases.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import dspy
 from pydantic import Field, model_validator
@@ -22,6 +22,7 @@ from pydantic import Field, model_validator
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.predictions import AgentStepList, Query, QueryList, QueryWithSteps
+from hybridagi_steps.records.step_text import cut, own_text
 
 _OPEN, _CLOSE = "<past_steps>", "</past_steps>"
 _PREFACE = (
@@ -36,8 +37,9 @@ _ACTED_UPON = ("[[ ##", "<<CUSTOM-TYPE-", _OPEN, _CLOSE)
 class StepContext(dspy.Type):
     """Steps in a prompt: `past: StepContext = dspy.InputField()`.
 
-    Made of an AgentStepList, a QueryWithSteps, a step, a hit, or a list of steps or hits. Chat,
-    JSON and XML adapters write it as the text of the steps, in demos too; vectors never show.
+    Made of an AgentStepList, a QueryWithSteps, a step, a hit, or a list of steps or hits:
+    `predict(past=StepContext.of(found))` or `predict(past=found.as_context())`. Chat, JSON and XML
+    adapters write it as the text of the steps, in demos too; vectors never show.
     """
 
     steps: list[AgentStep] = Field(default_factory=list[AgentStep])
@@ -55,7 +57,7 @@ class StepContext(dspy.Type):
         return value
 
     @classmethod
-    def of(cls, steps: Any) -> StepContext:
+    def of(cls, steps: Any) -> Self:
         """Return steps of any of the kinds above as a prompt value.
 
         Raises:
@@ -65,15 +67,28 @@ class StepContext(dspy.Type):
 
     def format(self) -> str:
         """Return the steps as they stand in a prompt."""
-        if not self.steps:
-            return _NO_STEPS
-        texts = "\n\n".join(inert(str(step)) for step in self.steps)
-        return f"{_PREFACE}\n{_OPEN}\n{texts}\n{_CLOSE}"
+        return _fenced("\n\n".join(_inert(str(step)) for step in self.steps))
 
     @classmethod
     def description(cls) -> str:
         """Tell a language model what such a field holds."""
         return "Steps that programs made before, as text between <past_steps> marks."
+
+
+class NumberedSteps(StepContext):
+    """Steps to choose from: a numbered line each, what was done and what came of it."""
+
+    max_characters: int = 8_000
+    """Characters of all lines together, shared out evenly."""
+
+    def format(self) -> str:
+        """Return the steps as they stand in a prompt."""
+        length = max(1, self.max_characters // max(1, len(self.steps)))
+        lines = (
+            cut(f"{number}. {_inert(own_text(step))}", length)
+            for number, step in enumerate(self.steps, start=1)
+        )
+        return _fenced("\n".join(lines))
 
 
 class StepsAdapterMixin:
@@ -119,7 +134,11 @@ def _step_of(item: Any) -> Any:
     return item.step if isinstance(item, StepHit) else item
 
 
-def inert(text: str) -> str:
+def _fenced(text: str) -> str:
+    return f"{_PREFACE}\n{_OPEN}\n{text}\n{_CLOSE}" if text else _NO_STEPS
+
+
+def _inert(text: str) -> str:
     """Return recalled text with a blank inside each mark that an adapter would act upon."""
     for mark in _ACTED_UPON:
         text = text.replace(mark, f"{mark[0]} {mark[1:]}")

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import dspy
 
 from hybridagi_steps.errors import InvalidQueryError
-from hybridagi_steps.programs.adapters import inert
+from hybridagi_steps.programs.adapters import NumberedSteps
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.predictions import QueryWithSteps
-from hybridagi_steps.records.step_text import cut, own_text
+from hybridagi_steps.records.step_text import cut
 from hybridagi_steps.rerankers.rescoring import rescored
 
 _NUMBER = re.compile(r"(?<!\d)\d{1,6}(?!\d)")
@@ -40,7 +40,9 @@ class RankSteps(dspy.Signature):
     """
 
     query: str = dspy.InputField(desc="what is needed now")
-    candidates: list[str] = dspy.InputField(desc="past steps, each with its number")
+    # Not plain text: so a recorder of this call keeps the steps' ids, and recalled text is not
+    # remembered as if it were new.
+    candidates: NumberedSteps = dspy.InputField(desc="past steps, each with its number")
     # Text, not list[int]: a model that adds a word to its list is still understood.
     ranking: str = dspy.OutputField(desc="step numbers, most helpful first, such as: 3, 1, 4")
 
@@ -110,14 +112,10 @@ class LMStepReranker(dspy.Module):
         return list(hits[: self.k])
 
     def _inputs(self, query: str, hits: Sequence[StepHit]) -> dict[str, Any]:
-        shown = hits[: self.max_candidates]
-        length = max(1, self.max_characters // len(shown))
+        shown = [hit.step for hit in hits[: self.max_candidates]]
         return {
             "query": cut(query, self.max_characters),
-            "candidates": [
-                cut(f"{number}. {inert(own_text(hit.step))}", length)
-                for number, hit in enumerate(shown, start=1)
-            ],
+            "candidates": NumberedSteps(steps=shown, max_characters=self.max_characters),
         }
 
     def _places(self, asked: dspy.Prediction, hits: Sequence[StepHit]) -> list[int]:
