@@ -2,4 +2,5 @@
 
 import pytest
 
-pytest.register_assert_rewrite("conformance")
+for _part in ("steps", "filter", "derived", "admin"):
+    pytest.register_assert_rewrite(f"{__name__}.{_part}_contract")
