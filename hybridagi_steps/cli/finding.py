@@ -5,15 +5,16 @@ An id is looked up as it stands first; only a prefix costs a walk over the memor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hybridagi_steps.errors import UnknownStepError
+from hybridagi_steps.errors import InvalidQueryError, UnknownStepError
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 
 if TYPE_CHECKING:
     from hybridagi_steps.memory import StepMemory
     from hybridagi_steps.records.agent_step import AgentStep
+    from hybridagi_steps.records.filters import StepHit
 
 SHORTEST_PREFIX = 6
 _MOST_PARENTS = 1_000
@@ -56,6 +57,27 @@ def lineage(memory: StepMemory, step: AgentStep) -> tuple[list[AgentStep], list[
         parents.append(here)
     kin = run_steps(memory, step.run_id) if step.run_id else []
     return parents, [other for other in kin if other.parent_id == step.id]
+
+
+def steps_like(memory: StepMemory, text: str, k: int, **options: Any) -> list[StepHit]:
+    """Search with the stored step that an id names, leaving out the step itself.
+
+    Args:
+        memory: Where to look.
+        text: The step's id or its beginning.
+        k: Most hits wanted; at least 1.
+        options: What `StepMemory.search` takes.
+
+    Raises:
+        InvalidQueryError: The id is a run's, or k is below 1.
+    """
+    if k < 1:
+        raise InvalidQueryError(f"k is the number of hits wanted, at least 1; got {k}.")
+    step = find(memory, text)
+    if isinstance(step, list):
+        raise InvalidQueryError(f"{text} is a run; --like needs the id of a step.")
+    hits = memory.search(step, k + 1, **options)
+    return [hit for hit in hits if hit.step.id != step.id][:k]
 
 
 def _by_prefix(memory: StepMemory, prefix: str) -> AgentStep | list[AgentStep]:

@@ -50,6 +50,14 @@ Until = Annotated[
 Scope = Annotated[
     str | None, typer.Option("--scope", help="Trial runs of this scope; * shows everything.")
 ]
+Rated = Annotated[
+    float | None,
+    typer.Option("--rated", help="Only steps with at least this score, their own or their run's."),
+]
+NotRun = Annotated[
+    list[str] | None,
+    typer.Option("--not-run", help="Not steps of this run; repeatable.", metavar="ID"),
+]
 Metadata = Annotated[
     list[str] | None,
     typer.Option("--metadata", help="Only with this value; repeatable.", metavar="KEY=VALUE"),

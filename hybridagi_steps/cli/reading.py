@@ -12,6 +12,8 @@ from hybridagi_steps.cli.options import (
     Db,
     Metadata,
     Namespace,
+    NotRun,
+    Rated,
     Run,
     Scope,
     Session,
@@ -26,7 +28,6 @@ from hybridagi_steps.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from hybridagi_steps.memory import StepMemory
     from hybridagi_steps.records.agent_step import AgentStep
     from hybridagi_steps.records.filters import StepHit
 
@@ -54,11 +55,15 @@ def search(
     until: Until = None,
     scope: Scope = None,
     metadata: Metadata = None,
+    rated: Rated = None,
+    not_run: NotRun = None,
     db: Db = DEFAULT_DB,
     namespace: Namespace = "default",
     as_json: AsJson = False,
 ) -> None:
     """Find steps by meaning and words, or by likeness."""
+    from hybridagi_steps.cli.finding import steps_like
+
     where = step_filter(
         run_id=run,
         session_id=session,
@@ -70,6 +75,8 @@ def search(
         until=until,
         scope=scope,
         metadata=metadata,
+        min_score=rated,
+        exclude_run_id=not_run,
     )
     if (text is None) == (like is None):
         raise typer.BadParameter("say what to look for: either TEXT or --like ID.")
@@ -80,9 +87,10 @@ def search(
         "min_score": min_score,
     }
     with existing(db, namespace) as memory:
-        hits = memory.search(text, k, **options) if text is not None else []
         if like is not None:
-            hits = _like(memory, like, k, options)
+            hits = steps_like(memory, like, k, **options)
+        else:
+            hits = memory.search(text or "", k, **options)
     _print_hits(hits, as_json=as_json)
 
 
@@ -141,20 +149,6 @@ def runs(
         output.console().print(shown.runs_table(found, firsts))
         if offset + len(found) < total:
             typer.echo(f"{len(found):,} of {total:,} runs; --offset {offset + limit} shows more.")
-
-
-def _like(memory: StepMemory, like: str, k: int, options: dict[str, Any]) -> list[StepHit]:
-    """Search with a stored step, leaving out the step itself."""
-    from hybridagi_steps.cli.finding import find
-    from hybridagi_steps.errors import InvalidQueryError
-
-    if k < 1:
-        raise InvalidQueryError(f"k is {k}; it must be at least 1.")
-    step = find(memory, like)
-    if isinstance(step, list):
-        raise InvalidQueryError(f"{like} is a run; --like needs the id of a step.")
-    hits = memory.search(step, k + 1, **options)
-    return [hit for hit in hits if hit.step.id != step.id][:k]
 
 
 def _print_hits(hits: list[StepHit], *, as_json: bool) -> None:

@@ -91,7 +91,9 @@ def _kin(label: str, steps: Sequence[AgentStep]) -> list[Text]:
 
 def _grow(tree: Tree, views: Sequence[StepView]) -> None:
     for view in views:
-        outcome = [(f"  → {view.outcome}", "dim")] if view.outcome else [(view.purpose, "dim")]
+        outcome = (
+            [(f"  → {view.outcome}", "dim")] if view.outcome else [(f"  {view.purpose}", "dim")]
+        )
         _grow(tree.add(_cut(styled(*_head(view), *outcome))), view.children)
 
 

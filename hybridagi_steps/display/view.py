@@ -179,8 +179,9 @@ def _outcome(outputs: dict[str, Any]) -> str:
     for key in ("result", "observation", "choice"):
         if key in outputs:
             return line(outputs[key])
-    if len(outputs) == 1:
-        return line(next(iter(outputs.values())))
+    texts = [value for value in outputs.values() if isinstance(value, str)]
+    if len(outputs) == 1 or texts:
+        return line(texts[-1] if texts else next(iter(outputs.values())))
     return line(outputs) if outputs else ""
 
 
