@@ -93,9 +93,11 @@ def _cosines(vectors: _Matrix) -> _Matrix:
 def _shared_words(hits: list[StepHit]) -> _Matrix:
     """Return the Jaccard overlap of the stems of the steps' own texts."""
     words = [frozenset(tokens(own_text(hit.step))) for hit in hits]
-    overlap = np.zeros((len(words), len(words)))
+    columns = {word: column for column, word in enumerate(sorted(frozenset().union(*words)))}
+    holds = np.zeros((len(words), len(columns)))
     for place, mine in enumerate(words):
-        for other, theirs in enumerate(words):
-            either = mine | theirs
-            overlap[place, other] = len(mine & theirs) / len(either) if either else 1.0
-    return overlap
+        holds[place, [columns[word] for word in mine]] = 1.0
+    shared = holds @ holds.T
+    counts = holds.sum(axis=1)
+    either = counts[:, None] + counts[None, :] - shared
+    return np.divide(shared, either, out=np.ones_like(shared), where=either > 0)
