@@ -21,43 +21,45 @@ from hybridagi_steps.stores.sqlite.where import json_array
 _PENDING_TEXT_ROWS = """SELECT row FROM (
     SELECT row FROM stale_text WHERE namespace = :namespace
     UNION
-    SELECT k.row FROM step_view k WHERE k.namespace = :namespace
-        AND k.row > (SELECT texts_through FROM namespace WHERE id = :namespace)
-        AND NOT EXISTS (SELECT 1 FROM step_text t WHERE t.row = k.row))
+    SELECT s.row FROM agent_step s WHERE +s.namespace = :namespace
+        AND s.row > (SELECT texts_through FROM namespace WHERE id = :namespace)
+        AND NOT EXISTS (SELECT 1 FROM step_text t WHERE t.row = s.row))
     ORDER BY row LIMIT :limit"""
-_PENDING_VECTOR_ROWS = """SELECT k.row FROM step_view k WHERE k.namespace = :namespace
-    AND k.row > (SELECT vectors_through FROM namespace WHERE id = :namespace)
-    AND NOT EXISTS (SELECT 1 FROM embedding e WHERE e.row = k.row)
-    ORDER BY k.row LIMIT :limit"""
-_NAMED_PARENTS = """SELECT k.row, p.row FROM step_view k
+_PENDING_VECTOR_ROWS = """SELECT s.row FROM agent_step s WHERE +s.namespace = :namespace
+    AND s.row > (SELECT vectors_through FROM namespace WHERE id = :namespace)
+    AND NOT EXISTS (SELECT 1 FROM embedding e WHERE e.row = s.row)
+    ORDER BY s.row LIMIT :limit"""
+_NAMED_PARENTS = """SELECT k.row, p.row FROM {keys} k
     JOIN agent_step p ON p.namespace = k.namespace AND p.id = k.parent_id AND p.row <> k.row
     WHERE k.namespace = ? AND k.row IN (SELECT value FROM json_each(?))"""
-_PLACES = """SELECT row, run_id, hop FROM step_view
+_PLACES = """SELECT row, run_id, hop FROM {keys}
     WHERE namespace = ? AND run_id IS NOT NULL AND row IN (SELECT value FROM json_each(?))"""
-_BEFORE_IN_RUN = """SELECT row FROM step_view
+_BEFORE_IN_RUN = """SELECT row FROM {keys}
     WHERE namespace = ? AND run_id = ? AND (hop, row) < (?, ?)
     ORDER BY hop DESC, row DESC LIMIT 1"""
-_AFTER_IN_RUN = """SELECT row FROM step_view
+_AFTER_IN_RUN = """SELECT row FROM {keys}
     WHERE namespace = ? AND run_id = ? AND (hop, row) > (?, ?)
     ORDER BY hop, row LIMIT 1"""
 _CHILDREN = """SELECT k.row FROM agent_step s
-    JOIN step_view k ON k.namespace = s.namespace AND k.parent_id = s.id
-    WHERE s.namespace = ? AND s.row IN (SELECT value FROM json_each(?))"""
+    JOIN {keys} k ON k.namespace = s.namespace AND k.parent_id = s.id
+    WHERE +s.namespace = ? AND s.row IN (SELECT value FROM json_each(?))"""
 _INDEXED_PARENTS = """SELECT row, parent_row FROM step_text
     WHERE row IN (SELECT value FROM json_each(?))"""
 _SAVE_TEXT = """INSERT OR REPLACE INTO step_text
     (namespace, row, parent_row, tokens, text_hash, purpose_hash, scoped)
-    SELECT k.namespace, k.row, ?, ?, ?, ?, k.scope IS NOT NULL
-    FROM step_view k WHERE k.namespace = ? AND k.row = ?"""
+    SELECT s.namespace, s.row, ?, ?, ?, ?, s.body ->> '$.scope' IS NOT NULL
+    FROM agent_step s WHERE +s.namespace = ? AND s.row = ?"""
 _FRESH = """DELETE FROM stale_text
     WHERE namespace = ? AND row IN (SELECT value FROM json_each(?))"""
 _SAVE_VECTOR = """INSERT OR IGNORE INTO embedding
     (namespace, row, model, dimension, text_hash, given, scoped, vector)
-    SELECT k.namespace, k.row, n.embedder, ?, ?, 0, k.scope IS NOT NULL, ?
-    FROM step_view k JOIN namespace n ON n.id = k.namespace WHERE k.namespace = ? AND k.row = ?"""
+    SELECT s.namespace, s.row, n.embedder, ?, ?, 0, s.body ->> '$.scope' IS NOT NULL, ?
+    FROM agent_step s JOIN namespace n ON n.id = +s.namespace
+    WHERE +s.namespace = ? AND s.row = ?"""
 _ADVANCE = """UPDATE namespace SET {column} = coalesce(
-    (SELECT min(k.row) - 1 FROM step_view k WHERE k.namespace = :namespace
-        AND k.row > {column} AND NOT EXISTS (SELECT 1 FROM {table} d WHERE d.row = k.row)),
+    (SELECT s.row - 1 FROM agent_step s WHERE +s.namespace = :namespace
+        AND s.row > {column} AND NOT EXISTS (SELECT 1 FROM {table} d WHERE d.row = s.row)
+        ORDER BY s.row LIMIT 1),
     (SELECT max(row) FROM agent_step), {column}) WHERE id = :namespace"""
 _TEXTS_ADVANCE = _ADVANCE.format(column="texts_through", table="step_text")
 _VECTORS_ADVANCE = _ADVANCE.format(column="vectors_through", table="embedding")
@@ -72,7 +74,7 @@ _VECTORS = """SELECT seq, row, text_hash, vector, scoped FROM embedding
     WHERE namespace = ? AND seq > ? ORDER BY seq LIMIT ?"""
 _TOMBSTONES = "SELECT row FROM tombstone WHERE namespace = ? AND seq > ? ORDER BY seq"
 _BODIES = """SELECT row, body FROM agent_step
-    WHERE namespace = ? AND row IN (SELECT value FROM json_each(?))"""
+    WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?))"""
 
 
 class DerivedTables(Tables):
@@ -80,8 +82,11 @@ class DerivedTables(Tables):
 
     def pending_texts(self, limit: int) -> list[PendingText]:
         """Return the next steps without words, or with stale ones."""
-        self._catch_up()
         asked = {"namespace": self._namespace, "limit": limit}
+        with self._db.reading() as connection:
+            if connection.execute(_PENDING_TEXT_ROWS, asked).fetchone() is None:
+                return []
+        self._catch_up(longest_tail=0)
         with self._db.reading() as connection:
             rows: list[int] = [row for (row,) in connection.execute(_PENDING_TEXT_ROWS, asked)]
             parents = self._parents(connection, rows)
@@ -97,13 +102,14 @@ class DerivedTables(Tables):
         with self._db.writing() as connection:
             connection.executemany(_SAVE_TEXT, [self._text_values(text) for text in texts])
             connection.execute(_FRESH, (self._namespace, json_array(rows)))
+            while self._write_keys(connection):
+                continue
             stale = [(self._namespace, row) for row in self._stale(connection, rows)]
             connection.executemany("INSERT OR IGNORE INTO stale_text VALUES (?, ?)", stale)
             connection.execute(_TEXTS_ADVANCE, {"namespace": self._namespace})
 
     def pending_vectors(self, limit: int) -> list[tuple[int, AgentStep]]:
         """Return the next steps without an embedding."""
-        self._catch_up()
         asked = {"namespace": self._namespace, "limit": limit}
         with self._db.reading() as connection:
             rows: list[int] = [row for (row,) in connection.execute(_PENDING_VECTOR_ROWS, asked)]
@@ -155,11 +161,14 @@ class DerivedTables(Tables):
     def _parents(self, connection: sqlite3.Connection, rows: Sequence[int]) -> dict[int, int]:
         """Return the parent's row of each row that has one: the named step, else the one before."""
         asked = (self._namespace, json_array(rows))
-        parents: dict[int, int] = dict(connection.execute(_NAMED_PARENTS, asked).fetchall())
-        for row, run_id, hop in connection.execute(_PLACES, asked).fetchall():
+        keys = self._keys(connection)
+        named = connection.execute(_NAMED_PARENTS.format(keys=keys), asked)
+        parents: dict[int, int] = dict(named.fetchall())
+        before_in_run = _BEFORE_IN_RUN.format(keys=keys)
+        for row, run_id, hop in connection.execute(_PLACES.format(keys=keys), asked).fetchall():
             if row not in parents:
                 place = (self._namespace, run_id, hop, row)
-                if before := connection.execute(_BEFORE_IN_RUN, place).fetchone():
+                if before := connection.execute(before_in_run, place).fetchone():
                     parents[row] = before[0]
         return parents
 
@@ -170,10 +179,12 @@ class DerivedTables(Tables):
         words were made. Looked at are the saved rows, their children and their followers.
         """
         asked = (self._namespace, json_array(saved))
-        looked_at = {*saved, *self._column(connection, _CHILDREN, *asked)}
-        for row, run_id, hop in connection.execute(_PLACES, asked).fetchall():
+        keys = self._keys(connection)
+        looked_at = {*saved, *self._column(connection, _CHILDREN.format(keys=keys), *asked)}
+        after_in_run = _AFTER_IN_RUN.format(keys=keys)
+        for row, run_id, hop in connection.execute(_PLACES.format(keys=keys), asked).fetchall():
             place = (self._namespace, run_id, hop, row)
-            looked_at.update(self._column(connection, _AFTER_IN_RUN, *place))
+            looked_at.update(self._column(connection, after_in_run, *place))
         shown = dict(connection.execute(_INDEXED_PARENTS, (json_array(sorted(looked_at)),)))
         parents = self._parents(connection, sorted(shown))
         return [row for row, parent in parents.items() if parent > row and shown[row] != parent]

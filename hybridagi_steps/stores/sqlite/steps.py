@@ -32,7 +32,7 @@ _ROWS_BY_ID = """SELECT id, row FROM agent_step
     WHERE namespace = ? AND id IN (SELECT value FROM json_each(?))"""
 _READ = """SELECT s.row, s.body, e.vector FROM agent_step s
     LEFT JOIN embedding e ON e.row = s.row AND ?
-    WHERE s.namespace = ? AND s.row IN (SELECT value FROM json_each(?))"""
+    WHERE +s.namespace = ? AND s.row IN (SELECT value FROM json_each(?))"""
 _RUN_SCORES = """SELECT run_id, score FROM run
     WHERE namespace = ? AND score IS NOT NULL AND run_id IN (SELECT value FROM json_each(?))"""
 _RUNS = """SELECT k.run_id, max(k.session_id), max(k.scope), count(*),
@@ -102,9 +102,10 @@ class StepTables(Tables):
         """Return the steps whose parent is one of `ids`, by row."""
         self._catch_up()
         parents = [text for text in map(id_text, ids) if is_storable(text)]
-        query = """SELECT row FROM step_view
+        query = """SELECT row FROM {keys}
             WHERE namespace = ? AND parent_id IN (SELECT value FROM json_each(?)) ORDER BY row"""
         with self._db.reading() as connection:
+            query = query.format(keys=self._keys(connection))
             rows = self._column(connection, query, self._namespace, json_array(parents))
             steps = self._read(connection, rows)
         return [steps[row] for row in rows]
