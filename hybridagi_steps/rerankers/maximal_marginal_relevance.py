@@ -93,7 +93,8 @@ def _cosines(vectors: _Matrix) -> _Matrix:
 def _shared_words(hits: list[StepHit]) -> _Matrix:
     """Return the Jaccard overlap of the stems of the steps' own texts."""
     words = [frozenset(tokens(own_text(hit.step))) for hit in hits]
-    columns = {word: column for column, word in enumerate(sorted(frozenset().union(*words)))}
+    vocabulary = sorted({word for mine in words for word in mine})
+    columns = {word: column for column, word in enumerate(vocabulary)}
     holds = np.zeros((len(words), len(columns)))
     for place, mine in enumerate(words):
         holds[place, [columns[word] for word in mine]] = 1.0
