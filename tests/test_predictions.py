@@ -167,6 +167,7 @@ def test_data_becomes_models() -> None:
     assert QueryWithSteps.model_validate({"queries": ["a"]}) == by_text
     plain = dspy.Example(queries=[dspy.Example(query="a")])
     assert QueryWithSteps.model_validate({"queries": plain}) == by_text
+    assert QueryWithSteps.model_validate(dspy.Prediction(queries=["a"], steps=[])) == by_text
 
 
 @pytest.mark.parametrize("wrong", ["text", [1], [{"hop": 1}], 5, None])

@@ -113,6 +113,12 @@ class PredictionModel(BaseModel, dspy.Prediction):
         keys = getattr(base, "_input_keys", None)
         self._input_keys = None if keys is None else set(keys)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _from_example(cls, value: Any) -> Any:
+        plain = isinstance(value, dspy.Example) and not isinstance(value, BaseModel)
+        return _fields_of(value) if plain else value
+
     @property
     def _store(self) -> _FieldStore:
         return _FieldStore(self)
@@ -199,7 +205,7 @@ class Query(PredictionModel):
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:
-        return {"query": value} if isinstance(value, str) else _as_fields(value)
+        return {"query": value} if isinstance(value, str) else value
 
     def to_dict(self) -> dict[str, Any]:
         """Return the query as prompt data."""
@@ -217,7 +223,7 @@ class QueryList(PredictionModel):
     def _from_queries(cls, value: Any) -> Any:
         if isinstance(value, str | Query):
             return {"queries": [value]}
-        return {"queries": list(value)} if isinstance(value, list | tuple) else _as_fields(value)
+        return {"queries": list(value)} if isinstance(value, list | tuple) else value
 
     def to_dict(self) -> dict[str, Any]:
         """Return the queries as prompt data."""
@@ -315,13 +321,6 @@ def _fields_of(base: dict[str, Any] | dspy.Example | None) -> dict[str, Any]:
     if base is None:
         return {}
     return dict(base._store if isinstance(base, dspy.Example) else base)  # noqa: SLF001
-
-
-def _as_fields(value: Any) -> Any:
-    """Return a plain dspy.Example's fields, and anything else as it is."""
-    if isinstance(value, dspy.Example) and not isinstance(value, BaseModel):
-        return _fields_of(value)
-    return value
 
 
 def _hashable(value: Any) -> Any:
