@@ -79,6 +79,7 @@ def small_tiers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _small_tiers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(faiss_index, "CODES_FROM_BYTES", 4 * 16 * 60)
     patch.setattr(faiss_index, "FETCH", 24)
+    patch.setattr(faiss_index, "LARGEST_FETCH", 0.4)
     patch.setattr(faiss_index, "CODE_BATCH", 40)
 
 
@@ -202,6 +203,8 @@ def test_an_empty_index_finds_nothing_and_a_large_k_finds_all() -> None:
     index.add([5, 2], [[0, 2, 0], [3, 0, 0]])
     (found,) = index.search([[1.0, 0.0, 0.0]], 10)
     assert (found.rows.tolist(), found.scores.tolist()) == ([2, 5], [1.0, 0.0])
+    (twice,) = index.search([[1.0, 0.0, 0.0]], 10, rows=np.array([5, 2, 5]))
+    assert twice.rows.tolist() == [2, 5]
     (none,) = index.search([[1.0, 0.0, 0.0]], 10, rows=np.array([3, 4]))
     assert none.rows.tolist() == []
 

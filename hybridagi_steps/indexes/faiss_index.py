@@ -36,8 +36,8 @@ from hybridagi_steps.protocols import FloatVector, Rows, ScoredRows
 # Measured with one thread on two cores with AVX-512 and 32 MiB of shared cache, k = 10. Codes and
 # second look against an exact scan, ms: d = 256: 8,000 rows .26 / .12, 16,000 .33 / .34, 32,000
 # .41 / 1.1, 100,000 .8 / 3.7; d = 384: 8,000 .26 / .18, 16,000 .35 / .9, 100,000 .9 / 5.5;
-# d = 768: 16,000 .40 / 1.4. They cross where the vectors take about 12 MiB.
-CODES_FROM_BYTES = 12 * 2**20
+# d = 768: 16,000 .40 / 1.4. They cross where the vectors take 12 to 16 MiB.
+CODES_FROM_BYTES = 16 * 2**20
 """Size of the vectors searched from which codes are asked instead of scanning them."""
 CODE_BATCH = 2_048
 """Fresh rows are scanned exactly until there are so many, then encoded at once."""
@@ -46,8 +46,8 @@ FETCH = 400
 NEAR_SHARE = 4
 """The best k must stand among one in so many of the candidates. Of vectors without any structure
 (random ones), whose neighbours are hardest to tell, 99 % are found so; with 2 it is 93 to 98 %."""
-WIDEST_FETCH = 16
-"""A filter that would need more than so many times FETCH is answered exactly."""
+LARGEST_FETCH = 0.1
+"""Share of the rows searched from which fetching candidates takes longer than scoring all."""
 COMPACT_SHARE = 0.1
 """Share of dead positions from which they are dropped."""
 TIE_SLACK = 4e-6
@@ -109,7 +109,7 @@ class FaissIndex:
         Args:
             queries: Shape (q, d), of any length above zero.
             k: Most results wanted per query; at least 1.
-            rows: Search among these only, ascending; unknown ones are skipped.
+            rows: Search among these only; unknown ones are skipped.
 
         Returns:
             One result per query, best first; exact cosines in [-1, 1], ties go to the lower row.
@@ -191,10 +191,13 @@ class FaissIndex:
             return _Scope(None, None, store.count)
         if rows is None:
             return _Scope(None, store.alive, len(store))
+        rows = np.asarray(rows, np.int64)
         if len(rows) > self._exact_rows and store.count:
-            allowed = store.holding(np.asarray(rows, np.int64))
+            allowed = store.holding(rows)
             return _Scope(None, allowed, int(np.count_nonzero(allowed)))
-        positions = store.positions(np.asarray(rows, np.int64))
+        if (rows[1:] <= rows[:-1]).any():  # a row given twice must not be found twice
+            rows = np.unique(rows)
+        positions = store.positions(rows)
         positions = positions[positions >= 0]
         return _Scope(positions, None, len(positions))
 
@@ -204,10 +207,10 @@ class FaissIndex:
         codes = self._fresh_codes()
         store = self._store
         fetch = max(FETCH, 10 * k) * store.count // scope.size
-        if fetch > min(WIDEST_FETCH * FETCH, codes.count // 4):
-            return self._exact(query, k, scope)
         fresh = np.arange(codes.count, store.count)
         for limit in (fetch, 4 * fetch):
+            if limit > LARGEST_FETCH * scope.size:
+                break
             candidates = _allowed(codes.nearest(query, limit), scope.allowed)
             near, far = np.split(candidates, [len(candidates) // NEAR_SHARE])
             near = np.concatenate([near, _allowed(fresh, scope.allowed)])

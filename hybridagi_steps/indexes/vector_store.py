@@ -44,7 +44,8 @@ def unit_rows(vectors: npt.ArrayLike, dimension: int, *, where: str) -> FloatMat
             f"{where} {first} of {len(matrix)} holds NaN or Inf, or is all zero: it has no "
             "direction to compare. Leave it out."
         )
-    return np.ascontiguousarray(matrix / lengths[:, None], dtype=np.float32)
+    units = np.empty(matrix.shape, np.float32)
+    return np.divide(matrix, lengths[:, None], out=units, casting="same_kind")
 
 
 class VectorStore:
@@ -62,7 +63,7 @@ class VectorStore:
         self._rows: Rows = np.empty(0, np.int64)
         self._alive: Mask = np.empty(0, np.bool_)
         self._ascending = True
-        self._order: Positions | None = None
+        self._by_row: tuple[Positions, Rows] | None = None
 
     @classmethod
     def restore(cls, rows: Rows, vectors: FloatMatrix, alive: Mask) -> VectorStore:
@@ -123,7 +124,7 @@ class VectorStore:
         self._vectors[self.count : end] = vectors
         self._rows[self.count : end] = rows
         self._alive[self.count : end] = True
-        self.count, self._order = end, None
+        self.count, self._by_row = end, None
 
     def remove(self, rows: Rows) -> int:
         """Mark rows as gone; return how many were held."""
@@ -135,7 +136,7 @@ class VectorStore:
             self._alive = self._alive.copy()
         self._alive[positions] = False
         self.dead += len(positions)
-        self._order = None
+        self._by_row = None
         return len(positions)
 
     def positions(self, rows: Rows) -> Positions:
@@ -145,11 +146,10 @@ class VectorStore:
         if self._ascending:
             found = np.searchsorted(self.rows, rows)
         else:
-            order = self._row_order()
+            order, sorted_rows = self._order()
             if not len(order):
                 return np.full(len(rows), -1, np.intp)
-            at = np.searchsorted(self._rows[order], rows)
-            found = order[np.minimum(at, len(order) - 1)]
+            found = order[np.minimum(np.searchsorted(sorted_rows, rows), len(order) - 1)]
         found = np.minimum(found, self.count - 1)
         held = (self._rows[found] == rows) & self._alive[found]
         return np.where(held, found, -1)
@@ -170,18 +170,19 @@ class VectorStore:
 
     def compact(self) -> None:
         """Drop dead positions and sort by row: every position may change."""
-        order = self._row_order()
-        self._vectors, self._rows = self._vectors[order], self._rows[order]
+        order, self._rows = self._order()
+        self._vectors = self._vectors[order]
         self.count, self.dead = len(order), 0
         self._alive = np.ones(self.count, np.bool_)
-        self._ascending, self._order = True, None
+        self._ascending, self._by_row = True, None
 
-    def _row_order(self) -> Positions:
-        """Positions that hold a row, by row number."""
-        if self._order is None:
+    def _order(self) -> tuple[Positions, Rows]:
+        """Positions that hold a row, by row number, and these numbers."""
+        if self._by_row is None:
             held = np.flatnonzero(self.alive)
-            self._order = held[np.argsort(self._rows[held], kind="stable")]
-        return self._order
+            order = held[np.argsort(self._rows[held], kind="stable")]
+            self._by_row = order, self._rows[order]
+        return self._by_row
 
     def _reserve(self, count: int) -> None:
         """Make room for `count` positions; what was handed out as views stays as it was."""
