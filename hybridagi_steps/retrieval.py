@@ -117,7 +117,8 @@ def _answer(
         scored = _score(index, query, match, rows, mode)
         chosen = _collapse(index, query, scored)
         if len(chosen) >= k or not full:
-            return [_explained(query, match, scored, place) for place in chosen[:k]]
+            words = _matched_words(query, match, scored.rows[chosen[:k]])
+            return [_explained(match, scored, *hit) for hit in zip(chosen[:k], words, strict=True)]
         pool *= 4
 
 
@@ -223,20 +224,19 @@ def _stands_for(query: SearchQuery, scored: _Scored, place: int, kept: int) -> b
     return bool(scored.rows[place] > scored.rows[kept])
 
 
-def _explained(query: SearchQuery, match: _Halves, scored: _Scored, place: int) -> RankedRow:
-    row = scored.rows[place : place + 1]
+def _explained(match: _Halves, scored: _Scored, place: int, words: list[str]) -> RankedRow:
     dense = float(scored.dense[place])
     reasons: list[str] = []
     if scored.exact[place]:
         reasons.append("same text")
-    if words := _matched_words(query, match, row):
+    if words:
         reasons.append("words: " + ", ".join(words[:_WORDS_SHOWN]))
     if dense > 0:
         reasons.append(f"meaning {dense:.2f}")
     if scored.spread[place]:
         reasons.append("next to a match")
     return RankedRow(
-        row=int(row[0]),
+        row=int(scored.rows[place]),
         score=float(scored.score[place]),
         dense=None if np.isnan(dense) else dense,
         lexical=float(scored.lexical[place]) if match.words else None,
@@ -251,17 +251,17 @@ def _among(rows: Rows, known: Rows) -> npt.NDArray[np.bool_]:
     return known[np.minimum(np.searchsorted(known, rows), len(known) - 1)] == rows
 
 
-def _matched_words(query: SearchQuery, match: _Halves, row: Rows) -> list[str]:
-    """Return the words of the query, as written, whose stem the row holds."""
+def _matched_words(query: SearchQuery, match: _Halves, rows: Rows) -> list[list[str]]:
+    """Return, for each row, the words of the query, as written, whose stem the row holds."""
+    found: list[list[str]] = [[] for _ in rows]
     if not match.words:
-        return []
+        return found
     written: dict[str, str] = {}
     for word in query.text.replace("_", " ").split():
         for stem in tokens(word):
             written.setdefault(stem, word.strip(".,;:!?()[]{}\"'"))
-    shards = match.scope.shards
-    return [
-        word
-        for stem, word in written.items()
-        if any(shard.lexical.holds(stem, row).any() for shard in shards)
-    ]
+    for stem, word in written.items():
+        held = [shard.lexical.holds(stem, rows) for shard in match.scope.shards]
+        for place in np.flatnonzero(np.logical_or.reduce(held)).tolist():
+            found[place].append(word)
+    return found

@@ -130,7 +130,10 @@ class LexicalIndex:
 
     def holds(self, term: str, rows: Rows) -> _Flags:
         """Return for each row whether its document holds the term."""
-        return np.isin(self.positions_of(rows), self._posting(term)[0])
+        held, wanted = self._posting(term)[0], self.positions_of(rows)
+        if not len(held):
+            return np.zeros(len(rows), np.bool_)
+        return held[np.minimum(np.searchsorted(held, wanted), len(held) - 1)] == wanted
 
     def merge(self) -> None:
         """Fold fresh documents into the postings and drop removed ones."""
