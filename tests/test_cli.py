@@ -298,6 +298,7 @@ def test_a_reading_command_does_not_make_a_file(run: Run, command: str, tmp_path
         (["frobnicate"], "frobnicate"),
         (["import"], "FILE"),
         (["import", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["import", DATA, "--db", ":memory:"], "needs a file"),
         (["import", DATA, "--format", "xml"], "xml"),
         (["export", "no/such/folder.jsonl"], "cannot write"),
         (["bench", "quality", "--frobs", "3"], "--frobs"),

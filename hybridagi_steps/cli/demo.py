@@ -74,7 +74,8 @@ def demo(
         screen.print(output.styled(("2  Record", "bold"), ("  a DSPy agent while it works", "")))
         steps = _run_agent(memory, anew)
         calls = plural(len(anew), "recorded tool call")
-        screen.print(f"   A dspy.ReAct agent under hs.record(memory); its model replays {calls}.\n")
+        _tell(screen, f"A dspy.ReAct agent under hs.record(memory); its model replays {calls}.")
+        screen.print()
         screen.print(shown.run_tree(steps))
         _ask(memory, steps, db, screen)
         _say_what_next(memory, steps, db, screen)
@@ -94,13 +95,12 @@ def _load(memory: StepMemory, past: list[AgentStep], screen: Console) -> None:
         memory.flush(watch)
     runs = len({step.run_id for step in past})
     screen.print(output.styled(("1  Load", "bold"), ("  what other agents did before", "")))
-    screen.print(
-        f"   {len(past):,} real steps of {runs} runs (airline service, questions, code, APIs), "
-        f"{len(past) - len(known):,} of them new here."
-    )
-    spent = time.monotonic() - started
-    screen.print(
-        f"   Stored, embedded with {memory.embedder.model_id} and indexed in {spent:.1f} s."
+    _tell(
+        screen,
+        f"{len(past):,} real steps of {runs} runs (airline service, questions, code, APIs), "
+        f"{len(past) - len(known):,} of them new here. Stored, embedded with "
+        f"{memory.embedder.model_id.partition('@')[0]} and indexed in "
+        f"{time.monotonic() - started:.1f} s.",
     )
 
 
@@ -121,30 +121,31 @@ def _ask(memory: StepMemory, steps: list[AgentStep], db: str, screen: Console) -
     screen.print(output.styled(("3  Find", "bold"), ("  the past steps that matter now", "")))
     for question in _questions(steps):
         screen.print()
-        screen.print(output.styled((f"   {question.kind}", "")))
+        _tell(screen, question.kind)
         screen.print(output.styled((f"   {question.command(db)}", "green")), soft_wrap=True)
         screen.print(shown.hits_table(question.hits(memory)))
 
 
 def _questions(steps: list[AgentStep]) -> list[Question]:
-    certificate = next(step for step in steps if step.tool == "send_certificate")
-    run_id = str(certificate.run_id)
+    done = [step.tool for step in steps].index("send_certificate")
+    promise = next(step for step in steps[done:] if step.tool == "respond")
+    run_id = str(promise.run_id)
     return [
         Question(
-            "By meaning alone, in other words than theirs:",
-            text="passenger wants money because the plane was late",
+            "By meaning alone: the customer spoke of suitcases, never of luggage.",
+            text="how much luggage may a passenger bring",
             options={"mode": "dense"},
             words=("--mode", "dense"),
         ),
         Question(
-            "By words and meaning, among answers in runs that ended well:",
+            "By words and meaning, only among answers in runs that ended well.",
             text="basic economy cancellation without insurance",
             options={"where": {"tools": ["respond"], "min_score": 1.0}},
             words=("--tool", "respond", "--rated", "1"),
         ),
         Question(
-            "Other runs' steps like the one in which the agent sent a certificate:",
-            like=str(certificate.id),
+            "Other runs' steps like the one in which our agent promised a compensation.",
+            like=str(promise.id),
             options={"where": {"exclude_run_id": [run_id]}},
             words=("--not-run", run_id),
         ),
@@ -173,6 +174,13 @@ def _say_what_next(memory: StepMemory, steps: list[AgentStep], db: str, screen: 
     ):
         screen.print(output.styled((f"   {line}", "cyan")))
     screen.print()
+
+
+def _tell(screen: Console, text: str) -> None:
+    """Print a paragraph, indented as the text of a section is."""
+    from rich.padding import Padding
+
+    screen.print(Padding(text, (0, 0, 0, 3)))
 
 
 def _command(*words: str, db: str) -> str:

@@ -82,8 +82,11 @@ def opened(db: str, namespace: str) -> AbstractContextManager[StepMemory]:
     """Open the memory in a file, making the file if it is not there.
 
     Raises:
+        typer.BadParameter: It is ":memory:", which ends with the command.
         StorageError: It is no memory, a damaged one, or cannot be written.
     """
+    if db in ("", ":memory:"):
+        raise typer.BadParameter(f"--db needs a file; {db!r} would be gone with this command.")
     from hybridagi_steps.memory import StepMemory
 
     return StepMemory(db, namespace=namespace)
