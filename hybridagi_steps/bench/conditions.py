@@ -1,0 +1,50 @@
+"""Under what conditions a number was measured: machine, versions, time.
+
+A number without them cannot be compared with anything, so every measurement carries them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sqlite3
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from hybridagi_steps.records.message import utc_now
+
+_PACKAGES = ("hybridagi-steps", "dspy", "faiss-cpu", "numpy", "orjson", "pydantic", "wordllama")
+
+
+def conditions(**options: Any) -> dict[str, Any]:
+    """Return machine, versions, time and the options a measurement was made with."""
+    return {
+        "machine": _machine(),
+        "versions": {
+            "python": platform.python_version(),
+            "sqlite": sqlite3.sqlite_version,
+            **{name: found for name in _PACKAGES if (found := _version(name))},
+        },
+        "measured_at": utc_now().isoformat(timespec="seconds"),
+        "options": options,
+    }
+
+
+def _machine() -> str:
+    """Return the processor's name and how many of it this process may use."""
+    name = platform.processor() or platform.machine()
+    described = Path("/proc/cpuinfo")
+    if described.exists():
+        lines = described.read_text().splitlines()
+        models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        name = models[0] if models else name
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{name}, {count} CPUs, {platform.system()}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

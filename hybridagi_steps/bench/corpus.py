@@ -1,0 +1,119 @@
+"""Made-up steps for measuring sizes and speeds: any number, varied, the same on every machine.
+
+They speak the words of the shipped runs: each made-up run takes half of its phrases from one real
+run, so that there are topics, and the rest from all of them, so that words are as common as in real
+life. A step's inputs and outputs are one KB of JSON. Quality is never measured on these.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from hybridagi_steps.bench.shipped_runs import shipped_steps
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.step_text import cut
+
+PAYLOAD_BYTES = 1024
+"""Size of a step's inputs and outputs as JSON."""
+USERS = 100
+"""Whose steps they are, in equal shares: a filter by user leaves one in a hundred."""
+STEPS_PER_RUN = 20
+
+_PHRASE_WORDS = 5
+_LONGEST_WORD = 24
+_CHARACTERS_READ = 2_000
+_BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def made_steps(count: int, *, first: int = 0) -> Iterator[AgentStep]:
+    """Yield made-up steps number `first`, `first` + 1, …; a number always gives the same step."""
+    for number in range(first, first + count):
+        yield made_step(number)
+
+
+def made_step(number: int) -> AgentStep:
+    """Return one made-up step."""
+    run, hop = divmod(number, STEPS_PER_RUN)
+    chance = random.Random(number)  # noqa: S311 - no secret is made
+    topic, everything = _topic(run), _all_phrases()
+    tool = _tools()[(run * 7 + chance.randrange(6)) % len(_tools())]
+    inputs: dict[str, Any] = {
+        "purpose": _speech(chance, topic, everything, chance.randint(2, 5)),
+        "tool": tool,
+        "arguments": {
+            "query": _speech(chance, topic, everything, 1),
+            "reference": f"{chance.choice('ABCDEFGH')}{chance.randrange(10**6):06d}",
+        },
+    }
+    room = PAYLOAD_BYTES - len(payload(inputs, {"result": ""}))
+    result = _speech(chance, topic, everything, room // 15 + 10)[:room]
+    return AgentStep(
+        id=UUID(int=number + 1, version=4),
+        parent_id=UUID(int=number, version=4) if hop else None,
+        hop=hop,
+        step_type=AgentStepType.Action,
+        inputs=inputs,
+        outputs={"result": result},
+        created_at=_BEGIN + timedelta(seconds=number),
+        run_id=f"run-{run}",
+        user_id=f"user-{run % USERS}",
+        session_id=f"session-{run // 3}",
+        status="error" if chance.random() < 0.05 else "ok",
+    )
+
+
+def payload(inputs: dict[str, Any] | None, outputs: dict[str, Any] | None) -> bytes:
+    """Return what a program handed over for a step, as JSON."""
+    return orjson.dumps({"inputs": inputs, "outputs": outputs})
+
+
+def made_queries(count: int) -> list[str]:
+    """Return texts to search for, made of the same phrases in other company."""
+    made: list[str] = []
+    for number in range(count):
+        chance = random.Random(-1 - number)  # noqa: S311 - no secret is made
+        topic = _topic(number)
+        made.append(_speech(chance, topic, _all_phrases(), chance.randint(1, 3)))
+    return made
+
+
+def _speech(chance: random.Random, topic: list[str], everything: list[str], phrases: int) -> str:
+    said = chance.choices(topic, k=(phrases + 1) // 2) + chance.choices(everything, k=phrases // 2)
+    return " ".join(said)
+
+
+def _topic(run: int) -> list[str]:
+    phrases = _phrases_by_run()
+    return phrases[run % len(phrases)]
+
+
+@lru_cache(maxsize=1)
+def _phrases_by_run() -> list[list[str]]:
+    """Return what was said in each shipped run, cut into phrases of plain ASCII words."""
+    words: dict[str, list[str]] = {}
+    for real in shipped_steps():
+        said = cut(real.inputs, _CHARACTERS_READ) + " " + cut(real.outputs, _CHARACTERS_READ)
+        plain = "".join(c if c.isascii() and (c.isalnum() or c in ".-_ ") else " " for c in said)
+        short = [word for word in plain.split() if len(word) <= _LONGEST_WORD]
+        words.setdefault(str(real.run_id), []).extend(short)
+    return [
+        [" ".join(run[n : n + _PHRASE_WORDS]) for n in range(0, len(run), _PHRASE_WORDS)]
+        for run in words.values()
+    ]
+
+
+@lru_cache(maxsize=1)
+def _all_phrases() -> list[str]:
+    return [phrase for run in _phrases_by_run() for phrase in run]
+
+
+@lru_cache(maxsize=1)
+def _tools() -> list[str]:
+    return sorted({real.tool for real in shipped_steps() if real.tool})

@@ -1,0 +1,49 @@
+"""Prints what was measured: a table for people, or JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under column names, with the notes one needs to read them."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = field(default=())
+
+
+def print_json(result: dict[str, Any]) -> None:
+    """Print a measurement as JSON."""
+    print(orjson.dumps(result, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY).decode())
+
+
+def print_tables(tables: Sequence[Table], result: dict[str, Any]) -> None:
+    """Print tables and the conditions they were measured under."""
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    console = Console()
+    for table in tables:
+        shown = RichTable(title=table.title, title_justify="left")
+        for number, column in enumerate(table.columns):
+            shown.add_column(column, justify="left" if number == 0 else "right")
+        for row in table.rows:
+            shown.add_row(*(Text(cell) for cell in row))
+        console.print(shown)
+        for note in table.notes:
+            console.print(Text(note))
+    versions = ", ".join(f"{name} {found}" for name, found in result["versions"].items())
+    console.print(Text(f"{result['machine']}; {versions}; {result['measured_at']}", style="dim"))
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Return a number as a table shows it; nothing measured is a dash."""
+    return "-" if value is None else f"{value:,.{digits}f}"

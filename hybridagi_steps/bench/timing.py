@@ -1,0 +1,87 @@
+"""Clocks for noisy machines: CPU beside wall time, rivals interleaved, ratios taken pair by pair.
+
+Two rivals measured one after the other may meet two different machines, so they take turns, round
+by round, and what counts is the median of the ratios of neighbours. CPU time is this process's own,
+all its threads; waiting for a disk shows in wall time only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+Clock = Literal["cpu", "wall"]
+"""Which time: `cpu` of this process, or `wall`."""
+
+Samples = dict[str, list["Sample"]]
+"""What each rival took, round by round."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one call took, in seconds."""
+
+    cpu: float
+    wall: float
+
+    def of(self, clock: Clock) -> float:
+        """Return the time on one clock, in seconds."""
+        return self.cpu if clock == "cpu" else self.wall
+
+
+class Stopwatch(AbstractContextManager["Stopwatch"]):
+    """Measures the body of a with-statement."""
+
+    def __enter__(self) -> Stopwatch:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        cpu = time.process_time() - self._cpu
+        self.sample = Sample(cpu, time.perf_counter() - self._wall)
+
+
+def timed(function: Callable[[], object]) -> Sample:
+    """Call once and return what it took."""
+    with Stopwatch() as watch:
+        function()
+    return watch.sample
+
+
+def interleaved(
+    rivals: Mapping[str, Callable[[], object]], rounds: int, *, warm_up: int = 1
+) -> Samples:
+    """Let rivals take turns; return what each round took.
+
+    Args:
+        rivals: What to call, by name.
+        rounds: How often each is measured.
+        warm_up: Rounds that are not counted.
+    """
+    samples: Samples = {name: [] for name in rivals}
+    for number in range(warm_up + rounds):
+        for name, function in rivals.items():
+            sample = timed(function)
+            if number >= warm_up:
+                samples[name].append(sample)
+    return samples
+
+
+def typical(samples: list[Sample], clock: Clock, *, per: int = 1) -> float:
+    """Return the median time of one of `per` equal parts of a call, in microseconds."""
+    return median(sample.of(clock) for sample in samples) / per * 1e6
+
+
+def fastest(samples: list[Sample], clock: Clock, *, per: int = 1) -> float:
+    """Return the least time of one of `per` equal parts of a call, in microseconds."""
+    return min(sample.of(clock) for sample in samples) / per * 1e6
+
+
+def ratio(ours: list[Sample], theirs: list[Sample], clock: Clock) -> float:
+    """Return the median over rounds of our time in units of theirs."""
+    pairs = zip(ours, theirs, strict=True)
+    return median(a.of(clock) / b.of(clock) for a, b in pairs)

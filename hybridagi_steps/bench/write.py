@@ -1,0 +1,272 @@
+"""What writing costs: `StepMemory.add` beside the least that any durable write costs.
+
+The floor is the standard library's sqlite3: one bare INSERT of the same body in autocommit, in the
+same journal and synchronous mode, without ids, checks or locks. Rivals take turns on the same disk.
+What a search needs besides (words, embeddings) is not written by an append; its cost per step and
+its bytes are measured apart.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+from hybridagi_steps.bench.conditions import conditions
+from hybridagi_steps.bench.corpus import STEPS_PER_RUN, made_steps, payload
+from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
+from hybridagi_steps.bench.timing import (
+    Samples,
+    Stopwatch,
+    fastest,
+    interleaved,
+    ratio,
+    typical,
+)
+from hybridagi_steps.deriving import derive_texts, derive_vectors
+from hybridagi_steps.memory import Durability, StepMemory
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.stores import open_store
+from hybridagi_steps.stores.body import encode_body
+
+BATCH = 1_000
+FLOOR, STORE, MEMORY = "bare sqlite3", "store", "memory.add"
+
+_TABLE = "CREATE TABLE step (row INTEGER PRIMARY KEY, body TEXT NOT NULL)"
+_INSERT = "INSERT INTO step (body) VALUES (?)"
+_READ = "SELECT body FROM step WHERE row > ? AND row <= ?"
+
+
+def report(json_output: bool = False, **options: Any) -> None:
+    """Print what writing costs; options are those of `measure`."""
+    result = measure(**options)
+    if json_output:
+        print_json(result)
+    else:
+        print_tables(_tables(result), result)
+
+
+def measure(
+    appends: int = 800,
+    block: int = 20,
+    batches: int = 5,
+    embedder: str = "wordllama",
+    workdir: str | None = None,
+) -> dict[str, Any]:
+    """Return times in microseconds per step, ratios, and bytes on disk.
+
+    Args:
+        appends: Single appends measured, also the steps whose size on disk is measured.
+        block: Appends per measured sample.
+        batches: Batches of 1,000 measured.
+        embedder: Name of the embedder whose cost per step is shown.
+        workdir: Folder on the disk to measure; by default the system's temporary folder.
+    """
+    with tempfile.TemporaryDirectory(dir=workdir) as name:
+        folder = Path(name)
+        return {
+            **conditions(appends=appends, block=block, batches=batches, embedder=embedder),
+            "append": {
+                durability: _appends(folder, durability, appends, block)
+                for durability in get_args(Durability)
+            },
+            "batch": _batch(folder, batches),
+            "read_run": _read_run(folder),
+            "drain": _drain(folder, embedder),
+            "disk": _disk(folder, appends, embedder),
+        }
+
+
+def _appends(folder: Path, durability: Durability, count: int, block: int) -> dict[str, Any]:
+    """Return what one durable append costs, each rival on a file of its own."""
+    with (
+        closing(open_store(str(folder / f"{durability}-store.db"), durability=durability)) as store,
+        StepMemory(folder / f"{durability}.db", durability=durability) as memory,
+        _floor(folder / f"{durability}-floor.db", durability) as connection,
+    ):
+        rivals = {
+            FLOOR: _in_blocks(
+                lambda step: connection.execute(_INSERT, (bodies[step.id],)), count, block
+            ),
+            STORE: _in_blocks(lambda step: store.append([step]), count, block),
+            MEMORY: _in_blocks(memory.add, count, block),
+        }
+        bodies = {step.id: encode_body(step) for step in made_steps(count)}
+        samples = interleaved(rivals, count // block - 1, warm_up=1)
+    return _compared(samples, MEMORY, per=block)
+
+
+def _in_blocks(write: Callable[[AgentStep], object], count: int, block: int) -> Callable[[], None]:
+    """Return a call that writes the next few steps, one by one."""
+    waiting = iter(list(made_steps(count)))
+
+    def next_block() -> None:
+        for _ in range(block):
+            write(next(waiting))
+
+    return next_block
+
+
+def _batch(folder: Path, batches: int) -> dict[str, Any]:
+    """Return what a step of a batch costs."""
+    ours = iter([list(made_steps(BATCH, first=n * BATCH)) for n in range(batches + 1)])
+    bodies = iter(
+        [
+            [(encode_body(step),) for step in made_steps(BATCH, first=n * BATCH)]
+            for n in range(batches + 1)
+        ]
+    )
+    with (
+        StepMemory(folder / "batch.db") as memory,
+        _floor(folder / "batch-floor.db", "full") as connection,
+    ):
+
+        def bare() -> None:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany(_INSERT, next(bodies))
+            connection.execute("COMMIT")
+
+        rivals = {FLOOR: bare, MEMORY: lambda: memory.add(next(ours))}
+        return _compared(interleaved(rivals, batches), MEMORY, per=BATCH)
+
+
+def _read_run(folder: Path) -> dict[str, Any]:
+    """Return what reading a run costs per step, from the batches written before."""
+    with (
+        StepMemory(folder / "batch.db") as memory,
+        _floor(folder / "batch-floor.db", "full") as connection,
+    ):
+        runs = iter(range(2 * BATCH // STEPS_PER_RUN))
+
+        def ours() -> None:
+            found = list(memory.iter_steps({"run_id": f"run-{next(runs)}"}))
+            assert len(found) == STEPS_PER_RUN  # noqa: S101 - else the time means nothing
+
+        def bare() -> None:
+            connection.execute(_READ, (500, 500 + STEPS_PER_RUN)).fetchall()
+
+        samples = interleaved({FLOOR: bare, "memory, as steps": ours}, 40)
+    return _compared(samples, "memory, as steps", per=STEPS_PER_RUN)
+
+
+def _drain(folder: Path, embedder: str) -> dict[str, Any]:
+    """Return what words and embeddings cost per step, when a search or flush asks for them."""
+    with StepMemory(folder / "drain.db", embedder=embedder) as memory:
+        memory.flush()
+        model = memory.embedder
+        model.embed_documents(["warm up"])
+        memory.add(made_steps(BATCH))
+        with closing(open_store(str(folder / "drain.db"))) as store:
+            with Stopwatch() as texts:
+                derive_texts(store)
+            with Stopwatch() as vectors:
+                derive_vectors(store, model)
+    found = {"words": texts.sample, "embeddings": vectors.sample}
+    return {
+        name: {"cpu_us": sample.cpu / BATCH * 1e6, "wall_us": sample.wall / BATCH * 1e6}
+        for name, sample in found.items()
+    }
+
+
+def _disk(folder: Path, count: int, embedder: str) -> dict[str, Any]:
+    """Return bytes on disk per byte of inputs and outputs, before and after indexing."""
+    path = folder / "disk.db"
+    raw = 0
+    with StepMemory(path, embedder=embedder) as memory:
+        for step in made_steps(count):
+            memory.add(step)
+            raw += len(payload(step.inputs, step.outputs))
+        while_open = _size(path)
+    steps_only = _size(path)
+    with StepMemory(path, embedder=embedder) as memory:
+        memory.flush()
+    indexed = _size(path)
+    return {
+        "steps": count,
+        "raw_bytes": raw,
+        "bytes_while_open": while_open,
+        "bytes": steps_only,
+        "bytes_indexed": indexed,
+        "ratio": steps_only / raw,
+        "ratio_while_open": while_open / raw,
+        "ratio_indexed": indexed / raw,
+    }
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a database with all that stands beside it: log, lock, caches."""
+    return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
+
+
+@contextmanager
+def _floor(path: Path, durability: Durability) -> Generator[sqlite3.Connection]:
+    """Open a bare table in the journal and synchronous mode of a memory of this durability."""
+    fresh = not path.exists()
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA synchronous = {durability}")
+        if fresh:
+            connection.execute(_TABLE)
+        yield connection
+    finally:
+        connection.close()
+
+
+def _compared(samples: Samples, ours: str, *, per: int) -> dict[str, Any]:
+    """Return times per step of all rivals, and ours in units of the floor's."""
+    times = {
+        name: {
+            "cpu_us": typical(found, "cpu", per=per),
+            "cpu_us_least": fastest(found, "cpu", per=per),
+            "wall_us": typical(found, "wall", per=per),
+        }
+        for name, found in samples.items()
+    }
+    return {
+        "times": times,
+        "cpu_ratio": ratio(samples[ours], samples[FLOOR], "cpu"),
+        "wall_ratio": ratio(samples[ours], samples[FLOOR], "wall"),
+    }
+
+
+def _tables(result: dict[str, Any]) -> list[Table]:
+    parts = {f"append, {mode}": found for mode, found in result["append"].items()}
+    parts |= {f"batch of {BATCH:,}": result["batch"], "read a run": result["read_run"]}
+    rows: list[list[str]] = []
+    for what, found in parts.items():
+        for name, times in found["times"].items():
+            ratios = [number(found[key], 2) for key in ("cpu_ratio", "wall_ratio")]
+            last = name == list(found["times"])[-1]
+            figures = [number(times[key], 1) for key in ("cpu_us", "cpu_us_least", "wall_us")]
+            rows.append([what, name, *figures, *(ratios if last else ["", ""])])
+    for name, times in result["drain"].items():
+        rows.append(
+            [
+                "later, per step",
+                name,
+                number(times["cpu_us"], 1),
+                "",
+                number(times["wall_us"], 1),
+                "",
+                "",
+            ]
+        )
+    columns = ["", "", "CPU µs/step", "least", "wall µs/step", "CPU ratio", "wall ratio"]
+    disk = result["disk"]
+    sizes = [
+        [name, f"{disk[f'bytes{key}']:,}", number(disk[f"ratio{key}"], 2)]
+        for name, key in (
+            ("steps", ""),
+            ("steps, file in use (with its log)", "_while_open"),
+            ("with words, keys and embeddings", "_indexed"),
+        )
+    ]
+    title = f"on disk: {disk['steps']} steps, {disk['raw_bytes']:,} bytes of inputs and outputs"
+    return [
+        Table("writing one-KB steps", columns, rows),
+        Table(title, ["", "bytes", "per raw byte"], sizes),
+    ]
