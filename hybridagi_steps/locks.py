@@ -23,6 +23,10 @@ class ForkSafeLock:
         with _registry_lock:
             _registry.add(self)
 
+    def __reduce__(self) -> tuple[type[ForkSafeLock], tuple[()]]:
+        """A copy is a lock of its own: what it guards is a copy too."""
+        return ForkSafeLock, ()
+
     def __enter__(self) -> None:
         self._lock.acquire()
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import struct
+import subprocess
+import sys
+import textwrap
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -205,6 +208,30 @@ def test_a_disk_that_cannot_take_it_keeps_the_old_file(
     assert_is_what_was_written(load_cache(path, {}))
     assert list(path.parent.iterdir()) == [path]
     assert not save_cache(path.parent / "no" / "such", {}, {})
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_whole_file(path: Path) -> None:
+    script = """
+        import sys, numpy as np
+        from hybridagi_steps.indexes.cache_file import save_cache
+        number = 0
+        while True:
+            number += 1
+            save_cache(sys.argv[1], {}, {"it": np.full(500_000, number)})
+            if number == 1:
+                print("started", flush=True)
+    """
+    random = np.random.default_rng(0)
+    for _ in range(6):
+        command = [sys.executable, "-c", textwrap.dedent(script), str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            writer.stdout.readline()
+            time.sleep(random.uniform(0, 0.05))
+            writer.kill()
+        loaded = load_cache(path, {})
+        assert loaded is not None
+        assert len(np.unique(loaded[1]["it"])) == 1
 
 
 def test_the_loaded_arrays_carry_an_index_without_a_copy(path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -89,6 +91,17 @@ class TestEveryEmbedder:
         (alone,) = embedder.embed_documents([REFUND])
         together = embedder.embed_documents([UNLIKE_REFUND * 9, REFUND, ""])
         np.testing.assert_allclose(together[1], alone, atol=1e-5)
+
+    def test_travels_to_another_process(self, embedder: Embedder) -> None:
+        if isinstance(embedder, DspyEmbedder):
+            pytest.skip("a lambda cannot travel")
+        expected = embedder.embed_documents([REFUND])
+        sent = pickle.dumps(embedder)
+        assert len(sent) < 1_000
+        np.testing.assert_allclose(
+            pickle.loads(sent).embed_documents([REFUND]), expected, atol=1e-6
+        )
+        np.testing.assert_allclose(copy.deepcopy(embedder).embed_documents([REFUND]), expected)
 
     def test_has_an_id_that_stays(self, embedder: Embedder) -> None:
         assert embedder.model_id == embedder.model_id != ""
@@ -308,9 +321,11 @@ class TestNames:
         embedder = HashingEmbedder(4)
         assert resolve_embedder(embedder) is embedder
 
-    @pytest.mark.parametrize("name", ["nonsense", "hashing:many", "wordllama:1", "dspy", "auto:x"])
+    @pytest.mark.parametrize(
+        "name", ["", "nonsense", "hashing:many", "wordllama:1", "dspy", "auto:x"]
+    )
     def test_another_name_is_refused_and_says_so(self, name: str) -> None:
-        with pytest.raises(EmbedderError, match=name.partition(":")[0]):
+        with pytest.raises(EmbedderError, match=name.partition(":")[0] or "''"):
             resolve_embedder(name)
         with pytest.raises(EmbedderError, match="0 dimensions"):
             resolve_embedder("hashing:0")

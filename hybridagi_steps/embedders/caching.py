@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 
@@ -50,6 +51,10 @@ class CachingEmbedder:
     def embed_queries(self, texts: Sequence[str]) -> FloatMatrix:
         """Return one vector per query, shape (n, d)."""
         return self._embed(b"query", texts, self.embedder.embed_queries)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel without what is remembered."""
+        return self.__dict__ | {"_entries": OrderedDict[bytes, FloatVector]()}
 
     def _embed(
         self, kind: bytes, texts: Sequence[str], embed: Callable[[Sequence[str]], FloatMatrix]

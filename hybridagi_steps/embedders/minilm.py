@@ -31,7 +31,8 @@ def _candidates() -> list[Path]:
 
 def _hub_cache() -> Path:
     """The folder that huggingface_hub would use, by its documented variables."""
-    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+    caches = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
+    home = Path(os.environ.get("HF_HOME", caches / "huggingface"))
     return Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser()
 
 

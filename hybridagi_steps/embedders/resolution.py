@@ -41,7 +41,7 @@ def resolve_embedder(embedder: Embedder | Callable[[list[str]], Any] | str | Non
         MissingExtraError: It needs a package that is not installed.
     """
     if embedder is None or isinstance(embedder, str):
-        return _by_name(embedder or "auto")
+        return _by_name("auto" if embedder is None else embedder)
     if hasattr(embedder, "embed_documents") and hasattr(embedder, "embed_queries"):
         return cast(Embedder, embedder)
     if callable(embedder):

@@ -93,6 +93,10 @@ class SentenceTransformerEmbedder:
             ) from error
         return checked_vectors(made, len(texts), model.dimension).vectors
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel without the model: it is loaded again where it is needed."""
+        return self.__dict__ | {"_model": None}
+
     def _loaded(self) -> _Model:
         if self._model is None:
             with self._lock:

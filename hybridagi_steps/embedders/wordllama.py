@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -77,6 +77,10 @@ class WordLlamaEmbedder:
     def embed_queries(self, texts: Sequence[str]) -> FloatMatrix:
         """Return one vector per query, the same as for a document."""
         return self.embed_documents(texts)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel without the model: it is loaded again where it is needed."""
+        return self.__dict__ | {"_model": None}
 
     def _loaded(self) -> _Model:
         if self._model is None:
