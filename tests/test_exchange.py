@@ -166,6 +166,8 @@ def test_line_separators_inside_texts_do_not_end_a_line(shelf: Shelf, tmp_path: 
     [
         (b"", "empty"),
         (b" \n\n ", "empty"),
+        (b"\xff\xfe", "empty"),
+        (b"\xef\xbb\xbf", "empty"),
         (b"SQLite format 3\x00\x10\x00", "not text"),
         (b"\xff\xfe\x00", "UTF-16"),
         (b'[{"role": "user"', "not JSON"),
@@ -288,3 +290,24 @@ def test_session_messages_become_steps(shelf: Shelf, tmp_path: Path) -> None:
 
 def test_skipped_records_are_plain_values() -> None:
     assert list(parse([(7, b"[]")])) == [Skipped(7, "a step is an object, this is a JSON list")]
+
+
+@given(
+    content=st.binary(max_size=300)
+    | st.text(max_size=300).map(lambda text: text.encode("utf-8", "surrogatepass"))
+    | st.lists(json_values, max_size=4).map(lambda v: "\n".join(map(json.dumps, v)).encode())
+    | st.tuples(any_step.map(step_line), st.integers(0, 400), st.binary(max_size=3)).map(
+        lambda t: t[0][: t[1]] + t[2] + t[0][t[1] :]
+    ),
+    format_name=st.sampled_from(["auto", "jsonl", "openai"]),
+)
+def test_no_file_whatsoever_breaks_an_import(
+    content: bytes, format_name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("odd") / "odd.json"
+    path.write_bytes(content)
+    try:
+        report = import_file(Shelf(), path, format=format_name)
+    except ExchangeError:
+        return
+    assert report.read == report.added + report.already_there + report.skipped_count

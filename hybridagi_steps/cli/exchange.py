@@ -50,9 +50,10 @@ def import_steps(
     from hybridagi_steps.cli import output
     from hybridagi_steps.errors import ExchangeError
     from hybridagi_steps.exchange import import_file
+    from hybridagi_steps.exchange.reading import opened as opened_source
 
-    if not file.exists():
-        raise ExchangeError(f"there is no file {file}.")
+    with opened_source(file):
+        pass  # what cannot be read must not leave an empty memory behind
     with opened(db, namespace) as memory, output.progress("importing") as watch:
         report = import_file(
             memory, file, format=format_name, session_id=session, user_id=user, progress=watch

@@ -19,6 +19,7 @@ from hybridagi_steps.errors import ExchangeError
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """Longest line read; steps end at 8 MiB, a conversation on one line may be longer."""
 _HEAD = 256 * 1024
+_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 FORMATS = ("auto", "jsonl", "openai")
 """Formats to ask for."""
@@ -92,7 +93,7 @@ class Source:
         return codecs.getincrementaldecoder(self._encoding)("replace").decode(head).encode()
 
     def _check_head(self) -> None:
-        if not self._head.strip():
+        if not self._head.strip() or self._head in _MARKS:
             raise ExchangeError(f"{self._name} is empty: there is nothing to import.")
         if self._head.startswith(codecs.BOM_UTF8):
             self._head = self._head[len(codecs.BOM_UTF8) :]
