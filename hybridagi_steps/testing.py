@@ -35,7 +35,6 @@ from dspy.lm15 import (
     response_to_events,
 )
 
-_CHAT_FIELD = re.compile(r"\[\[ ## (\w+) ## \]\]")
 _CHUNK_CHARACTERS = 6
 _CHARACTERS_PER_TOKEN = 4
 
@@ -63,10 +62,8 @@ class ScriptedLM(dspy.LM):
         model: Its name, `provider/model`.
         options: Whatever else `dspy.LM` takes.
 
-    Attributes:
-        requests: Every request that reached the model, in order.
-
-    A script of replies that runs out raises `IndexError`. Copies share script and requests.
+    A script that runs out of replies is an error. Copies share script and requests; a pickle starts
+    the script again.
     """
 
     def __init__(
@@ -82,7 +79,12 @@ class ScriptedLM(dspy.LM):
         super().__init__(
             model, engine=engine, async_engine=_AsyncEngine(engine), cache=cache, **options
         )
-        self.requests: list[Request] = engine.requests
+        self._script_engine = engine
+
+    @property
+    def requests(self) -> list[Request]:
+        """Every request that reached the model, in order."""
+        return self._script_engine.requests
 
 
 def scripted_lm(script: Script | None = None, **options: Any) -> ScriptedLM:
@@ -109,20 +111,17 @@ def request_text(request: Request) -> str:
 
 
 def asked_fields(request: Request) -> dict[str, str]:
-    """Return the output fields a request asks for, each with what it says about their form."""
-    asked = request_text(request)
-    for opening, field in (
-        ("starting with the field", _CHAT_FIELD),
-        ("in the following order of fields:", re.compile(r"`(\w+)`")),
-        ("with the corresponding output fields wrapped in XML tags", re.compile(r"`<(\w+)>`")),
-    ):
-        begins = asked.rfind(opening)
-        if begins >= 0:
-            found = list(field.finditer(asked, begins))
-            ends = [match.start() for match in found[1:]] + [len(asked)]
-            forms = {m[1]: asked[m.end() : end] for m, end in zip(found, ends, strict=True)}
-            return {name: form for name, form in forms.items() if name != "completed"}
-    return {}
+    """Return the output fields a DSPy request asks for, each with what it says about their form."""
+    system = _system_text(request)
+    begins = system.find("Your output fields are:")
+    if begins < 0:
+        return {}
+    listed = system[begins : system.find("All interactions will be structured", begins)]
+    forms: dict[str, str] = {}
+    for name, form in re.findall(r"^\d+\. `(\w+)` \((.*?)\):", listed, re.MULTILINE):
+        note = re.search(rf"\{{{name}\}}\s+# note: (.*)", system)
+        forms[name] = f"{form}; {note[1]}" if note else form
+    return forms
 
 
 def plausible_reply(request: Request) -> Reply:
@@ -134,16 +133,24 @@ def plausible_reply(request: Request) -> Reply:
 
 
 def _plausible(name: str, form: str) -> Any:
-    options = re.search(r"one of: ([^;)]+)", form)
+    literal = re.match(r"Literal\[(['\"])(.*?)\1", form)
+    if literal:
+        return literal[2]
+    options = re.search(r"one of: ([^;]+)", form)
     if options:
         return options[1].strip()
-    if "True or False" in form:
-        return True
-    if "single int" in form or "single float" in form or "Python int" in form:
-        return 1
-    if "JSON schema" in form or "Python dict" in form:
-        return {}
-    return f"some {name}"
+    simple = {"bool": True, "int": 1, "float": 1.0}
+    kind = form.split(";")[0]
+    if kind.startswith(("dict", "list")):
+        return {} if kind.startswith("dict") else []
+    return simple.get(kind, f"some {name}")
+
+
+def _system_text(request: Request) -> str:
+    system = request.system
+    if system is None or isinstance(system, str):
+        return system or ""
+    return "".join(getattr(part, "text", "") for part in system)
 
 
 class _Engine:
@@ -192,8 +199,7 @@ class _Engine:
             self.requests.append(request)
             place = self._answered
             self._answered += 1
-        script = self.script
-        reply = script(request) if callable(script) else script[place]
+        reply = _reply(self.script, request, place)
         if isinstance(reply, BaseException):
             raise reply
         parts = _parts(reply, request, place)
@@ -244,6 +250,14 @@ class _AsyncEngine:
 
     async def aclose(self) -> None:
         """Nothing to close."""
+
+
+def _reply(script: Script, request: Request, place: int) -> Reply:
+    if callable(script):
+        return script(request)
+    if place >= len(script):
+        raise IndexError(f"the script has {len(script)} replies, this is request {place + 1}")
+    return script[place]
 
 
 def _parts(reply: Any, request: Request, place: int) -> list[Any]:

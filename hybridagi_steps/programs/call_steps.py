@@ -34,6 +34,8 @@ class Doing:
     name: str
     usage: Usage = field(default_factory=Usage)
     loop: ReActLoop | None = None
+    said: str = ""
+    """The text of the model's last answer."""
     told: list[tuple[Any, dict[str, Any]]] = field(default_factory=list[tuple[Any, dict[str, Any]]])
     """Trajectories that came out of agents inside, with the steps that tell them already."""
     begun: bool = True
@@ -98,8 +100,10 @@ class CallSteps:
         if loop is not None:
             if exception is None and loop.thinks_with(predict) and call.parent is not None:
                 self._keep_idle_thought(call.parent, loop)
-                usage, spent = call.state.usage, call.elapsed_ms
-                loop.think(arguments, shapes.output_fields(outputs), usage, spent)
+                doing: Doing = call.state
+                fields = shapes.output_fields(outputs)
+                fields["next_thought"] = fields.get("next_thought") or doing.said
+                loop.think(arguments, fields, doing.usage, call.elapsed_ms)
                 return
             if "trajectory" in arguments:
                 arguments["trajectory"] = loop.trajectory()

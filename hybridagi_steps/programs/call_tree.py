@@ -77,6 +77,11 @@ class Path:
             if len(self._branches) > _BRANCHES_KEPT:
                 del self._branches[next(iter(self._branches))]
 
+    @property
+    def branches_known(self) -> int:
+        """How many branches it remembers the last step of."""
+        return len(self._branches)
+
     def tails(self) -> Tails:
         """Return the last steps: those that nothing has followed yet."""
         with self._lock:

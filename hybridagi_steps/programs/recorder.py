@@ -200,6 +200,7 @@ class StepRecorder(BaseCallback):
         self._close(call_id)
         if call is not None and isinstance(call.state, Doing):
             call.state.usage.add_call(model, outputs)
+            call.state.said = shapes.said(outputs)
 
     @_guarded
     def on_evaluate_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:

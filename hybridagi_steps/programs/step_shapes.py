@@ -11,6 +11,7 @@ nothing is copied or cleaned here, and nothing is stored.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import lru_cache
@@ -19,6 +20,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args, get_origin
 import dspy
 from pydantic import BaseModel
 
+_FIELD_MARK = re.compile(r"\[\[ ## \w+ ## \]\]")
 _REASONING = ("reasoning", "rationale")
 _CALL_OPTIONS = ("signature", "demos", "config", "lm", "_trace")
 
@@ -133,6 +135,16 @@ def error_fields(error: BaseException) -> dict[str, Any]:
     except Exception as broken:
         message = f"<{type(broken).__name__} in str()>"
     return {"error": {"type": type(error).__name__, "message": message[:4000]}}
+
+
+def said(outputs: Any) -> str:
+    """Return the text of a model's answer, without an adapter's field marks.
+
+    Beside native tool calls DSPy keeps the calls and drops the text; it is what the model thought.
+    """
+    first: Any = outputs[0] if isinstance(outputs, list) and outputs else None
+    text = first.get("text") if isinstance(first, dict) else first
+    return _FIELD_MARK.sub("", text).strip() if isinstance(text, str) else ""
 
 
 def function_arguments(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:

@@ -19,8 +19,6 @@ from hybridagi_steps.records.message import StepMetrics, utc_now
 
 _log = logging.getLogger("hybridagi_steps")
 _PROBLEMS_KEPT = 1000
-_FIELD_LEVELS = {"inputs": 2, "outputs": 1, "metadata": 1}
-"""How many levels of keys are names that we gave; the keys below them are data."""
 
 
 class Memory(Protocol):
@@ -90,7 +88,7 @@ class StepWriter:
 
             return run.commit(store)
         except Exception as error:
-            note_problem(run.problems, f"a {step_type.value} step was not stored", error)
+            note_problem(run.problems, f"the {step_type.value} was not stored", error)
             return None
         finally:
             self._here.busy = False
@@ -116,8 +114,8 @@ class StepWriter:
             try:
                 fields = _redacted_fields(fields, redact)
             except Exception as error:
-                note_problem(run.problems, f"redacting a {step_type.value} step failed", error)
-                fields = {name: without_texts(value) for name, value in fields.items()}
+                note_problem(run.problems, f"redacting the {step_type.value} failed", error)
+                fields = _without_texts(fields, redact)
             fields = fitted(repaired(fields), cuts)
         if cuts:
             fields["metadata"] = {**(fields["metadata"] or {}), "truncated": cuts}
@@ -136,9 +134,20 @@ def note_problem(problems: list[Exception], what: str, error: BaseException) -> 
 
 
 def _redacted_fields(fields: dict[str, Any], redact: Redact) -> dict[str, Any]:
-    return {
-        name: redacted(value, redact, names=_FIELD_LEVELS[name]) for name, value in fields.items()
-    }
+    return {name: redacted(value, redact, names=1) for name, value in fields.items()}
+
+
+def _without_texts(fields: dict[str, Any], redact: Redact) -> dict[str, Any]:
+    """Return `fields` with every text replaced; without any when even that cannot be redacted.
+
+    The memory redacts once more and refuses what it cannot redact.
+    """
+    bare = {name: without_texts(value) for name, value in fields.items()}
+    try:
+        return _redacted_fields(bare, redact)
+    except Exception:
+        _log.debug("recording: redact fails on its own replacement text", exc_info=False)
+        return {"inputs": None, "outputs": None, "metadata": {"redaction_failed": True}}
 
 
 def _metadata(call: Call, joins: list[str]) -> dict[str, Any]:

@@ -1,0 +1,271 @@
+"""Programs that run at once: threads, tasks, pools, streams. Who follows whom, nothing mixed."""
+
+# DSPy ships no types, and annotates some arguments more narrowly than it takes them.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportUnknownLambdaType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import dspy
+import pytest
+from recorder_programs import Pair, all_steps, outline, question_of
+
+import hybridagi_steps as hs
+from hybridagi_steps.testing import scripted_lm
+
+
+@pytest.fixture
+def memory() -> Iterator[hs.StepMemory]:
+    """An empty memory."""
+    with hs.StepMemory(":memory:", embedder="hashing") as opened:
+        yield opened
+
+
+def joins_of(step: hs.AgentStep) -> list[str]:
+    """The other branches a step joins."""
+    return (step.metadata or {}).get("joins", [])
+
+
+def test_gathered_calls_share_a_parent_and_the_next_one_joins_them(memory: hs.StepMemory) -> None:
+    async def run() -> list[hs.AgentStep]:
+        async with hs.record(memory) as recorded:
+            await Pair().acall(question="?")
+        return recorded.steps.steps
+
+    with dspy.context(lm=scripted_lm(delay_seconds=0.02)):
+        call, one, two, last, end = asyncio.run(run())
+    assert one.parent_id == two.parent_id == call.id
+    assert last.parent_id == two.id, "the branch with the highest hop"
+    assert joins_of(last) == [str(one.id)]
+    assert end.parent_id == last.id
+
+
+def test_parallel_items_share_a_parent_however_few_threads_there_are(
+    memory: hs.StepMemory,
+) -> None:
+    predict = dspy.Predict("question -> answer")
+    pairs = [(predict, {"question": f"q{n}"}) for n in range(6)]
+    with dspy.context(lm=scripted_lm()), hs.record(memory) as run:
+        predict(question="before")
+        dspy.Parallel(num_threads=2, disable_progress_bar=True)(pairs)
+        predict(question="after")
+    before, *items, after = run.steps.steps
+    assert {step.parent_id for step in items} == {before.id}
+    assert after.parent_id == items[-1].id
+    assert joins_of(after) == [str(step.id) for step in items[:-1]]
+    assert [step.hop for step in run.steps.steps] == list(range(8))
+
+
+def test_batch_records_every_item_as_a_program(memory: hs.StepMemory) -> None:
+    examples = [dspy.Example(question=f"q{n}").with_inputs("question") for n in range(3)]
+    with dspy.context(lm=scripted_lm()), hs.record(memory) as run:
+        Pair().batch(examples, num_threads=2, disable_progress_bar=True)
+    calls = [s for s in run.steps.steps if s.step_type == "ProgramCall"]
+    assert {question_of(step) for step in calls} == {"q0", "q1", "q2"}
+    for call in calls:
+        inside = [s for s in run.steps.steps if s.program_id == str(call.id)]
+        assert [s.step_type.value for s in inside] == ["Action"] * 3 + ["ProgramEnd"]
+        assert inside[0].parent_id == call.id
+
+
+def test_calls_awaited_one_after_the_other_in_threads_follow_each_other(
+    memory: hs.StepMemory,
+) -> None:
+    predict = dspy.Predict("question -> answer")
+
+    async def run() -> list[hs.AgentStep]:
+        with hs.record(memory) as recorded:
+            ask = dspy.asyncify(predict)
+            await ask(question="one")
+            await ask(question="two")
+            await predict.acall(question="three")
+        return recorded.steps.steps
+
+    with dspy.context(lm=scripted_lm()):
+        steps = asyncio.run(run())
+    assert [parent for _, _, parent, _ in outline(steps)] == [None, 0, 1]
+
+
+def test_raw_threads_and_executors_keep_lineage_in_context(memory: hs.StepMemory) -> None:
+    predict = dspy.Predict("question -> answer")
+
+    class Fan(dspy.Module):
+        def forward(self) -> Any:
+            ask = hs.in_context(lambda n: predict(question=f"q{n}"))
+            with ThreadPoolExecutor(2) as pool:
+                list(pool.map(ask, range(4)))
+            thread = threading.Thread(target=hs.in_context(predict), kwargs={"question": "raw"})
+            thread.start()
+            thread.join()
+
+    with dspy.context(lm=scripted_lm()), hs.record(memory) as run:
+        Fan()()
+    call, *actions, _end = run.steps.steps
+    assert len(actions) == 5
+    assert {step.program_id for step in actions} == {str(call.id)}
+    assert {step.parent_id for step in actions} == {call.id}
+
+
+def test_many_threads_on_one_recorded_program_never_mix(memory: hs.StepMemory) -> None:
+    program = hs.Recorded(Pair(), memory)
+    with dspy.context(lm=scripted_lm()):
+
+        def ask(number: int) -> None:
+            program(question=f"q{number}")
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(hs.in_context(ask), range(400)))
+    runs: dict[str, list[hs.AgentStep]] = defaultdict(list)
+    for step in all_steps(memory):
+        assert step.run_id is not None
+        runs[step.run_id].append(step)
+    assert len(runs) == 400
+    asked: set[str] = set()
+    for steps in runs.values():
+        assert outline(steps) == [
+            (0, "ProgramCall Pair", None, None),
+            (1, "Action", 0, 0),
+            (2, "Action", 1, 0),
+            (3, "Action", 2, 0),
+            (4, "ProgramEnd Pair", 3, 0),
+        ]
+        [question] = {question_of(step) for step in steps[:4]}
+        asked.add(question)
+    assert asked == {f"q{n}" for n in range(400)}
+
+
+def test_nothing_of_a_call_is_kept_when_it_has_ended(memory: hs.StepMemory) -> None:
+    recorder = hs.StepRecorder(memory)
+    program = Pair()
+    with dspy.context(lm=scripted_lm(), callbacks=[recorder]):
+        for n in range(20):
+            program(question=f"q{n}")
+        with pytest.raises(TypeError):
+            program(wrong=1)
+    assert recorder.calls_in_flight == 0
+    gone = weakref.ref(program)
+    del program
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_straggler_that_ends_after_the_block_still_ends_its_program(
+    memory: hs.StepMemory,
+) -> None:
+    release = threading.Event()
+
+    def wait() -> str:
+        """Wait."""
+        release.wait(5)
+        return "late"
+
+    class Slow(dspy.Module):
+        def forward(self) -> Any:
+            return dspy.Prediction(answer=dspy.Tool(wait)())
+
+    with hs.record(memory) as run:
+        thread = threading.Thread(target=hs.in_context(Slow()))
+        thread.start()
+        time.sleep(0.05)
+    assert [step.step_type for step in run.steps.steps] == ["ProgramCall"]
+    release.set()
+    thread.join()
+    assert outline(run.steps.steps) == [
+        (0, "ProgramCall Slow", None, None),
+        (1, "Action wait", 0, 0),
+        (2, "ProgramEnd Slow", 1, 0),
+    ]
+
+
+def test_an_item_that_parallel_submits_twice_is_recorded_twice_and_whole(
+    memory: hs.StepMemory,
+) -> None:
+    calls = iter([1.5, 0.0, 0.0])
+
+    def slow(_: Any) -> Any:
+        time.sleep(next(calls, 0.0))
+        return {"answer": "a"}
+
+    predict = dspy.Predict("question -> answer")
+    parallel = dspy.Parallel(num_threads=2, timeout=1, disable_progress_bar=True)
+    with dspy.context(lm=scripted_lm(slow)), hs.record(memory) as run:
+        parallel([(predict, {"question": "q"}), (predict, {"question": "r"})])
+        time.sleep(0.8)
+    assert {step.status for step in run.steps.steps} == {"ok"}
+    assert sorted(question_of(step) for step in run.steps.steps) in (
+        ["q", "q", "r"],
+        ["q", "r", "r"],
+    )
+    assert run.errors == []
+
+
+def streamed(program: Any, **inputs: Any) -> list[Any]:
+    """Everything a streamed program yields."""
+    listener = dspy.streaming.StreamListener("answer", predict=program.program, predict_name="self")
+
+    async def consume() -> list[Any]:
+        stream = dspy.streamify(program, stream_listeners=[listener])
+        return [item async for item in stream(**inputs)]
+
+    return asyncio.run(consume())
+
+
+def test_a_streamed_program_is_recorded_like_any_other(memory: hs.StepMemory) -> None:
+    program = hs.Recorded(dspy.Predict("question -> answer"), memory)
+    with dspy.context(lm=scripted_lm(lambda _: {"answer": "a long answer, in pieces"})):
+        items = streamed(program, question="?")
+    assert len(items) > 2, "it streams"
+    [step] = all_steps(memory)
+    assert step.outputs == {"answer": "a long answer, in pieces"}
+    assert step.metrics is not None
+    assert step.metrics.llm_calls == 1
+
+
+def test_an_abandoned_stream_leaves_no_program_open(memory: hs.StepMemory) -> None:
+    class Ask(dspy.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.predict = dspy.Predict("question -> answer")
+
+        async def aforward(self, question: str) -> Any:
+            return await self.predict.acall(question=question)
+
+    program = hs.Recorded(Ask(), memory)
+    listener = dspy.streaming.StreamListener(
+        "answer", predict=program.program.predict, predict_name="predict"
+    )
+
+    async def abandon() -> None:
+        stream = dspy.streamify(program, stream_listeners=[listener], is_async_program=True)
+        streaming = asyncio.Event()
+
+        async def consume() -> None:
+            async for _ in stream(question="?"):
+                streaming.set()
+
+        reader = asyncio.create_task(consume())
+        await streaming.wait()
+        reader.cancel()
+        await asyncio.wait([reader])
+
+    lm = scripted_lm(lambda _: {"answer": "a long answer, in many pieces " * 20}, delay_seconds=0.5)
+    with dspy.context(lm=lm):
+        asyncio.run(abandon())
+    steps = all_steps(memory)
+    assert [(s.step_type.value, s.status) for s in steps] == [
+        ("ProgramCall", "ok"),
+        ("Action", "cancelled"),
+        ("ProgramEnd", "cancelled"),
+    ]
