@@ -209,11 +209,29 @@ class Database:
         try:
             if self.path.exists() and self._version() == latest_version():
                 return
-            if not self.writable:
-                raise ReadOnlyStorageError(f"{self.path} cannot be created or upgraded here.")
+        except sqlite3.OperationalError as error:
+            if not self._may_open_immutable(error):
+                raise translated(error, self.path) from error
+            self._mode = "ro&immutable=1"
+            self._prepare()
+            return
+        except sqlite3.Error as error:
+            raise translated(error, self.path) from error
+        if not self.writable:
+            raise ReadOnlyStorageError(f"{self.path} cannot be created or upgraded here.")
+        try:
             self._create()
         except sqlite3.Error as error:
             raise translated(error, self.path) from error
+
+    def _may_open_immutable(self, error: sqlite3.OperationalError) -> bool:
+        """Tell whether the file can be read without a write-ahead log, there being none.
+
+        Where nothing can be written, SQLite cannot make the log's index, and refuses to open.
+        """
+        log = self.path.with_name(self.path.name + "-wal")
+        refused = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CANTOPEN
+        return self._mode == "ro" and refused and not (log.exists() and log.stat().st_size)
 
     def _version(self) -> int:
         connection = self._connect()

@@ -14,7 +14,6 @@ import numpy as np
 
 from hybridagi_steps.protocols import Changes, PendingText, Position, TextRow, VectorRow
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.stores.body import decode_body
 from hybridagi_steps.stores.sqlite.tables import Tables
 from hybridagi_steps.stores.sqlite.where import json_array
 
@@ -91,9 +90,10 @@ class DerivedTables(Tables):
             rows: list[int] = [row for (row,) in connection.execute(_PENDING_TEXT_ROWS, asked)]
             parents = self._parents(connection, rows)
             steps = self._steps(connection, {*rows, *parents.values()})
+        found = zip(rows, self._listed(steps, rows), map(parents.get, rows), strict=True)
         return [
-            PendingText(row, steps[row], parent, steps.get(parent) if parent else None)
-            for row, parent in ((row, parents.get(row)) for row in rows)
+            PendingText(row, step, parent, None if parent is None else steps.get(parent))
+            for row, step, parent in found
         ]
 
     def save_texts(self, texts: Sequence[TextRow]) -> None:
@@ -114,7 +114,7 @@ class DerivedTables(Tables):
         with self._db.reading() as connection:
             rows: list[int] = [row for (row,) in connection.execute(_PENDING_VECTOR_ROWS, asked)]
             steps = self._steps(connection, set(rows))
-        return [(row, steps[row]) for row in rows]
+        return list(zip(rows, self._listed(steps, rows), strict=True))
 
     def save_vectors(self, vectors: Sequence[VectorRow]) -> None:
         """Save embeddings of steps that have none."""
@@ -191,7 +191,7 @@ class DerivedTables(Tables):
 
     def _steps(self, connection: sqlite3.Connection, rows: set[int]) -> dict[int, AgentStep]:
         asked = (self._namespace, json_array(sorted(rows)))
-        return {row: decode_body(body) for row, body in connection.execute(_BODIES, asked)}
+        return {row: self._decoded(row, body) for row, body in connection.execute(_BODIES, asked)}
 
     def _text_values(self, text: TextRow) -> tuple[int | str | None, ...]:
         parent = None if text.parent_row is None else int(text.parent_row)

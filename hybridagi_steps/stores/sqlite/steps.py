@@ -17,7 +17,7 @@ from hybridagi_steps.protocols import Rows, RunSummary
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.step_text import own_text, text_hash
-from hybridagi_steps.stores.body import decode_body, encode_body
+from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.sqlite.removal import remove_empty_runs, remove_rows, runs_of
 from hybridagi_steps.stores.sqlite.tables import Tables
 from hybridagi_steps.stores.sqlite.where import condition, is_storable, json_array
@@ -71,7 +71,7 @@ class StepTables(Tables):
         with self._db.reading() as connection:
             rows = self._rows_of(connection, wanted)
             steps = self._read(connection, list(rows.values()), vectors=vectors)
-        return [steps[rows[step_id]] for step_id in wanted if step_id in rows]
+        return self._listed(steps, [rows[step_id] for step_id in wanted if step_id in rows])
 
     def find(
         self, where: StepFilter, *, limit: int, offset: int = 0, newest_first: bool = False
@@ -85,7 +85,7 @@ class StepTables(Tables):
         with self._db.reading() as connection:
             rows = self._column(connection, query, *values, limit, offset)
             steps = self._read(connection, rows)
-        return [steps[row] for row in rows]
+        return self._listed(steps, rows)
 
     def rows(self, where: StepFilter) -> Rows:
         """Return the rows that match, ascending."""
@@ -108,7 +108,7 @@ class StepTables(Tables):
             query = query.format(keys=self._keys(connection))
             rows = self._column(connection, query, self._namespace, json_array(parents))
             steps = self._read(connection, rows)
-        return [steps[row] for row in rows]
+        return self._listed(steps, rows)
 
     def iter_steps(self, where: StepFilter) -> Iterator[AgentStep]:
         """Yield all matching steps by row; those deleted meanwhile are left out."""
@@ -179,7 +179,7 @@ class StepTables(Tables):
         for row, body, vector in connection.execute(
             _READ, (vectors, self._namespace, json_array(rows))
         ):
-            steps[row] = step = decode_body(body)
+            steps[row] = step = self._decoded(row, body)
             if vector is not None:
                 step.vector = np.frombuffer(vector, dtype="<f4").tolist()
         unscored = {step.run_id for step in steps.values() if step.score is None and step.run_id}
@@ -204,7 +204,7 @@ class StepTables(Tables):
         _: int,
     ) -> RunSummary:
         key = (self._namespace, run_id)
-        (first,) = connection.execute(_FIRST_STEP, key).fetchone()
+        first = next(iter(self._column(connection, _FIRST_STEP, *key)), "")
         score, feedback = connection.execute(_RUN, key).fetchone() or (None, None)
         return RunSummary(
             run_id, session_id, scope, steps, errors, first, started_at, ended_at, score, feedback

@@ -8,9 +8,12 @@ on whether they have been written. On a file that cannot be written they stay un
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hybridagi_steps.errors import StorageBusyError, StorageError
+from hybridagi_steps.errors import DamagedFileError, StorageError
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.stores.body import decode_body
 from hybridagi_steps.stores.sqlite.database import Database
 
 KEYS_PER_TRANSACTION = 5_000
@@ -43,7 +46,7 @@ class Tables:
             try:
                 with self._db.writing() as connection:
                     long = self._write_keys(connection)
-            except (StorageBusyError, StorageError):
+            except StorageError:
                 return  # the tail answers as well, only slower; a damaged file says so on reading
 
     def _write_keys(self, connection: sqlite3.Connection) -> bool:
@@ -65,6 +68,24 @@ class Tables:
 
     def _tail_length(self, connection: sqlite3.Connection) -> int:
         return int(connection.execute(_TAIL_LENGTH, (self._namespace,)).fetchone()[0])
+
+    def _decoded(self, row: int, body: str) -> AgentStep:
+        """Return the step in a body that the file gave us."""
+        try:
+            return decode_body(body)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedFileError(
+                f"{self._db.path}: row {row} holds no step ({error!r}); restore a backup."
+            ) from error
+
+    def _listed(self, steps: Mapping[int, AgentStep], rows: Sequence[int]) -> list[AgentStep]:
+        """Return the steps of rows that were listed under the same transaction."""
+        try:
+            return [steps[row] for row in rows]
+        except KeyError as error:
+            raise DamagedFileError(
+                f"{self._db.path}: row {error} is listed and not there; restore a backup."
+            ) from error
 
     def _column(self, connection: sqlite3.Connection, sql: str, *values: Any) -> list[Any]:
         return [value for (value,) in connection.execute(sql, values)]

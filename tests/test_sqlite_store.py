@@ -1,0 +1,398 @@
+"""The SQLite store as a file: what it refuses, what it survives, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from conformance.making import EVERYTHING, ids, save_pending, step, text
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridagi_steps.errors import (
+    DamagedFileError,
+    DiskFullError,
+    DuplicateStepError,
+    ForeignFileError,
+    NewerSchemaError,
+    ReadOnlyStorageError,
+    StorageBusyError,
+    StorageError,
+)
+from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.stores.sqlite import SqliteStepStore, schema
+from hybridagi_steps.stores.sqlite.database import Database
+from hybridagi_steps.stores.sqlite.file_lock import FileLock
+
+CANARY = "xCANARYx"
+WRITER = """
+import sys
+from pathlib import Path
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.stores.sqlite import SqliteStepStore
+path, name, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+store = SqliteStepStore(path, durability="normal")
+for n in range(count):
+    store.append([AgentStep(id=f"{name}-{n}", step_type="Action", run_id=name, hop=n)])
+store.close()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "steps.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[SqliteStepStore]:
+    store = SqliteStepStore(path, durability="normal")
+    yield store
+    store.close()
+
+
+def filled(path: Path, count: int = 50) -> None:
+    with closing(SqliteStepStore(path, durability="normal")) as store:
+        store.append([step(id=str(n), run_id="r", outputs={"x": "y" * 300}) for n in range(count)])
+        save_pending(store)
+
+
+def test_reopening_finds_everything(path: Path) -> None:
+    filled(path)
+    with closing(SqliteStepStore(path)) as store:
+        assert len(store.find(EVERYTHING, limit=99)) == 50
+        first = store.identity().store_id
+    with closing(SqliteStepStore(path, namespace="other")) as store:
+        assert store.identity().store_id == first
+        assert store.find(EVERYTHING, limit=99) == []
+
+
+def test_an_empty_file_is_taken_over(path: Path) -> None:
+    path.touch()
+    filled(path)
+    with closing(SqliteStepStore(path)) as store:
+        assert store.stats()["steps"] == 50
+
+
+def test_processes_may_create_and_fill_one_file_together(path: Path) -> None:
+    command = [sys.executable, "-c", WRITER, str(path)]
+    writers = [subprocess.Popen([*command, f"w{n}", "25"]) for n in range(4)]
+    assert [writer.wait() for writer in writers] == [0] * 4
+    with closing(SqliteStepStore(path)) as store:
+        for n in range(4):
+            run = store.find(StepFilter(run_id=f"w{n}"), limit=99)
+            assert ids(run) == [f"w{n}-{m}" for m in range(25)]
+        assert store.verify() == []
+
+
+def test_a_file_of_another_kind_is_refused_untouched(path: Path) -> None:
+    path.write_text("Dear diary, " * 200)
+    before = path.read_bytes()
+    with pytest.raises(ForeignFileError, match=r"steps\.db"):
+        SqliteStepStore(path)
+    assert path.read_bytes() == before
+
+
+def test_a_database_of_another_program_is_refused_untouched(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE theirs (x)")
+    before = path.read_bytes()
+    with pytest.raises(ForeignFileError, match="another program"):
+        SqliteStepStore(path)
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ForeignFileError, match="folder"):
+        SqliteStepStore(tmp_path)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="create it first"):
+        SqliteStepStore(tmp_path / "nowhere" / "steps.db")
+
+
+def test_a_newer_schema_is_refused(path: Path) -> None:
+    filled(path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {schema.latest_version() + 1}")
+    with pytest.raises(NewerSchemaError, match="upgrade hybridagi-steps"):
+        SqliteStepStore(path)
+
+
+def test_missing_tables_are_damage(path: Path) -> None:
+    filled(path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE embedding")
+    with pytest.raises(DamagedFileError, match="embedding"):
+        SqliteStepStore(path)
+
+
+def test_a_failed_migration_leaves_an_empty_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [first] = schema.migrations()
+    broken = [(1, first[1] + "\nCREATE TABLE nonsense;\n")]
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "migrations", lambda: broken)
+        with pytest.raises(StorageError):
+            SqliteStepStore(path)
+    filled(path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The bytes of a good file."""
+    path = tmp_path_factory.mktemp("whole") / "steps.db"
+    filled(path)
+    return path.read_bytes()
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_a_damaged_file_is_named_or_still_whole(
+    whole: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("damage") / "steps.db"
+    content = bytearray(whole)
+    where = data.draw(st.integers(0, len(content) - 1) | st.integers(0, 200), "where")
+    if data.draw(st.booleans(), "truncate"):
+        del content[where:]
+    else:
+        content[where : where + 16] = data.draw(st.binary(min_size=16, max_size=16), "bytes")
+    path.write_bytes(content)
+    try:
+        with closing(SqliteStepStore(path)) as store:
+            store.verify()
+            store.runs(limit=9)
+            found = store.find(EVERYTHING, limit=99)
+            store.append([step()])
+    except StorageError:
+        return
+    assert len(found) in range(51)
+
+
+def test_verify_names_what_does_not_hold_together(path: Path) -> None:
+    filled(path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM agent_step WHERE id = '7'")
+        connection.execute("UPDATE agent_step SET body = '{' WHERE id = '8'")
+        connection.execute("DELETE FROM step_text WHERE row = 5")
+    with closing(SqliteStepStore(path)) as store:
+        problems = "\n".join(store.verify())
+    assert "words without a step: 1 rows (8" in problems
+    assert "a body that is no JSON, or not of its id: 1 rows (9" in problems
+    assert "a step without words below the watermark: 1 rows (5" in problems
+
+
+def test_deleted_words_are_in_no_file_after_vacuum(path: Path, store: SqliteStepStore) -> None:
+    store.append([step(id=str(n), outputs={"x": f"{CANARY} {n}"}) for n in range(300)])
+    store.append([step(id="kept"), step(id="r", run_id=CANARY, outputs={"x": CANARY * 900})])
+    doomed = [found.row for found in store.pending_texts(999) if found.step.id != "kept"]
+    store.save_texts([text(row, tokens=CANARY) for row in doomed])
+    store.score_run(CANARY, 1.0, CANARY)
+    assert any(CANARY.encode() in file.read_bytes() for file in path.parent.iterdir())
+    store.append([step(id="r")], replace=True)
+    store.delete([str(n) for n in range(300)])
+    store.vacuum()
+    files = [file.name for file in path.parent.iterdir() if CANARY.encode() in file.read_bytes()]
+    assert files == []
+    assert ids(store.find(EVERYTHING, limit=9)) == ["kept", "r"]
+
+
+def test_a_busy_file_is_named_after_the_timeout(path: Path) -> None:
+    filled(path)
+    impatient = SqliteStepStore(path, timeout_seconds=0.1)
+    patient = SqliteStepStore(path, timeout_seconds=10)
+    with closing(impatient), closing(patient), closing(FileLock(path, 1)) as holder:
+        holder.acquire()
+        with pytest.raises(StorageBusyError, match="another writer"):
+            impatient.append([step(id="no")])
+        assert len(impatient.find(EVERYTHING, limit=99)) == 50
+        late = threading.Thread(target=patient.append, args=([step(id="late")],))
+        late.start()
+        time.sleep(0.05)
+        holder.release()
+        late.join()
+        impatient.append([step(id="now")])
+        assert ids(impatient.get(["no", "late", "now"])) == ["late", "now"]
+
+
+def test_another_program_holding_the_file_is_named(path: Path) -> None:
+    filled(path)
+    with closing(SqliteStepStore(path, timeout_seconds=0.1)) as store:
+        with closing(sqlite3.connect(path, isolation_level=None)) as intruder:
+            intruder.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StorageBusyError):
+                store.append([step()])
+            with pytest.raises(StorageBusyError):
+                store.append([step(), step()])
+        store.append([step(id="now")])
+
+
+def test_a_reader_sees_one_state_while_others_write(path: Path, store: SqliteStepStore) -> None:
+    store.append([step(id="a")])
+    with closing(Database(path, "normal", 1)) as database:
+        with database.reading() as connection:
+            count = "SELECT count(*) FROM agent_step"
+            assert connection.execute(count).fetchone() == (1,)
+            store.append([step(id="b"), step(id="c")])
+            assert connection.execute(count).fetchone() == (1,)
+        with database.reading() as connection:
+            assert connection.execute(count).fetchone() == (3,)
+
+
+def test_answers_do_not_depend_on_written_keys(path: Path) -> None:
+    with closing(SqliteStepStore(path, durability="normal")) as store:
+        steps = [step(id=str(n), run_id=f"r{n % 7}", hop=n, parent_id="0") for n in range(700)]
+        store.append(steps[:300])
+        store.find(EVERYTHING, limit=1)
+        store.append(steps[300:])
+        run = StepFilter(run_id="r3")
+        with closing(sqlite3.connect(path)) as connection:
+            keys = connection.execute("SELECT count(*) FROM step_key").fetchone()
+        assert keys == (300,)
+        expected = [str(n) for n in range(700) if n % 7 == 3]
+        assert ids(store.find(run, limit=999)) == expected
+        assert ids(store.children(["0"])) == [str(n) for n in range(700)]
+        assert store.verify() == []
+
+
+def test_a_transaction_that_fails_leaves_nothing(store: SqliteStepStore) -> None:
+    with pytest.raises(DuplicateStepError):
+        store.append([step(id=str(n % 9)) for n in range(10)])
+    store.append([step(id="x", vector=[1.0]), step(id="y")])
+    with pytest.raises(DuplicateStepError):
+        store.append([step(id="z", vector=[1.0]), step(id="y")])
+    assert ids(store.find(EVERYTHING, limit=99)) == ["x", "y"]
+    assert store.stats()["embedded"] == 1
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_many_forks_share_one_file_with_their_parent(path: Path, store: SqliteStepStore) -> None:
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            store.append([step(id=f"thread-{number}")])
+            store.rows(EVERYTHING)
+            number += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    children = [_forked(store, number) for number in range(6)]
+    outcomes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    stop.set()
+    writer.join()
+    assert outcomes == [0] * 6
+    assert ids(store.get([f"fork-{n}-9" for n in range(6)])) == [f"fork-{n}-9" for n in range(6)]
+    assert store.verify() == []
+
+
+def _forked(store: SqliteStepStore, number: int) -> int:
+    """Write from a forked child; return its process id."""
+    if child := os.fork():
+        return child
+    failed = 1
+    try:
+        for n in range(10):
+            store.append([step(id=f"fork-{number}-{n}")])
+        failed = int(len(store.get([f"fork-{number}-0"])) != 1)
+    finally:
+        os._exit(failed)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one MiB, where this machine lets us have one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if mount("-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)):
+        pytest.skip("no right to mount a small file system here")
+    yield folder
+    mount("-u", str(folder), undo=True)
+
+
+def mount(*arguments: str, undo: bool = False) -> int:
+    """Run mount, or umount to undo it; return the exit code."""
+    name = "umount" if undo else "mount"
+    if (program := shutil.which(name)) is None:
+        return 1
+    options = [option for option in arguments if not (undo and option == "-u")]
+    return subprocess.run([program, *options], capture_output=True, check=False).returncode
+
+
+def test_a_full_disk_is_named_and_loses_nothing(small_disk: Path) -> None:
+    stored: list[str] = []
+    with closing(SqliteStepStore(small_disk / "steps.db", durability="full")) as store:
+        with pytest.raises(DiskFullError, match="free some space"):
+            _fill_up(store, stored)
+        with pytest.raises(DiskFullError):
+            store.append([step(outputs={"x": "y" * 100_000}), step()])
+        assert ids(store.get(stored)) == stored
+        assert store.verify() == []
+    with closing(SqliteStepStore(small_disk / "steps.db")) as store:
+        assert ids(store.find(EVERYTHING, limit=9999)) == stored
+    assert len(stored) > 50
+
+
+def _fill_up(store: SqliteStepStore, stored: list[str]) -> None:
+    for n in range(3000):
+        store.append([step(id=str(n), outputs={"x": "y" * 2000})])
+        stored.append(str(n))
+
+
+def test_a_read_only_disk_can_be_read(small_disk: Path) -> None:
+    path = small_disk / "steps.db"
+    filled(path)
+    assert mount("-o", "remount,ro", str(small_disk)) == 0
+    with closing(SqliteStepStore(path)) as store:
+        assert len(store.find(StepFilter(run_id="r"), limit=99)) == 50
+        assert store.pending_texts(9) == []
+        assert store.verify() == []
+        with pytest.raises(ReadOnlyStorageError):
+            store.append([step()])
+        with pytest.raises(ReadOnlyStorageError):
+            store.delete(["1"])
+    with closing(SqliteStepStore(path, namespace="unknown")) as store:
+        assert store.find(EVERYTHING, limit=9) == store.runs(limit=9) == []
+        assert store.identity().embedder is None
+        assert store.position() == store.changes(store.position()).position
+        assert store.stats()["steps"] == 0
+    with pytest.raises(ReadOnlyStorageError):
+        SqliteStepStore(small_disk / "new.db")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write whatever the permissions say")
+def test_permissions_are_respected(path: Path) -> None:
+    filled(path)
+    path.chmod(0o444)
+    path.parent.chmod(0o555)
+    try:
+        with closing(SqliteStepStore(path)) as store:
+            assert len(store.rows(EVERYTHING)) == 50
+            with pytest.raises(ReadOnlyStorageError):
+                store.append([step()])
+    finally:
+        path.parent.chmod(0o755)
+
+
+def test_an_append_writes_one_step_within_its_budget_of_bytes(path: Path) -> None:
+    with closing(SqliteStepStore(path, durability="normal")) as store:
+        for n in range(800):
+            store.append(
+                [step(run_id=f"r{n // 20}", hop=n % 20, outputs={"x": os.urandom(360).hex()})]
+            )
+        payload = sum(len(each.model_dump_json()) for each in store.iter_steps(EVERYTHING))
+        assert sum(file.stat().st_size for file in path.parent.iterdir()) < 3.5 * payload
+    assert path.stat().st_size < 2.2 * payload
