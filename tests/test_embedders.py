@@ -1,4 +1,4 @@
-"""Embedders: what a text becomes, what bad output becomes, and what a name stands for."""
+"""Embedders: what a text becomes, and what bad output becomes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ from hybridagi_steps.embedders import (
     SentenceTransformerEmbedder,
     WordLlamaEmbedder,
     checked_vectors,
-    resolution,
     resolve_embedder,
 )
 from hybridagi_steps.embedders import wordllama as wordllama_module
-from hybridagi_steps.errors import DimensionMismatchError, EmbedderError, MissingExtraError
+from hybridagi_steps.errors import DimensionMismatchError, EmbedderError
 from hybridagi_steps.protocols import Embedder, FloatMatrix
 
 HAS_EXTRA = find_spec("sentence_transformers") is not None
@@ -255,7 +254,7 @@ class TestDspy:
             "openai/text-embedding-3-small",
             dimensions=64,  # pyright: ignore[reportArgumentType]  DSPy annotates **kwargs wrongly
         )
-        assert resolve_embedder(sized).model_id == "dspy/openai/text-embedding-3-small/64"
+        assert resolve_embedder(sized).model_id == "dspy/openai/text-embedding-3-small@64"
 
     def test_blank_texts_are_not_sent_and_long_ones_are_cut(self) -> None:
         sent: list[str] = []
@@ -309,71 +308,6 @@ class TestCheckedVectors:
     def test_another_length_is_a_dimension_error(self) -> None:
         with pytest.raises(DimensionMismatchError):
             checked_vectors([[1, 2, 3]], 1, 2)
-
-
-class TestNames:
-    def test_a_name_gives_its_embedder(self) -> None:
-        assert isinstance(resolve_embedder("wordllama"), WordLlamaEmbedder)
-        assert resolve_embedder("hashing").dimension == 256
-        assert resolve_embedder("hashing:64").dimension == 64
-
-    def test_an_embedder_is_returned_as_it_is(self) -> None:
-        embedder = HashingEmbedder(4)
-        assert resolve_embedder(embedder) is embedder
-
-    @pytest.mark.parametrize(
-        "name", ["", "nonsense", "hashing:many", "wordllama:1", "dspy", "auto:x"]
-    )
-    def test_another_name_is_refused_and_says_so(self, name: str) -> None:
-        with pytest.raises(EmbedderError, match=name.partition(":")[0] or "''"):
-            resolve_embedder(name)
-        with pytest.raises(EmbedderError, match="0 dimensions"):
-            resolve_embedder("hashing:0")
-        with pytest.raises(EmbedderError, match="int is no embedder"):
-            resolve_embedder(7)  # pyright: ignore[reportArgumentType]
-
-    def test_auto_is_minilm_when_it_is_at_hand_else_wordllama(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(resolution, "minilm_folder", lambda: None)
-        assert isinstance(resolve_embedder("auto"), WordLlamaEmbedder)
-        assert isinstance(resolve_embedder(None), WordLlamaEmbedder)
-
-    @pytest.mark.skipif(not HAS_MINILM, reason="needs the MiniLM weights")
-    def test_auto_is_minilm_here_without_loading_it(self) -> None:
-        assert isinstance(resolve_embedder("auto"), SentenceTransformerEmbedder)
-
-    @pytest.mark.skipif(HAS_EXTRA, reason="the extra is installed")
-    def test_a_missing_extra_is_named(self) -> None:
-        with pytest.raises(MissingExtraError, match=r"hybridagi-steps\[sentence-transformers\]"):
-            resolve_embedder("sentence-transformers:some/model")
-
-    def test_a_plug_in_is_found_by_its_entry_point(self, tmp_path: Path) -> None:
-        (tmp_path / "plugged.py").write_text(
-            "from hybridagi_steps.embedders import HashingEmbedder\n"
-            "def make(size='5'):\n    return HashingEmbedder(int(size))\n"
-        )
-        info = tmp_path / "plugged-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged\nVersion: 1.0\n")
-        group = resolution.ENTRY_POINT_GROUP
-        (info / "entry_points.txt").write_text(f"[{group}]\nplugged = plugged:make\n")
-        script = """
-            from hybridagi_steps.embedders import resolve_embedder
-            print(resolve_embedder("plugged").dimension, resolve_embedder("plugged:9").dimension)
-        """
-        assert _python(script, PYTHONPATH=str(tmp_path)).split() == ["5", "9"]
-
-
-@pytest.mark.skipif(not HAS_MINILM, reason="needs the MiniLM weights")
-def test_minilm_has_one_id_however_it_is_named() -> None:
-    from hybridagi_steps.embedders.minilm import minilm_folder
-
-    names = ["all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2", str(minilm_folder())]
-    ids = {SentenceTransformerEmbedder(name).model_id for name in names}
-    assert len(ids) == 1
-    with pytest.raises(EmbedderError, match="no-such-model"):
-        SentenceTransformerEmbedder("/no-such-model").embed_documents(["a"])
 
 
 def test_importing_the_embedders_loads_nothing() -> None:

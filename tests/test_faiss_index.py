@@ -273,6 +273,17 @@ def test_arrays_bring_the_same_index_back_and_are_never_written_to() -> None:
         np.testing.assert_array_equal(array, before[name])
 
 
+@pytest.mark.usefixtures("small_tiers")
+def test_codes_of_another_faiss_are_made_anew() -> None:
+    vectors = clustered(700, 16)
+    index = FaissIndex(16)
+    index.add(np.arange(700), vectors)
+    expected = index.search(vectors[:1], 5)[0].rows.tolist()
+    strange = {"codes": np.arange(9, dtype=np.uint8), "codes_maker": np.zeros(3, np.uint8)}
+    revived = FaissIndex.from_arrays(16, index.to_arrays() | strange)
+    assert revived.search(vectors[:1], 5)[0].rows.tolist() == expected
+
+
 def test_arrays_that_do_not_fit_are_refused() -> None:
     index = FaissIndex(4)
     index.add(np.arange(3), np.eye(4)[:3])

@@ -98,7 +98,7 @@ def _described(embedder: Callable[[list[str]], Any]) -> str:
     inner: Any = getattr(embedder, "model", None)
     if isinstance(inner, str):
         options: dict[str, Any] = getattr(embedder, "default_kwargs", {})
-        size = f"/{options['dimensions']}" if "dimensions" in options else ""
+        size = f"@{options['dimensions']}" if "dimensions" in options else ""
         return f"dspy/{inner}{size}"
     called: Any = inner if callable(inner) else embedder
     named: Any = called if hasattr(called, "__qualname__") else called.__class__

@@ -61,14 +61,14 @@ def embedder_for(model_id: str) -> Embedder:
         EmbedderMismatchError: None that can be had here makes such vectors.
     """
     kind, _, rest = model_id.partition("/")
-    argument = rest.rpartition("@")[0]
+    argument = rest.rpartition("@")[0] or rest
     for name in (f"{kind}:{argument}", kind, "auto"):
         try:
             found = resolve_embedder(name)
+            if found.model_id == model_id:
+                return found
         except (EmbedderError, MissingExtraError):
             continue  # the next name may do; if none does, the error below says so
-        if found.model_id == model_id:
-            return found
     raise EmbedderMismatchError(model_id, 'embedder="auto", which cannot make such vectors here')
 
 

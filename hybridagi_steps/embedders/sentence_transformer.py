@@ -125,8 +125,10 @@ def _load(name: str, device: str | None) -> _Model:
 
 
 def _title(name: str) -> str:
-    """The model's own name: the same for the hub's, the packaged and a copied folder."""
-    return MINILM.partition("/")[2] if Path(name) == minilm_folder() else Path(name).name
+    """Name the model as it can be asked for again; a folder by its last part."""
+    if Path(name) == minilm_folder():
+        name = MINILM
+    return Path(name).name if Path(name).is_dir() else name.removeprefix("sentence-transformers/")
 
 
 def _digest(transformer: Any) -> str:

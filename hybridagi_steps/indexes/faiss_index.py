@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.errors import DamagedFileError, VectorError
-from hybridagi_steps.indexes.rabitq_codes import RabitqCodes
+from hybridagi_steps.indexes.rabitq_codes import MAKER, RabitqCodes
 from hybridagi_steps.indexes.vector_store import (
     Mask,
     Positions,
@@ -153,6 +153,7 @@ class FaissIndex:
             }
             if self._codes is not None:
                 arrays["codes"] = self._codes.to_bytes()
+                arrays["codes_maker"] = np.frombuffer(MAKER, np.uint8)
                 arrays["trained_on"] = np.array([self._codes.trained_on], np.int64)
             return arrays
 
@@ -165,7 +166,10 @@ class FaissIndex:
         Raises:
             DamagedFileError: They do not fit together or are of another dimension.
         """
-        missing = {"rows", "vectors", "alive"} - arrays.keys()
+        needed = {"rows", "vectors", "alive"}
+        if "codes" in arrays:
+            needed |= {"codes_maker", "trained_on"}
+        missing = needed - arrays.keys()
         if missing:
             raise DamagedFileError(f"the cached index lacks {', '.join(sorted(missing))}.")
         store = VectorStore.restore(arrays["rows"], arrays["vectors"], arrays["alive"])
@@ -273,8 +277,7 @@ def _allowed(positions: Positions, allowed: Mask | None) -> Positions:
 
 
 def _revived_codes(arrays: Mapping[str, npt.NDArray[Any]]) -> RabitqCodes | None:
-    if "codes" not in arrays:
+    """Revive the codes; None if there are none, or another FAISS wrote them."""
+    if "codes" not in arrays or arrays["codes_maker"].tobytes() != MAKER:
         return None
-    if arrays["codes"].dtype != np.uint8 or arrays.get("trained_on", np.empty(0)).shape != (1,):
-        raise DamagedFileError("the cached codes are incomplete.")
     return RabitqCodes.from_bytes(arrays["codes"], int(arrays["trained_on"][0]))

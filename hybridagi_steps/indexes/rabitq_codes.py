@@ -39,6 +39,10 @@ def _one_thread() -> Generator[None]:
         faiss.omp_set_num_threads(before)
 
 
+MAKER = f"faiss {faiss.__version__}".encode()
+"""Whose format `to_bytes` writes; codes of another maker are made anew rather than trusted."""
+
+
 class RabitqCodes:
     """Codes of positions 0 … count - 1, about d / 8 + 8 bytes each.
 
