@@ -9,8 +9,8 @@ in more than half of the steps next to no weight.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
 from contextlib import closing
+from itertools import cycle
 from statistics import fmean
 from typing import Any
 
@@ -22,6 +22,7 @@ from hybridagi_steps.indexes.lexical import LexicalIndex
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.step_text import tokens, window_text
 
+SIZES = "10000,100000"
 POOL = 50
 TOP = 10
 
@@ -40,10 +41,10 @@ def report(json_output: bool = False, **options: Any) -> None:
         print_tables(_tables(result), result)
 
 
-def measure(sizes: Sequence[int] = (10_000, 100_000), rounds: int = 40) -> dict[str, Any]:
+def measure(sizes: str = SIZES, rounds: int = 40) -> dict[str, Any]:
     """Return times per query in milliseconds, seconds to build, and the agreement of the top 10."""
-    found = {str(size): _compared(size, rounds) for size in sizes}
-    return {**conditions(sizes=list(sizes), rounds=rounds), "steps": found}
+    found = {str(size): _compared(size, rounds) for size in map(int, sizes.split(","))}
+    return {**conditions(sizes=sizes, rounds=rounds), "steps": found}
 
 
 def _compared(size: int, rounds: int) -> dict[str, float]:
@@ -57,7 +58,7 @@ def _compared(size: int, rounds: int) -> dict[str, float]:
             rows = ((row, " ".join(words)) for row, words in documents)
             connection.executemany(_INSERT, rows)
         asked = [words for query in made_queries(2 * rounds) if (words := tokens(query))][:rounds]
-        ours, theirs = iter(asked + asked), iter(asked + asked)
+        ours, theirs = cycle(asked), cycle(asked)
         rivals = {
             "ours": lambda: _by_postings(index, next(ours)),
             "fts5": lambda: _by_fts5(connection, next(theirs)),

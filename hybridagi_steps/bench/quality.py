@@ -41,8 +41,8 @@ OWN_HALVES = ("BM25, own text", "dense, own text")
 """What the hybrid must not fall behind."""
 
 _DEPTH = 100
-_WEIGHTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-_SHARES = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9)
+WEIGHTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+SHARES = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 Ranker = Callable[[Question], list[int]]
 """Answers a question with hashes of own texts, best first."""
@@ -184,8 +184,8 @@ def _constants() -> dict[str, float]:
 def _grid(hybrid: Ranker, tasks: list[Task]) -> list[dict[str, Any]]:
     """Return the nDCG of the library's search under other constants, per task and mean."""
     found: list[dict[str, Any]] = []
-    for weight in _WEIGHTS:
-        for share in _SHARES:
+    for weight in WEIGHTS:
+        for share in SHARES:
             with _using(weight, share):
                 each = {task.name: _by_run(_values(task, hybrid)[0]) for task in tasks}
             settings = {"lexical_weight": weight, "neighbour_share": share}
@@ -247,6 +247,6 @@ def _signed(difference: dict[str, float | None]) -> str:
 
 def _grid_table(grid: list[dict[str, Any]]) -> Table:
     means = {(entry["lexical_weight"], entry["neighbour_share"]): entry["mean"] for entry in grid}
-    rows = [[str(w), *(number(means[w, share]) for share in _SHARES)] for w in _WEIGHTS]
-    columns = ["LEXICAL_WEIGHT \\ NEIGHBOUR_SHARE", *map(str, _SHARES)]
+    rows = [[str(w), *(number(means[w, share]) for share in SHARES)] for w in WEIGHTS]
+    columns = ["LEXICAL_WEIGHT \\ NEIGHBOUR_SHARE", *map(str, SHARES)]
     return Table(f"mean nDCG@{CUT} on the half `tune`", columns, rows)

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, contextmanager
+from itertools import cycle
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -30,12 +31,14 @@ from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.step_index import StepIndex
 from hybridagi_steps.stores import open_store
 
-SIZES = (10_000, 100_000)
+SIZES = "10000,100000"
 K = 10
 NARROW = {"user_id": "user-7"}
 """One step in a hundred."""
 WIDE = {"exclude_run_id": ["run-3"]}
 """All steps but those of one run."""
+MANY = 1_000
+"""Steps added at once before a search."""
 
 _BATCH = 1_000
 
@@ -50,7 +53,7 @@ def report(json_output: bool = False, **options: Any) -> None:
 
 
 def measure(
-    sizes: Sequence[int] = SIZES,
+    sizes: str = SIZES,
     rounds: int = 40,
     starts: int = 5,
     embedder: str = "wordllama",
@@ -59,7 +62,7 @@ def measure(
     """Return wall times in milliseconds, and the index's recall, for each number of steps.
 
     Args:
-        sizes: Numbers of steps.
+        sizes: Numbers of steps, with commas between them.
         rounds: Queries per measurement.
         starts: Fresh processes that open the memory.
         embedder: Name of the embedder.
@@ -68,9 +71,9 @@ def measure(
     with _folder(workdir) as folder:
         found = {
             str(size): _measured(_built(folder, size, embedder), folder, rounds, starts)
-            for size in sizes
+            for size in map(int, sizes.split(","))
         }
-    options = conditions(sizes=list(sizes), rounds=rounds, starts=starts, embedder=embedder)
+    options = conditions(sizes=sizes, rounds=rounds, starts=starts, embedder=embedder)
     return {**options, "steps": found}
 
 
@@ -113,7 +116,7 @@ def _measured(path: Path, folder: Path, rounds: int, starts: int) -> dict[str, A
     return {
         "first_search": _first_searches(path, folder, queries, starts),
         "search": searches,
-        "after_adds": _after_adds(path, queries),
+        "after_adds": _after_adds(path),
         "index": _index_alone(path, queries),
     }
 
@@ -159,24 +162,25 @@ def _times(search: Callable[[str], object], queries: Iterable[str]) -> dict[str,
     }
 
 
-def _after_adds(path: Path, queries: Sequence[str]) -> dict[str, float]:
+def _after_adds(path: Path) -> dict[str, float]:
     """Return what a search takes right after appends, on a copy of the file."""
+    queries = made_queries(8)
     with tempfile.TemporaryDirectory(dir=path.parent) as name:
         for file in _files_of(path):
             shutil.copy(file, name)
         with StepMemory(Path(name) / path.name) as memory:
             memory.search(queries[0])
-            one = [_search_after(memory, queries[n], 1, n) for n in range(1, 9)]
-            many = [_search_after(memory, queries[n], _BATCH, n) for n in range(4)]
+            one = [_search_after(memory, query, 1, n) for n, query in enumerate(queries)]
+            many = [_search_after(memory, queries[n], MANY, n) for n in range(3)]
     return {
         "after_1_ms": median(sample.wall for sample in one) * 1e3,
-        f"after_{_BATCH}_ms": median(sample.wall for sample in many) * 1e3,
+        "after_many_ms": median(sample.wall for sample in many) * 1e3,
     }
 
 
 def _search_after(memory: StepMemory, query: str, count: int, turn: int) -> Sample:
     """Add steps that are new to the memory, then search."""
-    memory.add(made_steps(count, first=10_000_000 + count * _BATCH * 10 + turn * count))
+    memory.add(made_steps(count, first=10**7 * (1 + (count > 1)) + turn * count))
     return timed(lambda: memory.search(query, K))
 
 
@@ -200,12 +204,12 @@ def _beside_numpy(index: StepIndex, queries: FloatMatrix, rows: Rows | None) -> 
     arrays = index.own.vectors.to_arrays()
     held, matrix = arrays["rows"], np.array(arrays["vectors"])
     passing = None if rows is None else np.isin(held, rows)
-    ours, theirs = iter(np.tile(queries, (2, 1))), iter(np.tile(queries, (2, 1)))
+    ours, theirs = cycle(queries), cycle(queries)
     rivals = {
         "numpy": lambda: _exact(matrix, next(theirs), passing),
         "index": lambda: index.own.vectors.search(next(ours)[None], K, rows=rows),
     }
-    samples = interleaved(rivals, len(queries), warm_up=min(3, len(queries)))
+    samples = interleaved(rivals, len(queries), warm_up=3)
     return {
         "numpy_ms": typical(samples["numpy"], "wall") / 1e3,
         "index_ms": typical(samples["index"], "wall") / 1e3,
@@ -249,7 +253,7 @@ def _tables(result: dict[str, Any]) -> list[Table]:
         add(f"search, {name}: p50, ms", "search", name, "p50_ms")
         add(f"search, {name}: p95, ms", "search", name, "p95_ms")
     add("search after 1 append, ms", "after_adds", "after_1_ms")
-    add(f"search after {_BATCH:,} appends, ms", "after_adds", f"after_{_BATCH}_ms")
+    add(f"search after {MANY:,} appends, ms", "after_adds", "after_many_ms")
     for part, name in (("everything", "index"), ("filtered", "index, 1 % filter")):
         add(f"{name}: ms", "index", part, "index_ms", digits=2)
         add(f"{name}: numpy over everything, ms", "index", part, "numpy_ms", digits=2)

@@ -1,0 +1,156 @@
+"""What recording adds to a DSPy program's own time, and what of it is the store's write.
+
+One program (a module, two predictors and a tool, on a scripted model) runs four ways, taking turns:
+alone, with a callback that does nothing, recorded into a memory that does nothing, and recorded
+into a file. DSPy's dispatch to callbacks is not ours, so the recorder's own share is what the third
+takes over the second; the store's share is what the fourth takes over the third.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+import dspy
+from dspy.utils.callback import BaseCallback
+
+from hybridagi_steps.bench.conditions import conditions
+from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
+from hybridagi_steps.bench.timing import Clock, Samples, interleaved, typical
+from hybridagi_steps.memory import Durability, StepMemory
+from hybridagi_steps.programs.recorder import StepRecorder
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.testing import scripted_lm
+
+ALONE, DISPATCH, RECORDED, STORED = "alone", "no-op callback", "recorder, no store", "recorder"
+
+_QUESTION = "May a basic economy ticket be cancelled within a day of booking, and for what refund?"
+_POLICY = (
+    "Any reservation can be cancelled within 24 hours of booking. Otherwise basic economy " * 8
+)
+
+
+def report(json_output: bool = False, **options: Any) -> None:
+    """Print what recording costs; options are those of `measure`."""
+    result = measure(**options)
+    if json_output:
+        print_json(result)
+    else:
+        print_tables(_tables(result), result)
+
+
+def measure(rounds: int = 60, runs: int = 5, durability: Durability = "normal") -> dict[str, Any]:
+    """Return times in microseconds per recorded step, and the shares of recorder and store.
+
+    Args:
+        rounds: How often each way is measured.
+        runs: Program runs per measured sample.
+        durability: That of the file memory.
+    """
+    nowhere = _Nowhere()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        StepMemory(Path(folder) / "steps.db", durability=durability) as memory,
+        dspy.context(lm=scripted_lm(), callbacks=[]),
+    ):
+        program = _Refund()
+        rivals = {
+            ALONE: _running(program, runs),
+            DISPATCH: _running(program, runs, BaseCallback()),
+            RECORDED: _running(program, runs, StepRecorder(nowhere)),
+            STORED: _running(program, runs, StepRecorder(memory)),
+        }
+        samples = interleaved(rivals, rounds, warm_up=3)
+        stored = sum(1 for _ in memory.iter_steps())
+    steps = stored // ((rounds + 3) * runs)
+    per = steps * runs
+    return {
+        **conditions(rounds=rounds, runs=runs, durability=durability),
+        "steps_per_run": steps,
+        "times": {
+            name: {
+                "cpu_us": typical(found, "cpu", per=per),
+                "wall_us": typical(found, "wall", per=per),
+            }
+            for name, found in samples.items()
+        },
+        "dispatch": _share(samples, DISPATCH, ALONE, per),
+        "recorder": _share(samples, RECORDED, DISPATCH, per),
+        "store": _share(samples, STORED, RECORDED, per),
+    }
+
+
+class _Refund(dspy.Module):
+    """Looks a rule up, decides, answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decide = dspy.Predict("question, policy -> allowed: bool")
+        self.answer = dspy.Predict("question, policy, allowed: bool -> answer")
+        self.look_up = dspy.Tool(_look_up, name="look_up_policy")
+
+    def forward(self, question: str) -> Any:
+        policy = self.look_up(query=question)
+        allowed = self.decide(question=question, policy=policy).allowed
+        return self.answer(question=question, policy=policy, allowed=allowed)
+
+
+def _look_up(query: str) -> str:
+    """Return the policy that answers a question."""
+    return f"{_POLICY} ({len(query)} characters asked)"
+
+
+class _Nowhere:
+    """A memory that keeps nothing."""
+
+    def add(self, step_or_steps: AgentStep, /) -> None:
+        """Forget the step."""
+
+    def run(self, run_id: str, /) -> list[AgentStep]:  # noqa: ARG002 - there is none
+        """Return nothing."""
+        return []
+
+
+def _running(program: dspy.Module, runs: int, *callbacks: BaseCallback) -> Callable[[], None]:
+    def several() -> None:
+        with dspy.context(callbacks=list(callbacks)):
+            for _ in range(runs):
+                cast("Any", program)(question=_QUESTION)
+
+    return several
+
+
+def _share(samples: Samples, more: str, less: str, per: int) -> dict[str, float]:
+    """Return the median of what one way takes over another in the same round, per step."""
+    clocks: tuple[Clock, ...] = ("cpu", "wall")
+    return {
+        f"{clock}_us": median(
+            (a.of(clock) - b.of(clock)) / per * 1e6
+            for a, b in zip(samples[more], samples[less], strict=True)
+        )
+        for clock in clocks
+    }
+
+
+def _tables(result: dict[str, Any]) -> list[Table]:
+    rows = [
+        [name, number(times["cpu_us"], 0), number(times["wall_us"], 0)]
+        for name, times in result["times"].items()
+    ]
+    shares = {
+        "DSPy's dispatch (no-op callback - alone)": "dispatch",
+        "recorder's own share (no store - no-op callback)": "recorder",
+        "the store's write (recorder - no store)": "store",
+    }
+    for name, key in shares.items():
+        share = result[key]
+        rows.append([name, number(share["cpu_us"], 0), number(share["wall_us"], 0)])
+    title = f"one program run of {result['steps_per_run']} recorded steps, per step"
+    return [Table(title, ["", "CPU µs", "wall µs"], rows)]
