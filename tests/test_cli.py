@@ -209,6 +209,24 @@ def test_show_takes_the_beginning_of_an_id(run: Run, tmp_path: Path) -> None:
     refused(run("show", "uvwxyz-11"), "no step")
 
 
+def test_a_step_outside_any_run_has_its_kin_too(run: Run, tmp_path: Path) -> None:
+    links = [("loner-1", None), ("loner-2", "loner-1"), ("loner-3", "loner-2")]
+    fields = [{"id": a, "parent_id": b, "step_type": "Action"} for a, b in links]
+    (tmp_path / "s.jsonl").write_text("\n".join(map(json.dumps, fields)))
+    run("import", "s.jsonl")
+    shown = run("show", "loner-2").out
+    assert "after loner-1" in shown
+    assert "before loner-3" in shown
+
+
+def test_a_very_long_run_is_cut_and_says_so(run: Run, tmp_path: Path) -> None:
+    fields = [{"step_type": "Action", "run_id": "marathon", "hop": n} for n in range(1_300)]
+    (tmp_path / "s.jsonl").write_text("\n".join(map(json.dumps, fields)))
+    run("import", "s.jsonl")
+    assert "… and 300 more; --json shows all" in run("show", "marathon").out
+    assert len(json.loads(run("show", "marathon", "--json").out)) == 1_300
+
+
 def test_runs_lists_newest_first_with_scores(run: Run, filled: str) -> None:
     listed = json.loads(run("runs", "--db", filled, "--json").out)
     assert len(listed) == 10
@@ -294,6 +312,7 @@ def test_a_reading_command_does_not_make_a_file(run: Run, command: str, tmp_path
         (["search", "x", "--type", "Dance"], "step_types"),
         (["search", "x", "--status", "fine"], "status"),
         (["search", "x", "--since", "yesterday"], "yesterday"),
+        (["search", "x", "--until", "0001-01-01T00:00+14:00"], "--until"),
         (["search", "x", "--metadata", "novalue"], "KEY=VALUE"),
         (["search", "x", "--colour", "red"], "--colour"),
         (["show", "nothing-here"], "nothing-here"),
@@ -305,7 +324,11 @@ def test_a_reading_command_does_not_make_a_file(run: Run, command: str, tmp_path
         (["import", DATA, "--db", ":memory:"], "needs a file"),
         (["import", DATA, "--format", "xml"], "xml"),
         (["export", "no/such/folder.jsonl"], "cannot write"),
-        (["bench", "quality", "--frobs", "3"], "--frobs"),
+        (["bench", "quality", "--frobs", "3"], "option --frobs; this measurement has: --"),
+        (["bench", "write", "--frobs", "3"], "option --frobs; this measurement has: --"),
+        (["bench", "search", "--frobs", "3"], "option --frobs; this measurement has: --"),
+        (["bench", "recorder", "--rounds", "many"], "'many' is no int"),
+        (["bench", "lexical", "--rounds"], "needs a value"),
         (["bench", "nothing"], "nothing"),
     ],
 )
@@ -331,6 +354,7 @@ def test_terminal_escapes_in_a_step_do_not_reach_the_terminal(run: Run, tmp_path
     (tmp_path / "evil.jsonl").write_text(json.dumps({**fields, "outputs": {"result": evil}}))
     run("import", "evil.jsonl")
     step_id = json.loads(run("search", "evil", "--json").out)[0]["step"]["id"]
+    refused(run("search", "x", "--mode", evil), "evil")
     for command in (["search", "evil"], ["show", step_id], ["stats"], ["runs"]):
         shown = run(*command).out
         assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(shown)

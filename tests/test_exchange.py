@@ -221,6 +221,29 @@ def test_deep_nesting_and_endless_numbers_are_skipped(shelf: Shelf, tmp_path: Pa
     assert (report.added, [line for line, _ in report.skipped]) == (1, [1, 2])
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"created_at": "0001-01-01T00:00:00+14:00"},
+        {"created_at": 1e300},
+        {"created_at": {}},
+        {"id": ["x"]},
+        {"id": None},
+        {"inputs": [1]},
+        {"metrics": {"duration_ms": "long"}},
+        {"vector": ["a"]},
+        {"status": "splendid"},
+    ],
+)
+def test_odd_fields_are_named(shelf: Shelf, tmp_path: Path, odd: dict[str, Any]) -> None:
+    path = write(tmp_path / "odd.jsonl", {"step_type": "Action", **odd}, step().model_dump_json())
+    report = import_file(shelf, path)
+    assert (report.added, report.skipped_count) == (1, 1)
+    line, reason = report.skipped[0]
+    assert line == 1
+    assert next(iter(odd)) in reason or "time out of range" in reason
+
+
 def test_session_and_user_are_given_to_steps_without_one(shelf: Shelf, tmp_path: Path) -> None:
     path = write(
         tmp_path / "steps.jsonl",

@@ -57,7 +57,7 @@ def _run(arguments: list[str]) -> int:
         if message := getattr(error, "format_message", None):
             return _say(message().removeprefix("Invalid value: "), BAD_INPUT)
         if type(error).__name__ == "Abort":
-            return _say("stopped; nothing was changed.", INTERRUPTED)
+            return _say("stopped.", INTERRUPTED)
         if os.environ.get(DEBUG_VARIABLE):
             raise
         detail = f"{type(error).__name__}: {error}"
@@ -66,9 +66,11 @@ def _run(arguments: list[str]) -> int:
 
 
 def _say(message: str, code: int) -> int:
-    """Write one line to standard error and return `code`."""
+    """Write one line to standard error, harmless to a terminal, and return `code`."""
+    words = " ".join(message.split())
+    line = "".join(c if c.isprintable() else "\ufffd" for c in words)
     with contextlib.suppress(BrokenPipeError):
-        print(f"hybridagi-steps: {' '.join(message.split())}", file=sys.stderr)
+        print(f"hybridagi-steps: {line}", file=sys.stderr)
     return code
 
 

@@ -44,6 +44,12 @@ def recorder(context: typer.Context, as_json: AsJson = False) -> None:
     _report("recorder", context.args, json_output=as_json)
 
 
+@app.command(context_settings=_ANY_OPTIONS)
+def lexical(context: typer.Context, as_json: AsJson = False) -> None:
+    """How fast words are matched, beside SQLite's full-text index."""
+    _report("lexical", context.args, json_output=as_json)
+
+
 def _report(name: str, extra: list[str], *, json_output: bool) -> None:
     module = import_module(f"hybridagi_steps.bench.{name}")
     module.report(json_output=json_output, **options_for(module.measure, extra))

@@ -43,7 +43,10 @@ def run_steps(memory: StepMemory, run_id: str) -> list[AgentStep]:
 
 
 def lineage(memory: StepMemory, step: AgentStep) -> tuple[list[AgentStep], list[AgentStep]]:
-    """Return the steps that led to a step, nearest first, and those of its run that follow it."""
+    """Return the steps that led to a step, nearest first, and those of its run that follow it.
+
+    Only for a step outside any run is DSPy loaded.
+    """
     parents: list[AgentStep] = []
     seen = {id_text(step.id)}
     here = step
@@ -55,7 +58,9 @@ def lineage(memory: StepMemory, step: AgentStep) -> tuple[list[AgentStep], list[
         here = found[0]
         seen.add(name)
         parents.append(here)
-    kin = run_steps(memory, step.run_id) if step.run_id else []
+    if step.run_id is None:
+        return parents, list(memory.children(step.id).steps)
+    kin = run_steps(memory, step.run_id)
     return parents, [other for other in kin if other.parent_id == step.id]
 
 

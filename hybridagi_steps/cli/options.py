@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -118,8 +118,9 @@ def step_filter(
 
 def _date(option: str, text: str | None) -> datetime | None:
     try:
-        return datetime.fromisoformat(text) if text is not None else None
-    except ValueError as error:
+        read = datetime.fromisoformat(text) if text is not None else None
+        return read.astimezone(UTC) if read is not None and read.tzinfo is not None else read
+    except (ValueError, OverflowError) as error:
         raise typer.BadParameter(
             f"{option}: {text!r} is no date; write 2026-01-31 or 2026-01-31T10:00 (UTC)."
         ) from error

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _COLOURS = {"action": "blue", "decision": "magenta", "call": "green", "end": "green"}
 _BAR = 8
 _MOST_KIN = 20
+_MOST_IN_TREE = 1_000
 
 
 def hits_table(hits: Sequence[StepHit]) -> Table:
@@ -63,7 +64,9 @@ def run_tree(steps: Sequence[AgentStep]) -> RenderableType:
     count = f"{len(steps):,} step{'' if len(steps) == 1 else 's'}"
     run_id = steps[0].run_id if steps else None
     tree = Tree(styled((f"run {run_id}" if run_id else count, "bold"), (f"  {count}", "dim")))
-    _grow(tree, tree_view([_data(step) for step in steps]))
+    _grow(tree, tree_view([_data(step) for step in steps[:_MOST_IN_TREE]]))
+    if (hidden := len(steps) - _MOST_IN_TREE) > 0:
+        tree.add(styled((f"… and {hidden:,} more; --json shows all", "dim")))
     return tree
 
 

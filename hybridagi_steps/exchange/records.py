@@ -72,3 +72,5 @@ def agent_step(fields: dict[str, Any]) -> AgentStep:
         raise BadRecordError(f"{field}: {first['msg']}") from error
     except RecursionError as error:
         raise BadRecordError("nested too deeply") from error
+    except OverflowError as error:
+        raise BadRecordError(f"a time out of range: {error}") from error
