@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any, cast
+from uuid import UUID
 
 import numpy as np
 import orjson
@@ -20,7 +21,7 @@ from hybridagi_steps.errors import (
     StepTooLargeError,
 )
 from hybridagi_steps.records.agent_step import AgentStep, id_text, repaired
-from hybridagi_steps.records.json_values import MAX_DEPTH, too_deep
+from hybridagi_steps.records.json_values import MAX_DEPTH, is_json, too_deep
 
 Redact = Callable[[str], str]
 """Takes what a program said, returns what may be kept of it."""
@@ -97,25 +98,46 @@ def _redacted(value: Any, redact: Redact) -> Any:
 def _admitted(step: AgentStep, redact: Redact | None) -> AgentStep:
     if not isinstance(step, AgentStep):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
         raise InvalidStepError(f"expected an AgentStep, got {type(step).__name__}.")
+    fields = vars(step)
     for name in _IDS:
-        _check_id(step, name)
-    values = {name: getattr(step, name) for name in _VALUES} | (step.model_extra or {})
-    for name, value in values.items():
-        if (path := too_deep(value, name)) is not None:
-            raise StepTooDeepError(str(step.id), path, MAX_DEPTH)
-    fixed = repaired(values)
+        value = fields.get(name)
+        if value is not None and type(value) is not UUID:
+            _check_id(step, name, value)
+    values = {name: fields.get(name) for name in _VALUES}
+    if extra := step.model_extra:
+        values.update(extra)
+    encoded = _encoded(values)
+    if encoded is None or encoded.count(b"{") + encoded.count(b"[") > MAX_DEPTH:
+        _check_depth(step, values)
+    fixed = values if all(map(is_json, values.values())) else repaired(values)
     if redact is not None:
         fixed = {name: _redacted_or_refused(step, value, redact) for name, value in fixed.items()}
-    if (size := len(orjson.dumps(fixed, default=str))) > MAX_STEP_BYTES:
-        raise StepTooLargeError(str(step.id), size, MAX_STEP_BYTES)
+    if fixed is not values or encoded is None:
+        encoded = orjson.dumps(fixed, default=str)
+    if len(encoded) > MAX_STEP_BYTES:
+        raise StepTooLargeError(str(step.id), len(encoded), MAX_STEP_BYTES)
     return step if fixed is values else step.model_copy(update=fixed)
 
 
-def _check_id(step: AgentStep, name: str) -> None:
-    value = getattr(step, name)
-    if value is None:
+def _encoded(values: dict[str, Any]) -> bytes | None:
+    """Return values as JSON, None where they are too deep or odd for that as they are."""
+    try:
+        return orjson.dumps(values, default=str)
+    except TypeError:
+        return None
+
+
+def _check_depth(step: AgentStep, values: dict[str, Any]) -> None:
+    """Look how deep values are nested; those with few brackets cannot be too deep."""
+    for name, value in values.items():
+        if (path := too_deep(value, name)) is not None:
+            raise StepTooDeepError(str(step.id), path, MAX_DEPTH)
+
+
+def _check_id(step: AgentStep, name: str, value: object) -> None:
+    if type(value) is str and 0 < len(value) <= MAX_ID_LENGTH and value.isprintable():
         return
-    text = id_text(value)
+    text = id_text(cast("UUID | str", value))
     if not 0 < len(text) <= MAX_ID_LENGTH:
         raise InvalidStepError(
             f"{name} of step {str(step.id)[:40]!r} has {len(text)} characters; 1 to "

@@ -37,7 +37,9 @@ def json_value(value: Any, repairs: list[str], path: str = "", depth: int = 0) -
     Returns:
         The same object when it is clean, else a repaired copy of the parts that were not.
     """
-    kind: type[Any] = type(value)
+    if depth == 0 and is_json(value):
+        return value
+    kind: Any = type(value)
     if kind is str:
         return value if value.isprintable() else _text(value, repairs, path)
     if value is None or kind is bool:
@@ -53,6 +55,32 @@ def json_value(value: Any, repairs: list[str], path: str = "", depth: int = 0) -
     if kind is list:
         return _sequence(value, repairs, path, depth)
     return _foreign(value, repairs, path, depth)
+
+
+def is_json(value: Any, depth: int = 0) -> bool:
+    """Return whether nothing in `value` needs a repair, as far as `json_value` would look.
+
+    Nearly every value is clean, and this costs a third of a walk that could name its repairs.
+    """
+    kind: Any = type(value)
+    if kind is str:
+        return "\x00" not in value if value.isascii() else value.isprintable()
+    if value is None or kind is bool:
+        return True
+    if kind is int:
+        return _INT_MIN <= value <= _INT_MAX
+    if kind is float:
+        return math.isfinite(value)
+    if depth > MAX_DEPTH:
+        return True
+    if kind is dict:
+        for key, item in value.items():
+            if type(key) is not str or not key.isprintable() or not is_json(item, depth + 1):
+                return False
+        return True
+    if kind is list:
+        return all(is_json(item, depth + 1) for item in value)
+    return False
 
 
 def too_deep(value: Any, path: str = "", depth: int = 0) -> str | None:
