@@ -41,8 +41,9 @@ CODES_FROM_BYTES = 16 * 2**20
 """Size of the vectors searched from which codes are asked instead of scanning them."""
 CODE_BATCH = 2_048
 """Fresh rows are scanned exactly until there are so many, then encoded at once."""
-FETCH = 400
-"""Candidates fetched first; at least ten per result wanted."""
+FETCH = 320
+"""Candidates fetched first; at least ten per result wanted. On 100,000 real step texts with changed
+values: recall@10 .9997 at 0.73 ms; 256 and NEAR_SHARE 2 give .9993 at 0.67 ms; numpy takes 3.65."""
 NEAR_SHARE = 4
 """The best k must stand among one in so many of the candidates. Of vectors without any structure
 (random ones), whose neighbours are hardest to tell, 99 % are found so; with 2 it is 93 to 98 %."""
