@@ -98,6 +98,12 @@ class StepRecorder(BaseCallback):
         return self._run
 
     @property
+    def active_run(self) -> Run | None:
+        """The run that the running code belongs to, None outside of any call."""
+        parent = self._parent()
+        return self._run or (parent.run if parent is not None else None)
+
+    @property
     def calls_in_flight(self) -> int:
         """How many calls have begun and not ended."""
         return len(self._shared.tree) + len(self._shared.models)
@@ -284,6 +290,20 @@ class StepRecorder(BaseCallback):
     def _close(self, call_id: str) -> Call | None:
         """End a call; None when it was never seen, or has ended before."""
         return self._shared.tree.close(call_id)
+
+
+def active_run_ids(memory: Any) -> list[str]:
+    """Return the ids of the runs that the running code is being recorded into, in `memory`.
+
+    What recalls from a memory leaves these out: a run has nothing to learn from itself.
+    """
+    callbacks: list[Any] = list(dspy.settings.get("callbacks", []))
+    runs = [
+        recorder.active_run
+        for recorder in callbacks
+        if isinstance(recorder, StepRecorder) and recorder.memory is memory
+    ]
+    return list(dict.fromkeys(run.id for run in runs if run is not None))
 
 
 def _strand() -> Strand:
