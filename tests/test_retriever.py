@@ -369,6 +369,24 @@ def test_a_run_never_recalls_itself(memory: StepMemory) -> None:
     assert second.id in {step.run_id for step in outside.steps}
 
 
+def test_a_run_of_a_process_wide_recorder_never_recalls_itself(memory: StepMemory) -> None:
+    from hybridagi_steps import StepRecorder
+
+    agent = RecallingAgent(memory)
+    with dspy.context(callbacks=[StepRecorder(memory)]):
+        assert agent(question="refund the green umbrella").steps == []
+        (first,) = {run.run_id for run in memory.runs()}
+        again = asyncio.run(RecallingLater(memory).acall(question="refund the green umbrella"))
+    assert {step.run_id for step in again.steps} == {first}
+
+
+class RecallingLater(RecallingAgent):
+    """The same in a coroutine, where the search runs in another thread."""
+
+    async def aforward(self, question: str) -> dspy.Prediction:
+        return await self.retrieve.acall(question)
+
+
 def test_conditions_of_ones_own_stay_beside_the_run_under_way(memory: StepMemory) -> None:
     from hybridagi_steps import record
 
