@@ -62,7 +62,13 @@ def _write_for_ever(path: Path, name: str, durability: Durability, pipe: int) ->
         names = [f"{run}.{m}" for m in range(size + 1)]
         store.append(
             [
-                step(id=mine, parent_id=next_one, run_id=run, hop=m, outputs={"x": "y" * 50 * (n % 40)})
+                step(
+                    id=mine,
+                    parent_id=next_one,
+                    run_id=run,
+                    hop=m,
+                    outputs={"x": "y" * 50 * (n % 40)},
+                )
                 for m, (mine, next_one) in enumerate(pairwise(names))
             ]
         )

@@ -42,22 +42,29 @@ CREATE TABLE step_key (
 CREATE INDEX step_key_run ON step_key (namespace, run_id, hop, row) WHERE run_id IS NOT NULL;
 CREATE INDEX step_key_parent ON step_key (namespace, parent_id) WHERE parent_id IS NOT NULL;
 
--- The keys of steps that have none yet, taken from their bodies. n.id and the + keep SQLite from
--- walking a whole namespace by an index of agent_step instead of the few rows at its end.
+-- The keys of steps that have none yet, taken from their bodies. The casts give each column the
+-- type it has in step_key: without them SQLite answers step_view by reading everything. n.id and
+-- the + keep it from walking a whole namespace by an index instead of the few rows at its end.
 CREATE VIEW step_tail AS
 SELECT
     n.id AS namespace, s.row AS row,
-    s.body ->> '$.parent_id' AS parent_id, s.body ->> '$.run_id' AS run_id,
-    s.body ->> '$.hop' AS hop, s.body ->> '$.session_id' AS session_id,
-    s.body ->> '$.user_id' AS user_id, s.body ->> '$.program_id' AS program_id,
-    CASE WHEN s.body ->> '$.step_type' IN ('ProgramCall', 'ProgramEnd')
-          AND json_type(s.body, '$.inputs.program') = 'text'
-         THEN s.body ->> '$.inputs.program' END AS program,
-    CASE WHEN json_type(s.body, '$.inputs.tool') = 'text'
-         THEN s.body ->> '$.inputs.tool' END AS tool,
-    s.body ->> '$.step_type' AS step_type, s.body ->> '$.scope' AS scope,
-    s.body ->> '$.status' AS status, s.body ->> '$.score' AS score,
-    s.body ->> '$.created_at' AS created_at, s.body -> '$.metadata' AS metadata
+    CAST(s.body ->> '$.parent_id' AS TEXT) AS parent_id,
+    CAST(s.body ->> '$.run_id' AS TEXT) AS run_id,
+    CAST(s.body ->> '$.hop' AS INTEGER) AS hop,
+    CAST(s.body ->> '$.session_id' AS TEXT) AS session_id,
+    CAST(s.body ->> '$.user_id' AS TEXT) AS user_id,
+    CAST(s.body ->> '$.program_id' AS TEXT) AS program_id,
+    CAST(CASE WHEN s.body ->> '$.step_type' IN ('ProgramCall', 'ProgramEnd')
+               AND json_type(s.body, '$.inputs.program') = 'text'
+              THEN s.body ->> '$.inputs.program' END AS TEXT) AS program,
+    CAST(CASE WHEN json_type(s.body, '$.inputs.tool') = 'text'
+              THEN s.body ->> '$.inputs.tool' END AS TEXT) AS tool,
+    CAST(s.body ->> '$.step_type' AS TEXT) AS step_type,
+    CAST(s.body ->> '$.scope' AS TEXT) AS scope,
+    CAST(s.body ->> '$.status' AS TEXT) AS status,
+    CAST(s.body ->> '$.score' AS REAL) AS score,
+    CAST(s.body ->> '$.created_at' AS TEXT) AS created_at,
+    CAST(s.body -> '$.metadata' AS TEXT) AS metadata
 FROM namespace n CROSS JOIN agent_step s ON s.row > n.keys_through AND +s.namespace = n.id;
 
 CREATE VIEW step_view AS
@@ -147,3 +154,14 @@ CREATE TABLE append_key (
     last INTEGER NOT NULL,
     PRIMARY KEY (namespace, session_id, key)
 ) WITHOUT ROWID;
+
+-- What a large store looks like to SQLite's planner: a namespace says little, a run or a parent a
+-- lot. Without this it takes every equality for equally good and walks whole namespaces.
+ANALYZE;
+INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES
+    ('agent_step', 'agent_step_id', '100000 50000 1'),
+    ('step_key', 'step_key', '100000 50000 1'),
+    ('step_key', 'step_key_run', '100000 50000 20 2 1'),
+    ('step_key', 'step_key_parent', '100000 50000 2'),
+    ('step_text', 'step_text_seq', '100000 50000 1'),
+    ('embedding', 'embedding_seq', '100000 50000 1');

@@ -28,19 +28,19 @@ _PENDING_VECTOR_ROWS = """SELECT s.row FROM agent_step s WHERE +s.namespace = :n
     AND s.row > (SELECT vectors_through FROM namespace WHERE id = :namespace)
     AND NOT EXISTS (SELECT 1 FROM embedding e WHERE e.row = s.row)
     ORDER BY s.row LIMIT :limit"""
-_NAMED_PARENTS = """SELECT k.row, p.row FROM {keys} k
+_NAMED_PARENTS = """SELECT k.row, p.row FROM step_view k
     JOIN agent_step p ON p.namespace = k.namespace AND p.id = k.parent_id AND p.row <> k.row
     WHERE k.namespace = ? AND k.row IN (SELECT value FROM json_each(?))"""
-_PLACES = """SELECT row, run_id, hop FROM {keys}
+_PLACES = """SELECT row, run_id, hop FROM step_view
     WHERE namespace = ? AND run_id IS NOT NULL AND row IN (SELECT value FROM json_each(?))"""
-_BEFORE_IN_RUN = """SELECT row FROM {keys}
+_BEFORE_IN_RUN = """SELECT row, hop FROM step_view
     WHERE namespace = ? AND run_id = ? AND (hop, row) < (?, ?)
     ORDER BY hop DESC, row DESC LIMIT 1"""
-_AFTER_IN_RUN = """SELECT row FROM {keys}
+_AFTER_IN_RUN = """SELECT row, hop FROM step_view
     WHERE namespace = ? AND run_id = ? AND (hop, row) > (?, ?)
     ORDER BY hop, row LIMIT 1"""
 _CHILDREN = """SELECT k.row FROM agent_step s
-    JOIN {keys} k ON k.namespace = s.namespace AND k.parent_id = s.id
+    JOIN step_view k ON k.namespace = s.namespace AND k.parent_id = s.id
     WHERE +s.namespace = ? AND s.row IN (SELECT value FROM json_each(?))"""
 _INDEXED_PARENTS = """SELECT row, parent_row FROM step_text
     WHERE row IN (SELECT value FROM json_each(?))"""
@@ -161,14 +161,11 @@ class DerivedTables(Tables):
     def _parents(self, connection: sqlite3.Connection, rows: Sequence[int]) -> dict[int, int]:
         """Return the parent's row of each row that has one: the named step, else the one before."""
         asked = (self._namespace, json_array(rows))
-        keys = self._keys(connection)
-        named = connection.execute(_NAMED_PARENTS.format(keys=keys), asked)
-        parents: dict[int, int] = dict(named.fetchall())
-        before_in_run = _BEFORE_IN_RUN.format(keys=keys)
-        for row, run_id, hop in connection.execute(_PLACES.format(keys=keys), asked).fetchall():
+        parents: dict[int, int] = dict(connection.execute(_NAMED_PARENTS, asked).fetchall())
+        for row, run_id, hop in connection.execute(_PLACES, asked).fetchall():
             if row not in parents:
                 place = (self._namespace, run_id, hop, row)
-                if before := connection.execute(before_in_run, place).fetchone():
+                if before := connection.execute(_BEFORE_IN_RUN, place).fetchone():
                     parents[row] = before[0]
         return parents
 
@@ -179,12 +176,10 @@ class DerivedTables(Tables):
         words were made. Looked at are the saved rows, their children and their followers.
         """
         asked = (self._namespace, json_array(saved))
-        keys = self._keys(connection)
-        looked_at = {*saved, *self._column(connection, _CHILDREN.format(keys=keys), *asked)}
-        after_in_run = _AFTER_IN_RUN.format(keys=keys)
-        for row, run_id, hop in connection.execute(_PLACES.format(keys=keys), asked).fetchall():
+        looked_at = {*saved, *self._column(connection, _CHILDREN, *asked)}
+        for row, run_id, hop in connection.execute(_PLACES, asked).fetchall():
             place = (self._namespace, run_id, hop, row)
-            looked_at.update(self._column(connection, after_in_run, *place))
+            looked_at.update(after for after, _ in connection.execute(_AFTER_IN_RUN, place))
         shown = dict(connection.execute(_INDEXED_PARENTS, (json_array(sorted(looked_at)),)))
         parents = self._parents(connection, sorted(shown))
         return [row for row, parent in parents.items() if parent > row and shown[row] != parent]

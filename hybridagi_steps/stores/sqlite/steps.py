@@ -35,10 +35,15 @@ _READ = """SELECT s.row, s.body, e.vector FROM agent_step s
     WHERE +s.namespace = ? AND s.row IN (SELECT value FROM json_each(?))"""
 _RUN_SCORES = """SELECT run_id, score FROM run
     WHERE namespace = ? AND score IS NOT NULL AND run_id IN (SELECT value FROM json_each(?))"""
-_RUNS = """SELECT k.run_id, max(k.session_id), max(k.scope), count(*),
-        sum(coalesce(k.status, '') = 'error'), min(k.created_at), max(k.created_at), min(k.row)
-    FROM step_view k WHERE k.namespace = ? AND k.run_id IS NOT NULL
-    GROUP BY k.run_id ORDER BY min(k.row) DESC LIMIT ? OFFSET ?"""
+_RUNS = """SELECT run_id FROM (
+        SELECT run_id, min(row) AS row FROM step_key
+        WHERE namespace = ? AND run_id IS NOT NULL GROUP BY run_id
+        UNION ALL
+        SELECT run_id, row FROM step_tail WHERE namespace = ? AND run_id IS NOT NULL)
+    GROUP BY run_id ORDER BY min(row) DESC LIMIT ? OFFSET ?"""
+_SUMMARY = """SELECT max(session_id), max(scope), count(*),
+        sum(coalesce(status, '') = 'error'), min(created_at), max(created_at)
+    FROM step_view WHERE namespace = ? AND run_id = ?"""
 _FIRST_STEP = """SELECT s.id FROM step_view k JOIN agent_step s ON s.row = k.row
     WHERE k.namespace = ? AND k.run_id = ? ORDER BY k.hop, k.row LIMIT 1"""
 _RUN = "SELECT score, feedback FROM run WHERE namespace = ? AND run_id = ?"
@@ -81,9 +86,11 @@ class StepTables(Tables):
         sql, values = condition(where, self._namespace)
         down = " DESC" if newest_first else ""
         order = f"k.row{down}" if where.run_id is None else f"k.hop{down}, k.row{down}"
-        query = f"SELECT k.row FROM step_view k WHERE {sql} ORDER BY {order} LIMIT ? OFFSET ?"  # noqa: S608 - parts are ours, values are bound
+        query = (
+            f"SELECT k.row, k.hop FROM step_view k WHERE {sql} ORDER BY {order} LIMIT ? OFFSET ?"  # noqa: S608 - parts are ours, values are bound
+        )
         with self._db.reading() as connection:
-            rows = self._column(connection, query, *values, limit, offset)
+            rows = [row for row, _ in connection.execute(query, (*values, limit, offset))]
             steps = self._read(connection, rows)
         return self._listed(steps, rows)
 
@@ -102,10 +109,9 @@ class StepTables(Tables):
         """Return the steps whose parent is one of `ids`, by row."""
         self._catch_up()
         parents = [text for text in map(id_text, ids) if is_storable(text)]
-        query = """SELECT row FROM {keys}
+        query = """SELECT row FROM step_view
             WHERE namespace = ? AND parent_id IN (SELECT value FROM json_each(?)) ORDER BY row"""
         with self._db.reading() as connection:
-            query = query.format(keys=self._keys(connection))
             rows = self._column(connection, query, self._namespace, json_array(parents))
             steps = self._read(connection, rows)
         return self._listed(steps, rows)
@@ -122,8 +128,9 @@ class StepTables(Tables):
         """Return runs, the one begun last first."""
         self._catch_up()
         with self._db.reading() as connection:
-            found = connection.execute(_RUNS, (self._namespace, limit, offset)).fetchall()
-            return [self._summary(connection, *columns) for columns in found]
+            page = (self._namespace, self._namespace, limit, offset)
+            found = self._column(connection, _RUNS, *page)
+            return [self._summary(connection, run_id) for run_id in found]
 
     def score_run(self, run_id: str, value: float, feedback: str | None) -> None:
         """Set a run's score."""
@@ -191,19 +198,11 @@ class StepTables(Tables):
                     step.score = scores[step.run_id]
         return steps
 
-    def _summary(
-        self,
-        connection: sqlite3.Connection,
-        run_id: str,
-        session_id: str | None,
-        scope: str | None,
-        steps: int,
-        errors: int,
-        started_at: str,
-        ended_at: str,
-        _: int,
-    ) -> RunSummary:
+    def _summary(self, connection: sqlite3.Connection, run_id: str) -> RunSummary:
         key = (self._namespace, run_id)
+        session_id, scope, steps, errors, started_at, ended_at = connection.execute(
+            _SUMMARY, key
+        ).fetchone()
         first = next(iter(self._column(connection, _FIRST_STEP, *key)), "")
         score, feedback = connection.execute(_RUN, key).fetchone() or (None, None)
         return RunSummary(

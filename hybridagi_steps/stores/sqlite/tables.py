@@ -36,12 +36,13 @@ class Tables:
         self._db = database
         self._namespace = _namespace_id(database, namespace)
 
-    def _catch_up(self, longest_tail: int = _LONGEST_TAIL) -> None:
+    def _catch_up(self, longest_tail: int | None = None) -> None:
         """Write the keys of new steps when there are many; a reader's chore, never a failure."""
         if not self._db.writable:
             return
         with self._db.reading() as connection:
-            long = self._tail_length(connection) > longest_tail
+            accepted = _LONGEST_TAIL if longest_tail is None else longest_tail
+            long = self._tail_length(connection) > accepted
         while long:
             try:
                 with self._db.writing() as connection:
@@ -58,13 +59,6 @@ class Tables:
         update = "UPDATE namespace SET keys_through = ? WHERE id = ?"
         connection.execute(update, (through, self._namespace))
         return through < last
-
-    def _keys(self, connection: sqlite3.Connection) -> str:
-        """Return where the keys of all steps stand: the bare table, when no step lacks its own.
-
-        SQLite looks rows up in a table by its indexes; in the view it walks everything.
-        """
-        return "step_view" if self._tail_length(connection) else "step_key"
 
     def _tail_length(self, connection: sqlite3.Connection) -> int:
         return int(connection.execute(_TAIL_LENGTH, (self._namespace,)).fetchone()[0])
