@@ -31,7 +31,8 @@ STOP_WORDS = frozenset(
     has have having he her here hers him his how i if in into is it its itself just me more most my
     no nor not now of off on once only or other our out over own same she should so some such than
     that the their them then there these they this those through to too under until up us very was
-    we were what when where which while who whom why will with would you your""".split()  # noqa: SIM905 - a paragraph reads better than a hundred quotes
+    we were what when where which while who whom why will with would you your aren couldn d didn
+    doesn don hadn hasn haven isn ll m re s shouldn t ve wasn weren won wouldn""".split()  # noqa: SIM905 - a paragraph reads better than a hundred quotes
 )
 """English function words: they say nothing about which step is meant."""
 
