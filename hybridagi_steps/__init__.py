@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hybridagi_steps import embedders, errors, rerankers
     from hybridagi_steps.memory import StepMemory
-    from hybridagi_steps.programs.adapters import StepContext
+    from hybridagi_steps.programs.adapters import (
+        StepContext,
+        StepsChatAdapter,
+        StepsJSONAdapter,
+        StepsXMLAdapter,
+    )
     from hybridagi_steps.programs.lm_reranker import LMStepReranker
     from hybridagi_steps.programs.recorder import StepRecorder
     from hybridagi_steps.programs.recording import Recorded, in_context, record, record_step
@@ -53,6 +58,9 @@ __all__ = [
     "StepRecorder",
     "StepReranker",
     "StepRetriever",
+    "StepsChatAdapter",
+    "StepsJSONAdapter",
+    "StepsXMLAdapter",
     "embedders",
     "errors",
     "in_context",
@@ -84,6 +92,9 @@ _HOMES = {
     "StepRecorder": "programs.recorder",
     "StepReranker": "programs.retriever",
     "StepRetriever": "programs.retriever",
+    "StepsChatAdapter": "programs.adapters",
+    "StepsJSONAdapter": "programs.adapters",
+    "StepsXMLAdapter": "programs.adapters",
     "in_context": "programs.recording",
     "record": "programs.recording",
     "record_step": "programs.recording",

@@ -14,6 +14,7 @@
     │   └── InvalidVectorError                 NaN, Inf or all zero
     ├── EmbedderError (RuntimeError)           the embedder failed
     │   └── EmbedderMismatchError              the memory was built with another embedder
+    ├── RerankerError (RuntimeError)           the model of a reranker failed
     ├── StorageError (OSError)
     │   ├── ForeignFileError                   the file is not a step memory
     │   ├── NewerSchemaError                   written by a newer version of this library
@@ -134,6 +135,10 @@ class EmbedderMismatchError(EmbedderError):
             "first, or change it for good: memory.reembed(embedder), `hybridagi-steps reembed`."
         )
         self.stored, self.given = stored, given
+
+
+class RerankerError(StepsError, RuntimeError):
+    """The model of a reranker failed, or gave no usable scores."""
 
 
 class StorageError(StepsError, OSError):

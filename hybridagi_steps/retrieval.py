@@ -259,7 +259,8 @@ def _matched_words(query: SearchQuery, match: _Halves, rows: Rows) -> list[list[
     written: dict[str, str] = {}
     for word in query.text.replace("_", " ").split():
         for stem in tokens(word):
-            written.setdefault(stem, word.strip(".,;:!?()[]{}\"'"))
+            if len(stem) > 1 or not stem.isascii():
+                written.setdefault(stem, word.strip(".,;:!?()[]{}\"'"))
     for stem, word in written.items():
         held = [shard.lexical.holds(stem, rows) for shard in match.scope.shards]
         for place in np.flatnonzero(np.logical_or.reduce(held)).tolist():

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.indexes.cache_file import load_cache, save_cache
 from hybridagi_steps.indexes.columns import StepColumns
 from hybridagi_steps.indexes.faiss_index import FaissIndex
@@ -145,17 +146,25 @@ class StepIndex:
         if position.epoch != now.epoch or ahead:
             log.info("the index cache is of another time of this store; building it anew")
             return
+        try:
+            self._revive(arrays)
+        except (KeyError, DamagedFileError) as error:
+            log.warning("the index cache does not fit together (%s); building it anew", error)
+            self._reset()
+            return
+        self.position = position
+
+    def _revive(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take over the arrays of a cache file."""
         parts: dict[str, dict[str, npt.NDArray[Any]]] = {}
         for name, array in arrays.items():
             part, _, field = name.rpartition("/")
             parts.setdefault(part, {})[field] = array
-        dimension = self._model[1]
         self.columns = StepColumns.from_arrays(parts["columns"])
         self.own, self.scoped = (
             Shard(
                 LexicalIndex.from_arrays(parts[f"{name}/lexical"]),
-                FaissIndex.from_arrays(dimension, parts[f"{name}/vectors"]),
+                FaissIndex.from_arrays(self._model[1], parts[f"{name}/vectors"]),
             )
             for name in ("own", "scoped")
         )
-        self.position = position

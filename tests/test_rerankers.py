@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridagi_steps import rerankers
-from hybridagi_steps.errors import EmbedderError, InvalidQueryError, MissingExtraError
+from hybridagi_steps.errors import InvalidQueryError, MissingExtraError, RerankerError
 from hybridagi_steps.protocols import FloatMatrix, Reranker
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepHit
@@ -298,7 +298,7 @@ def test_a_model_that_gives_no_score_is_named(scores: Any) -> None:
         def predict(self, sentences: list[tuple[str, str]]) -> Any:
             return scores
 
-    with pytest.raises(EmbedderError, match="cross-encoder"):
+    with pytest.raises(RerankerError, match="cross-encoder"):
         CrossEncoder(Broken()).rerank("q", [hit("a"), hit("b")])
 
 

@@ -16,13 +16,12 @@ after a fork.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.errors import DamagedFileError, VectorError
-from hybridagi_steps.indexes.rabitq_codes import MAKER, RabitqCodes
 from hybridagi_steps.indexes.vector_store import (
     Mask,
     Positions,
@@ -32,6 +31,9 @@ from hybridagi_steps.indexes.vector_store import (
 )
 from hybridagi_steps.locks import ForkSafeLock
 from hybridagi_steps.protocols import FloatVector, Rows, ScoredRows
+
+if TYPE_CHECKING:
+    from hybridagi_steps.indexes.rabitq_codes import RabitqCodes
 
 # Measured with one thread on two cores with AVX-512 and 32 MiB of shared cache, k = 10. Codes and
 # second look against an exact scan, ms: d = 256: 8,000 rows .26 / .12, 16,000 .33 / .34, 32,000
@@ -154,7 +156,7 @@ class FaissIndex:
             }
             if self._codes is not None:
                 arrays["codes"] = self._codes.to_bytes()
-                arrays["codes_maker"] = np.frombuffer(MAKER, np.uint8)
+                arrays["codes_maker"] = np.frombuffer(self._codes.maker, np.uint8)
                 arrays["trained_on"] = np.array([self._codes.trained_on], np.int64)
             return arrays
 
@@ -254,6 +256,8 @@ class FaissIndex:
         """Bring the codes up to date, but for a tail of less than a batch."""
         vectors, codes = self._store.vectors, self._codes
         if codes is None or len(vectors) >= 2 * codes.trained_on:
+            from hybridagi_steps.indexes.rabitq_codes import RabitqCodes
+
             codes = self._codes = RabitqCodes.of(vectors)
         elif len(vectors) - codes.count >= CODE_BATCH:
             codes.add(vectors[codes.count :])
@@ -279,6 +283,10 @@ def _allowed(positions: Positions, allowed: Mask | None) -> Positions:
 
 def _revived_codes(arrays: Mapping[str, npt.NDArray[Any]]) -> RabitqCodes | None:
     """Revive the codes; None if there are none, or another FAISS wrote them."""
-    if "codes" not in arrays or arrays["codes_maker"].tobytes() != MAKER:
+    if "codes" not in arrays:
+        return None
+    from hybridagi_steps.indexes.rabitq_codes import RabitqCodes
+
+    if arrays["codes_maker"].tobytes() != RabitqCodes.maker:
         return None
     return RabitqCodes.from_bytes(arrays["codes"], int(arrays["trained_on"][0]))

@@ -3,7 +3,8 @@
 It knows FAISS and nothing of rows or tombstones; positions count up from 0 as vectors are added.
 Every call runs in one OpenMP thread: a forked child whose parent used more hangs in its first
 parallel region, and one thread scans 100,000 codes in half a millisecond. The setting belongs to
-the calling thread and is put back, so the user's own use of FAISS keeps its threads.
+the calling thread and is put back, so the user's own use of FAISS keeps its threads. FAISS takes
+half a second to load; whoever needs no codes imports nothing of this module.
 
 Reference: Gao and Long 2024, "RaBitQ: Quantizing High-Dimensional Vectors with a Theoretical Error
 Bound for Approximate Nearest Neighbor Search"; the FastScan layout is FAISS's.
@@ -39,10 +40,6 @@ def _one_thread() -> Generator[None]:
         faiss.omp_set_num_threads(before)
 
 
-MAKER = f"faiss {faiss.__version__}".encode()
-"""Whose format `to_bytes` writes; codes of another maker are made anew rather than trusted."""
-
-
 class RabitqCodes:
     """Codes of positions 0 … count - 1, about d / 8 + 8 bytes each.
 
@@ -50,6 +47,9 @@ class RabitqCodes:
         index: A trained FAISS index of one-bit codes.
         trained_on: How many vectors its centre is the mean of.
     """
+
+    maker = f"faiss {faiss.__version__}".encode()
+    """Whose format `to_bytes` writes; codes of another maker are made anew, not trusted."""
 
     def __init__(self, index: Any, trained_on: int) -> None:
         self._index, self.trained_on = index, trained_on

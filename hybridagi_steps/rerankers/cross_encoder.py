@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps.errors import EmbedderError, MissingExtraError
+from hybridagi_steps.errors import MissingExtraError, RerankerError
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.step_text import own_text
 from hybridagi_steps.rerankers.rescoring import best_first, rescored
@@ -54,7 +54,7 @@ class CrossEncoder:
 
         Raises:
             MissingExtraError: The model is a name and sentence-transformers is not installed.
-            EmbedderError: The model failed, or did not give one finite number per hit.
+            RerankerError: The model failed, or did not give one finite number per hit.
         """
         if not hits:
             return []
@@ -73,10 +73,10 @@ class CrossEncoder:
         try:
             scores = np.asarray(self._model.predict(pairs), dtype=np.float64).squeeze()
         except Exception as error:
-            raise EmbedderError(f"the cross-encoder failed: {error}") from error
+            raise RerankerError(f"the cross-encoder failed: {error}") from error
         scores = np.atleast_1d(scores)
         if scores.shape != (len(pairs),) or not np.isfinite(scores).all():
-            raise EmbedderError(
+            raise RerankerError(
                 f"the cross-encoder gave scores of shape {scores.shape} for {len(pairs)} pairs; "
                 "one finite number per pair is wanted: use a model with a single output label."
             )
@@ -101,7 +101,7 @@ def _load(name: str, arguments: dict[str, Any]) -> PairModel:
     try:
         return cast("PairModel", sentence_transformers.CrossEncoder(name, **arguments))  # pyright: ignore[reportUnknownMemberType]
     except Exception as error:
-        raise EmbedderError(f"the cross-encoder {name!r} cannot be loaded: {error}") from error
+        raise RerankerError(f"the cross-encoder {name!r} cannot be loaded: {error}") from error
 
 
 def _probabilities(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
