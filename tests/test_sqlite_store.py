@@ -14,12 +14,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from conformance.making import EVERYTHING, ids, save_pending, step, text
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from conformance.making import EVERYTHING, filled, ids, step, text
 
 from hybridagi_steps.errors import (
-    DamagedFileError,
     DiskFullError,
     DuplicateStepError,
     ForeignFileError,
@@ -29,6 +26,7 @@ from hybridagi_steps.errors import (
     StorageError,
 )
 from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.stores import Durability
 from hybridagi_steps.stores.sqlite import SqliteStepStore, schema
 from hybridagi_steps.stores.sqlite.database import Database
 from hybridagi_steps.stores.sqlite.file_lock import FileLock
@@ -59,12 +57,6 @@ def store(path: Path) -> Iterator[SqliteStepStore]:
     store.close()
 
 
-def filled(path: Path, count: int = 50) -> None:
-    with closing(SqliteStepStore(path, durability="normal")) as store:
-        store.append([step(id=str(n), run_id="r", outputs={"x": "y" * 300}) for n in range(count)])
-        save_pending(store)
-
-
 def test_reopening_finds_everything(path: Path) -> None:
     filled(path)
     with closing(SqliteStepStore(path)) as store:
@@ -73,6 +65,16 @@ def test_reopening_finds_everything(path: Path) -> None:
     with closing(SqliteStepStore(path, namespace="other")) as store:
         assert store.identity().store_id == first
         assert store.find(EVERYTHING, limit=99) == []
+
+
+@pytest.mark.parametrize(("durability", "synchronous"), [("normal", 1), ("full", 2)])
+def test_durability_is_what_sqlite_is_told(
+    path: Path, durability: Durability, synchronous: int
+) -> None:
+    filled(path)
+    with closing(Database(path, durability, 1)) as database, database.exclusive() as writer:
+        assert writer.execute("PRAGMA synchronous").fetchone() == (synchronous,)
+        assert writer.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_an_empty_file_is_taken_over(path: Path) -> None:
@@ -129,14 +131,6 @@ def test_a_newer_schema_is_refused(path: Path) -> None:
         SqliteStepStore(path)
 
 
-def test_missing_tables_are_damage(path: Path) -> None:
-    filled(path)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("DROP TABLE embedding")
-    with pytest.raises(DamagedFileError, match="embedding"):
-        SqliteStepStore(path)
-
-
 def test_a_failed_migration_leaves_an_empty_file(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,51 +141,6 @@ def test_a_failed_migration_leaves_an_empty_file(
         with pytest.raises(StorageError):
             SqliteStepStore(path)
     filled(path)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The bytes of a good file."""
-    path = tmp_path_factory.mktemp("whole") / "steps.db"
-    filled(path)
-    return path.read_bytes()
-
-
-@settings(deadline=None, max_examples=60)
-@given(data=st.data())
-def test_a_damaged_file_is_named_or_still_whole(
-    whole: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    path = tmp_path_factory.mktemp("damage") / "steps.db"
-    content = bytearray(whole)
-    where = data.draw(st.integers(0, len(content) - 1) | st.integers(0, 200), "where")
-    if data.draw(st.booleans(), "truncate"):
-        del content[where:]
-    else:
-        content[where : where + 16] = data.draw(st.binary(min_size=16, max_size=16), "bytes")
-    path.write_bytes(content)
-    try:
-        with closing(SqliteStepStore(path)) as store:
-            store.verify()
-            store.runs(limit=9)
-            found = store.find(EVERYTHING, limit=99)
-            store.append([step()])
-    except StorageError:
-        return
-    assert len(found) in range(51)
-
-
-def test_verify_names_what_does_not_hold_together(path: Path) -> None:
-    filled(path)
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("DELETE FROM agent_step WHERE id = '7'")
-        connection.execute("UPDATE agent_step SET body = '{' WHERE id = '8'")
-        connection.execute("DELETE FROM step_text WHERE row = 5")
-    with closing(SqliteStepStore(path)) as store:
-        problems = "\n".join(store.verify())
-    assert "words without a step: 1 rows (8" in problems
-    assert "a body that is no JSON, or not of its id: 1 rows (9" in problems
-    assert "a step without words below the watermark: 1 rows (5" in problems
 
 
 def test_deleted_words_are_in_no_file_after_vacuum(path: Path, store: SqliteStepStore) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy as np
 from hybridagi_steps.protocols import Position, StepStore, TextRow, VectorRow
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.stores.sqlite import SqliteStepStore
 
 START = Position(0, 0, 0, 0)
 EVERYTHING = StepFilter(scope="*")
@@ -55,3 +58,10 @@ def save_pending(store: StepStore) -> list[tuple[int, int | None]]:
         saved.extend((found.row, found.parent_row) for found in pending)
         assert len(saved) < 500, "pending words never end"
     return saved
+
+
+def filled(path: Path, count: int = 50) -> None:
+    """Write a file of `count` steps of one run, with their words."""
+    with closing(SqliteStepStore(path, durability="normal")) as store:
+        store.append([step(id=str(n), run_id="r", outputs={"x": "y" * 300}) for n in range(count)])
+        save_pending(store)

@@ -48,23 +48,23 @@ CREATE INDEX step_key_parent ON step_key (namespace, parent_id) WHERE parent_id 
 CREATE VIEW step_tail AS
 SELECT
     n.id AS namespace, s.row AS row,
-    CAST(s.body ->> '$.parent_id' AS TEXT) AS parent_id,
-    CAST(s.body ->> '$.run_id' AS TEXT) AS run_id,
-    CAST(s.body ->> '$.hop' AS INTEGER) AS hop,
-    CAST(s.body ->> '$.session_id' AS TEXT) AS session_id,
-    CAST(s.body ->> '$.user_id' AS TEXT) AS user_id,
-    CAST(s.body ->> '$.program_id' AS TEXT) AS program_id,
-    CAST(CASE WHEN s.body ->> '$.step_type' IN ('ProgramCall', 'ProgramEnd')
+    CAST(json_extract(s.body, '$.parent_id') AS TEXT) AS parent_id,
+    CAST(json_extract(s.body, '$.run_id') AS TEXT) AS run_id,
+    CAST(json_extract(s.body, '$.hop') AS INTEGER) AS hop,
+    CAST(json_extract(s.body, '$.session_id') AS TEXT) AS session_id,
+    CAST(json_extract(s.body, '$.user_id') AS TEXT) AS user_id,
+    CAST(json_extract(s.body, '$.program_id') AS TEXT) AS program_id,
+    CAST(CASE WHEN json_extract(s.body, '$.step_type') IN ('ProgramCall', 'ProgramEnd')
                AND json_type(s.body, '$.inputs.program') = 'text'
-              THEN s.body ->> '$.inputs.program' END AS TEXT) AS program,
+              THEN json_extract(s.body, '$.inputs.program') END AS TEXT) AS program,
     CAST(CASE WHEN json_type(s.body, '$.inputs.tool') = 'text'
-              THEN s.body ->> '$.inputs.tool' END AS TEXT) AS tool,
-    CAST(s.body ->> '$.step_type' AS TEXT) AS step_type,
-    CAST(s.body ->> '$.scope' AS TEXT) AS scope,
-    CAST(s.body ->> '$.status' AS TEXT) AS status,
-    CAST(s.body ->> '$.score' AS REAL) AS score,
-    CAST(s.body ->> '$.created_at' AS TEXT) AS created_at,
-    CAST(s.body -> '$.metadata' AS TEXT) AS metadata
+              THEN json_extract(s.body, '$.inputs.tool') END AS TEXT) AS tool,
+    CAST(json_extract(s.body, '$.step_type') AS TEXT) AS step_type,
+    CAST(json_extract(s.body, '$.scope') AS TEXT) AS scope,
+    CAST(json_extract(s.body, '$.status') AS TEXT) AS status,
+    CAST(json_extract(s.body, '$.score') AS REAL) AS score,
+    CAST(json_extract(s.body, '$.created_at') AS TEXT) AS created_at,
+    CAST(json_extract(s.body, '$.metadata') AS TEXT) AS metadata
 FROM namespace n CROSS JOIN agent_step s ON s.row > n.keys_through AND +s.namespace = n.id;
 
 CREATE VIEW step_view AS

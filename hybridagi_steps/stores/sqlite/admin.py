@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
+from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.protocols import StoreIdentity
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.stores.sqlite.removal import (
@@ -44,8 +45,8 @@ _COUNTS = {
         (SELECT 1 FROM agent_step p WHERE p.namespace = k.namespace AND p.id = k.parent_id)""",
 }
 _INVARIANTS = {
-    "a body that is no JSON, or not of its id": """SELECT row FROM agent_step WHERE NOT
-        (json_valid(body) AND CASE WHEN json_valid(body) THEN body ->> '$.id' IS id END)""",
+    "a body that is no JSON, or not of its id": """SELECT row FROM agent_step
+        WHERE CASE WHEN json_valid(body) THEN json_extract(body, '$.id') END IS NOT id""",
     "keys without a step": """SELECT row FROM step_key k WHERE NOT EXISTS
         (SELECT 1 FROM agent_step s WHERE s.row = k.row AND s.namespace = k.namespace)""",
     "a step without keys": """SELECT s.row FROM agent_step s JOIN namespace n ON n.id = s.namespace
@@ -115,9 +116,17 @@ class AdminTables(Tables):
 
     def verify(self) -> list[str]:
         """Check the file as SQLite does, then what this library relies on, in all namespaces."""
+        try:
+            return self._problems()
+        except DamagedFileError as error:
+            return [str(error)]
+
+    def _problems(self) -> list[str]:
         with self._db.reading() as connection:
             checked = self._column(connection, "PRAGMA integrity_check")
             problems = [f"{self._db.path}: {line}" for line in checked if line != "ok"]
+            if problems:
+                return problems  # what SQLite cannot read is not worth asking about
             for what, query in _INVARIANTS.items():
                 if rows := self._column(connection, query):
                     shown = ", ".join(map(str, rows[:_SHOWN_ROWS]))

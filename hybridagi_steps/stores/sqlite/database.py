@@ -173,12 +173,17 @@ class Database:
             return connection
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        with self._pool:
-            self._idle.append(connection)
-            self._reading -= 1
-            self._pool.notify_all()
+        usable = False
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            usable = True
+        finally:
+            with self._pool:
+                self._reading -= 1
+                if usable:
+                    self._idle.append(connection)
+                self._pool.notify_all()
 
     def _open_writer(self) -> sqlite3.Connection:
         self._refuse_closed()

@@ -46,13 +46,13 @@ _INDEXED_PARENTS = """SELECT row, parent_row FROM step_text
     WHERE row IN (SELECT value FROM json_each(?))"""
 _SAVE_TEXT = """INSERT OR REPLACE INTO step_text
     (namespace, row, parent_row, tokens, text_hash, purpose_hash, scoped)
-    SELECT s.namespace, s.row, ?, ?, ?, ?, s.body ->> '$.scope' IS NOT NULL
+    SELECT s.namespace, s.row, ?, ?, ?, ?, json_extract(s.body, '$.scope') IS NOT NULL
     FROM agent_step s WHERE +s.namespace = ? AND s.row = ?"""
 _FRESH = """DELETE FROM stale_text
     WHERE namespace = ? AND row IN (SELECT value FROM json_each(?))"""
 _SAVE_VECTOR = """INSERT OR IGNORE INTO embedding
     (namespace, row, model, dimension, text_hash, given, scoped, vector)
-    SELECT s.namespace, s.row, n.embedder, ?, ?, 0, s.body ->> '$.scope' IS NOT NULL, ?
+    SELECT s.namespace, s.row, n.embedder, ?, ?, 0, json_extract(s.body, '$.scope') IS NOT NULL, ?
     FROM agent_step s JOIN namespace n ON n.id = +s.namespace
     WHERE +s.namespace = ? AND s.row = ?"""
 _ADVANCE = """UPDATE namespace SET {column} = coalesce(

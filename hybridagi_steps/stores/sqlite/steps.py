@@ -30,8 +30,10 @@ _INSERT_GIVEN = """INSERT INTO embedding
     VALUES (?, ?, (SELECT embedder FROM namespace WHERE id = ?), ?, ?, 1, ?, ?)"""
 _ROWS_BY_ID = """SELECT id, row FROM agent_step
     WHERE namespace = ? AND id IN (SELECT value FROM json_each(?))"""
-_READ = """SELECT s.row, s.body, e.vector FROM agent_step s
-    LEFT JOIN embedding e ON e.row = s.row AND ?
+_READ = """SELECT s.row, s.body, NULL FROM agent_step s
+    WHERE +s.namespace = ? AND s.row IN (SELECT value FROM json_each(?))"""
+_READ_WITH_VECTORS = """SELECT s.row, s.body, e.vector FROM agent_step s
+    LEFT JOIN embedding e ON e.row = s.row
     WHERE +s.namespace = ? AND s.row IN (SELECT value FROM json_each(?))"""
 _RUN_SCORES = """SELECT run_id, score FROM run
     WHERE namespace = ? AND score IS NOT NULL AND run_id IN (SELECT value FROM json_each(?))"""
@@ -183,9 +185,8 @@ class StepTables(Tables):
     ) -> dict[int, AgentStep]:
         """Return the steps in these rows, showing their run's score where they have none."""
         steps: dict[int, AgentStep] = {}
-        for row, body, vector in connection.execute(
-            _READ, (vectors, self._namespace, json_array(rows))
-        ):
+        query = _READ_WITH_VECTORS if vectors else _READ
+        for row, body, vector in connection.execute(query, (self._namespace, json_array(rows))):
             steps[row] = step = self._decoded(row, body)
             if vector is not None:
                 step.vector = np.frombuffer(vector, dtype="<f4").tolist()

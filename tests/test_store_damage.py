@@ -1,0 +1,83 @@
+"""A damaged file is named as such, or still gives whole steps; it never crashes the process."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from conformance.making import EVERYTHING, filled, step
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridagi_steps.errors import DamagedFileError, StorageError
+from hybridagi_steps.stores.sqlite import SqliteStepStore
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "steps.db"
+
+
+def test_missing_tables_are_damage(path: Path) -> None:
+    filled(path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE embedding")
+    with pytest.raises(DamagedFileError, match="embedding"):
+        SqliteStepStore(path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The bytes of a good file."""
+    path = tmp_path_factory.mktemp("whole") / "steps.db"
+    filled(path)
+    return path.read_bytes()
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_a_damaged_file_is_named_or_still_whole(
+    whole: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("damage") / "steps.db"
+    content = bytearray(whole)
+    where = data.draw(st.integers(0, len(content) - 1) | st.integers(0, 200), "where")
+    if data.draw(st.booleans(), "truncate"):
+        del content[where:]
+    else:
+        content[where : where + 16] = data.draw(st.binary(min_size=16, max_size=16), "bytes")
+    path.write_bytes(content)
+    try:
+        with closing(SqliteStepStore(path)) as store:
+            store.verify()
+            store.runs(limit=9)
+            found = store.find(EVERYTHING, limit=99)
+            store.append([step()])
+    except StorageError:
+        return
+    assert len(found) in range(51)
+
+
+def test_verify_reports_damage_instead_of_raising(path: Path) -> None:
+    filled(path)
+    content = bytearray(path.read_bytes())
+    content[-40960:] = os.urandom(40960)
+    path.write_bytes(content)
+    with closing(SqliteStepStore(path)) as store:
+        assert store.verify() != []
+
+
+def test_verify_names_what_does_not_hold_together(path: Path) -> None:
+    filled(path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM agent_step WHERE id = '7'")
+        connection.execute("UPDATE agent_step SET body = '{' WHERE id = '8'")
+        connection.execute("DELETE FROM step_text WHERE row = 5")
+    with closing(SqliteStepStore(path)) as store:
+        problems = "\n".join(store.verify())
+    assert "words without a step: 1 rows (8" in problems
+    assert "a body that is no JSON, or not of its id: 1 rows (9" in problems
+    assert "a step without words below the watermark: 1 rows (5" in problems
