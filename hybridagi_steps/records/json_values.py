@@ -39,7 +39,7 @@ def json_value(value: Any, repairs: list[str], path: str = "", depth: int = 0) -
     """
     if depth == 0 and is_json(value):
         return value
-    kind: Any = type(value)
+    kind = cast("type[Any]", type(value))
     if kind is str:
         return value if value.isprintable() else _text(value, repairs, path)
     if value is None or kind is bool:
@@ -62,7 +62,7 @@ def is_json(value: Any, depth: int = 0) -> bool:
 
     Nearly every value is clean, and this costs a third of a walk that could name its repairs.
     """
-    kind: Any = type(value)
+    kind = cast("type[Any]", type(value))
     if kind is str:
         return "\x00" not in value if value.isascii() else value.isprintable()
     if value is None or kind is bool:
