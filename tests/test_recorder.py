@@ -147,6 +147,27 @@ def test_positional_arguments_get_their_names(memory: hs.StepMemory) -> None:
     assert run.steps.steps[0].arguments == {"question": "what?"}
 
 
+def test_a_module_may_return_anything(memory: hs.StepMemory) -> None:
+    class Odd(dspy.Module):
+        def forward(self, value: Any) -> Any:
+            return value
+
+    pair = (dspy.Prediction(a=1), "second")
+    values: list[tuple[Any, Any]] = [
+        (None, {}),
+        ([1, 2], {"result": [1, 2]}),
+        ({"a": 1}, {"a": 1}),
+        (dspy.Prediction(steps=["boil", "serve"]), {"steps": ["boil", "serve"]}),
+        (pair, {"result": [{"a": 1}, "second"]}),
+        (hs.AgentStepList(), {"result": {"steps": []}}),
+    ]
+    with hs.record(memory) as run:
+        for value, _ in values:
+            Odd()(value=value)
+    ends = [step for step in run.steps.steps if step.step_type == "ProgramEnd"]
+    assert [step.outputs for step in ends] == [expected for _, expected in values]
+
+
 def test_a_tool_on_its_own_sync_and_async(memory: hs.StepMemory) -> None:
     async def look(query: str) -> list[str]:
         """Look around."""
@@ -344,6 +365,32 @@ def test_a_model_asked_directly_is_paid_by_the_program(memory: hs.StepMemory) ->
     assert steps[-1].outputs == {"answer": "hello"}
     assert steps[-1].metrics is not None
     assert steps[-1].metrics.llm_calls == 1
+
+
+def test_mcp_tools(memory: hs.StepMemory) -> None:
+    types = pytest.importorskip("mcp.types")
+
+    class Session:
+        """Answers every tool call with its arguments."""
+
+        async def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
+            content = [types.TextContent(type="text", text=f"{name} {arguments['city']}")]
+            return types.CallToolResult(content=content)
+
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    described = types.Tool.model_validate(
+        {"name": "weather", "description": "Tell the weather.", "inputSchema": schema}
+    )
+    tool = dspy.Tool.from_mcp_tool(Session(), described)
+    with hs.record(memory) as run:
+        assert asyncio.run(tool.acall(city="Oslo")) == "weather Oslo"
+    [step] = run.steps.steps
+    assert step.inputs == {
+        "purpose": "Tell the weather.",
+        "tool": "weather",
+        "arguments": {"city": "Oslo"},
+    }
+    assert step.outputs == {"result": "weather Oslo"}
 
 
 def test_rlm_and_the_tools_that_its_code_calls(memory: hs.StepMemory) -> None:

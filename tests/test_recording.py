@@ -9,10 +9,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import copy
 import multiprocessing
+import os
 import pickle
-import warnings
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +26,7 @@ import pytest
 from recorder_programs import AGENT_REPLIES, Agent, Pair, all_steps, outline
 
 import hybridagi_steps as hs
+from hybridagi_steps.programs.dspy_settings import overriding
 from hybridagi_steps.testing import scripted_lm
 
 KINDS = ["ProgramCall", "Action", "Action", "Action", "ProgramEnd"]
@@ -38,7 +42,7 @@ def memory() -> Iterator[hs.StepMemory]:
 @pytest.fixture(autouse=True)
 def _model() -> Iterator[None]:
     """A model that answers anything."""
-    with dspy.context(lm=scripted_lm()):
+    with overriding(lm=scripted_lm()):
         yield
 
 
@@ -73,6 +77,25 @@ def test_a_program_answers_the_same_with_and_without_recording(memory: hs.StepMe
     with dspy.context(lm=scripted_lm(AGENT_REPLIES)):
         carried = hs.Recorded(Agent(), memory)(question="?")
     assert plain.toDict() == seen.toDict() == carried.toDict()
+
+
+def test_settings_changed_inside_a_block_count_there(memory: hs.StepMemory) -> None:
+    before: Any = dspy.settings.get("max_errors")
+    try:
+        with hs.record(memory):
+            dspy.configure(max_errors=before + 1)
+            assert dspy.settings.max_errors == before + 1
+    finally:
+        dspy.configure(max_errors=before)
+
+
+def test_a_block_left_in_another_context_does_no_harm(memory: hs.StepMemory) -> None:
+    block = hs.record(memory)
+    contextvars.copy_context().run(block.__enter__)
+    block.__exit__(None, None, None)
+    with hs.record(memory) as run:
+        dspy.Predict("q -> a")(q="1")
+    assert len(run.steps.steps) == 1
 
 
 def test_nothing_is_recorded_outside_the_block(memory: hs.StepMemory) -> None:
@@ -236,13 +259,66 @@ def test_a_forked_child_records(tmp_path: Path) -> None:
     with hs.StepMemory(path, embedder="hashing") as memory:
         with hs.record(memory):
             Pair()(question="?")
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)
-                child = multiprocessing.get_context("fork").Process(target=in_child, args=(path,))
-                child.start()
+            child = multiprocessing.get_context("fork").Process(target=in_child, args=(path,))
+            child.start()
             child.join(60)
         assert child.exitcode == 0
         assert len(memory.find({"session_id": "child"}).steps) == 5
+
+
+class SlowMemory:
+    """A memory whose first write takes a while."""
+
+    redact = None
+
+    def __init__(self) -> None:
+        self.steps: list[hs.AgentStep] = []
+        self.writing = threading.Event()
+
+    def add(self, step: hs.AgentStep) -> None:
+        if not self.writing.is_set():
+            self.writing.set()
+            time.sleep(0.5)
+        self.steps.append(step)
+
+    def run(self, run_id: str) -> list[hs.AgentStep]:
+        return self.steps
+
+
+def test_a_child_forked_while_another_thread_writes_can_go_on() -> None:
+    memory = SlowMemory()
+    predict = dspy.Predict("q -> a")
+    with hs.record(memory) as run:
+        writer = threading.Thread(target=hs.in_context(predict), kwargs={"q": "1"})
+        writer.start()
+        memory.writing.wait(5)
+
+        def in_the_child() -> None:
+            predict(q="2")
+            os._exit(len(run.steps))
+
+        child = multiprocessing.get_context("fork").Process(target=in_the_child)
+        child.start()
+        child.join(20)
+        child.kill()
+        writer.join()
+    assert child.exitcode == 1
+
+
+def test_programs_gathered_in_tasks_are_runs_of_their_own(memory: hs.StepMemory) -> None:
+    program = hs.Recorded(Pair(), memory)
+
+    async def many() -> None:
+        await asyncio.gather(*(program.acall(question=f"q{n}") for n in range(20)))
+
+    asyncio.run(many())
+    runs: dict[Any, list[hs.AgentStep]] = {}
+    for step in all_steps(memory):
+        runs.setdefault(step.run_id, []).append(step)
+    assert len(runs) == 20
+    for steps in runs.values():
+        assert kinds(steps) == KINDS
+        assert [step.hop for step in steps] == list(range(5))
 
 
 def test_functions_take_part_as_actions_decisions_and_programs(memory: hs.StepMemory) -> None:

@@ -11,16 +11,22 @@ that branch did before, or the last step on the path's own strand.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
+from weakref import WeakSet
 
+from hybridagi_steps.locks import ForkSafeLock
 from hybridagi_steps.programs.strands import Strand
 
 _BRANCHES_KEPT = 256
+
+# One lock for all paths: it is held for less than a microsecond, and a lock per call costs more.
+_paths = ForkSafeLock()
 
 
 class Tail(NamedTuple):
@@ -42,7 +48,7 @@ class Path:
         detached: Whether nothing in here follows anything: trial runs stand alone.
     """
 
-    __slots__ = ("_branches", "_detached", "_home", "_last", "_lock", "_open")
+    __slots__ = ("_branches", "_detached", "_home", "_last", "_open")
 
     def __init__(self, strand: Strand, start: Tails = (), *, detached: bool = False) -> None:
         self._home = strand.home
@@ -50,13 +56,12 @@ class Path:
         self._last: Tails = start
         self._open: list[Tail] = list(start)
         self._branches: dict[tuple[int, int], tuple[Strand, Tails]] = {}
-        self._lock = threading.Lock()
 
     def enter(self, strand: Strand) -> Tails:
         """Return the steps that a call starting now on `strand` follows."""
         if self._detached:
             return ()
-        with self._lock:
+        with _paths:
             if strand.home is self._home:
                 self._last = tuple(self._open)
                 return self._last
@@ -67,7 +72,7 @@ class Path:
         """Note that a call which followed `followed` has ended with the step `tail`."""
         if self._detached:
             return
-        with self._lock:
+        with _paths:
             self._open = [known for known in self._open if known not in followed]
             self._open.append(tail)
             if strand.home is self._home:
@@ -84,7 +89,7 @@ class Path:
 
     def tails(self) -> Tails:
         """Return the last steps: those that nothing has followed yet."""
-        with self._lock:
+        with _paths:
             return tuple(self._open)
 
 
@@ -123,15 +128,20 @@ class Run:
         problems: Receives what recording failed at.
     """
 
-    __slots__ = ("_hop", "_lock", "id", "path", "problems")
+    __slots__ = ("__weakref__", "_hop", "_lock", "id", "path", "problems")
 
-    def __init__(self, strand: Strand, problems: list[Exception]) -> None:
+    def __init__(self, strand: Strand, problems: list[Any]) -> None:
         self.id = str(uuid4())
         self.problems = problems
         self.path = Path(strand)
         self._hop = 0
         # Held while a step is stored, so that hops have no gap and parents precede children on
         # disk; reentrant, because storing may run a redaction that is itself a program.
+        self._lock = threading.RLock()
+        _runs.add(self)
+
+    def unlock_in_child(self) -> None:
+        """Forget who held the lock: that thread stayed behind in the parent process."""
         self._lock = threading.RLock()
 
     def commit(self, store: Callable[[int, UUID], None]) -> Tail:
@@ -141,6 +151,18 @@ class Run:
             store(*tail)
             self._hop += 1
             return tail
+
+
+_runs: WeakSet[Run] = WeakSet()
+
+
+def _unlock_runs() -> None:
+    for run in list(_runs):
+        run.unlock_in_child()
+
+
+if hasattr(os, "register_at_fork"):  # absent on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_unlock_runs)
 
 
 @dataclass(slots=True, eq=False)

@@ -25,7 +25,7 @@ from hybridagi_steps.programs.call_steps import CallSteps, Doing, FunctionStep
 from hybridagi_steps.programs.call_tree import Call, CallTree, Labels, Run
 from hybridagi_steps.programs.react_loop import ReActLoop
 from hybridagi_steps.programs.scopes import current_scope, watch_trials
-from hybridagi_steps.programs.step_writer import Memory, StepWriter, note_problem
+from hybridagi_steps.programs.step_writer import Memory, RecordingError, StepWriter, note_problem
 from hybridagi_steps.programs.strands import Strand, current_strand, settle
 
 P = ParamSpec("P")
@@ -82,7 +82,7 @@ class StepRecorder(BaseCallback):
         tags: Mapping[str, Any] | None = None,
         scope: str | None = None,
     ) -> None:
-        self.errors: list[Exception] = []
+        self.errors: list[RecordingError] = []
         self._labels = Labels(session_id, user_id, scope, dict(tags or {}))
         self._shared = _Recording(memory)
         self._run: Run | None = None
@@ -138,7 +138,7 @@ class StepRecorder(BaseCallback):
         name = type(instance).__name__
         if isinstance(instance, dspy.Predict):
             self._open(call_id, instance, inputs, Doing("predict", name))
-        elif type(instance) is dspy.ChainOfThought or getattr(instance, "adds_no_step", False):
+        elif _adds_no_step(type(instance)):
             self._pass_through(call_id)
         else:
             doing = Doing("program", name, loop=ReActLoop.of(instance))
@@ -304,6 +304,10 @@ def active_run_ids(memory: Any) -> list[str]:
         if isinstance(recorder, StepRecorder) and recorder.memory is memory
     ]
     return list(dict.fromkeys(run.id for run in runs if run is not None))
+
+
+def _adds_no_step(kind: type[Any]) -> bool:
+    return kind is dspy.ChainOfThought or getattr(kind, "adds_no_step", False)
 
 
 def _strand() -> Strand:

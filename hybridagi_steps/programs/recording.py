@@ -25,7 +25,9 @@ from dspy.utils.callback import ACTIVE_CALL_ID
 from hybridagi_steps.programs import step_shapes as shapes
 from hybridagi_steps.programs.call_steps import FunctionStep
 from hybridagi_steps.programs.call_tree import Labels, Run
+from hybridagi_steps.programs.dspy_settings import overriding
 from hybridagi_steps.programs.recorder import StepRecorder
+from hybridagi_steps.programs.step_writer import RecordingError
 from hybridagi_steps.programs.strands import in_context
 
 __all__ = ["Recorded", "RunHandle", "in_context", "record", "record_step"]
@@ -57,7 +59,7 @@ class RunHandle:
         return self._memory.run(self._run.id)
 
     @property
-    def errors(self) -> list[Exception]:
+    def errors(self) -> list[RecordingError]:
         """What recording failed at; empty when all is well."""
         return self._run.problems
 
@@ -124,7 +126,7 @@ def _recording(memory: Any, labels: Labels) -> Generator[RunHandle]:
     recorder = (outer or StepRecorder(memory)).for_run(labels)
     run = recorder.run
     assert run is not None  # noqa: S101 - for_run gives one
-    with dspy.context(callbacks=[*others, recorder]):
+    with overriding(callbacks=[*others, recorder]):
         yield RunHandle(memory, run)
 
 

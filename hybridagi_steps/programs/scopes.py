@@ -22,6 +22,8 @@ import dspy
 from dspy.teleprompt.teleprompt import Teleprompter
 from dspy.utils.callback import BaseCallback
 
+from hybridagi_steps.programs.dspy_settings import overriding
+
 _SETTING = "hybridagi_steps_scope"
 
 
@@ -62,7 +64,7 @@ class ScopeMarker(BaseCallback):
     def _enter(self, call_id: str, scope: str) -> None:
         if current_scope() is not None:
             return
-        override = dspy.context(**{_SETTING: scope})
+        override = overriding(**{_SETTING: scope})
         override.__enter__()
         self._entered[call_id] = override
 

@@ -87,11 +87,11 @@ def module_arguments(module: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     positional = inputs.get("args") or ()
     if not positional:
         return named
-    try:
-        bound = inspect.signature(module.forward).bind(*positional, **named)
-    except TypeError:
+    # Looked up on the class: DSPy warns when `forward` is read from a module.
+    forward = getattr(type(module), "forward", None) or getattr(type(module), "aforward", None)
+    if forward is None:
         return {"args": list(positional), **named}
-    return dict(bound.arguments)
+    return function_arguments(forward, (module, *positional), named)
 
 
 def predict_arguments(predict: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,10 +115,8 @@ def decided(choice: Choice, prediction: Any) -> dict[str, Any]:
 
 def output_fields(outputs: Any) -> dict[str, Any]:
     """Return what a program gave back, by name; a value without names is its `result`."""
-    if isinstance(outputs, tuple) and outputs and isinstance(outputs[0], dspy.Prediction):
-        outputs = cast("tuple[Any, ...]", outputs)[
-            0
-        ]  # optimisers patch forward: (prediction, trace)
+    if _with_trace(outputs):
+        outputs = outputs[0]
     if outputs is None:
         return {}
     if isinstance(outputs, dspy.Example) and not isinstance(outputs, BaseModel):
@@ -126,6 +124,14 @@ def output_fields(outputs: Any) -> dict[str, Any]:
     if isinstance(outputs, Mapping):
         return dict(cast("Mapping[str, Any]", outputs))
     return {"result": outputs}
+
+
+def _with_trace(outputs: Any) -> bool:
+    """Whether an optimiser has patched `forward` to return (prediction, trace)."""
+    if not isinstance(outputs, tuple) or len(outputs) != 2:
+        return False
+    prediction, trace = cast("tuple[Any, Any]", outputs)
+    return isinstance(prediction, dspy.Prediction) and isinstance(trace, list)
 
 
 def error_fields(error: BaseException) -> dict[str, Any]:

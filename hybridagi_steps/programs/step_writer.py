@@ -13,7 +13,7 @@ from uuid import UUID
 
 from hybridagi_steps.errors import StepsError
 from hybridagi_steps.programs.call_tree import Call, Run, Tail, Tails, parent_and_joins
-from hybridagi_steps.programs.values import Redact, fitted, plain, redacted, without_texts
+from hybridagi_steps.programs.values import Redact, fitted, plain_fields, redacted, without_texts
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, repaired
 from hybridagi_steps.records.message import StepMetrics, utc_now
 
@@ -41,7 +41,7 @@ class RecordingError(StepsError):
         # Our own errors speak of sizes and files; foreign ones may quote the values.
         reason = f"{kind}: {error}" if isinstance(error, StepsError) else kind
         super().__init__(f"{what} ({reason})")
-        self.error_type = kind
+        self.what, self.error_type = what, kind
 
 
 class StepWriter:
@@ -81,9 +81,24 @@ class StepWriter:
             fields = self._clean(run, step_type, inputs, outputs, _metadata(call, joins))
 
             def store(hop: int, step_id: UUID) -> None:
-                step = _step(call, run, step_type, fields)
-                step.id, step.hop, step.parent_id = step_id, hop, parent_id
-                step.status, step.metrics = status, metrics
+                # The values are clean: nothing is validated again.
+                step = AgentStep.model_construct(
+                    id=step_id,
+                    parent_id=parent_id,
+                    hop=hop,
+                    step_type=step_type,
+                    vector=None,
+                    created_at=utc_now(),
+                    session_id=call.labels.session_id,
+                    user_id=call.labels.user_id,
+                    run_id=run.id,
+                    program_id=call.program_id,
+                    scope=call.scope,
+                    status=status,
+                    score=None,
+                    metrics=metrics,
+                    **fields,
+                )
                 self.memory.add(step)
 
             return run.commit(store)
@@ -103,30 +118,29 @@ class StepWriter:
     ) -> dict[str, Any]:
         """Return the three JSON fields: detached, redacted, repaired and small enough."""
         cuts: list[str] = []
-        fields: dict[str, Any] = {
-            "inputs": plain(inputs, cuts, "inputs"),
-            "outputs": None if outputs is None else plain(outputs, cuts, "outputs"),
-            "metadata": plain(metadata, cuts, "metadata"),
-        }
+        values = {"inputs": inputs, "outputs": outputs, "metadata": metadata}
+        fields, small = plain_fields(values, cuts)
         redact: Redact | None = getattr(self.memory, "redact", None)
-        fields = fitted(repaired(fields), cuts) if redact is None else fields
         if redact is not None:
             try:
                 fields = _redacted_fields(fields, redact)
             except Exception as error:
                 note_problem(run.problems, f"redacting the {step_type.value} failed", error)
                 fields = _without_texts(fields, redact)
-            fields = fitted(repaired(fields), cuts)
+        fields = repaired(fields)
+        if not small or redact is not None:
+            fields = fitted(fields, cuts)
         if cuts:
             fields["metadata"] = {**(fields["metadata"] or {}), "truncated": cuts}
         fields["metadata"] = fields["metadata"] or None
         return fields
 
 
-def note_problem(problems: list[Exception], what: str, error: BaseException) -> None:
+def note_problem(problems: list[RecordingError], what: str, error: BaseException) -> None:
     """Keep and log what recording failed at, without the values it failed on."""
     problem = RecordingError(what, error)
-    seen = any(str(known) == str(problem) for known in problems)
+    kind = (problem.what, problem.error_type)
+    seen = any(kind == (known.what, known.error_type) for known in problems)
     if len(problems) < _PROBLEMS_KEPT:
         problems.append(problem)
     if not seen:
@@ -155,21 +169,3 @@ def _metadata(call: Call, joins: list[str]) -> dict[str, Any]:
     if joins:
         metadata["joins"] = joins
     return metadata
-
-
-def _step(call: Call, run: Run, step_type: AgentStepType, fields: dict[str, Any]) -> AgentStep:
-    """Return a step whose values are clean already, so that nothing is validated again."""
-    return AgentStep.model_construct(
-        step_type=step_type,
-        inputs=fields["inputs"],
-        outputs=fields["outputs"],
-        vector=None,
-        metadata=fields["metadata"],
-        created_at=utc_now(),
-        session_id=call.labels.session_id,
-        user_id=call.labels.user_id,
-        run_id=run.id,
-        program_id=call.program_id,
-        scope=call.scope,
-        score=None,
-    )

@@ -15,9 +15,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
 
+from hybridagi_steps.locks import ForkSafeLock
 from hybridagi_steps.records.message import StepMetrics
 
 _ENTRIES_SEARCHED = 256
+
+# A tool may ask several models at once.
+_sums = ForkSafeLock()
 
 
 @dataclass(slots=True)
@@ -37,12 +41,16 @@ class Usage:
 
     def add_call(self, model: Any, outputs: Any) -> None:
         """Add one finished LM call; `outputs` is the very object that DSPy handed out."""
+        entry = None if outputs is None else _history_entry(model, outputs)
+        with _sums:
+            self._add_call(model, entry)
+
+    def _add_call(self, model: Any, entry: Mapping[str, Any] | None) -> None:
         self.calls += 1
         name = getattr(model, "model", None)
         if isinstance(name, str):
             self.model_name = name
             self.provider = name.split("/", 1)[0] if "/" in name else None
-        entry = None if outputs is None else _history_entry(model, outputs)
         if entry is None:
             return
         usage: Mapping[str, Any] = entry.get("usage") or {}
@@ -77,9 +85,8 @@ class Usage:
 
     def metrics(self, duration_ms: float, tool_ms: float | None = None) -> StepMetrics:
         """Return the sum as a step's metrics; a cache hit means that no call was paid for."""
-        return StepMetrics.model_construct(
+        return StepMetrics(
             duration_ms=round(duration_ms, 3),
-            first_token_latency_ms=None,
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
             total_tokens=self.total_tokens,

@@ -35,6 +35,7 @@ _MOST_VALUES = 200_000
 _STEP_BYTES = 7 * 1024 * 1024
 _KEPT_CHARACTERS = (1_000_000, 100_000, 10_000, 1_000)
 _SURELY_SMALL = 500_000
+_CHARACTERS_PER_VALUE = 24
 _VECTOR_LENGTH = 128
 _LONGEST_DESCRIPTION = 500
 
@@ -50,21 +51,46 @@ def plain(value: Any, cuts: list[str], path: str = "") -> Any:
     return _Copy(cuts, path).of(value, 0)
 
 
+def plain_fields(fields: dict[str, Any], cuts: list[str]) -> tuple[dict[str, Any], bool]:
+    """Return plain copies of a step's fields, and whether they surely fit into one step.
+
+    Args:
+        fields: Values by the name of the step's field; None stays None.
+        cuts: Receives "path: what was left out" for each value that was not kept whole.
+    """
+    copied: dict[str, Any] = {}
+    size = 0
+    for name, value in fields.items():
+        copy = _Copy(cuts, name)
+        copied[name] = copy.of(value, 0)
+        size += copy.size
+    return copied, size <= _SURELY_SMALL
+
+
 class _Copy:
     """One traversal: knows what it stands inside of, so that cycles and floods end."""
 
-    __slots__ = ("_cuts", "_inside", "_left", "_path")
+    __slots__ = ("_characters", "_cuts", "_inside", "_left", "_path")
 
     def __init__(self, cuts: list[str], path: str) -> None:
         self._cuts = cuts
         self._path = path
         self._left = _MOST_VALUES
+        self._characters = 0
         self._inside: set[int] = set()
+
+    @property
+    def size(self) -> int:
+        """About how many characters the copy has as JSON."""
+        return self._characters + (_MOST_VALUES - self._left) * _CHARACTERS_PER_VALUE
 
     def of(self, value: Any, depth: int) -> Any:
         kind: type[Any] = type(value)
         self._left -= 1
-        if kind is str or value is None or kind is int or kind is float or kind is bool:
+        if kind is str:
+            self._characters += len(value)
+            return value
+        if value is None or kind is int or kind is float or kind is bool:
             return value
         if self._left < 0:
             return self._cut(value, f"more than {_MOST_VALUES:,} values")
@@ -253,8 +279,6 @@ def fitted(fields: dict[str, Any], cuts: list[str]) -> dict[str, Any]:
         fields: JSON data; texts up to 1,000,000 characters are kept as long as the whole fits.
         cuts: Receives "path: what was left out" for each text that was cut.
     """
-    if _characters(fields, _SURELY_SMALL) <= _SURELY_SMALL:
-        return fields
     for kept in _KEPT_CHARACTERS:
         if len(orjson.dumps(fields)) <= _STEP_BYTES:
             return fields
@@ -264,24 +288,6 @@ def fitted(fields: dict[str, Any], cuts: list[str]) -> dict[str, Any]:
     cuts.append("inputs and outputs: left out, too large for one step")
     return {name: {"left_out": "too large for one step"} if value else value
             for name, value in fields.items()}  # fmt: skip
-
-
-def _characters(value: Any, limit: int) -> int:
-    """Return about how many characters `value` has as JSON; stops counting above `limit`."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        items = [*value, *value.values()]
-    elif isinstance(value, list):
-        items = value
-    else:
-        return 8
-    total = 0
-    for item in items:
-        total += _characters(item, limit) + 2
-        if total > limit:
-            break
-    return total
 
 
 def _shortened(value: Any, kept: int, cuts: list[str], path: str) -> Any:
