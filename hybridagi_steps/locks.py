@@ -1,10 +1,11 @@
-"""A lock that a forked child can still take.
+"""What keeps this library whole across `os.fork()`.
 
 A lock held by another thread at the moment of a fork stays locked in the child for ever, and what
-it guards may be half changed there. So every such lock is taken before a fork and given back on
-both sides afterwards, as the standard library's logging does: a child always sees whole state.
+it guards may be half changed there; an open SQLite connection must never reach a child at all. So
+whatever holds such a thing comes to rest before a fork and goes on after it, on both sides, as the
+standard library's logging does. `subprocess` without `preexec_fn` never comes here.
 
-These are leaf locks: code that holds one must not take or create another.
+What rests is taken in no particular order: whoever holds one of these must not wait for another.
 """
 
 from __future__ import annotations
@@ -12,7 +13,20 @@ from __future__ import annotations
 import os
 import threading
 from types import TracebackType
+from typing import Protocol
 from weakref import WeakSet
+
+
+class Forkable(Protocol):
+    """Something that must come to rest before this process forks."""
+
+    def before_fork(self) -> None:
+        """Wait for what is going on, then hold still."""
+        ...
+
+    def after_fork(self) -> None:
+        """Go on, in parent and child alike."""
+        ...
 
 
 class ForkSafeLock:
@@ -20,8 +34,7 @@ class ForkSafeLock:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        with _registry_lock:
-            _registry.add(self)
+        rest_at_fork(self)
 
     def __reduce__(self) -> tuple[type[ForkSafeLock], tuple[()]]:
         """A copy is a lock of its own: what it guards is a copy too."""
@@ -38,24 +51,38 @@ class ForkSafeLock:
     ) -> None:
         self._lock.release()
 
+    def before_fork(self) -> None:
+        """Take the lock."""
+        self._lock.acquire()
 
+    def after_fork(self) -> None:
+        """Give it back."""
+        self._lock.release()
+
+
+_registry: WeakSet[Forkable] = WeakSet()
 _registry_lock = threading.RLock()
-_registry: WeakSet[ForkSafeLock] = WeakSet()
-_held: list[ForkSafeLock] = []
+_resting: list[Forkable] = []
 
 
-def _hold_all() -> None:
+def rest_at_fork(forkable: Forkable) -> None:
+    """Bring `forkable` to rest around every fork, as long as it lives."""
+    with _registry_lock:
+        _registry.add(forkable)
+
+
+def _before() -> None:
     _registry_lock.acquire()
-    for lock in list(_registry):
-        lock.__enter__()
-        _held.append(lock)
+    for forkable in list(_registry):
+        forkable.before_fork()
+        _resting.append(forkable)
 
 
-def _release_all() -> None:
-    while _held:
-        _held.pop().__exit__(None, None, None)
+def _after() -> None:
+    while _resting:
+        _resting.pop().after_fork()
     _registry_lock.release()
 
 
 if hasattr(os, "register_at_fork"):  # absent on Windows, which cannot fork
-    os.register_at_fork(before=_hold_all, after_in_parent=_release_all, after_in_child=_release_all)
+    os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_after)

@@ -22,6 +22,7 @@ from hybridagi_steps.errors import (
     MemoryNotPicklableError,
     UnknownRunError,
 )
+from hybridagi_steps.locks import rest_at_fork
 from hybridagi_steps.protocols import (
     Changes,
     PendingText,
@@ -36,7 +37,6 @@ from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.step_text import own_text, text_hash
 from hybridagi_steps.stores.body import decode_body, encode_body
-from hybridagi_steps.stores.fork_safety import rest_at_fork
 from hybridagi_steps.stores.in_memory_state import RunScore, State, Stored
 from hybridagi_steps.stores.matching import matches, program_called
 

@@ -26,7 +26,7 @@ from hybridagi_steps.errors import (
     StorageBusyError,
     StorageError,
 )
-from hybridagi_steps.stores.fork_safety import rest_at_fork
+from hybridagi_steps.locks import rest_at_fork
 from hybridagi_steps.stores.sqlite.file_lock import FileLock
 from hybridagi_steps.stores.sqlite.schema import latest_version, migrate, version_of
 from hybridagi_steps.stores.sqlite.translation import translated
