@@ -140,7 +140,7 @@ def error_fields(error: BaseException) -> dict[str, Any]:
         message = str(error)
     except Exception as broken:
         message = f"<{type(broken).__name__} in str()>"
-    return {"error": {"type": type(error).__name__, "message": message[:4000]}}
+    return {"error": {"type": type(error).__name__, "message": message}}
 
 
 def said(outputs: Any) -> str:

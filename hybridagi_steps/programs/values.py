@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime, time
 from enum import Enum
+from pathlib import PurePath
 from typing import Any, cast
+from uuid import UUID
 
 import dspy
 import orjson
@@ -37,7 +40,10 @@ _KEPT_CHARACTERS = (1_000_000, 100_000, 10_000, 1_000)
 _SURELY_SMALL = 500_000
 _CHARACTERS_PER_VALUE = 24
 _VECTOR_LENGTH = 128
-_LONGEST_DESCRIPTION = 500
+_KNOWN_TO_JSON_REPAIR = (str, int, float, datetime, date, time, UUID, PurePath)
+_LONGEST_DESCRIPTION = 20_000
+_LONGEST_PATH = 200
+_MOST_NOTES = 100
 
 
 def plain(value: Any, cuts: list[str], path: str = "") -> Any:
@@ -195,7 +201,7 @@ def _medium(value: Any) -> str:
     kind = type(value).__name__.lower()
     source = getattr(value, "url", None) or getattr(value, "filename", None)
     if isinstance(source, str) and not source.startswith("data:"):
-        return f"<{kind} {source[:_LONGEST_DESCRIPTION]}>"
+        return f"<{kind} {source}>"
     data = source or getattr(value, "data", None) or getattr(value, "file_data", None) or ""
     return f"<{kind} of {len(str(data)):,} characters>"
 
@@ -229,8 +235,22 @@ def _leaf(value: Any) -> Any:
     name = getattr(value, "__qualname__", None)
     if callable(value) and isinstance(name, str):
         return f"<function {name}>"
-    notes: list[str] = []
-    return json_value(value, notes)
+    if type(value).__str__ is object.__str__ and type(value).__repr__ is object.__repr__:
+        return f"<{type(value).__name__}>"
+    if isinstance(value, _KNOWN_TO_JSON_REPAIR):
+        return json_value(value, [])
+    return _described(value)
+
+
+def _described(value: object) -> str:
+    """Return an object as text: whole, or not at all, lest a cut hides a secret from redaction."""
+    try:
+        text = str(value)
+    except Exception as error:
+        return f"<{type(value).__name__}: {type(error).__name__} in str()>"
+    if len(text) > _LONGEST_DESCRIPTION:
+        return f"<{type(value).__name__}: {len(text):,} characters>"
+    return text
 
 
 def redacted(value: Any, redact: Redact, *, names: int = 0) -> Any:
@@ -286,19 +306,23 @@ def fitted(fields: dict[str, Any], cuts: list[str]) -> dict[str, Any]:
     if len(orjson.dumps(fields)) <= _STEP_BYTES:
         return fields
     cuts.append("inputs and outputs: left out, too large for one step")
-    return {name: {"left_out": "too large for one step"} if value else value
-            for name, value in fields.items()}  # fmt: skip
+    left_out = {"left_out": "too large for one step"}
+    return {name: left_out if value else value for name, value in fields.items()}
 
 
 def _shortened(value: Any, kept: int, cuts: list[str], path: str) -> Any:
     if isinstance(value, str):
         if len(value) <= kept:
             return value
-        cuts.append(f"{path}: kept {kept:,} of {len(value):,} characters")
+        if len(cuts) < _MOST_NOTES:
+            cuts.append(f"{path}: kept {kept:,} of {len(value):,} characters")
         return value[:kept]
     if isinstance(value, dict):
-        return {key: _shortened(item, kept, cuts, f"{path}.{key}".lstrip("."))
-                for key, item in value.items()}  # fmt: skip
+        short: dict[str, Any] = {}
+        for key, item in value.items():
+            below = f"{path}.{key}" if path else key
+            short[key] = _shortened(item, kept, cuts, below[:_LONGEST_PATH])
+        return short
     if isinstance(value, list):
         return [_shortened(item, kept, cuts, f"{path}[{n}]") for n, item in enumerate(value)]
     return value
