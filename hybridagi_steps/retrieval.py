@@ -26,10 +26,14 @@ from hybridagi_steps.step_index import Shard, StepIndex
 Mode = Literal["hybrid", "dense", "lexical"]
 """Which halves decide."""
 
-LEXICAL_WEIGHT = 0.6
+LEXICAL_WEIGHT = 0.7
 """Share of the words in the fused score; meaning has the rest."""
-NEIGHBOUR_SHARE = 0.7
-"""What a step is worth for standing next to a match."""
+NEIGHBOUR_SHARE = 0.8
+"""What a step is worth for standing next to a match.
+
+At 0.9 the tuning half gains another .006 of nDCG, but 42 % of the first five hits stand there for
+their neighbours alone; at 0.8 it is 27 %.
+"""
 POOL = 50
 """Candidates taken from each half."""
 
