@@ -104,7 +104,7 @@ def _rankers(memory: StepMemory, steps: list[AgentStep]) -> dict[str, Ranker]:
         "BM25, own text": own_words,
         "BM25, window text": by_library("lexical", CUT),
         "dense, own text": dense,
-        "reciprocal rank fusion, own text": fused,
+        "rank fusion, own text": fused,
         HYBRID: by_library("hybrid", CUT),
     }
 
@@ -221,24 +221,23 @@ def _tables(result: dict[str, Any]) -> list[Table]:
 
 def _comparison(result: dict[str, Any], measure: str, title: str) -> Table:
     names = list(result["mean"][measure])
+    columns = ["", "questions (runs)", *names]
     rows = [
         [
             task["task"],
             f"{task['questions']} ({task['runs']})",
             *(number(task[measure][name]) for name in names),
-            _signed(task["ahead_of_better_half"]) if measure == "ndcg" else "",
         ]
         for task in result["tasks"]
     ]
-    means = [number(result["mean"][measure][name]) for name in names]
-    rows.append(["mean", "", *means, ""])
-    half, embedder = result["options"]["half"], result["options"]["embedder"]
-    ahead = "hybrid - better own-text half" if measure == "ndcg" else ""
-    return Table(
-        f"{title}, runs of the half `{half}`, {embedder}",
-        ["", "questions (runs)", *names, ahead],
-        rows,
-    )
+    rows.append(["mean", "", *(number(result["mean"][measure][name]) for name in names)])
+    if measure == "ndcg":
+        columns.append("hybrid - better own-text half ± s.e.")
+        for row, task in zip(rows, result["tasks"], strict=False):
+            row.append(_signed(task["ahead_of_better_half"]))
+        rows[-1].append("")
+    options = result["options"]
+    return Table(f"{title}, half `{options['half']}`, {options['embedder']}", columns, rows)
 
 
 def _signed(difference: dict[str, float | None]) -> str:
