@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -175,6 +175,45 @@ def test_an_object_that_cannot_be_described_does_not_lose_the_step(memory: hs.St
         __repr__ = __str__
 
     assert called(memory, Broken()).result == "<Broken: RuntimeError in str()>"
+
+
+def test_a_value_that_breaks_when_read_does_not_lose_the_step(memory: hs.StepMemory) -> None:
+    class Lazy(Mapping[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            raise RuntimeError("no")
+
+        def __iter__(self) -> Iterator[str]:
+            raise RuntimeError("no")
+
+        def __len__(self) -> int:
+            return 1
+
+    class Answer(dspy.Module):
+        def forward(self) -> Any:
+            return Lazy()
+
+    with hs.record(memory) as run:
+        Answer()()
+    end = run.steps.steps[-1]
+    assert end.outputs == {"result": "<Lazy: RuntimeError when it was read>"}
+    assert end.metadata == {"truncated": ["outputs: RuntimeError when it was read"]}
+
+
+def test_a_program_that_could_not_be_read_at_its_start_leaves_nothing(
+    memory: hs.StepMemory,
+) -> None:
+    class Odd(dspy.Module):
+        @property
+        def purpose(self) -> str:
+            raise RuntimeError("not yet")
+
+        def forward(self) -> Any:
+            return dspy.Predict("question -> answer")(question="?")
+
+    with dspy.context(lm=scripted_lm()), hs.record(memory) as run:
+        assert Odd()().answer == "some answer"
+    assert [step.step_type.value for step in run.steps.steps] == ["Action"]
+    assert [str(error) for error in run.errors] == ["a call could not be read (RuntimeError)"]
 
 
 def test_a_large_value_is_kept_whole_and_a_larger_one_is_cut_with_a_note(

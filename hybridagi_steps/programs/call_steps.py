@@ -23,6 +23,7 @@ from hybridagi_steps.programs.usage import Usage
 from hybridagi_steps.records.agent_step import AgentStepType, StepStatus
 
 Kind = Literal["program", "predict", "tool", "function"]
+_TOLD_KEPT = 16
 _CANCELLED = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit)
 
 
@@ -38,7 +39,7 @@ class Doing:
     """The text of the model's last answer."""
     told: list[tuple[Any, dict[str, Any]]] = field(default_factory=list[tuple[Any, dict[str, Any]]])
     """Trajectories that came out of agents inside, with the steps that tell them already."""
-    begun: bool = True
+    begun: bool = False
     """Whether its ProgramCall was stored; an end without a beginning is left out."""
 
 
@@ -69,8 +70,8 @@ class CallSteps:
             call, AgentStepType.ProgramCall, inputs, None, follows=call.followed
         )
         if tail is None:
-            call.state.begun = False
             return
+        call.state.begun = True
         call.program_id = str(tail.step_id)
         call.path.leave(call.strand, call.followed, tail)
 
@@ -89,7 +90,7 @@ class CallSteps:
                 if value is trajectory and value is not None:
                     outputs[name] = steps
         if call.parent is not None and isinstance(call.parent.state, Doing):
-            call.parent.state.told.extend(doing.told)
+            call.parent.state.told = [*call.parent.state.told, *doing.told][-_TOLD_KEPT:]
         self._end(call, AgentStepType.ProgramEnd, {"program": doing.name}, outputs, exception)
 
     def end_predict(self, call: Call, outputs: Any, exception: BaseException | None) -> None:

@@ -121,9 +121,7 @@ def output_fields(outputs: Any) -> dict[str, Any]:
         return {}
     if isinstance(outputs, dspy.Example) and not isinstance(outputs, BaseModel):
         return {key: outputs[key] for key in outputs.keys()}  # noqa: SIM118 - an Example is no dict
-    if isinstance(outputs, Mapping):
-        return dict(cast("Mapping[str, Any]", outputs))
-    return {"result": outputs}
+    return dict(outputs) if isinstance(outputs, dict) else {"result": outputs}  # pyright: ignore[reportUnknownVariableType]
 
 
 def _with_trace(outputs: Any) -> bool:

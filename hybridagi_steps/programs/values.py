@@ -111,6 +111,8 @@ class _Copy:
             if kind is list or kind is tuple:
                 return self._sequence(value, depth)
             return self._foreign(value, depth)
+        except Exception as error:
+            return self._cut(value, f"{type(error).__name__} when it was read")
         finally:
             self._inside.discard(id(value))
 
