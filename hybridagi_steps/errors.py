@@ -25,6 +25,7 @@
     ├── MemoryClosedError (RuntimeError)       used after close()
     ├── MemoryNotPicklableError (TypeError)    an in-memory store lives in one process only
     ├── UnsupportedAddressError (ValueError)   no back-end serves this address
+    ├── RecordingError                         a step was not recorded, or not whole
     ├── ExchangeError (ValueError)             an import or export that cannot be done
     └── MissingExtraError (ImportError)        an optional dependency is not installed
 
@@ -179,6 +180,17 @@ class MemoryNotPicklableError(StepsError, TypeError):
 
 class UnsupportedAddressError(StepsError, ValueError):
     """No back-end serves this address."""
+
+
+class RecordingError(StepsError):
+    """A step was not recorded, or not whole; the program went on."""
+
+    def __init__(self, what: str, error: BaseException) -> None:
+        kind = type(error).__name__
+        # Our own errors speak of sizes and files; foreign ones may quote the values.
+        reason = f"{kind}: {error}" if isinstance(error, StepsError) else kind
+        super().__init__(f"{what} ({reason})")
+        self.what, self.error_type = what, kind
 
 
 class ExchangeError(StepsError, ValueError):

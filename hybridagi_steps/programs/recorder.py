@@ -20,12 +20,13 @@ import dspy
 from dspy.dsp.utils.settings import thread_local_overrides
 from dspy.utils.callback import ACTIVE_CALL_ID, BaseCallback
 
+from hybridagi_steps.errors import RecordingError
 from hybridagi_steps.programs import step_shapes as shapes
 from hybridagi_steps.programs.call_steps import CallSteps, Doing, FunctionStep
 from hybridagi_steps.programs.call_tree import Call, CallTree, Labels, Run
 from hybridagi_steps.programs.react_loop import ReActLoop
 from hybridagi_steps.programs.scopes import current_scope, watch_trials
-from hybridagi_steps.programs.step_writer import Memory, RecordingError, StepWriter, note_problem
+from hybridagi_steps.programs.step_writer import Memory, StepWriter, note_problem
 from hybridagi_steps.programs.strands import Strand, current_strand, settle
 
 P = ParamSpec("P")

@@ -22,12 +22,12 @@ from uuid import uuid4
 import dspy
 from dspy.utils.callback import ACTIVE_CALL_ID
 
+from hybridagi_steps.errors import RecordingError
 from hybridagi_steps.programs import step_shapes as shapes
 from hybridagi_steps.programs.call_steps import FunctionStep
 from hybridagi_steps.programs.call_tree import Labels, Run
 from hybridagi_steps.programs.dspy_settings import overriding
 from hybridagi_steps.programs.recorder import StepRecorder
-from hybridagi_steps.programs.step_writer import RecordingError
 from hybridagi_steps.programs.strands import in_context
 
 __all__ = ["Recorded", "RunHandle", "in_context", "record", "record_step"]

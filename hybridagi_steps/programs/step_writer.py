@@ -11,7 +11,7 @@ import threading
 from typing import Any, Protocol
 from uuid import UUID
 
-from hybridagi_steps.errors import StepsError
+from hybridagi_steps.errors import RecordingError
 from hybridagi_steps.programs.call_tree import Call, Run, Tail, Tails, parent_and_joins
 from hybridagi_steps.programs.values import Redact, fitted, plain_fields, redacted, without_texts
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, repaired
@@ -31,17 +31,6 @@ class Memory(Protocol):
     def run(self, run_id: str, /) -> Any:
         """Return the steps of a run in order."""
         ...
-
-
-class RecordingError(StepsError):
-    """A step was not recorded, or not whole; the program went on."""
-
-    def __init__(self, what: str, error: BaseException) -> None:
-        kind = type(error).__name__
-        # Our own errors speak of sizes and files; foreign ones may quote the values.
-        reason = f"{kind}: {error}" if isinstance(error, StepsError) else kind
-        super().__init__(f"{what} ({reason})")
-        self.what, self.error_type = what, kind
 
 
 class StepWriter:
