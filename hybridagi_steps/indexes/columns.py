@@ -45,8 +45,9 @@ class StepColumns:
         self._reserve(len(table))
         for number, name in enumerate(_NAMES):
             self._columns[name][self._size : self._size + len(table)] = table[:, number]
+        first = self._size
         self._size += len(table)
-        self._sorted.clear()
+        self._insert_sorted(first)
 
     def remove(self, rows: Rows) -> None:
         """Forget rows; unknown ones are skipped."""
@@ -111,6 +112,20 @@ class StepColumns:
             order = np.argsort(self._column(name), kind="stable")
             self._sorted[name] = self._column(name)[order], order
         return self._sorted[name]
+
+    def _insert_sorted(self, first: int) -> None:
+        """Insert what stands from position `first` on into the columns sorted so far.
+
+        A search after every append would otherwise sort whole columns of random hashes each time.
+        """
+        for name, (known, order) in self._sorted.items():
+            fresh = self._column(name)[first:]
+            turn = np.argsort(fresh, kind="stable")
+            places = np.searchsorted(known, fresh[turn], side="right")
+            self._sorted[name] = (
+                np.insert(known, places, fresh[turn]),
+                np.insert(order, places, turn + first),
+            )
 
     def _find(self, name: str, values: Rows) -> Rows:
         """Return the position of each value in a column, `NO_ROW` where it is missing."""
