@@ -5,8 +5,9 @@ Every public name is loaded on first use, so that `import hybridagi_steps` costs
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hybridagi_steps import embedders, errors, rerankers
@@ -69,7 +70,7 @@ __all__ = [
     "rerankers",
 ]
 
-_HOMES = {
+_HOMES: dict[str, str | None] = {
     "AgentStep": "records.agent_step",
     "AgentStepList": "records.predictions",
     "AgentStepType": "records.agent_step",
@@ -95,23 +96,12 @@ _HOMES = {
     "StepsChatAdapter": "programs.adapters",
     "StepsJSONAdapter": "programs.adapters",
     "StepsXMLAdapter": "programs.adapters",
+    "embedders": None,
+    "errors": None,
     "in_context": "programs.recording",
     "record": "programs.recording",
     "record_step": "programs.recording",
+    "rerankers": None,
 }
-_MODULES = {"embedders", "errors", "rerankers"}
 
-
-def __getattr__(name: str) -> Any:
-    """Load a public name on first use (PEP 562)."""
-    if name in _MODULES:
-        return import_module(f"{__name__}.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)
