@@ -154,10 +154,9 @@ class _Halves:
     def visible(self, rows: Rows) -> Rows:
         """Return those of `rows` that may be found."""
         rows = np.unique(rows[rows != NO_ROW])
-        if self.scope.rows is not None:
-            return rows[_among(rows, self.scope.rows)]
         held = [shard.lexical.positions_of(rows) >= 0 for shard in self.scope.shards]
-        return rows[np.logical_or.reduce(held)]
+        rows = rows[np.logical_or.reduce(held)]
+        return rows if self.scope.rows is None else rows[_among(rows, self.scope.rows)]
 
     def lexical(self, rows: Rows) -> _Scores:
         """Return the BM25 score of each row."""

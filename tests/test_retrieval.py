@@ -150,6 +150,14 @@ def test_trial_runs_stay_out_and_do_not_distort_the_weights(memory: StepMemory) 
     assert {hit.step.scope for hit in only} == {"compile:MIPROv2:1"}
 
 
+def test_a_trial_next_to_a_match_stays_hidden(memory: StepMemory) -> None:
+    asked = action("refund the ticket", run_id="a")
+    trial = action("something else", parent_id=asked.id, scope="evaluate:1", run_id="b")
+    memory.add([asked, trial])
+    for where in (None, {"exclude_run_id": "c"}, {"step_types": "Action"}):
+        assert [hit.step.id for hit in memory.search("refund ticket", where=where)] == [asked.id]
+
+
 def test_a_neighbour_of_a_match_is_found_and_says_so(memory: StepMemory) -> None:
     asked = action("which baggage allowance applies", "gold members: three bags")
     answered = AgentStep(
