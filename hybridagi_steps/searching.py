@@ -19,9 +19,9 @@ from hybridagi_steps.deriving import derive_texts, derive_vectors
 from hybridagi_steps.embedders import checked_vectors
 from hybridagi_steps.errors import EmbedderError, InvalidQueryError, StepsError
 from hybridagi_steps.lineage import Expand, context_of
-from hybridagi_steps.protocols import Embedder, FloatVector, StepStore
+from hybridagi_steps.protocols import Embedder, FloatVector, Rows, StepStore
 from hybridagi_steps.records.agent_step import AgentStep, id_text
-from hybridagi_steps.records.filters import StepFilter, StepHit
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
 from hybridagi_steps.records.step_text import own_text, text_hash
 from hybridagi_steps.retrieval import Mode, RankedRow, Scope, SearchQuery, search
 from hybridagi_steps.step_index import StepIndex
@@ -87,8 +87,18 @@ class Searcher:
 
     def _scope(self, where: StepFilter) -> Scope:
         asked = where.model_dump(exclude_none=True)
-        rows = self._store.rows(where) if asked else None
+        if asked.keys() == {"exclude_run_id"}:
+            rows = self._all_but(where.exclude_run_id or [])
+        else:
+            rows = self._store.rows(where) if asked else None
         return Scope(self._index.shards(own_only=where.scope is None), rows)
+
+    def _all_but(self, run_ids: Iterable[str]) -> Rows:
+        """Return all rows but those of some runs: few rows to ask for instead of nearly all."""
+        wheres = [StepFilter(run_id=run_id, scope=EVERY_SCOPE) for run_id in run_ids]
+        gone = [row for where in wheres for row in self._store.rows(where).tolist()]
+        held = self._index.columns.held()
+        return held[~np.isin(held, gone)]
 
     def _queries(self, asked: list[str | AgentStep], *, with_vectors: bool) -> list[SearchQuery]:
         texts = [own_text(item) if isinstance(item, AgentStep) else item for item in asked]

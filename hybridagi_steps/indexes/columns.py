@@ -61,6 +61,11 @@ class StepColumns:
             self._columns[name][positions] = gone
         self._sorted.clear()
 
+    def held(self) -> Rows:
+        """Return all rows, ascending."""
+        rows = self._order("rows")[0]
+        return rows[np.searchsorted(rows, NO_ROW, side="right") :]
+
     def saying(self, text_hash: int) -> Rows:
         """Return the rows whose own text, or else whose purpose, has this hash, newest first."""
         for name in ("text_hashes", "purpose_hashes"):
