@@ -143,7 +143,9 @@ class VectorStore:
         """Return the position of each row, -1 for rows not held. Shape (n,)."""
         if not self.count:
             return np.full(len(rows), -1, np.intp)
-        if self._ascending:
+        if self._ascending and self._rows[self.count - 1] - self._rows[0] == self.count - 1:
+            found = np.maximum(rows - self._rows[0], 0)  # without a gap, numbers say positions
+        elif self._ascending:
             found = np.searchsorted(self.rows, rows)
         else:
             order, sorted_rows = self._order()
