@@ -32,42 +32,57 @@ VECTOR_BATCH = 500
 
 def derive_texts(store: DerivedStore, progress: Progress | None = None) -> int:
     """Index the words of every pending step; return how many there were."""
-    done = 0
-    while pending := store.pending_texts(TEXT_BATCH):
-        store.save_texts([_text_row(item) for item in pending])
-        done += len(pending)
-        if progress is not None:
-            progress(len(pending))
-    return done
+    return _all_batches(lambda: derive_text_batch(store), progress)
 
 
 def derive_vectors(
     store: DerivedStore, embedder: Embedder, progress: Progress | None = None
 ) -> int:
-    """Embed every pending step; return how many there were.
+    """Embed every pending step; return how many there were; raise as `derive_vector_batch`."""
+    return _all_batches(lambda: derive_vector_batch(store, embedder), progress)
+
+
+def derive_text_batch(store: DerivedStore) -> int:
+    """Index the words of the next pending steps; return how many there were."""
+    pending = store.pending_texts(TEXT_BATCH)
+    if pending:
+        store.save_texts([_text_row(item) for item in pending])
+    return len(pending)
+
+
+def derive_vector_batch(store: DerivedStore, embedder: Embedder) -> int:
+    """Embed the next pending steps; return how many there were.
 
     What the embedder gives for a step and cannot be used (NaN, Inf, zero) leaves that step found by
     words only.
 
     Raises:
         EmbedderError: The embedder raised; the steps stay pending.
+        EmbedderMismatchError: The store was given to another embedder meanwhile.
         DimensionMismatchError: It gives vectors of another length than it says.
     """
+    pending = store.pending_vectors(VECTOR_BATCH)
+    if not pending:
+        return 0
+    texts = [own_text(step) for _, step in pending]
+    distinct = list(dict.fromkeys(texts))
+    vectors, usable = embed_documents(embedder, distinct)
+    place = {text: number for number, text in enumerate(distinct)}
+    rows: list[VectorRow] = []
+    for (row, _), text in zip(pending, texts, strict=True):
+        number = place[text]
+        vector = vectors[number] if usable[number] else None
+        rows.append(VectorRow(row, text_hash(text), vector, scoped=False))
+    store.save_vectors(rows, model_id=embedder.model_id)
+    return len(pending)
+
+
+def _all_batches(batch: Callable[[], int], progress: Progress | None) -> int:
     done = 0
-    while pending := store.pending_vectors(VECTOR_BATCH):
-        texts = [own_text(step) for _, step in pending]
-        distinct = list(dict.fromkeys(texts))
-        vectors, usable = embed_documents(embedder, distinct)
-        place = {text: number for number, text in enumerate(distinct)}
-        rows: list[VectorRow] = []
-        for (row, _), text in zip(pending, texts, strict=True):
-            number = place[text]
-            vector = vectors[number] if usable[number] else None
-            rows.append(VectorRow(row, text_hash(text), vector, scoped=False))
-        store.save_vectors(rows)
-        done += len(pending)
+    while count := batch():
+        done += count
         if progress is not None:
-            progress(len(pending))
+            progress(count)
     return done
 
 

@@ -18,7 +18,6 @@ from uuid import UUID
 
 from hybridagi_steps.admission import Redact, admitted, check_vector, redacted
 from hybridagi_steps.binding import AUTO, EmbedderBinding
-from hybridagi_steps.deriving import derive_texts, derive_vectors
 from hybridagi_steps.errors import (
     InvalidFilterError,
     MemoryClosedError,
@@ -120,6 +119,7 @@ class StepMemory:
         if kept:
             self._binding.bind_early()
             self._store.append(kept, replace=replace)
+            self._search.appended(len(kept))
 
     def score(self, run_id: str, value: float, feedback: str | None = None) -> None:
         """Say how good a run was; its steps inherit it unless they have a score of their own.
@@ -251,8 +251,8 @@ class StepMemory:
         Args:
             progress: Called with (done, total) as batches finish.
         """
-        store, embedder = self._open_store, self._binding.bound()
-        pending = store.stats()
+        self._binding.bound()
+        pending = self._open_store.stats()
         total = int(pending["pending_texts"]) + int(pending["pending_vectors"])
         done = 0
 
@@ -262,8 +262,7 @@ class StepMemory:
             if progress is not None:
                 progress(done, max(done, total))
 
-        derive_texts(store, advance)
-        derive_vectors(store, embedder, advance)
+        self._search.catch_up(progress=advance)
         self._search.save()
 
     def reembed(
@@ -301,6 +300,7 @@ class StepMemory:
             return
         self._closed = True
         if self._searcher is not None and self._pid == os.getpid():
+            self._searcher.stop()
             self._searcher.save()
         self._store.close()
 

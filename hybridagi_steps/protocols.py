@@ -241,8 +241,13 @@ class DerivedStore(Protocol):
         """Return the next steps without an embedding, by row."""
         ...
 
-    def save_vectors(self, vectors: Sequence[VectorRow]) -> None:
-        """Save embeddings; rows that are gone, or have one already, are skipped."""
+    def save_vectors(self, vectors: Sequence[VectorRow], *, model_id: str | None = None) -> None:
+        """Save embeddings; rows that are gone, or have one already, are skipped.
+
+        Raises:
+            EmbedderMismatchError: `model_id` is not the embedder the store remembers; nothing was
+                saved. Another process may have changed it while these were made.
+        """
         ...
 
     def position(self) -> Position:

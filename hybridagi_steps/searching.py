@@ -15,7 +15,8 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
-from hybridagi_steps.deriving import derive_texts, derive_vectors
+from hybridagi_steps.background import BackgroundWork
+from hybridagi_steps.deriving import Progress, derive_text_batch, derive_vector_batch
 from hybridagi_steps.embedders import checked_vectors
 from hybridagi_steps.errors import EmbedderError, InvalidQueryError, StepsError
 from hybridagi_steps.lineage import Expand, context_of
@@ -43,6 +44,10 @@ class Searcher:
         self._store, self._embedder = store, embedder
         self._index = StepIndex(store, store.identity().store_id, cache)
         self._lock = threading.Lock()
+        self._deriving = threading.Lock()
+        self._background = BackgroundWork(
+            lambda: self._text_batch() > 0 or self._vector_batch() > 0
+        )
 
     def search(
         self,
@@ -56,7 +61,7 @@ class Searcher:
     ) -> list[StepHit]:
         """Do what `StepMemory.search` says."""
         asked = _checked(query, k, mode, expand)
-        self._catch_up(vectors=mode != "lexical")
+        self.catch_up(vectors=mode != "lexical")
         with self._lock:
             self._follow()
             queries = self._queries(asked, with_vectors=mode != "lexical")
@@ -64,6 +69,22 @@ class Searcher:
                 self._index, queries, k, scope=self._scope(where), mode=mode, min_score=min_score
             )
         return self._hits(ranked, expand)
+
+    def catch_up(self, *, vectors: bool = True, progress: Progress | None = None) -> None:
+        """Index the words and, if asked, the vectors of all that is pending."""
+        batches = [self._text_batch, self._vector_batch] if vectors else [self._text_batch]
+        for batch in batches:
+            while done := batch():
+                if progress is not None:
+                    progress(done)
+
+    def appended(self, steps: int) -> None:
+        """Note that steps were stored; many are indexed before somebody waits for them."""
+        self._background.appended(steps)
+
+    def stop(self) -> None:
+        """End what goes on in the background."""
+        self._background.stop()
 
     def save(self) -> None:
         """Bring the index up to date and write its cache when that is worth it."""
@@ -76,10 +97,13 @@ class Searcher:
         with self._lock:
             self._index.forget_cache()
 
-    def _catch_up(self, *, vectors: bool) -> None:
-        derive_texts(self._store)
-        if vectors:
-            derive_vectors(self._store, self._embedder())
+    def _text_batch(self) -> int:
+        with self._deriving:
+            return derive_text_batch(self._store)
+
+    def _vector_batch(self) -> int:
+        with self._deriving:
+            return derive_vector_batch(self._store, self._embedder())
 
     def _follow(self) -> None:
         identity = self._store.identity()

@@ -18,6 +18,7 @@ import numpy as np
 
 from hybridagi_steps.errors import (
     DuplicateStepError,
+    EmbedderMismatchError,
     MemoryClosedError,
     MemoryNotPicklableError,
     UnknownRunError,
@@ -151,9 +152,12 @@ class InMemoryStepStore:
             rows = [row for row, _ in zip(pending, range(limit), strict=False)]
             return [(row, decode_body(state.steps[row].body)) for row in rows]
 
-    def save_vectors(self, vectors: Sequence[VectorRow]) -> None:
+    def save_vectors(self, vectors: Sequence[VectorRow], *, model_id: str | None = None) -> None:
         """Save embeddings of steps that have none."""
         with self._opened() as state:
+            stored = self._embedder[0] if self._embedder else None
+            if model_id not in (None, stored):
+                raise EmbedderMismatchError(str(stored), str(model_id))
             for saved in vectors:
                 state.save_vector(int(saved.row), saved.text_hash, saved.vector)
 

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from conformance.making import EVERYTHING, START, save_pending, step, text, vector
-from hybridagi_steps.errors import (
-    UnknownRunError,
-)
+from hybridagi_steps.errors import EmbedderMismatchError, UnknownRunError
 from hybridagi_steps.protocols import StepStore
 
 
@@ -181,6 +179,17 @@ class DerivedContract:
         assert store.position() != reached
         changes = store.changes(reached)
         assert (changes.texts, changes.removed) == ([], [a])
+
+    def test_vectors_of_an_embedder_that_was_replaced_meanwhile_are_refused(
+        self, store: StepStore
+    ) -> None:
+        [row] = store.append([step(id="a")])
+        store.set_embedder("one", 2)
+        with pytest.raises(EmbedderMismatchError, match="one"):
+            store.save_vectors([vector(row)], model_id="two")
+        assert [pending for pending, _ in store.pending_vectors(9)] == [row]
+        store.save_vectors([vector(row)], model_id="one")
+        assert store.pending_vectors(9) == []
 
     def test_another_embedder_starts_a_new_epoch(self, store: StepStore) -> None:
         [row] = store.append([step(id="a", vector=[1, 2])])

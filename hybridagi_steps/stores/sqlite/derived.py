@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hybridagi_steps.errors import EmbedderMismatchError
 from hybridagi_steps.protocols import Changes, PendingText, Position, TextRow, VectorRow
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.stores.sqlite.tables import Tables
@@ -116,9 +117,12 @@ class DerivedTables(Tables):
             steps = self._steps(connection, set(rows))
         return list(zip(rows, self._listed(steps, rows), strict=True))
 
-    def save_vectors(self, vectors: Sequence[VectorRow]) -> None:
+    def save_vectors(self, vectors: Sequence[VectorRow], *, model_id: str | None = None) -> None:
         """Save embeddings of steps that have none."""
         with self._db.writing() as connection:
+            stored = self._embedder(connection)
+            if model_id not in (None, stored):
+                raise EmbedderMismatchError(str(stored), str(model_id))
             connection.executemany(_SAVE_VECTOR, [self._vector_values(row) for row in vectors])
             connection.execute(_VECTORS_ADVANCE, {"namespace": self._namespace})
 
@@ -153,6 +157,11 @@ class DerivedTables(Tables):
             ],
             removed,
         )
+
+    def _embedder(self, connection: sqlite3.Connection) -> str | None:
+        sql = "SELECT embedder FROM namespace WHERE id = ?"
+        found = connection.execute(sql, (self._namespace,)).fetchone()
+        return found[0] if found else None
 
     def _position(self, connection: sqlite3.Connection) -> Position:
         found = connection.execute(_POSITION, (self._namespace,)).fetchone()

@@ -1,0 +1,59 @@
+"""Works off what a search would otherwise wait for, while nobody waits.
+
+One daemon thread per memory, started only when much is pending and ending when nothing is. It works
+in batches, so that closing, forking and searching wait for one batch at most. A thread that is
+killed with its process loses nothing: what is pending stays pending.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from hybridagi_steps.errors import StepsError
+
+START_AT = 2_000
+"""Steps appended since the last time from which the thread starts; fewer cost a search little."""
+
+log = logging.getLogger("hybridagi_steps")
+
+
+class BackgroundWork:
+    """Calls `work` until there is nothing left, in a thread of its own.
+
+    Args:
+        work: Does one batch and returns whether there may be more.
+    """
+
+    def __init__(self, work: Callable[[], bool]) -> None:
+        self._work = work
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._appended = 0
+
+    def appended(self, steps: int) -> None:
+        """Note that steps were appended; start when it is worth it."""
+        self._appended += steps
+        # After a fork the child holds a thread that is not alive there, and starts its own.
+        if self._appended < START_AT or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._appended = 0
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._run, name="hybridagi-steps", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Wait for the batch at hand, and do no more."""
+        self._stopping.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._thread = None
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set() and self._work():
+                pass
+        except StepsError as error:
+            # The next search meets the same error and raises it where somebody sees it.
+            log.warning("indexing in the background stopped: %s", error)

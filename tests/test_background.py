@@ -1,0 +1,116 @@
+"""What is pending is worked off while nobody waits, and nothing is lost when it is cut short."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybridagi_steps import AgentStep, AgentStepType, StepMemory
+from hybridagi_steps.background import START_AT, BackgroundWork
+from hybridagi_steps.embedders import HashingEmbedder
+from hybridagi_steps.errors import EmbedderMismatchError
+
+
+def steps(count: int, start: int = 0) -> list[AgentStep]:
+    """Return so many Actions."""
+    numbers = range(start, start + count)
+    inputs = [{"purpose": f"task number {n}", "tool": "search"} for n in numbers]
+    return [AgentStep(step_type=AgentStepType.Action, inputs=said) for said in inputs]
+
+
+def wait_until(done: Any, seconds: float = 30) -> None:
+    """Wait for something to become true."""
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.01)
+
+
+def test_many_steps_are_indexed_without_a_search(file_memory: StepMemory) -> None:
+    file_memory.add(steps(START_AT - 1))
+    time.sleep(0.05)
+    assert file_memory.stats()["pending_texts"] == START_AT - 1
+    file_memory.add(steps(1, START_AT))
+    wait_until(lambda: file_memory.stats()["pending_vectors"] == 0)
+    assert file_memory.stats()["embedded"] == START_AT
+    assert file_memory.search("task number 77", k=1)[0].step.purpose == "task number 77"
+
+
+def test_adding_searching_and_indexing_go_on_together(file_memory: StepMemory) -> None:
+    for start in range(0, 3 * START_AT, 500):
+        file_memory.add(steps(500, start))
+        newest = f"task number {start + 499}"
+        assert file_memory.search(newest, k=1)[0].step.purpose == newest
+    assert file_memory.verify() == []
+
+
+def test_closing_waits_for_one_batch_only(tmp_path: Path) -> None:
+    with StepMemory(tmp_path / "s.db", embedder="hashing") as memory:
+        memory.add(steps(4 * START_AT))
+    assert not [t for t in threading.enumerate() if t.name == "hybridagi-steps"]
+    with StepMemory(tmp_path / "s.db") as memory:
+        memory.flush()
+        assert memory.stats()["embedded"] == 4 * START_AT
+        assert memory.verify() == []
+
+
+class Other(HashingEmbedder):
+    """The same vectors under another name."""
+
+    @property
+    def model_id(self) -> str:
+        return "other"
+
+
+def test_another_embedders_vectors_are_never_mixed_in(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    with StepMemory(path, embedder="hashing") as slow, StepMemory(path) as changing:
+        slow.add(steps(10))
+        slow.search("task")
+        changing.reembed(Other())
+        slow.add(steps(1, 10))
+        with pytest.raises(EmbedderMismatchError, match="other"):
+            slow.search("task")
+        assert changing.stats()["embedder"] == "other"
+        assert len(changing.search("task number", k=11, mode="dense")) == 11
+
+
+def test_an_error_in_the_background_is_logged_and_the_next_search_raises_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail() -> bool:
+        raise EmbedderMismatchError("one", "two")
+
+    work = BackgroundWork(fail)
+    work.appended(START_AT)
+    wait_until(lambda: "indexing in the background stopped" in caplog.text)
+    work.stop()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_in_the_middle_leaves_both_sides_working(tmp_path: Path) -> None:
+    code = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_background import steps, StepMemory
+memory = StepMemory({str(tmp_path / "s.db")!r}, embedder="hashing")
+for start in range(0, 9_000, 3_000):
+    memory.add(steps(3_000, start))
+    child = os.fork()
+    if not child:
+        assert memory.search("task number 5", k=1)[0].step.purpose == "task number 5"
+        memory.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+memory.flush()
+assert memory.stats()["embedded"] == 9_000 and memory.verify() == []
+memory.close()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
