@@ -146,9 +146,14 @@ class FaissIndex:
             return scores
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return everything as arrays for a cache file; views that later writes leave alone."""
+        """Return everything as arrays for a cache file; views that later writes leave alone.
+
+        Codes are made for it where searches want them: else every process would make its own.
+        """
         with self._lock:
             store = self._store
+            if len(store) > self._exact_rows:
+                self._fresh_codes()
             arrays: dict[str, npt.NDArray[Any]] = {
                 "rows": store.rows,
                 "vectors": store.vectors,
