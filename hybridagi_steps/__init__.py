@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hybridagi_steps import embedders, errors, rerankers
+    from hybridagi_steps import embedders, errors, plots, rerankers
     from hybridagi_steps.memory import StepMemory
     from hybridagi_steps.programs.adapters import (
         StepContext,
@@ -65,6 +65,7 @@ __all__ = [
     "embedders",
     "errors",
     "in_context",
+    "plots",
     "record",
     "record_step",
     "rerankers",
@@ -99,6 +100,7 @@ _HOMES: dict[str, str | None] = {
     "embedders": None,
     "errors": None,
     "in_context": "programs.recording",
+    "plots": None,
     "record": "programs.recording",
     "record_step": "programs.recording",
     "rerankers": None,

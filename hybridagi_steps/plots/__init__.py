@@ -1,0 +1,12 @@
+"""Pictures of a memory: a map of its steps, the timeline of a run, what happened and how it ended.
+
+Each function draws on the Axes it is given, or on new ones, and returns them; a notebook shows them
+as they are, a script saves them with `ax.figure.savefig("run.png")`. Needs the extra `plot`
+(matplotlib), which is loaded when something is drawn. Nothing here touches pyplot or its settings.
+"""
+
+from hybridagi_steps.plots.history import activity, outcomes
+from hybridagi_steps.plots.run_timeline import timeline
+from hybridagi_steps.plots.step_map import embedding_map
+
+__all__ = ["activity", "embedding_map", "outcomes", "timeline"]
