@@ -44,12 +44,12 @@ def by_the_recipe(steps: Sequence[AgentStep], query: str) -> dict[str, float]:
     norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(target)
     dense = dict(zip(by_id, (vectors @ target / norms).tolist(), strict=True))
     best = max(lexical.values()) or 1.0
-    fused = {n: 0.7 * lexical[n] / best + 0.3 * max(0.0, dense[n]) for n in by_id}
+    fused = {n: 0.6 * lexical[n] / best + 0.4 * max(0.0, dense[n]) for n in by_id}
     spread = dict(fused)
     for name, step in parent.items():
         if step is not None:
-            spread[name] = max(spread[name], 0.8 * fused[str(step.id)])
-            spread[str(step.id)] = max(spread[str(step.id)], 0.8 * fused[name])
+            spread[name] = max(spread[name], 0.7 * fused[str(step.id)])
+            spread[str(step.id)] = max(spread[str(step.id)], 0.7 * fused[name])
     return spread
 
 

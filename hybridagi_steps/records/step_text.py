@@ -95,9 +95,9 @@ def _stem(word: str) -> str:
 
 @lru_cache(maxsize=1)
 def _stemmer() -> Any:
-    import snowballstemmer
+    import snowballstemmer  # pyright: ignore[reportMissingTypeStubs]
 
-    return snowballstemmer.stemmer("porter")
+    return snowballstemmer.stemmer("porter")  # pyright: ignore[reportUnknownMemberType]
 
 
 def _words(name: str) -> str:
