@@ -263,7 +263,7 @@ class TestTimeline:
         ax = plots.timeline(program_run())
         assert legend_of(ax) == ["ProgramCall", "Action", "not ok"]
         assert said_in(ax) == ["1.0 s", "700 ms", "250 ms", "300 ms, error"]
-        assert title_of(ax) == "4 steps in 1.0 s, 1 not ok"
+        assert title_of(ax) == "6 steps in 1.0 s, 1 not ok"
         marked = ax.patches[-1]
         assert marked.get_hatch()
         assert to_hex(marked.get_edgecolor()).upper() == canvas.RED
@@ -303,7 +303,7 @@ class TestTimeline:
     def test_a_long_run_is_cut_and_says_so(self) -> None:
         ax = plots.timeline([timed(10 * n, 5, hop=n) for n in range(100)])
         assert len(rows_of(ax)) == 80
-        assert title_of(ax) == "100 steps in 995 ms; the first 80 are shown"
+        assert title_of(ax) == "100 steps in 995 ms; the first 80 rows are shown"
 
     def test_nothing_to_draw_says_so(self, memory: hs.StepMemory) -> None:
         assert said_in(plots.timeline(memory)) == ["no steps"]

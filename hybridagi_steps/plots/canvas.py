@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from hybridagi_steps.display.view import line
 from hybridagi_steps.errors import MissingExtraError
@@ -31,6 +31,15 @@ TYPE_COLOURS = {"Action": BLUE, "Decision": ORANGE, "ProgramCall": GREEN, "Progr
 STATUS_COLOURS = {"ok": BLUE, "partial": SKY, "cancelled": GREY, "error": RED}
 
 _NAME_LENGTH = 30
+_MARK_AREA = 26.0
+"""Area of a point in the legend, points²."""
+
+
+@runtime_checkable
+class _Sized(Protocol):
+    """A legend's mark for points, which would be as small as they are."""
+
+    def set_sizes(self, sizes: Any) -> None: ...
 
 
 class Group(NamedTuple):
@@ -99,7 +108,7 @@ def finish(ax: Axes, title: str, *, legend: str | None = None) -> Axes:
         ax.spines[side].set_color(GREY)
     ax.tick_params(color=GREY, labelsize=9)
     if legend is not None and ax.get_legend_handles_labels()[0]:
-        ax.legend(
+        shown = ax.legend(
             title=legend,
             alignment="left",
             loc="upper left",
@@ -109,6 +118,9 @@ def finish(ax: Axes, title: str, *, legend: str | None = None) -> Axes:
             fontsize=9,
             title_fontsize=9,
         )
+        for mark in shown.legend_handles:
+            if isinstance(mark, _Sized):
+                mark.set_sizes([_MARK_AREA])
     return ax
 
 

@@ -98,7 +98,7 @@ def timeline(
     axes.set_xlabel(f"{unit} since the start", fontsize=9)
     axes.grid(axis="x", color=GREY, alpha=0.4, linewidth=0.6)
     axes.set_axisbelow(True)
-    return finish(axes, _title(bars, total), legend="step")
+    return finish(axes, _title(len(found), bars, total), legend="step")
 
 
 def bars_of(steps: list[AgentStep]) -> list[Bar]:
@@ -236,13 +236,13 @@ def _steps_of_run(steps: Any, run_id: str | None) -> list[AgentStep]:
     return found
 
 
-def _title(bars: list[Bar], total: float) -> str:
-    title = plural(len(bars), "step")
+def _title(steps: int, bars: list[Bar], total: float) -> str:
+    title = plural(steps, "step")
     if any(bar.measured for bar in bars):
         title += f" in {duration(total)}"
     failed = sum(bar.status != "ok" for bar in bars)
     if failed:
         title += f", {failed:,} not ok"
     if len(bars) > MOST_ROWS:
-        title += f"; the first {MOST_ROWS} are shown"
+        title += f"; the first {MOST_ROWS} rows are shown"
     return title

@@ -40,8 +40,9 @@ MOST_POINTS = 20_000
 """Points drawn at most; more would hide each other."""
 
 _READ_AT_ONCE = 1_000
-_INK, _POINT_SIZES = 40_000, (4, 26)
+_INK, _POINT_SIZES = 60_000, (9.0, 26.0)
 """Many points are small ones: their areas in points², added up, and the bounds of one."""
+_SMALL = 16.0
 _SEED = 0
 _METADATA = "metadata."
 _FIELDS = ("tool", "program", "step_type", "status", "run_id", "session_id", "user_id", "scope")
@@ -102,7 +103,7 @@ def _draw(axes: Axes, points: Matrix, groups: list[Group]) -> None:
             c=group.colour,
             marker=group.marker,
             alpha=0.75,
-            linewidths=0.4,
+            linewidths=0.4 if size > _SMALL else 0.0,
             edgecolors="white",
             label=group.label,
         )
