@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange import export_file, import_file
+from hybridagi_steps.exchange.formats import FORMATS
 from hybridagi_steps.exchange.jsonl import parse, step_line
-from hybridagi_steps.exchange.records import Parsed, Skipped
+from hybridagi_steps.exchange.records import Parsed, Skipped, line_records
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.filters import StepFilter
 
@@ -82,7 +83,7 @@ any_step = st.builds(
 
 @given(any_step)
 def test_a_step_written_and_read_is_the_same_step(given: AgentStep) -> None:
-    records = list(parse([(1, step_line(given, vectors=True))]))
+    records = list(parse(line_records([(1, step_line(given, vectors=True))])))
     assert records == [Parsed(1, given)]
 
 
@@ -197,7 +198,7 @@ def test_missing_files_folders_and_formats_are_named(shelf: Shelf, tmp_path: Pat
         import_file(shelf, tmp_path / "nowhere.jsonl")
     with pytest.raises(ExchangeError, match="cannot read"):
         import_file(shelf, tmp_path)
-    with pytest.raises(ExchangeError, match="known formats: auto, jsonl, openai"):
+    with pytest.raises(ExchangeError, match="known formats: auto, jsonl, anthropic"):
         import_file(shelf, write(tmp_path / "a.jsonl", {}), format="xml")
 
 
@@ -312,7 +313,9 @@ def test_session_messages_become_steps(shelf: Shelf, tmp_path: Path) -> None:
 
 
 def test_skipped_records_are_plain_values() -> None:
-    assert list(parse([(7, b"[]")])) == [Skipped(7, "a step is an object, this is a JSON list")]
+    assert list(parse(line_records([(7, b"[]")]))) == [
+        Skipped(7, "a step is an object, this is a JSON list")
+    ]
 
 
 @given(
@@ -322,7 +325,7 @@ def test_skipped_records_are_plain_values() -> None:
     | st.tuples(any_step.map(step_line), st.integers(0, 400), st.binary(max_size=3)).map(
         lambda t: t[0][: t[1]] + t[2] + t[0][t[1] :]
     ),
-    format_name=st.sampled_from(["auto", "jsonl", "openai"]),
+    format_name=st.sampled_from(FORMATS),
 )
 def test_no_file_whatsoever_breaks_an_import(
     content: bytes, format_name: str, tmp_path_factory: pytest.TempPathFactory

@@ -11,14 +11,10 @@ from exchange_shelf import Shelf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange import import_file
-from hybridagi_steps.exchange.openai_messages import (
-    Conversation,
-    conversation_steps,
-    parse,
-    parse_document,
-)
-from hybridagi_steps.exchange.records import BadRecordError, Parsed, Skipped
+from hybridagi_steps.exchange.openai_messages import parse
+from hybridagi_steps.exchange.records import Parsed, Record, Skipped
 from hybridagi_steps.records.agent_step import AgentStep
 
 
@@ -42,8 +38,8 @@ CHAT: list[dict[str, Any]] = [
 ]
 
 
-def steps_of(messages: list[dict[str, Any]], **fields: Any) -> list[AgentStep]:
-    return conversation_steps(Conversation(messages, **fields))
+def steps_of(value: Any) -> list[AgentStep]:
+    return [read.step for read in parse([Record(1, value)]) if isinstance(read, Parsed)]
 
 
 def messages_of(steps: list[AgentStep]) -> list[dict[str, Any]]:
@@ -111,12 +107,12 @@ def test_the_older_function_call_is_understood() -> None:
 
 def test_an_id_gives_run_and_steps_their_names() -> None:
     record = {"id": "chat-7", "messages": CHAT, "created": 1_700_000_000, "model": "m"}
-    first, *rest = [r.step for r in parse([(1, json.dumps(record).encode())]) if type(r) is Parsed]
+    first, *rest = steps_of(record)
     assert first.run_id == "chat-7"
     assert first.created_at.year == 2023
     assert (first.metadata or {})["conversation"]["model"] == "m"
     grown = {**record, "messages": [*CHAT, {"role": "assistant", "content": "You are welcome"}]}
-    again = [r.step for r in parse([(1, json.dumps(grown).encode())]) if type(r) is Parsed]
+    again = steps_of(grown)
     assert [s.id for s in again][: len(rest)] == [first.id, *[s.id for s in rest]][:-1]
 
 
@@ -189,14 +185,14 @@ def test_long_first_lines_are_told_by_their_words(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_conversation_is_named_and_the_next_one_is_read(record: Any, reason: str) -> None:
-    lines = [(4, json.dumps(record).encode()), (5, json.dumps(CHAT).encode())]
-    bad, *good = list(parse(lines))
+    bad, *good = list(parse([Record(4, record), Record(5, CHAT)]))
     assert isinstance(bad, Skipped)
     assert bad.line == 4
     assert reason in bad.reason
     assert len(good) == 6
 
 
-def test_a_document_that_is_cut_is_refused() -> None:
-    with pytest.raises(BadRecordError, match="not JSON"):
-        list(parse_document(json.dumps(CHAT).encode()[:-10]))
+def test_a_document_that_is_cut_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cut.json").write_text(json.dumps(CHAT)[:-10])
+    with pytest.raises(ExchangeError, match="not JSON"):
+        import_file(Shelf(), tmp_path / "cut.json")

@@ -1,51 +1,65 @@
 """Own JSONL: one AgentStep per line, with everything it holds.
 
-Reading knows two kinds of lines: steps (an object with `step_type`; keys that are no field of a
+Reading knows two kinds of records: steps (an object with `step_type`; keys that are no field of a
 step are kept on it) and messages of a session (an object with `role`), which become the steps that
-the chat importer makes of them, one conversation per stretch of lines with the same session.
+the chat importer makes of them, one conversation per stretch of records with the same session.
 Writing is one line per step, with `vector` only on request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
-from hybridagi_steps.exchange.openai_messages import Conversation, conversation_steps
+from hybridagi_steps.exchange.conversation import (
+    Conversation,
+    Message,
+    content_key,
+    record_steps,
+)
+from hybridagi_steps.exchange.openai_messages import turns
 from hybridagi_steps.exchange.records import (
     BadRecordError,
-    Lines,
     Parsed,
+    Record,
+    Records,
     Skipped,
     agent_step,
-    json_record,
+    as_object,
+    read_each,
+    refused,
 )
 from hybridagi_steps.records.agent_step import AgentStep
 
 
-def parse(lines: Lines) -> Iterator[Parsed | Skipped]:
-    """Yield the steps on numbered lines; empty lines are passed over."""
-    chat: list[dict[str, Any]] = []
-    chat_line = 0
-    for number, line in lines:
-        if not line.strip():
+def recognises(value: Any) -> bool:
+    """Whether a record is a step, or a message of a session."""
+    record = as_object(value)
+    return "step_type" in record or ("role" in record and "messages" not in record)
+
+
+def parse(records: Records) -> Iterator[Parsed | Skipped]:
+    """Yield the steps of records."""
+    chat: list[Record] = []
+    for record in records:
+        if isinstance(record, Skipped):
+            yield record
             continue
         try:
-            record = _object(line)
-            if "step_type" not in record and "role" in record:
-                if chat and record.get("session_id") != chat[0].get("session_id"):
-                    yield from _chat_steps(chat, chat_line)
+            fields = _fields(record.value)
+            if "step_type" not in fields:
+                if chat and fields.get("session_id") != chat[0].value.get("session_id"):
+                    yield from _chat_steps(chat)
                     chat = []
-                chat_line = chat_line if chat else number
                 chat.append(record)
                 continue
-            step = agent_step(record)
+            step = agent_step(fields)
         except BadRecordError as error:
-            yield Skipped(number, str(error))
+            yield refused(record, error)
             continue
-        yield Parsed(number, step)
+        yield Parsed(record.line, step)
     if chat:
-        yield from _chat_steps(chat, chat_line)
+        yield from _chat_steps(chat)
 
 
 def step_line(step: AgentStep, *, vectors: bool = False) -> bytes:
@@ -54,21 +68,24 @@ def step_line(step: AgentStep, *, vectors: bool = False) -> bytes:
     return step.model_dump_json(exclude=left_out).encode() + b"\n"
 
 
-def _object(line: bytes) -> dict[str, Any]:
-    record = json_record(line)
-    if not isinstance(record, dict):
-        raise BadRecordError(f"a step is an object, this is a JSON {type(record).__name__}")
-    found = cast("dict[str, Any]", record)
+def _fields(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BadRecordError(f"a step is an object, this is a JSON {type(value).__name__}")
+    found = as_object(value)
     if "step_type" not in found and "role" not in found:
         raise BadRecordError("neither a step (no step_type) nor a message (no role)")
     return found
 
 
-def _chat_steps(messages: list[dict[str, Any]], line: int) -> Iterator[Parsed | Skipped]:
+def _chat_steps(chat: list[Record]) -> Iterator[Parsed | Skipped]:
+    return read_each(chat[:1], lambda record: record_steps(record, _conversation(chat)))
+
+
+def _conversation(chat: list[Record]) -> Conversation:
+    messages: list[Message] = [record.value for record in chat]
     session = messages[0].get("session_id")
-    key = f"session:{session}" if session else None
-    conversation = Conversation(messages, key=key, session_id=str(session) if session else None)
-    try:
-        yield from [Parsed(line, step) for step in conversation_steps(conversation)]
-    except BadRecordError as error:
-        yield Skipped(line, str(error))
+    return Conversation(
+        turns(messages),
+        key=f"session:{session}" if session else content_key(messages),
+        session_id=str(session) if session else None,
+    )

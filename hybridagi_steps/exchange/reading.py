@@ -1,8 +1,8 @@
-"""Opening what a person wants imported: encodings, line by line, and which format it is.
+"""Opening what a person wants imported: encodings, and records by the line or by the list item.
 
-Memory stays constant for line formats: one line at a time, a line over `MAX_LINE_BYTES` is passed
-over without being held. UTF-8 (with or without a byte order mark) and UTF-16 with one are read;
-what is neither text nor JSON is refused at once, before anything is stored.
+Memory stays constant: one line, or one item of a list, at a time; one that is longer than its
+limit is refused. UTF-8 (with or without a byte order mark) and UTF-16 with one are read; what is
+neither text nor JSON is refused at once, before anything is stored. Formats are not known here.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from hybridagi_steps.errors import ExchangeError
+from hybridagi_steps.exchange.json_stream import json_values
+from hybridagi_steps.exchange.records import BadRecordError, Record, Skipped, line_records
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """Longest line read; steps end at 8 MiB, a conversation on one line may be longer."""
 _HEAD = 256 * 1024
 _MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
-FORMATS = ("auto", "jsonl", "openai")
-"""Formats to ask for."""
+MAX_MESSAGES = 100_000
+"""Longest list of messages read as one conversation."""
 
 
 class Source:
-    """An opened file: its numbered lines, or all of it."""
+    """An opened file: its numbered lines, or the JSON values in it."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self._file, self._name = file, name
@@ -38,47 +40,68 @@ class Source:
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield numbered lines as UTF-8, without their line ends.
 
-        A line that is too long comes as a line that is no JSON and says so.
+        Raises:
+            ExchangeError: A line is too long; the lines before it were yielded.
         """
-        pieces = self._utf8_pieces()
-        number, rest = 0, b""
-        for piece in pieces:
-            whole = rest + piece
-            *complete, rest = whole.split(b"\n")
-            for line in complete:
-                number += 1
-                yield number, line.rstrip(b"\r")
-            if len(rest) > MAX_LINE_BYTES:
+        number, rest, held = 0, list[bytes](), 0
+        for piece in self._utf8_pieces():
+            first, *others = piece.split(b"\n")
+            rest.append(first)
+            held += len(first)
+            if held > MAX_LINE_BYTES:
                 raise ExchangeError(
                     f"{self._name}, line {number + 1}: longer than {MAX_LINE_BYTES:,} bytes."
                 )
-        if rest:
-            yield number + 1, rest
+            if not others:
+                continue
+            *complete, last = b"".join(rest), *others
+            for line in complete:
+                number += 1
+                yield number, line.rstrip(b"\r")
+            rest, held = [last], len(last)
+        if held:
+            yield number + 1, b"".join(rest)
 
-    def all(self) -> bytes:
-        """Return everything as UTF-8."""
-        return b"".join(self._utf8_pieces())
+    def records(self) -> Iterator[Record | Skipped]:
+        """Yield the JSON values of the file: its lines, the items of its list, or all of it.
 
-    def is_document(self) -> bool:
-        """Whether the file is one JSON value over several lines, or one list."""
+        A list of messages is one value: the messages make sense together only.
+
+        Raises:
+            ExchangeError: The document cannot be read from its beginning.
+        """
+        if not self._is_document():
+            yield from line_records(self.lines())
+            return
+        count = 0
+        try:
+            values = json_values(self._utf8_pieces())
+            first = next(values, None)
+            if first is None:
+                raise BadRecordError("an empty list")
+            if is_message(first[1]):
+                yield Record(1, _whole([first[1]], values))
+                return
+            count = 1
+            yield Record(first[0], first[1])
+            for count, (line, value) in enumerate(values, start=2):
+                yield Record(line, value, f"item {count}: ")
+        except BadRecordError as error:
+            if not count:
+                raise ExchangeError(f"{self._name}: {error}.") from error
+            yield Skipped(0, f"after item {count}: {error}")
+
+    def _is_document(self) -> bool:
+        """Whether the file is JSON over several lines, or one list, rather than a value a line."""
         first = self._first_line()
         if not first.startswith((b"[", b"{")):
             return False
         if self._first_line_is_cut():
             return first.startswith(b"[") and not self._name.endswith((".jsonl", ".ndjson"))
-        if _json(first) is _NOT_JSON:
-            return first == b"{" or first.startswith(b"[") or first.endswith((b"{", b"["))
-        return first.startswith(b"[") and b"\n" not in self._text_head().strip()
-
-    def holds_conversations(self) -> bool:
-        """Whether the first line is a conversation rather than a step or a message."""
-        value = _json(self._first_line())
-        if value is _NOT_JSON:
-            head = self._text_head()
-            return b'"messages"' in head and b'"step_type"' not in head
-        if isinstance(value, dict):
-            return "messages" in value and "step_type" not in value
-        return isinstance(value, list)
+        if _is_json(first):
+            return first.startswith(b"[") and b"\n" not in self._text_head().strip()
+        inside = self._text_head().strip()[len(first) :].lstrip()[:1] in (b'"', b"]", b"}")
+        return inside or first.startswith(b"[") or first.endswith((b"{", b"["))
 
     def _first_line(self) -> bytes:
         return self._text_head().lstrip().split(b"\n", 1)[0].strip()
@@ -139,11 +162,32 @@ def opened(path: Path) -> Generator[Source]:
         raise ExchangeError(f"cannot read {path}: {error.strerror}.") from error
 
 
-_NOT_JSON = object()
+def is_message(value: Any) -> bool:
+    """Whether a value is one message of a list, in OpenAI's, Anthropic's or LangChain's form."""
+    if not isinstance(value, dict) or "step_type" in value or "messages" in value:
+        return False
+    return "role" in value or "lc" in value or ("type" in value and _SAID & value.keys() != set())
 
 
-def _json(text: bytes) -> Any:
+_SAID = {"content", "data"}
+
+
+def _whole(items: list[Any], rest: Iterator[tuple[int, Any]]) -> list[Any]:
+    """Return the items of a list that must be read whole.
+
+    Raises:
+        BadRecordError: It is too long to be one conversation, or broken.
+    """
+    for _, value in rest:
+        items.append(value)
+        if len(items) > MAX_MESSAGES:
+            raise BadRecordError(f"one conversation of more than {MAX_MESSAGES:,} messages")
+    return items
+
+
+def _is_json(text: bytes) -> bool:
     try:
-        return json.loads(text)
+        json.loads(text)
     except (ValueError, RecursionError):
-        return _NOT_JSON
+        return False
+    return True

@@ -1,14 +1,14 @@
-"""What parsers yield: steps and what could not be read, each with its line.
+"""What parsers yield: a step with the place it came from, or why a record was passed over.
 
-Parsers are generators over numbered lines of bytes; they know nothing of files or memories, so
-each can be tried on a literal. A bad record never stops the ones after it.
+Parsers are generators over records, which are JSON values with their line; they know nothing of
+files or memories, so each can be tried on a literal. A bad record never stops the ones after it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
 
@@ -16,6 +16,15 @@ from hybridagi_steps.records.agent_step import AgentStep
 
 Lines = Iterable[tuple[int, bytes]]
 """Lines with their numbers, counted from 1."""
+
+
+class Record(NamedTuple):
+    """One JSON value of a file: a line, an item of a list, or the whole document."""
+
+    line: int
+    value: Any
+    place: str = ""
+    """Where in the line it stands, ready to be put before a reason: "item 3: "."""
 
 
 class Parsed(NamedTuple):
@@ -32,8 +41,44 @@ class Skipped(NamedTuple):
     reason: str
 
 
+Records = Iterable[Record | Skipped]
+"""What a parser reads; what is skipped already passes through."""
+
+
 class BadRecordError(ValueError):
     """A record cannot be read; the message says why. Never leaves this package."""
+
+
+def read_each(
+    records: Records, read: Callable[[Record], Iterable[Parsed | Skipped]]
+) -> Iterator[Parsed | Skipped]:
+    """Yield what `read` makes of each record; of one that it refuses, why."""
+    for record in records:
+        if isinstance(record, Skipped):
+            yield record
+            continue
+        try:
+            found = list(read(record))
+        except (BadRecordError, RecursionError) as error:
+            found = [refused(record, error)]
+        yield from found
+
+
+def refused(record: Record, error: BadRecordError | RecursionError) -> Skipped:
+    """Return why a record was passed over."""
+    reason = str(error) if isinstance(error, BadRecordError) else "nested too deeply"
+    return Skipped(record.line, record.place + reason)
+
+
+def line_records(lines: Lines) -> Iterator[Record | Skipped]:
+    """Yield the JSON value of each line; empty lines are passed over."""
+    for number, line in lines:
+        if not line.strip():
+            continue
+        try:
+            yield Record(number, json_record(line))
+        except BadRecordError as error:
+            yield Skipped(number, str(error))
 
 
 def json_record(line: bytes) -> Any:
@@ -74,3 +119,47 @@ def agent_step(fields: dict[str, Any]) -> AgentStep:
         raise BadRecordError("nested too deeply") from error
     except OverflowError as error:
         raise BadRecordError(f"a time out of range: {error}") from error
+
+
+def as_object(value: Any) -> dict[str, Any]:
+    """Return a JSON object as it is, and anything else as an empty one."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a JSON list as it is, and anything else as an empty one."""
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def json_or_text(value: Any) -> Any:
+    """Return what a string holds as JSON, else the value itself."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def as_arguments(given: Any) -> dict[str, Any]:
+    """Return a call's arguments as an object; what is none stands under `value`."""
+    if given is None or given == "":
+        return {}
+    read = json_or_text(given)
+    return cast("dict[str, Any]", read) if isinstance(read, dict) else {"value": read}
+
+
+def whole_number(value: Any) -> int | None:
+    """Return a count as JSON or a string writes it; None when it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        found = int(value)
+    except (ValueError, OverflowError):
+        return None
+    return found if 0 <= found < 2**63 else None
+
+
+def first_number(values: Mapping[str, Any], *names: str) -> int | None:
+    """Return the first count found under one of these names."""
+    return next((n for name in names if (n := whole_number(values.get(name))) is not None), None)

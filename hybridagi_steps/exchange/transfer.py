@@ -21,9 +21,10 @@ from hybridagi_steps.errors import (
     InvalidStepError,
     VectorError,
 )
-from hybridagi_steps.exchange import jsonl, openai_messages
-from hybridagi_steps.exchange.reading import FORMATS, Source, opened
-from hybridagi_steps.exchange.records import BadRecordError, Parsed, Skipped
+from hybridagi_steps.exchange import jsonl
+from hybridagi_steps.exchange.formats import FORMATS, parse_as
+from hybridagi_steps.exchange.reading import opened
+from hybridagi_steps.exchange.records import Parsed, Skipped
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 
@@ -93,7 +94,7 @@ def import_file(
     file = Path(path)
     with opened(file) as source:
         total = file.stat().st_size
-        records = _records(source, format, file)
+        records = parse_as(format, source.records())
         while batch := list(islice(records, BATCH)):
             importer.take(batch)
             if progress is not None:
@@ -182,23 +183,6 @@ class _Importer:
         self._skipped_count += 1
         if len(self._skipped) < MAX_NAMED:
             self._skipped.append((line, reason))
-
-
-def _records(source: Source, format_name: str, file: Path) -> Iterator[Parsed | Skipped]:
-    if format_name == "jsonl":
-        return jsonl.parse(source.lines())
-    if source.is_document():
-        return _document(source, file)
-    if format_name == "openai" or source.holds_conversations():
-        return openai_messages.parse(source.lines())
-    return jsonl.parse(source.lines())
-
-
-def _document(source: Source, file: Path) -> Iterator[Parsed | Skipped]:
-    try:
-        yield from openai_messages.parse_document(source.all())
-    except BadRecordError as error:
-        raise ExchangeError(f"{file}: {error}.") from error
 
 
 def _with_vectors(memory: Memory, steps: Iterator[AgentStep]) -> Iterator[AgentStep]:

@@ -1,0 +1,148 @@
+"""Chats in Anthropic's message form, in: requests, responses and lists of both.
+
+A message's content is a text or a list of blocks. Text and thinking stay in the message, each
+`tool_use` is a call, each `tool_result` of a user's message answers one; what a user says beside
+results is a turn of its own. The system prompt stands beside the messages and is kept there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hybridagi_steps.exchange.conversation import (
+    Conversation,
+    Message,
+    Turn,
+    conversation_of,
+    message_list,
+    record_steps,
+)
+from hybridagi_steps.exchange.openai_messages import checked
+from hybridagi_steps.exchange.records import (
+    Parsed,
+    Records,
+    Skipped,
+    as_list,
+    as_object,
+    first_number,
+    read_each,
+)
+
+_BLOCKS = {
+    "tool_use",
+    "tool_result",
+    "thinking",
+    "redacted_thinking",
+    "server_tool_use",
+    "mcp_tool_use",
+    "mcp_tool_result",
+    "web_search_tool_result",
+}
+_CALLS = {"tool_use", "server_tool_use", "mcp_tool_use"}
+_HIDDEN = {"thinking", "redacted_thinking"}
+
+
+def recognises(value: Any) -> bool:
+    """Whether a record is a conversation in Anthropic's form rather than OpenAI's."""
+    record = as_object(value)
+    messages = as_list(value) or as_list(record.get("messages"))
+    if any(_is_own(as_object(message)) for message in messages):
+        return True
+    return bool(messages) and ("system" in record or "stop_reason" in record)
+
+
+def parse(records: Records) -> Iterator[Parsed | Skipped]:
+    """Return the steps of conversations, one per record."""
+    return read_each(records, lambda record: record_steps(record, _conversation(record.value)))
+
+
+def turns(messages: list[Message]) -> list[Turn]:
+    """Return messages as turns; a message with results and text gives several.
+
+    Raises:
+        BadRecordError: One of them has no role.
+    """
+    found: list[Turn] = []
+    for place, message in enumerate(messages):
+        checked(message, place)
+        found += _message_turns(message, place)
+    return found
+
+
+def _is_own(message: Message) -> bool:
+    if "stop_reason" in message:
+        return True
+    return any(as_object(b).get("type") in _BLOCKS for b in as_list(message.get("content")))
+
+
+def _conversation(value: Any) -> Conversation:
+    record = as_object(value) if isinstance(value, dict) else {"messages": as_list(value) or None}
+    messages = message_list(record)
+    return conversation_of(record, messages, turns(messages), "anthropic")
+
+
+def _message_turns(message: Message, place: int) -> Iterator[Turn]:
+    native: Message | None = message
+    blocks: Any = message.get("content")
+    if not isinstance(blocks, list):
+        yield Turn(message, place, message, _metrics(message))
+        return
+    said: list[Any] = []
+    calls: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    for block in as_list(blocks):
+        fields = as_object(block)
+        kind = str(fields.get("type"))
+        if kind in _CALLS:
+            calls.append(_call(fields))
+        elif kind.endswith("tool_result"):
+            results.append(fields)
+        elif kind not in _HIDDEN:
+            said.append(block)
+    role = message["role"]
+    if role == "assistant" or calls:
+        view = {**message, "content": said or None, "tool_calls": calls}
+        yield Turn(view, place, native, _metrics(message))
+        native = None
+    for result in results:
+        yield _result_turn(result, place, native)
+        native = None
+    if role != "assistant" and (said or native is not None):
+        yield Turn({"role": role, "content": said}, place, native)
+
+
+def _call(block: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": block.get("name"), "arguments": block.get("input")}
+    return {"id": block.get("id"), "type": "function", "function": function}
+
+
+def _result_turn(block: dict[str, Any], place: int, native: Message | None) -> Turn:
+    view = {
+        "role": "tool",
+        "tool_call_id": block.get("tool_use_id"),
+        "content": block.get("content"),
+    }
+    return Turn(view, place, native, failed=block.get("is_error") is True)
+
+
+def _metrics(message: Message) -> dict[str, Any] | None:
+    usage = as_object(message.get("usage"))
+    if not usage:
+        return None
+    read = first_number(usage, "cache_read_input_tokens")
+    written = first_number(usage, "cache_creation_input_tokens")
+    fresh = first_number(usage, "input_tokens") or 0
+    out = first_number(usage, "output_tokens")
+    prompt = fresh + (read or 0) + (written or 0)  # Anthropic counts cached tokens apart
+    model = message.get("model")
+    return {
+        "input_tokens": prompt,
+        "output_tokens": out,
+        "total_tokens": prompt + (out or 0),
+        "cache_read_tokens": read,
+        "cache_write_tokens": written,
+        "model_name": model if isinstance(model, str) else None,
+        "provider": "anthropic",
+        "llm_calls": 1,
+    }

@@ -1,0 +1,352 @@
+"""A conversation as steps: what the readers of message formats have in common.
+
+A conversation becomes one run. A user's message is a ProgramCall of `chat`; an assistant's tool
+calls are Actions with what the tool answered (matched by `tool_call_id`), its text an Action
+without tool; the end is a ProgramEnd. A reader shows each native message as turns in OpenAI's
+form; the native message itself stands unchanged in the `messages` of one step, its place in
+`metadata.message_indexes`, so nothing is lost. Ids come from the conversation's own id, else from
+its content: importing twice gives the same steps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any, NamedTuple, cast
+from uuid import UUID, uuid5
+
+from hybridagi_steps.exchange.records import (
+    BadRecordError,
+    Parsed,
+    Record,
+    Skipped,
+    agent_step,
+    as_arguments,
+    as_list,
+    as_object,
+)
+from hybridagi_steps.records.agent_step import AgentStep
+
+PROGRAM = "chat"
+"""Name of the program that an imported conversation is."""
+NAMESPACE = UUID("6d1f0f43-0c39-5b8e-9c0d-6a5d5c1f7a52")
+"""Of the ids that imports give."""
+LONGEST_RUN_ID = 128
+"""Longer ids of a conversation do not become the run's."""
+
+_ID_KEYS = ("id", "conversation_id", "session_id", "thread_id")
+_TIME_KEYS = ("created_at", "timestamp", "created", "create_time")
+_MILLISECONDS_FROM = 1e11
+"""Epoch numbers above this are milliseconds: as seconds they would lie after the year 5100."""
+
+Message = dict[str, Any]
+
+
+class Turn(NamedTuple):
+    """What one message says, in OpenAI's form; a message with two results is two turns."""
+
+    view: Message
+    """role, content, tool_calls, tool_call_id, name."""
+    place: int
+    """Place of the native message in the conversation."""
+    native: Message | None
+    """The native message; None when an earlier turn carries it."""
+    metrics: dict[str, Any] | None = None
+    """Fields of StepMetrics."""
+    failed: bool = False
+    """Whether a tool's result is an error."""
+    made: datetime | None = None
+    """When it was said, where the message does not say so itself."""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Turns in order, and what is known about them as a whole."""
+
+    turns: list[Turn]
+    key: str
+    """Identifies the conversation: its own id, or a digest of its content."""
+    format: str = "openai"
+    session_id: str | None = None
+    run_id: str | None = None
+    created_at: datetime | None = None
+    extras: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What stood beside the messages."""
+
+
+def content_key(value: Any) -> str:
+    """Return a digest of a JSON value, for what has no id of its own."""
+    text = json.dumps(value, sort_keys=True)
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def conversation_of(
+    record: dict[str, Any], messages: list[Message], turns: list[Turn], format_name: str
+) -> Conversation:
+    """Return turns with what an object holding `messages` says about them."""
+    extras = {key: item for key, item in record.items() if key != "messages"}
+    own_id = next((extras[key] for key in _ID_KEYS if isinstance(extras.get(key), str)), None)
+    session = extras.get("session_id")
+    return Conversation(
+        turns,
+        key=f"conversation:{own_id}" if own_id else content_key(messages),
+        format=format_name,
+        session_id=session if isinstance(session, str) else None,
+        run_id=own_id if own_id and len(own_id) <= LONGEST_RUN_ID else None,
+        created_at=time_of(extras),
+        extras=extras,
+    )
+
+
+def message_list(record: dict[str, Any]) -> list[Message]:
+    """Return the messages of an object.
+
+    Raises:
+        BadRecordError: There are none, or one is no object.
+    """
+    messages: Any = record.get("messages")
+    if not isinstance(messages, list):
+        raise BadRecordError("no list of messages")
+    if not messages:
+        raise BadRecordError("an empty list of messages")
+    for place, message in enumerate(cast("list[Any]", messages), start=1):
+        if not isinstance(message, dict):
+            raise BadRecordError(f"message {place} is not an object")
+    return cast("list[Message]", messages)
+
+
+def record_steps(record: Record, conversation: Conversation) -> list[Parsed | Skipped]:
+    """Return the steps of a record's conversation.
+
+    Raises:
+        BadRecordError: A message is not a message; the text names it.
+    """
+    return [Parsed(record.line, step) for step in conversation_steps(conversation)]
+
+
+def conversation_steps(conversation: Conversation) -> list[AgentStep]:
+    """Return the steps of one conversation, in order.
+
+    Raises:
+        BadRecordError: A message is not a message; the text names it.
+    """
+    return _Reader(conversation).read()
+
+
+class _Reader:
+    """Reads one conversation; holds the calls that wait for an answer."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        self._run_id = conversation.run_id or f"chat-{uuid5(NAMESPACE, conversation.key).hex[:16]}"
+        self._steps: list[AgentStep] = []
+        self._parent: str | None = None
+        self._joins: list[str] = []
+        self._program_id: str | None = None
+        self._question = self._answer = ""
+        self._held: list[Turn] = []
+        self._calls: list[dict[str, Any]] = []
+
+    def read(self) -> list[AgentStep]:
+        for turn in self._conversation.turns:
+            role = turn.view["role"]
+            if role in ("tool", "function"):
+                self._tool_result(turn)
+                continue
+            self._close_calls()
+            if role in ("system", "developer"):
+                self._held.append(turn)
+            elif role == "user":
+                self._user_message(turn)
+            else:
+                self._assistant_message(turn)
+        self._close_calls()
+        self._end()
+        return self._steps
+
+    def _user_message(self, turn: Turn) -> None:
+        text = text_of(turn.view.get("content"))
+        self._question = text
+        inputs = {"program": PROGRAM, "purpose": text, "arguments": {"message": text}}
+        self._program_id = None
+        self._program_id = self._add(f"{turn.place}", "ProgramCall", inputs, None, [turn])
+
+    def _assistant_message(self, turn: Turn) -> None:
+        text = text_of(turn.view.get("content")) or text_of(turn.view.get("refusal"))
+        if calls := _calls(turn.view):
+            for place, call in enumerate(calls):
+                inputs = {"purpose": text or self._question, **call["inputs"]}
+                mark = f"{turn.place}.{place}"
+                turns = [turn] if place == 0 else []
+                self._calls.append({**call, "mark": mark, "inputs": inputs, "turns": turns})
+            return
+        self._answer = text
+        inputs: dict[str, Any] = {"purpose": self._question, "arguments": {}}
+        self._add(f"{turn.place}", "Action", inputs, {"result": text}, [turn])
+
+    def _tool_result(self, turn: Turn) -> None:
+        call_id, name = turn.view.get("tool_call_id"), turn.view.get("name")
+        for call in self._calls:
+            same = call["id"] == call_id if call_id else call["inputs"].get("tool") == name
+            if same and "answer" not in call:
+                call["answer"] = turn
+                call["turns"].append(turn)
+                return
+        tool = name if isinstance(name, str) and name else "unknown"
+        self._calls.append(
+            {
+                "id": None,
+                "mark": f"{turn.place}" if turn.native else f"{turn.place}:{call_id}",
+                "inputs": {"purpose": self._question, "tool": tool, "arguments": {}},
+                "turns": [turn],
+                "answer": turn,
+                "note": "a result without a call",
+            }
+        )
+
+    def _close_calls(self) -> None:
+        """Turn the calls of the last assistant message into Actions that share one parent."""
+        before, made = self._parent, list[str]()
+        for call in self._calls:
+            self._parent = before
+            answer: Turn | None = call.get("answer")
+            note = call.get("note") or ("" if answer else "no result for this call")
+            outputs = _outputs(answer) if answer else None
+            made.append(
+                self._add(call["mark"], "Action", call["inputs"], outputs, call["turns"], note)
+            )
+        if made:
+            self._parent, self._joins = made[-1], made[:-1]
+        self._calls = []
+
+    def _end(self) -> None:
+        last = self._conversation.turns[-1]
+        mark = "\n".join([f"end:{last.place + 1}", *_own_names(last)])
+        self._add(mark, "ProgramEnd", {"program": PROGRAM}, {"result": self._answer}, [])
+
+    def _add(
+        self,
+        mark: str,
+        kind: str,
+        inputs: dict[str, Any],
+        outputs: dict[str, Any] | None,
+        turns: list[Turn],
+        note: str = "",
+    ) -> str:
+        carried = [turn for turn in (*self._held, *turns) if turn.native is not None]
+        self._held = []
+        failed = kind == "Action" and any(turn.failed for turn in turns)
+        fields: dict[str, Any] = {
+            "id": self._step_id(mark, turns),
+            "parent_id": self._parent,
+            "hop": len(self._steps),
+            "step_type": kind,
+            "inputs": inputs,
+            "outputs": outputs,
+            "metadata": self._metadata(carried, note),
+            "session_id": self._conversation.session_id,
+            "run_id": self._run_id,
+            "program_id": self._program_id,
+            "status": "partial" if note else "error" if failed else "ok",
+            "metrics": next((turn.metrics for turn in turns if turn.metrics), None),
+            "messages": [turn.native for turn in carried],
+        }
+        times = (turn.made or time_of(turn.native or {}) for turn in turns)
+        made = next((time for time in times if time), None)
+        if created_at := made or self._conversation.created_at:
+            fields["created_at"] = created_at
+        step = agent_step(fields)
+        self._steps.append(step)
+        self._parent = str(step.id)
+        return self._parent
+
+    def _metadata(self, carried: Sequence[Turn], note: str) -> dict[str, Any]:
+        metadata: dict[str, Any] = {
+            "format": self._conversation.format,
+            "message_indexes": [turn.place for turn in carried],
+        }
+        if note:
+            metadata["note"] = note
+        if self._joins:
+            metadata["joins"], self._joins = self._joins, []
+        if not self._steps and self._conversation.extras:
+            metadata["conversation"] = self._conversation.extras
+        return metadata
+
+    def _step_id(self, mark: str, turns: list[Turn]) -> str:
+        """Name a step by its place; messages that know their own place are named by that."""
+        own = _own_names(turns[0]) if turns else []
+        return str(uuid5(NAMESPACE, "\n".join([self._conversation.key, mark, *own])))
+
+
+def _own_names(turn: Turn) -> list[str]:
+    """Return what a message calls itself."""
+    given = [turn.view.get(key) or (turn.native or {}).get(key) for key in ("sequence", "id")]
+    return [str(name) for name in given if name and isinstance(name, str | int)]
+
+
+def _outputs(answer: Turn) -> dict[str, Any]:
+    result = _result(answer.view.get("content"))
+    if answer.failed:
+        return {"error": {"type": "ToolError", "message": text_of(result)}}
+    return {"result": result}
+
+
+def _calls(message: Message) -> list[dict[str, Any]]:
+    """Return an assistant's calls: id, inputs (tool and arguments)."""
+    given: Any = message.get("tool_calls") or []
+    if not isinstance(given, list):
+        raise BadRecordError("tool_calls is not a list")
+    calls = cast("list[Any]", given)
+    if legacy := message.get("function_call"):
+        calls = [{"function": legacy}, *calls]
+    return [_call(call) for call in calls]
+
+
+def _call(call: Any) -> dict[str, Any]:
+    if not isinstance(call, dict):
+        raise BadRecordError("a tool call is not an object")
+    known = as_object(call)
+    body: Any = known.get("function") or known.get("custom") or {}
+    if not isinstance(body, dict):
+        raise BadRecordError("a tool call's function is not an object")
+    function = as_object(body)
+    given = function.get("arguments", function.get("input", {}))
+    inputs = {"tool": str(function.get("name") or "unknown"), "arguments": as_arguments(given)}
+    return {"id": known.get("id"), "inputs": inputs}
+
+
+def _result(content: Any) -> Any:
+    return text_of(content) if content is None or isinstance(content, str | list) else content
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a message's content; parts that are no text are named in brackets."""
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    texts: list[str] = []
+    for part in as_list(content):
+        fields = as_object(part) or {"text": part}
+        text = fields.get("text") or fields.get("refusal") or fields.get("content")
+        texts.append(text if isinstance(text, str) else f"[{fields.get('type', 'part')}]")
+    return "\n".join(texts)
+
+
+def time_of(values: dict[str, Any], *keys: str) -> datetime | None:
+    """Return when something was made, if it says so in a way that can be read."""
+    value = next((values[key] for key in keys or _TIME_KEYS if values.get(key)), None)
+    try:
+        if isinstance(value, str):
+            read = datetime.fromisoformat(value)
+            return read.replace(tzinfo=UTC) if read.tzinfo is None else read.astimezone(UTC)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            seconds = value / 1_000 if value > _MILLISECONDS_FROM else value
+            return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+    return None

@@ -1,0 +1,227 @@
+"""What DSPy remembers, in: `lm.history`, traces of predictors, and predictions with a trajectory.
+
+An entry of the history is one call of a language model: an Action whose arguments and outputs are
+the fields of the prompt, where its adapter marked them (`[[ ## answer ## ]]`, or JSON). The entries
+of one file are one run, in their order. A trace is a list of (predictor, inputs, outputs), a
+trajectory what `ReAct` returns; each is a run of its own. DSPy's times carry no zone: they are
+taken as UTC. The native entry stands unchanged in the step's `messages`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+from uuid import uuid5
+
+from hybridagi_steps.exchange.conversation import NAMESPACE, content_key, text_of, time_of
+from hybridagi_steps.exchange.records import (
+    BadRecordError,
+    Parsed,
+    Record,
+    Records,
+    Skipped,
+    agent_step,
+    as_arguments,
+    as_list,
+    as_object,
+    first_number,
+    json_or_text,
+    read_each,
+)
+from hybridagi_steps.exchange.spans import last_user_text
+
+_MARK = re.compile(r"\[\[ ## (\w+) ## \]\][ \t]*\n?")
+_ASIDE = re.compile(r"\n\nRespond with (?:the corresponding output fields|a JSON object)\b.*", re.S)
+_HISTORY_KEYS = {"outputs", "usage", "timestamp", "model", "uuid", "kwargs", "response"}
+_THOUGHT = re.compile(r"thought_(\d{1,6})")
+
+
+def recognises(value: Any) -> bool:
+    """Whether a record is an entry of a history, a trace, or a prediction with a trajectory."""
+    record = as_object(value)
+    if "trajectory" in record or _is_trace(record.get("trace")) or _is_call(value):
+        return True
+    asked = "messages" in record or "prompt" in record
+    return asked and "outputs" in record and len(_HISTORY_KEYS & record.keys()) > 2
+
+
+def parse(records: Records) -> Iterator[Parsed | Skipped]:
+    """Return the steps of entries (all one run), traces and trajectories (each a run)."""
+    return read_each(records, partial(_steps, _Run()))
+
+
+class _Run:
+    """The run that the entries of a history make up."""
+
+    def __init__(self) -> None:
+        self.id = ""
+        self.parent: str | None = None
+        self.hop = 0
+
+    def step(self, record: Record, key: str, kind: str, **fields: Any) -> Parsed:
+        """Return the next step of the run; `key` names it, the first names the run."""
+        self.id = self.id or f"dspy-{uuid5(NAMESPACE, key).hex[:16]}"
+        metadata = {"format": "dspy", **fields.pop("metadata", {})}
+        given = {
+            "id": str(uuid5(NAMESPACE, f"dspy\n{key}")),
+            "parent_id": self.parent,
+            "hop": self.hop,
+            "step_type": kind,
+            "run_id": self.id,
+            "metadata": metadata,
+            **{name: value for name, value in fields.items() if value is not None},
+        }
+        step = agent_step(given)
+        self.parent, self.hop = str(step.id), self.hop + 1
+        return Parsed(record.line, step)
+
+
+def _steps(history: _Run, record: Record) -> Iterator[Parsed | Skipped]:
+    value = as_object(record.value)
+    if "trajectory" in value:
+        yield from _trajectory(record, value)
+    elif _is_trace(value.get("trace")):
+        yield from _trace(record, value)
+    elif _is_call(record.value):
+        yield _called(history, record, record.value, f"{history.id}\n{history.hop}")
+    else:
+        yield _entry(history, record, value)
+
+
+def _entry(history: _Run, record: Record, value: dict[str, Any]) -> Parsed:
+    outputs: Any = value.get("outputs")
+    if not isinstance(outputs, list) or not ("messages" in value or "prompt" in value):
+        raise BadRecordError("not an entry of a history: no messages or prompt, or no outputs")
+    asked = last_user_text(value.get("messages")) or text_of(value.get("prompt"))
+    given = _fields(_ASIDE.sub("", asked))
+    own = value.get("uuid")
+    purpose = next(iter(given.values()), "") or asked
+    return history.step(
+        record,
+        own if isinstance(own, str) and own else content_key(value),
+        "Action",
+        inputs={"purpose": purpose, "arguments": given},
+        outputs=_outputs(as_list(outputs)),
+        created_at=time_of(value, "timestamp"),
+        metrics=_metrics(value),
+        messages=[value],
+    )
+
+
+def _fields(text: str) -> dict[str, str]:
+    """Return the fields that the chat adapter marked in a text."""
+    parts = _MARK.split(text)
+    found = zip(parts[1::2], parts[2::2], strict=True)
+    return {name: body.strip() for name, body in found if name != "completed"}
+
+
+def _outputs(outputs: list[Any]) -> dict[str, Any]:
+    """Return the fields of the first completion, else its text."""
+    first = outputs[0] if outputs else ""
+    said = as_object(first)
+    text = text_of(said.get("text")) if said else text_of(first)
+    fields: dict[str, Any] = _fields(text) or as_object(json_or_text(text)) or {"result": text}
+    calls = said.get("tool_calls")
+    return {**fields, "tool_calls": calls} if calls else fields
+
+
+def _metrics(value: dict[str, Any]) -> dict[str, Any]:
+    usage = as_object(value.get("usage"))
+    cached = first_number(as_object(usage.get("prompt_tokens_details")), "cached_tokens")
+    cost = value.get("cost")
+    model = value.get("response_model") or value.get("model")
+    found = {
+        "input_tokens": first_number(usage, "prompt_tokens", "input_tokens"),
+        "output_tokens": first_number(usage, "completion_tokens", "output_tokens"),
+        "total_tokens": first_number(usage, "total_tokens"),
+        "cache_read_tokens": cached,
+        "model_name": model if isinstance(model, str) else None,
+        "cost": cost if isinstance(cost, float | int) else None,
+        "llm_calls": 1,
+    }
+    return {key: item for key, item in found.items() if item is not None}
+
+
+def _is_trace(value: Any) -> bool:
+    calls = as_list(value)
+    return bool(calls) and _call(calls[0]) is not None
+
+
+def _is_call(value: Any) -> bool:
+    """Whether a record is one call of a trace by itself."""
+    named = isinstance(value, list) or bool({"predictor", "signature"} & as_object(value).keys())
+    return named and _call(value) is not None
+
+
+def _call(item: Any) -> tuple[str, dict[str, Any], dict[str, Any]] | None:
+    """Return predictor, inputs and outputs of one call in a trace."""
+    fields = as_object(item)
+    parts = as_list(item)
+    if fields:
+        name = fields.get("predictor", fields.get("signature", "Predict"))
+        parts = [name, fields.get("inputs"), fields.get("outputs", fields.get("prediction"))]
+    if len(parts) != 3 or not isinstance(parts[1], dict) or not isinstance(parts[2], dict):
+        return None
+    name = parts[0] if isinstance(parts[0], str) else "Predict"
+    return name, as_object(parts[1]), as_object(parts[2])
+
+
+def _trace(record: Record, value: dict[str, Any]) -> Iterator[Parsed]:
+    run, key = _Run(), content_key(value)
+    about = {name: item for name, item in value.items() if name != "trace"}
+    score = value.get("score")
+    for place, item in enumerate(as_list(value["trace"])):
+        extras = {"trace": about} if about and place == 0 else {}
+        found = score if isinstance(score, int | float) else None
+        yield _called(run, record, item, f"{key}\n{place}", score=found, metadata=extras)
+
+
+def _called(run: _Run, record: Record, item: Any, key: str, **fields: Any) -> Parsed:
+    """Return the step of one call: (predictor, inputs, outputs)."""
+    call = _call(item)
+    if call is None:
+        raise BadRecordError(f"call {run.hop + 1} of the trace is not (predictor, inputs, outputs)")
+    name, inputs, outputs = call
+    texts = (text for text in inputs.values() if isinstance(text, str))
+    return run.step(
+        record,
+        f"{key}\n{content_key(item)}",
+        "Action",
+        inputs={"purpose": next(texts, name), "arguments": inputs},
+        outputs=outputs,
+        messages=[item],
+        metadata={"predictor": name, **fields.pop("metadata", {})},
+        **fields,
+    )
+
+
+def _trajectory(record: Record, value: dict[str, Any]) -> Iterator[Parsed]:
+    """Yield a ReAct trajectory: thought, tool, arguments and observation are one Action."""
+    given = json_or_text(value["trajectory"])
+    trajectory = as_object(given)
+    numbers = [int(m.group(1)) for key in trajectory if (m := _THOUGHT.fullmatch(key))]
+    if not numbers:
+        raise BadRecordError("a trajectory without thoughts")
+    run, key = _Run(), content_key(value)
+    for number in sorted(numbers):
+        native = {k: v for k, v in trajectory.items() if k.endswith(f"_{number}")}
+        tool = trajectory.get(f"tool_name_{number}")
+        seen = trajectory.get(f"observation_{number}")
+        arguments = as_arguments(trajectory.get(f"tool_args_{number}"))
+        failed = isinstance(seen, str) and seen.startswith("Execution error in ")
+        inputs = {"purpose": text_of(trajectory[f"thought_{number}"]), "tool": text_of(tool)}
+        error = {"error": {"type": "ToolError", "message": seen}}
+        yield run.step(
+            record,
+            f"{key}\n{number}",
+            "Action",
+            inputs={**inputs, "arguments": arguments},
+            outputs=error if failed else {"result": seen},
+            status="error" if failed else "ok",
+            messages=[native],
+        )
+    outputs = {name: item for name, item in value.items() if name != "trajectory"}
+    inputs = {"program": "ReAct"}
+    yield run.step(record, f"{key}\nend", "ProgramEnd", inputs=inputs, outputs=outputs)

@@ -1,0 +1,78 @@
+"""Which formats can be read, and which of them a file is in.
+
+A format is a module with two functions: `recognises(value)` for one record and `parse(records)`.
+The first record that some format recognises decides; the order below puts the particular before
+the general, since many formats hold `messages`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any, NamedTuple
+
+from hybridagi_steps.exchange import (
+    anthropic_messages,
+    dspy_history,
+    jsonl,
+    langchain_messages,
+    langgraph_checkpoints,
+    mlflow_traces,
+    openai_messages,
+    otlp,
+    toolbench,
+)
+from hybridagi_steps.exchange.records import Parsed, Record, Records, Skipped
+
+LOOKED_AT = 20
+"""Records looked at before a file that nothing recognises is read as own JSONL."""
+
+
+class Format(NamedTuple):
+    """How to tell a format, and how to read it."""
+
+    recognises: Callable[[Any], bool]
+    parse: Callable[[Records], Iterator[Parsed | Skipped]]
+
+
+READERS: dict[str, Format] = {
+    "otlp": Format(otlp.recognises, otlp.parse),
+    "mlflow": Format(mlflow_traces.recognises, mlflow_traces.parse),
+    "toolbench": Format(toolbench.recognises, toolbench.parse),
+    "langgraph": Format(langgraph_checkpoints.recognises, langgraph_checkpoints.parse),
+    "dspy": Format(dspy_history.recognises, dspy_history.parse),
+    "langchain": Format(langchain_messages.recognises, langchain_messages.parse),
+    "anthropic": Format(anthropic_messages.recognises, anthropic_messages.parse),
+    "openai": Format(openai_messages.recognises, openai_messages.parse),
+    "jsonl": Format(jsonl.recognises, jsonl.parse),
+}
+"""Readers of JSON, in the order in which they are asked."""
+
+FORMATS = ("auto", "jsonl", *sorted(READERS.keys() - {"jsonl"}))
+"""Names to ask an import for."""
+
+
+def parse_as(name: str, records: Records) -> Iterator[Parsed | Skipped]:
+    """Return the steps of records in a format; `auto` lets the records tell it."""
+    if name != "auto":
+        return READERS[name].parse(records)
+    rest = iter(records)
+    seen: list[Record | Skipped] = []
+    for record in rest:
+        seen.append(record)
+        found = None if isinstance(record, Skipped) else format_of(record.value)
+        if found or len(seen) == LOOKED_AT:
+            break
+    else:
+        found = None
+    return READERS[found or "jsonl"].parse(chain(seen, rest))
+
+
+def format_of(value: Any) -> str | None:
+    """Return the format that a record is in, None when none recognises it.
+
+    A step of our own is told first: whatever else it holds, it has a `step_type`.
+    """
+    if isinstance(value, dict) and "step_type" in value:
+        return "jsonl"
+    return next((name for name, reader in READERS.items() if reader.recognises(value)), None)

@@ -1,0 +1,203 @@
+"""LangGraph's checkpoints, in: dumped checkpoint tuples, state snapshots, or bare checkpoints.
+
+Every checkpoint of a thread repeats all messages so far, so only the last of each line of descent
+is read, newest first. Messages that two lines share have the same ids and are stored once: a fork
+made by time travel hangs on its origin by parent links. A message's time is that of the first
+checkpoint that holds it; what else a checkpoint says is kept on the first step.
+
+Held in memory: the newest messages of every line, and the ids of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from hybridagi_steps.exchange.conversation import (
+    LONGEST_RUN_ID,
+    Conversation,
+    Message,
+    Turn,
+    content_key,
+    record_steps,
+    time_of,
+)
+from hybridagi_steps.exchange.langchain_messages import is_message, message_id
+from hybridagi_steps.exchange.langchain_messages import turns as langchain_turns
+from hybridagi_steps.exchange.openai_messages import turns as openai_turns
+from hybridagi_steps.exchange.records import (
+    BadRecordError,
+    Parsed,
+    Record,
+    Records,
+    Skipped,
+    as_list,
+    as_object,
+    read_each,
+    refused,
+)
+
+KNOWN_VERSIONS = {1, 2, 3, 4}
+"""Checkpoint versions whose form is known; others are read with a note."""
+
+
+def recognises(value: Any) -> bool:
+    """Whether a record is a checkpoint."""
+    record = as_object(value)
+    if "channel_values" in record or "channel_values" in as_object(record.get("checkpoint")):
+        return True
+    return "values" in record and bool({"next", "config", "parent_config", "tasks"} & record.keys())
+
+
+def parse(records: Records) -> Iterator[Parsed | Skipped]:
+    """Yield the steps of threads, when all their checkpoints were seen."""
+    threads: dict[str, _Thread] = {}
+    for record in records:
+        if isinstance(record, Skipped):
+            yield record
+            continue
+        try:
+            checkpoint = _checkpoint(record)
+        except (BadRecordError, RecursionError) as error:
+            yield refused(record, error)
+            continue
+        if checkpoint is not None:
+            threads.setdefault(checkpoint.thread, _Thread()).take(checkpoint)
+    for thread in threads.values():
+        yield from thread.steps()
+
+
+@dataclass(slots=True)
+class _Checkpoint:
+    """What one checkpoint says."""
+
+    record: Record
+    thread: str
+    id: str
+    parent: str | None
+    made: datetime | None
+    messages: list[Message]
+    extras: dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Thread:
+    """The checkpoints of one thread: its newest messages, and when each message came."""
+
+    leaves: dict[str, _Checkpoint] = field(default_factory=dict[str, _Checkpoint])
+    parents: set[str] = field(default_factory=set[str])
+    times: dict[str, datetime] = field(default_factory=dict[str, datetime])
+
+    def take(self, checkpoint: _Checkpoint) -> None:
+        if made := checkpoint.made:
+            for message in checkpoint.messages:
+                if own := message_id(message):
+                    self.times[own] = min(made, self.times.get(own, made))
+        if checkpoint.parent:
+            self.parents.add(checkpoint.parent)
+            self.leaves.pop(checkpoint.parent, None)
+        if checkpoint.id not in self.parents:
+            self.leaves[checkpoint.id] = checkpoint
+
+    def steps(self) -> Iterator[Parsed | Skipped]:
+        newest_first = sorted(self.leaves.values(), key=lambda c: c.id, reverse=True)
+        for place, checkpoint in enumerate(newest_first):
+            yield from read_each([checkpoint.record], partial(self._read, checkpoint, place))
+
+    def _read(self, checkpoint: _Checkpoint, place: int, record: Record) -> list[Parsed | Skipped]:
+        return record_steps(record, self._conversation(checkpoint, first=place == 0))
+
+    def _conversation(self, checkpoint: _Checkpoint, *, first: bool) -> Conversation:
+        reader = langchain_turns if is_message(checkpoint.messages[0]) else openai_turns
+        turns = [self._timed(turn) for turn in reader(checkpoint.messages)]
+        name = checkpoint.thread if first else f"{checkpoint.thread}@{checkpoint.id}"
+        return Conversation(
+            turns,
+            key=f"langgraph:{checkpoint.thread}",
+            format="langchain" if reader is langchain_turns else "openai",
+            session_id=checkpoint.thread,
+            run_id=name if len(name) <= LONGEST_RUN_ID else None,
+            created_at=checkpoint.made,
+            extras=checkpoint.extras,
+        )
+
+    def _timed(self, turn: Turn) -> Turn:
+        made = self.times.get(message_id(turn.native) or "")
+        return turn._replace(made=made) if made else turn
+
+
+def _checkpoint(record: Record) -> _Checkpoint | None:
+    """Return a checkpoint; None when it is one from before the first message.
+
+    Raises:
+        BadRecordError: It holds no messages.
+    """
+    value = as_object(record.value)
+    inner = as_object(value.get("checkpoint")) or value
+    state_key = "channel_values" if "channel_values" in inner else "values"
+    state = inner.get(state_key) if state_key in inner else value.get(state_key)
+    channel, messages = _messages(state)
+    config = _configurable(value.get("config")) or _configurable(value.get("checkpoint"))
+    own = str(inner.get("id") or config.get("checkpoint_id") or content_key(record.value))
+    if channel is None:
+        if _before_messages(as_object(state)):
+            return None
+        raise BadRecordError("no channel of this checkpoint holds messages")
+    parent = _configurable(value.get("parent_config") or value.get("parent_checkpoint"))
+    parent_id = parent.get("checkpoint_id")
+    thread = config.get("thread_id")
+    place = config.get("checkpoint_ns")
+    name = str(thread) if thread else f"checkpoint-{content_key(messages)[:16]}"
+    return _Checkpoint(
+        record,
+        thread=f"{name}/{place}" if place else name,
+        id=own,
+        parent=str(parent_id) if parent_id else None,
+        made=time_of(inner, "ts") or time_of(value, "ts", "created_at"),
+        messages=messages,
+        extras=_extras(value, inner, channel),
+    )
+
+
+def _before_messages(channels: dict[str, Any]) -> bool:
+    """Whether a state is that of a thread in which nothing was said yet."""
+    return not channels or "__start__" in channels or channels.get("messages") == []
+
+
+def _messages(state: Any) -> tuple[str | None, list[Message]]:
+    """Return the channel that holds messages, and them."""
+    if is_message(state):
+        return "", [state]
+    channels = as_object(state) or {"": state}
+    for channel in sorted(channels, key=lambda name: name != "messages"):
+        found = as_list(channels[channel])
+        if found and all(is_message(m) or "role" in as_object(m) for m in found):
+            return channel, found
+    return None, []
+
+
+def _configurable(config: Any) -> dict[str, Any]:
+    given = as_object(config)
+    return as_object(given.get("configurable")) or given
+
+
+def _extras(value: dict[str, Any], inner: dict[str, Any], channel: str) -> dict[str, Any]:
+    """Return the checkpoint without its messages."""
+
+    def bare(part: dict[str, Any]) -> dict[str, Any]:
+        kept = dict(part)
+        for key in ("channel_values", "values"):
+            if key in kept:
+                kept[key] = {k: v for k, v in as_object(kept[key]).items() if k != channel}
+        return kept
+
+    extras = bare(value)
+    if inner is not value:
+        extras["checkpoint"] = bare(inner)
+    version = inner.get("v")
+    if version is not None and version not in KNOWN_VERSIONS:
+        extras["note"] = f"a checkpoint of version {version!r:.20}, which is not known"
+    return extras

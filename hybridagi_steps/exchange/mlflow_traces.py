@@ -1,0 +1,180 @@
+"""MLflow's traces, in: what `Trace.to_json` writes in MLflow 3, and in 2.
+
+Attributes of a span are JSON in strings. A span of type AGENT, CHAIN, WORKFLOW or TASK is a
+program, one of type LLM or CHAT_MODEL a model's answer, any other leaf a tool. Ids stand in base64
+in version 3; they are used as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC
+from typing import Any
+
+from hybridagi_steps.exchange.conversation import text_of, time_of
+from hybridagi_steps.exchange.records import (
+    BadRecordError,
+    Parsed,
+    Record,
+    Records,
+    Skipped,
+    as_list,
+    as_object,
+    first_number,
+    json_or_text,
+    read_each,
+    whole_number,
+)
+from hybridagi_steps.exchange.spans import Span, Trace, last_user_text, nanoseconds, trace_steps
+
+KNOWN_SCHEMAS = {"1", "2", "3"}
+"""Trace schemas whose form is known; others are read with a note."""
+
+_PROGRAMS = {"AGENT", "CHAIN", "WORKFLOW", "TASK"}
+_MODELS = {"LLM", "CHAT_MODEL"}
+_QUESTIONS = ("question", "query", "input", "prompt", "message", "text", "request", "task")
+
+
+def recognises(value: Any) -> bool:
+    """Whether a record is a trace."""
+    record = as_object(value)
+    return "info" in record and "spans" in as_object(json_or_text(record.get("data")))
+
+
+def parse(records: Records) -> Iterator[Parsed | Skipped]:
+    """Return the steps of traces, one per record."""
+    return read_each(records, _steps)
+
+
+def _steps(record: Record) -> Iterator[Parsed | Skipped]:
+    trace, skipped = _trace(record)
+    yield from skipped
+    yield from trace_steps(trace)
+
+
+def _trace(record: Record) -> tuple[Trace, list[Skipped]]:
+    value = as_object(record.value)
+    info, data = as_object(value.get("info")), as_object(json_or_text(value.get("data")))
+    spans: Any = data.get("spans")
+    if not isinstance(spans, list):
+        raise BadRecordError("not a trace: no list of spans")
+    about = as_object(info.get("trace_metadata") or info.get("request_metadata"))
+    extras = {**{k: v for k, v in value.items() if k not in ("info", "data")}, "info": info}
+    schema = about.get("mlflow.trace_schema.version")
+    if schema is not None and str(schema) not in KNOWN_SCHEMAS:
+        extras["note"] = f"a trace of schema {schema!r:.20}, which is not known"
+    trace_id = info.get("trace_id") or info.get("request_id")
+    found, refused = list[Span](), list[Skipped]()
+    for place, span in enumerate(as_list(spans), start=1):
+        try:
+            found.append(_span(as_object(span), record))
+        except BadRecordError as error:
+            refused.append(Skipped(record.line, f"{record.place}span {place}: {error}"))
+    if not isinstance(trace_id, str):
+        trace_id = str(as_object(as_list(spans)[0]).get("trace_id")) if found else ""
+    session, user = about.get("mlflow.trace.session"), about.get("mlflow.trace.user")
+    return Trace(
+        trace_id,
+        "mlflow",
+        found,
+        session_id=session if isinstance(session, str) else None,
+        user_id=user if isinstance(user, str) else None,
+        extras=extras,
+    ), refused
+
+
+def _span(native: dict[str, Any], record: Record) -> Span:
+    context = as_object(native.get("context"))
+    span_id = native.get("span_id") or context.get("span_id")
+    if not isinstance(span_id, str):
+        raise BadRecordError("it has no span_id")
+    parent = native.get("parent_span_id") or native.get("parent_id")
+    attributes = as_object(native.get("attributes"))
+    read = {key: json_or_text(value) for key, value in attributes.items()}
+    kind = str(read.get("mlflow.spanType") or "UNKNOWN").upper()
+    inputs, outputs = read.get("mlflow.spanInputs"), read.get("mlflow.spanOutputs")
+    name = str(native.get("name") or "unnamed")
+    answer = kind in _MODELS
+    return Span(
+        id=span_id,
+        parent=parent if isinstance(parent, str) else None,
+        name=name,
+        native=native,
+        record=record,
+        start=_time(native, "start_time_unix_nano", "start_time_ns", "start_time"),
+        end=_time(native, "end_time_unix_nano", "end_time_ns", "end_time"),
+        is_program=kind in _PROGRAMS,
+        tool=None if answer else name,
+        purpose=_purpose(inputs) if answer or kind in _PROGRAMS else "",
+        arguments={} if answer else as_object(inputs) or ({"value": inputs} if inputs else {}),
+        outputs=_outputs(outputs, answer=answer),
+        error=_error(native),
+        metrics=_metrics(read),
+    )
+
+
+def _time(native: dict[str, Any], *names: str) -> int | None:
+    if (found := first_number(native, *names)) is not None:
+        return found
+    read = time_of(native, *names)
+    return nanoseconds(read.astimezone(UTC)) if read else None
+
+
+def _purpose(inputs: Any) -> str:
+    """Return what was asked: the last user's words, or the argument that holds the question."""
+    if isinstance(inputs, str):
+        return inputs
+    fields = as_object(inputs)
+    if said := last_user_text(fields.get("messages") or inputs):
+        return said
+    texts = {key: value for key, value in fields.items() if isinstance(value, str)}
+    named = next((texts[key] for key in _QUESTIONS if key in texts), None)
+    return named or next(iter(texts.values()), "")
+
+
+def _outputs(outputs: Any, *, answer: bool) -> dict[str, Any] | None:
+    if outputs is None:
+        return None
+    if answer:
+        return {"result": _said(outputs)}
+    return {"result": outputs}
+
+
+def _said(outputs: Any) -> Any:
+    """Return the text of a model's answer in the forms of its client."""
+    fields = as_object(outputs)
+    choices = as_list(fields.get("choices"))
+    message = as_object(as_object(choices[0]).get("message")) if choices else fields
+    if text := text_of(message.get("content")):
+        return text
+    return message.get("tool_calls") or outputs
+
+
+def _error(native: dict[str, Any]) -> dict[str, str] | None:
+    status = as_object(native.get("status"))
+    code = str(status.get("code") or native.get("status_code") or "")
+    if code not in ("STATUS_CODE_ERROR", "ERROR", "2"):
+        return None
+    for event in as_list(native.get("events")):
+        said = as_object(as_object(event).get("attributes"))
+        if kind := said.get("exception.type"):
+            return {"type": str(kind), "message": str(said.get("exception.message", ""))}
+    message = status.get("message") or native.get("status_message") or ""
+    return {"type": "Error", "message": str(message)}
+
+
+def _metrics(read: dict[str, Any]) -> dict[str, Any]:
+    usage = as_object(read.get("mlflow.chat.tokenUsage"))
+    cost = as_object(read.get("mlflow.llm.cost")).get("total_cost")
+    model = read.get("mlflow.llm.model")
+    provider = read.get("mlflow.llm.provider")
+    found = {
+        "input_tokens": whole_number(usage.get("input_tokens")),
+        "output_tokens": whole_number(usage.get("output_tokens")),
+        "total_tokens": whole_number(usage.get("total_tokens")),
+        "cache_read_tokens": whole_number(usage.get("cache_read_input_tokens")),
+        "model_name": model if isinstance(model, str) else None,
+        "provider": provider if isinstance(provider, str) else None,
+        "cost": cost if isinstance(cost, float | int) else None,
+    }
+    return {key: value for key, value in found.items() if value is not None}

@@ -1,0 +1,218 @@
+"""OpenTelemetry's spans, in: OTLP as JSON with the GenAI attributes, one request per record.
+
+Spans of one trace may stand in several requests: they are held until the file ends, or until
+`MAX_HELD_SPANS` are held and the oldest trace is written out. Spans that our own export wrote carry
+the step itself and become it again; all others are read by the names in `otlp_names`, old and new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hybridagi_steps.exchange import otlp_names as names
+from hybridagi_steps.exchange.conversation import text_of
+from hybridagi_steps.exchange.otlp_messages import asked_and_said
+from hybridagi_steps.exchange.otlp_values import attributes_of
+from hybridagi_steps.exchange.records import (
+    BadRecordError,
+    Parsed,
+    Record,
+    Records,
+    Skipped,
+    agent_step,
+    as_arguments,
+    as_list,
+    as_object,
+    first_number,
+    json_or_text,
+    refused,
+)
+from hybridagi_steps.exchange.spans import Span, Trace, last_user_text, trace_steps, utc_time
+
+MAX_HELD_SPANS = 5_000
+"""Spans held while their traces may still grow."""
+
+_ERROR_CODES = (2, "2", "STATUS_CODE_ERROR")
+
+
+def recognises(value: Any) -> bool:
+    """Whether a record is an export request, or one span."""
+    record = as_object(value)
+    if {"resourceSpans", "resource_spans"} & record.keys():
+        return True
+    return bool(_id(record, "traceId", "trace_id") and _id(record, "spanId", "span_id"))
+
+
+def parse(records: Records) -> Iterator[Parsed | Skipped]:
+    """Yield the steps of traces."""
+    held: dict[str, Trace] = {}
+    count = 0
+    for record in records:
+        if isinstance(record, Skipped):
+            yield record
+            continue
+        for place, (native, resource) in enumerate(_native_spans(record.value), start=1):
+            try:
+                own = _own_steps(native, record)
+                if own:
+                    yield from own
+                    continue
+                trace_id, span = _span(native, record)
+            except (BadRecordError, RecursionError) as error:
+                yield refused(record._replace(place=f"{record.place}span {place}: "), error)
+                continue
+            trace = held.setdefault(trace_id, Trace(trace_id, "otlp", extras=resource))
+            trace.spans.append(span)
+            trace.session_id = trace.session_id or span.session_id
+            trace.user_id = trace.user_id or span.user_id
+            count += 1
+        while count > MAX_HELD_SPANS:
+            oldest = held.pop(next(iter(held)))
+            count -= len(oldest.spans)
+            yield from trace_steps(oldest)
+    for trace in held.values():
+        yield from trace_steps(trace)
+
+
+def _native_spans(value: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield (span, what its resource says) for each span of a request."""
+    request = as_object(value)
+    resources: Any = request.get("resourceSpans", request.get("resource_spans"))
+    if resources is None:
+        yield request, {}
+        return
+    for item in as_list(resources):
+        resource = as_object(item)
+        about = attributes_of(as_object(resource.get("resource")))
+        extras = {"resource": about} if about else {}
+        for part in as_list(resource.get("scopeSpans", resource.get("scope_spans"))):
+            for span in as_list(as_object(part).get("spans")):
+                yield as_object(span), extras
+
+
+def _own_steps(native: dict[str, Any], record: Record) -> list[Parsed]:
+    """Return the steps that our own export wrote into a span; none when it is a foreign one."""
+    steps = [_own_step(attributes_of(native), native.get("endTimeUnixNano"))]
+    if not steps[0]:
+        return []
+    if steps[0]["step_type"] == "ProgramCall":
+        steps[0]["created_at"] = utc_time(first_number(native, "startTimeUnixNano"))
+    for event in as_list(native.get("events")):
+        fields = as_object(event)
+        if fields.get("name") == names.PROGRAM_END:
+            steps.append(_own_step(attributes_of(fields), fields.get("timeUnixNano")))
+    return [Parsed(record.line, agent_step(fields)) for fields in steps if fields]
+
+
+def _own_step(attributes: dict[str, Any], time: Any) -> dict[str, Any]:
+    found = json_or_text(attributes.get(names.STEP))
+    if not isinstance(found, dict) or "step_type" not in found:
+        return {}
+    return {**as_object(found), "created_at": utc_time(first_number({"time": time}, "time"))}
+
+
+def _span(native: dict[str, Any], record: Record) -> tuple[str, Span]:
+    trace_id, span_id = _id(native, "traceId", "trace_id"), _id(native, "spanId", "span_id")
+    if not trace_id or not span_id:
+        raise BadRecordError("it has no traceId and spanId")
+    attributes = attributes_of(native)
+    operation = attributes.get(names.OPERATION)
+    asked, said = asked_and_said(native, attributes)
+    is_model = operation in names.MODEL_OPERATIONS or (operation is None and bool(asked))
+    name = str(native.get("name") or operation or "unnamed")
+    is_program = operation in names.PROGRAM_OPERATIONS
+    agent = _first_text(attributes, *names.AGENT_NAMES) if is_program else None
+    session, user = attributes.get(names.CONVERSATION), _first_text(attributes, *names.USER_ID)
+    return trace_id, Span(
+        id=span_id,
+        parent=_id(native, "parentSpanId", "parent_span_id") or None,
+        name=agent or name,
+        native=native,
+        record=record,
+        start=first_number(native, "startTimeUnixNano", "start_time_unix_nano"),
+        end=first_number(native, "endTimeUnixNano", "end_time_unix_nano"),
+        is_program=is_program,
+        tool=None if is_model else _first_text(attributes, names.TOOL_NAME) or name,
+        purpose=last_user_text(asked),
+        arguments=_arguments(attributes, is_model=is_model),
+        outputs=_outputs(attributes, said),
+        error=_error(native, attributes),
+        metrics=_metrics(attributes),
+        session_id=session if isinstance(session, str) else None,
+        user_id=user,
+    )
+
+
+def _first_text(attributes: dict[str, Any], *keys: str) -> str | None:
+    """Return the first text that stands under one of these names."""
+    found = (attributes.get(key) for key in keys)
+    return next((text for text in found if isinstance(text, str) and text), None)
+
+
+def _arguments(attributes: dict[str, Any], *, is_model: bool) -> dict[str, Any]:
+    if is_model:
+        return {}
+    given = next((attributes[key] for key in names.TOOL_ARGUMENTS if key in attributes), None)
+    return as_arguments(given)
+
+
+def _outputs(attributes: dict[str, Any], said: Sequence[Any]) -> dict[str, Any] | None:
+    for key in names.TOOL_RESULT:
+        if key in attributes:
+            return {"result": json_or_text(attributes[key])}
+    if not said:
+        return None
+    message = as_object(said[-1])
+    parts = message.get("parts") or message.get("content")
+    text = text_of([p for p in as_list(parts) if _is_text(p)]) if isinstance(parts, list) else parts
+    calls = message.get("tool_calls") or [
+        {"name": part.get("name"), "arguments": part.get("arguments")}
+        for part in map(as_object, as_list(parts))
+        if part.get("type") == "tool_call"
+    ]
+    result: dict[str, Any] = {"result": text or ""}
+    return {**result, "tool_calls": calls} if calls else result
+
+
+def _is_text(part: Any) -> bool:
+    return as_object(part).get("type", "text") == "text"
+
+
+def _error(native: dict[str, Any], attributes: dict[str, Any]) -> dict[str, str] | None:
+    status = as_object(native.get("status"))
+    if status.get("code") not in _ERROR_CODES:
+        return None
+    kind = attributes.get(names.ERROR_TYPE)
+    message = str(status.get("message") or "")
+    for event in as_list(native.get("events")):
+        said = attributes_of(as_object(event))
+        if "exception.type" in said:
+            kind, message = said["exception.type"], str(said.get("exception.message", message))
+    return {"type": str(kind or "Error"), "message": message}
+
+
+def _metrics(attributes: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "input_tokens": first_number(attributes, *names.INPUT_TOKENS),
+        "output_tokens": first_number(attributes, *names.OUTPUT_TOKENS),
+        "total_tokens": first_number(attributes, *names.TOTAL_TOKENS),
+        "cache_read_tokens": first_number(attributes, *names.CACHE_READ_TOKENS),
+        "cache_write_tokens": first_number(attributes, *names.CACHE_WRITE_TOKENS),
+        "model_name": _first_text(attributes, *names.MODELS),
+        "provider": _first_text(attributes, *names.PROVIDERS),
+    }
+    if found["total_tokens"] is None and None not in (
+        found["input_tokens"],
+        found["output_tokens"],
+    ):
+        found["total_tokens"] = found["input_tokens"] + found["output_tokens"]
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _id(native: dict[str, Any], *keys: str) -> str:
+    """Return an id in lower case, as hexadecimal digits are written; base64 stays as it is."""
+    found = _first_text(native, *keys) or ""
+    if len(found) in (16, 32) and not set(found.lower()) - set("0123456789abcdef"):
+        return found.lower()
+    return found

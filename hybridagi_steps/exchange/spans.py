@@ -1,0 +1,293 @@
+"""Spans of a trace as steps: what the readers of tracing formats have in common.
+
+A span that holds others (or says it is an agent) becomes a ProgramCall and a ProgramEnd, any other
+an Action. `program_id` follows the tree of spans, `parent_id` the order of time: spans that overlap
+share the last step before them, and what comes after joins them. As in a recording, an Action's
+time is its end. The native span stands unchanged in the step's `messages`. Ids come from the ids of
+trace and span: importing twice gives the same steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid5
+
+from hybridagi_steps.exchange.conversation import LONGEST_RUN_ID, NAMESPACE, text_of
+from hybridagi_steps.exchange.records import (
+    BadRecordError,
+    Parsed,
+    Record,
+    Skipped,
+    agent_step,
+    as_list,
+    as_object,
+)
+
+MAX_SPAN_DEPTH = 100
+"""Spans nested more deeply are shown at this depth, with a note."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(slots=True)
+class Span:
+    """One span, read but not yet placed."""
+
+    id: str
+    parent: str | None
+    name: str
+    native: dict[str, Any]
+    record: Record
+    start: int | None = None
+    """Nanoseconds since 1970."""
+    end: int | None = None
+    """Nanoseconds since 1970."""
+    is_program: bool = False
+    """Whether it is a program even when it holds no other span."""
+    tool: str | None = None
+    """The tool of an Action; None for a language model's answer."""
+    purpose: str = ""
+    arguments: dict[str, Any] = field(default_factory=dict[str, Any])
+    outputs: dict[str, Any] | None = None
+    error: dict[str, str] | None = None
+    """type and message of what it failed with."""
+    metrics: dict[str, Any] = field(default_factory=dict[str, Any])
+    session_id: str | None = None
+    user_id: str | None = None
+    notes: list[str] = field(default_factory=list[str])
+
+    @property
+    def starts_at(self) -> int:
+        """Where it stands in time; without a start, at its end."""
+        return self.start if self.start is not None else self.end or 0
+
+    @property
+    def ends_at(self) -> int:
+        """When it was over; without an end, at its start."""
+        return max(self.end or 0, self.starts_at)
+
+
+@dataclass(slots=True)
+class Trace:
+    """The spans of one run."""
+
+    id: str
+    format: str
+    spans: list[Span] = field(default_factory=list[Span])
+    session_id: str | None = None
+    user_id: str | None = None
+    extras: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What the file says about the trace as a whole."""
+
+
+def trace_steps(trace: Trace) -> Iterator[Parsed | Skipped]:
+    """Yield the steps of a trace in order, and the spans that could not be taken."""
+    known: dict[str, Span] = {}
+    for span in trace.spans:
+        if span.id not in known:
+            known[span.id] = span
+        elif span.native != known[span.id].native:
+            reason = f"the id of span {span.id} is taken by another span of its trace"
+            yield Skipped(span.record.line, span.record.place + reason)
+    if known:
+        yield from _Walk(trace, known).steps()
+
+
+class _Walk:
+    """Goes through the tree of spans in the order of time."""
+
+    def __init__(self, trace: Trace, spans: dict[str, Span]) -> None:
+        self._trace, self._spans = trace, spans
+        self._steps: list[Parsed | Skipped] = []
+        self._hop = 0
+        self._children: dict[str | None, list[Span]] = {}
+        depths = _placed(spans)
+        for span in spans.values():
+            self._children.setdefault(_shown_parent(span, spans, depths), []).append(span)
+        for siblings in self._children.values():
+            siblings.sort(key=lambda span: span.starts_at)
+        name = trace.id
+        run_id = f"trace-{uuid5(NAMESPACE, name).hex[:16]}"
+        self._run_id = name if 0 < len(name) <= LONGEST_RUN_ID and name.isprintable() else run_id
+
+    def steps(self) -> list[Parsed | Skipped]:
+        self._siblings(self._children.get(None, []), [], None, "")
+        return self._steps
+
+    def _siblings(
+        self, spans: Sequence[Span], before: list[str], program_id: str | None, question: str
+    ) -> list[str]:
+        """Place spans after `before`; return the ids that what follows joins."""
+        for together in _overlapping(spans):
+            tails = [self._span(span, before, program_id, question) for span in together]
+            before = [tail for ends in tails for tail in ends]
+        return before
+
+    def _span(
+        self, span: Span, before: list[str], program_id: str | None, question: str
+    ) -> list[str]:
+        children = self._children.get(span.id, [])
+        purpose = span.purpose or question
+        if not (children or span.is_program):
+            inputs: dict[str, Any] = {"purpose": purpose}
+            if span.tool is not None:
+                inputs["tool"] = span.tool
+            inputs["arguments"] = span.arguments
+            return self._add(span, "Action", inputs, before, program_id, span.ends_at)
+        inputs = {
+            "program": span.name,
+            "purpose": span.purpose or span.name,
+            "arguments": span.arguments,
+        }
+        called = self._add(span, "ProgramCall", inputs, before, program_id, span.starts_at)
+        inner = called[0] if called else program_id
+        after = self._siblings(children, called or before, inner, purpose)
+        end = {"program": span.name}
+        return self._add(span, "ProgramEnd", end, after, program_id, span.ends_at) or after
+
+    def _add(
+        self,
+        span: Span,
+        kind: str,
+        inputs: dict[str, Any],
+        before: list[str],
+        program_id: str | None,
+        time: int,
+    ) -> list[str]:
+        """Keep one step; return its id in a list, which is empty when it could not be made."""
+        opens, closes = kind != "ProgramEnd", kind != "ProgramCall"
+        fields: dict[str, Any] = {
+            "id": step_id(self._trace.id, span.id, end=not opens),
+            "parent_id": before[-1] if before else None,
+            "hop": self._hop,
+            "step_type": kind,
+            "inputs": inputs,
+            "outputs": _outputs(span) if closes else None,
+            "metadata": self._metadata(span, before, opens=opens),
+            "session_id": span.session_id or self._trace.session_id,
+            "user_id": span.user_id or self._trace.user_id,
+            "run_id": self._run_id,
+            "program_id": program_id,
+            "status": "error" if closes and span.error else "ok",
+            "metrics": _metrics(span) if closes else None,
+        }
+        if opens:
+            fields["messages"] = [span.native]
+        if made := utc_time(time):
+            fields["created_at"] = made
+        try:
+            step = agent_step(fields)
+        except BadRecordError as error:
+            reason = f"{span.record.place}span {span.id}: {error}"
+            self._steps.append(Skipped(span.record.line, reason))
+            return []
+        self._hop += 1
+        self._steps.append(Parsed(span.record.line, step))
+        return [str(step.id)]
+
+    def _metadata(self, span: Span, before: list[str], *, opens: bool) -> dict[str, Any]:
+        metadata: dict[str, Any] = {"format": self._trace.format}
+        if span.notes and opens:
+            metadata["note"] = "; ".join(span.notes)
+        if len(before) > 1:
+            metadata["joins"] = before[:-1]
+        if self._hop == 0 and self._trace.extras:
+            metadata["trace"] = self._trace.extras
+        return metadata
+
+
+def step_id(trace_id: str, span_id: str, *, end: bool = False) -> str:
+    """Return the id of the step that a span becomes."""
+    return str(uuid5(NAMESPACE, "\n".join(["span", trace_id, span_id, *(["end"] if end else [])])))
+
+
+def utc_time(nanoseconds: int | None) -> datetime | None:
+    """Return a time in UTC, to the microsecond; None when there is none that a clock shows."""
+    if not nanoseconds:
+        return None
+    try:
+        return _EPOCH + timedelta(microseconds=nanoseconds // 1_000)
+    except OverflowError:
+        return None
+
+
+def nanoseconds(time: datetime) -> int:
+    """Return a time as nanoseconds since 1970."""
+    return (time - _EPOCH) // timedelta(microseconds=1) * 1_000
+
+
+def last_user_text(messages: Any) -> str:
+    """Return what a user said last in a list of messages of any form; "" when nobody did."""
+    for message in reversed(as_list(messages)):
+        fields = as_object(message)
+        speaker = fields.get("role") or fields.get("type")
+        if speaker in ("user", "human"):
+            return text_of(fields.get("content") or fields.get("parts"))
+    return ""
+
+
+def _outputs(span: Span) -> dict[str, Any] | None:
+    if span.error is None:
+        return span.outputs
+    return {**(span.outputs or {}), "error": span.error}
+
+
+def _metrics(span: Span) -> dict[str, Any] | None:
+    metrics = dict(span.metrics)
+    if span.start is not None and span.end is not None and span.end >= span.start:
+        metrics["duration_ms"] = (span.end - span.start) / 1e6
+    return metrics or None
+
+
+def _placed(spans: dict[str, Span]) -> dict[str, int]:
+    """Repair parents that are missing or go in a circle; return each span's depth."""
+    depths: dict[str, int] = {}
+    for span in sorted(spans.values(), key=lambda s: s.starts_at):
+        path: list[Span] = []
+        on_path: set[str] = set()
+        here = span
+        while here.id not in depths:
+            path.append(here)
+            on_path.add(here.id)
+            if here.parent is None:
+                break
+            if here.parent not in spans:
+                here.notes.append(f"its parent span {here.parent:.80} is not in this file")
+                here.parent = None
+                break
+            if here.parent in on_path:
+                here.notes.append(f"its parent span {here.parent:.80} stands below it")
+                here.parent = None
+                break
+            here = spans[here.parent]
+        for found in reversed(path):
+            depths[found.id] = depths[found.parent] + 1 if found.parent is not None else 0
+    return depths
+
+
+def _shown_parent(span: Span, spans: dict[str, Span], depths: dict[str, int]) -> str | None:
+    """Return the span under which one is shown."""
+    parent = span.parent
+    if parent is None or depths[span.id] <= MAX_SPAN_DEPTH:
+        return parent
+    span.notes.append(f"{depths[span.id]} levels deep, shown at level {MAX_SPAN_DEPTH}")
+    while parent is not None and depths[parent] >= MAX_SPAN_DEPTH:
+        parent = spans[parent].parent
+    return parent
+
+
+def _overlapping(spans: Sequence[Span]) -> Iterator[list[Span]]:
+    """Yield spans, sorted by start, in groups that ran at the same time."""
+    group: list[Span] = []
+    until = 0
+    for span in spans:
+        if group and span.starts_at >= until:
+            yield group
+            group = []
+        until = max(until, span.ends_at) if group else span.ends_at
+        group.append(span)
+    if group:
+        yield group

@@ -1,0 +1,175 @@
+"""ToolBench's answer trees, in: one search for an answer per record, with all its dead ends.
+
+In the tree a Thought, an Action (the tool's name) and an Action Input (arguments and what came
+back) are nodes below each other; together they are one step. Branches keep their `parent_id`, so
+the tree can be walked as it was searched; calls of `Finish` end a branch. The query is the
+ProgramCall, the answer the ProgramEnd. The native nodes stand in the step's `messages`, without
+their children; what else the file says is kept on the first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid5
+
+from hybridagi_steps.exchange.conversation import NAMESPACE, content_key, text_of
+from hybridagi_steps.exchange.records import (
+    BadRecordError,
+    Parsed,
+    Record,
+    Records,
+    Skipped,
+    agent_step,
+    as_arguments,
+    as_list,
+    as_object,
+    first_number,
+    json_or_text,
+    read_each,
+)
+from hybridagi_steps.exchange.spans import last_user_text
+
+PROGRAM = "toolbench"
+"""Name of the program that an answer tree is."""
+
+_ACCEPTED = (0, 3, 4)
+"""Observation codes of a call that worked: answered, finished with an answer, given up."""
+
+
+def recognises(value: Any) -> bool:
+    """Whether a record is an answer tree."""
+    record = as_object(value)
+    return "answer_generation" in record or "tree" in as_object(record.get("tree"))
+
+
+def parse(records: Records) -> Iterator[Parsed | Skipped]:
+    """Return the steps of answer trees, one per record."""
+    return read_each(records, lambda record: _Tree(record).steps())
+
+
+class _Tree:
+    """Goes through one tree, depth first, as it was searched."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        value = as_object(record.value)
+        self._root = as_object(as_object(value.get("tree")).get("tree"))
+        if not self._root:
+            raise BadRecordError("an answer without its tree")
+        self._answer = as_object(value.get("answer_generation"))
+        self._value = value
+        self._key = content_key([self._answer.get("query"), self._root])
+        self._run_id = f"toolbench-{self._key[:16]}"
+        self._steps: list[Parsed] = []
+        self._query = self._asked()
+        self._call_id = ""
+
+    def steps(self) -> list[Parsed]:
+        inputs = {"program": PROGRAM, "purpose": self._query, "arguments": {"query": self._query}}
+        extras = {key: item for key, item in self._value.items() if key != "tree"}
+        about = {k: v for k, v in as_object(self._value.get("tree")).items() if k != "tree"}
+        metadata = {"answer": {**extras, "tree": about}}
+        root = [_bare(self._root)]
+        self._call_id = self._add("root", "ProgramCall", None, inputs, None, root, metadata)
+        self._branches()
+        self._end()
+        return self._steps
+
+    def _asked(self) -> str:
+        if isinstance(query := self._answer.get("query"), str):
+            return query
+        messages = as_list(self._answer.get("train_messages"))
+        said = last_user_text(messages[0]) if messages else ""
+        return said.strip().removesuffix("Begin!").strip()
+
+    def _branches(self) -> None:
+        """Visit every node once; a step begins at the first node after an Action Input."""
+        open_nodes: list[tuple[dict[str, Any], str, str, list[dict[str, Any]]]]
+        open_nodes = [(self._root, "0", self._call_id, [])]
+        while open_nodes:
+            node, place, parent, gathered = open_nodes.pop()
+            children = [as_object(child) for child in as_list(node.get("children"))]
+            if node is not self._root:
+                gathered = [*gathered, node]
+                whole = node.get("node_type") == "Action Input" or not children
+                branches = len(children) > 1  # what is shared must be a step of its own
+                if whole or branches:
+                    parent, gathered = self._node_step(gathered, place, parent), []
+            for number in range(len(children) - 1, -1, -1):
+                open_nodes.append((children[number], f"{place}.{number}", parent, gathered))
+
+    def _node_step(self, nodes: list[dict[str, Any]], place: str, parent: str) -> str:
+        said = {str(node.get("node_type")): node for node in nodes}
+        thought = text_of(as_object(said.get("Thought")).get("description"))
+        tool = as_object(said.get("Action")).get("description")
+        given = as_object(said.get("Action Input"))
+        last = nodes[-1]
+        inputs: dict[str, Any] = {"purpose": thought or self._query}
+        if tool is not None:
+            inputs["tool"] = text_of(tool)
+        inputs["arguments"] = as_arguments(given.get("description"))
+        outputs, note = None, ""
+        if "observation" in last:
+            outputs = {"result": last["observation"]}
+        elif tool is None:
+            outputs = {"result": thought}
+        else:
+            note = "no observation for this call"
+        metadata = {key: last[key] for key in ("pruned", "is_terminal", "finished") if key in last}
+        if note:
+            metadata["note"] = note
+        natives = [_bare(node) for node in nodes]
+        return self._add(place, "Action", parent, inputs, outputs, natives, metadata)
+
+    def _end(self) -> None:
+        final = json_or_text(self._answer.get("final_answer"))
+        answer = as_object(final).get("final_answer", final)
+        last = next((p.step for p in reversed(self._steps) if _gave_answer(p.step.arguments)), None)
+        parent = str(last.id if last else self._steps[-1].step.id)
+        outputs = None if answer is None else {"result": answer}
+        ended = {} if answer else {"note": "the search found no answer"}
+        self._add("end", "ProgramEnd", parent, {"program": PROGRAM}, outputs, [], ended)
+
+    def _add(
+        self,
+        place: str,
+        kind: str,
+        parent: str | None,
+        inputs: dict[str, Any],
+        outputs: dict[str, Any] | None,
+        nodes: list[dict[str, Any]],
+        metadata: dict[str, Any],
+    ) -> str:
+        code = nodes[-1].get("observation_code") if nodes and kind == "Action" else None
+        failed = isinstance(code, int) and code not in _ACCEPTED
+        if failed and outputs:
+            outputs = {"error": {"type": f"code {code}", "message": text_of(outputs["result"])}}
+        status = "error" if failed else "partial" if "note" in metadata else "ok"
+        total = first_number(self._answer, "total_tokens") if kind == "ProgramEnd" else None
+        fields = {
+            "id": str(uuid5(NAMESPACE, f"toolbench\n{self._key}\n{place}")),
+            "parent_id": parent,
+            "hop": len(self._steps),
+            "step_type": kind,
+            "inputs": inputs,
+            "outputs": outputs,
+            "metadata": {"format": "toolbench", **metadata},
+            "run_id": self._run_id,
+            "program_id": self._call_id if kind != "ProgramCall" else None,
+            "status": status,
+            "metrics": {"total_tokens": total} if total is not None else None,
+            "messages": nodes,
+        }
+        step = agent_step(fields)
+        self._steps.append(Parsed(self._record.line, step))
+        return str(step.id)
+
+
+def _bare(node: dict[str, Any]) -> dict[str, Any]:
+    """Return a node without its children, which are steps of their own."""
+    return {key: value for key, value in node.items() if key != "children"}
+
+
+def _gave_answer(arguments: dict[str, Any]) -> bool:
+    return arguments.get("return_type") == "give_answer"
