@@ -1,0 +1,63 @@
+"""How the documentation is built: `sphinx-build -W .github/docs build/docs`.
+
+Pages are Markdown; the reference is made of docstrings. Nothing is fetched while it builds.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pydantic
+
+import hybridagi_steps
+
+# autodoc imports what is not loaded yet as type checkers see it, which no model survives.
+for _name in hybridagi_steps.__all__:
+    getattr(hybridagi_steps, _name)
+
+project = "hybridagi_steps"
+version = release = hybridagi_steps.__version__
+copyright = "the hybridagi_steps authors, Apache-2.0"  # noqa: A001 - Sphinx names it so
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["conf.py"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 80
+add_module_names = False
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+
+html_theme = "furo"
+html_title = f"hybridagi_steps {version}"
+html_copy_source = False
+html_show_sphinx = False
+
+
+def _without_signature(
+    _app: Any, what: str, _name: str, documented: Any, *_: Any
+) -> tuple[str, str] | None:
+    """Leave out the signatures of records: their fields follow, each with its type."""
+    if what == "class" and issubclass(documented, pydantic.BaseModel):
+        return "", ""
+    return None
+
+
+def _as_rst(_app: Any, what: str, _name: str, _object: Any, _opt: Any, lines: list[str]) -> None:
+    """Write docstrings the way Sphinx reads them: code in two backticks, drawings as they are."""
+    text = re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", "\n".join(lines))
+    text = text.replace("\n\n    StepsError\n", "\n\n::\n\n    StepsError\n")
+    if what in ("attribute", "property"):
+        text = f": {text}"  # else napoleon takes what stands before the first colon for a type
+    lines[:] = text.split("\n")
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("autodoc-process-signature", _without_signature)
+    app.connect("autodoc-process-docstring", _as_rst, priority=400)  # napoleon comes at 500

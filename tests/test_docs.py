@@ -1,0 +1,138 @@
+"""The documentation tells the truth: its Python and its commands run, its reference is whole."""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from typer.testing import CliRunner
+
+import hybridagi_steps as hs
+from hybridagi_steps.cli.app import app
+from hybridagi_steps.testing import scripted_lm
+
+DOCS = Path(__file__).parent.parent / ".github" / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+LONGEST_CODE_LINE = 88
+"""Characters that the site's column shows without a scroll bar."""
+EXTRAS = {"hs.plots": "matplotlib", "matplotlib": "matplotlib"}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Return a page's code blocks of a language, in order."""
+    text = page.read_text("utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    """Return every `hybridagi-steps …` line of the documentation as words, in order."""
+    lines = [line for page in PAGES for block in blocks(page, "bash") for line in block.split("\n")]
+    calls = [line.rpartition("&& ")[2] for line in lines]
+    return [shlex.split(call)[1:] for call in calls if call.startswith("hybridagi-steps ")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+class TestPage:
+    def test_its_python_runs_from_top_to_bottom(
+        self, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        program = "\n".join(blocks(page, "python"))
+        for name, package in EXTRAS.items():
+            if name in program and find_spec(package) is None:
+                pytest.skip(f"{name} needs {package}")
+        monkeypatch.chdir(tmp_path)
+        kept = dict(dspy.settings.config)
+        dspy.configure(lm=scripted_lm())
+        names: dict[str, Any] = {"__name__": page.stem}
+        try:
+            exec(compile(program, page.name, "exec", dont_inherit=True), names)  # noqa: S102
+        finally:
+            dspy.configure(**kept)
+            for value in names.values():
+                if isinstance(value, hs.StepMemory):
+                    value.close()
+
+    def test_its_lines_of_code_fit_a_page(self, page: Path) -> None:
+        code = "\n".join(blocks(page, "python") + blocks(page, "bash")).split("\n")
+        assert [line for line in code if len(line) > LONGEST_CODE_LINE] == []
+
+    def test_what_it_links_to_exists(self, page: Path) -> None:
+        text = page.read_text("utf-8")
+        linked = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+        listed = [
+            f"{name}.md"
+            for tree in re.findall(r"^```\{toctree\}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+            for name in re.findall(r"^\w+$", tree, re.MULTILINE)
+        ]
+        assert [name for name in linked + listed if not (DOCS / name).exists()] == []
+
+
+def test_every_page_is_in_the_contents() -> None:
+    contents = (DOCS / "index.md").read_text("utf-8")
+    assert len(PAGES) > 8
+    for page in PAGES:
+        assert page.stem == "index" or f"\n{page.stem}\n" in contents
+
+
+def test_every_public_name_stands_in_the_reference() -> None:
+    reference = (DOCS / "api.md").read_text("utf-8")
+    listed = set(re.findall(r"^\.\. auto\w+:: hybridagi_steps\.(\S+)$", reference, re.MULTILINE))
+    whole = {name.split(".")[0] for name in listed} | {"errors"}
+    assert set(hs.__all__) <= whole
+    for module in (hs.rerankers, hs.plots):
+        home = module.__name__.rpartition(".")[2]
+        assert {f"{home}.{name}" for name in module.__all__} <= listed
+
+
+def test_every_filter_key_is_named() -> None:
+    text = (DOCS / "searching.md").read_text("utf-8")
+    assert [key for key in hs.StepFilter.model_fields if f"`{key}`" not in text] == []
+
+
+def test_the_commands_do_what_the_documentation_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every command line of the documentation is run, in order, in one empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    calls = commands()
+    assert {words[0] for words in calls} > {"demo", "search", "show", "import", "export", "purge"}
+    for words in calls:
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, f"{shlex.join(words)}: {done.output}"
+        assert "no steps found" not in done.output, shlex.join(words)
+
+
+def test_every_command_is_named() -> None:
+    text = (DOCS / "command_line.md").read_text("utf-8")
+    known = [command.name for command in app.registered_commands]
+    known += [group.name for group in app.registered_groups]
+    assert [name for name in known if f"hybridagi-steps {name}" not in text] == []
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx", reason="the site needs the extra `docs`")
+    pytest.importorskip("myst_parser", reason="the site needs the extra `docs`")
+    site = tmp_path / "site"
+    built = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-W", "-q", "-d", tmp_path / "trees", DOCS, site],
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert built.returncode == 0, built.stderr
+    reference = (site / "api.html").read_text("utf-8")
+    for name in hs.__all__:
+        assert name == "errors" or name in reference
+    assert "DimensionMismatchError" in (site / "errors.html").read_text("utf-8")
