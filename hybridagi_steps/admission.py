@@ -1,7 +1,8 @@
 """What may enter a memory: every step is checked, repaired and redacted before it is stored.
 
-Nothing here writes. A step that cannot be kept is refused with a typed error; what JSON cannot hold
-is repaired with a note; what `redact` takes out never reaches a disk, an index or a log.
+Nothing here writes; how large a step may be is the stores' affair. A step that cannot be kept is
+refused with a typed error; what JSON cannot hold is repaired with a note; what `redact` takes out
+never reaches a disk, an index or a log.
 """
 
 from __future__ import annotations
@@ -11,14 +12,12 @@ from typing import Any, cast
 from uuid import UUID
 
 import numpy as np
-import orjson
 
 from hybridagi_steps.errors import (
     DimensionMismatchError,
     InvalidStepError,
     InvalidVectorError,
     StepTooDeepError,
-    StepTooLargeError,
 )
 from hybridagi_steps.records.agent_step import AgentStep, id_text, repaired
 from hybridagi_steps.records.json_values import MAX_DEPTH, is_json, too_deep
@@ -27,7 +26,6 @@ Redact = Callable[[str], str]
 """Takes what a program said, returns what may be kept of it."""
 
 MAX_ID_LENGTH = 128
-MAX_STEP_BYTES = 8 * 1024 * 1024
 
 _IDS = ("id", "parent_id", "run_id", "session_id", "user_id", "program_id", "scope")
 _VALUES = ("inputs", "outputs", "metadata")
@@ -43,7 +41,6 @@ def admitted(steps: object, redact: Redact | None) -> list[AgentStep]:
     Raises:
         InvalidStepError: Not a step, or an id that is empty, too long or no text; all are refused.
         StepTooDeepError: Values nested deeper than 64 levels.
-        StepTooLargeError: Over 8 MiB as JSON.
     """
     if isinstance(steps, AgentStep):
         return [_admitted(steps, redact)]
@@ -106,32 +103,15 @@ def _admitted(step: AgentStep, redact: Redact | None) -> AgentStep:
     values = {name: fields.get(name) for name in _VALUES}
     if extra := step.model_extra:
         values.update(extra)
-    encoded = _encoded(values)
-    if encoded is None or encoded.count(b"{") + encoded.count(b"[") > MAX_DEPTH:
-        _check_depth(step, values)
-    fixed = values if all(map(is_json, values.values())) else repaired(values)
-    if redact is not None:
-        fixed = {name: _redacted_or_refused(step, value, redact) for name, value in fixed.items()}
-    if fixed is not values or encoded is None:
-        encoded = orjson.dumps(fixed, default=str)
-    if len(encoded) > MAX_STEP_BYTES:
-        raise StepTooLargeError(str(step.id), len(encoded), MAX_STEP_BYTES)
-    return step if fixed is values else step.model_copy(update=fixed)
-
-
-def _encoded(values: dict[str, Any]) -> bytes | None:
-    """Return values as JSON, None where they are too deep or odd for that as they are."""
-    try:
-        return orjson.dumps(values, default=str)
-    except TypeError:
-        return None
-
-
-def _check_depth(step: AgentStep, values: dict[str, Any]) -> None:
-    """Look how deep values are nested; those with few brackets cannot be too deep."""
+    if redact is None and all(map(is_json, values.values())):
+        return step
     for name, value in values.items():
         if (path := too_deep(value, name)) is not None:
             raise StepTooDeepError(str(step.id), path, MAX_DEPTH)
+    fixed = repaired(values)
+    if redact is not None:
+        fixed = {name: _redacted_or_refused(step, value, redact) for name, value in fixed.items()}
+    return step if fixed is values else step.model_copy(update=fixed)
 
 
 def _check_id(step: AgentStep, name: str, value: object) -> None:

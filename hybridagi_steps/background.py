@@ -14,7 +14,7 @@ from collections.abc import Callable
 from hybridagi_steps.errors import StepsError
 
 START_AT = 2_000
-"""Steps appended since the last time from which the thread starts; fewer cost a search little."""
+"""Steps appended from which it is worth a thread; fewer cost a search little."""
 
 log = logging.getLogger("hybridagi_steps")
 
@@ -30,15 +30,12 @@ class BackgroundWork:
         self._work = work
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._appended = 0
 
-    def appended(self, steps: int) -> None:
-        """Note that steps were appended; start when it is worth it."""
-        self._appended += steps
+    def start(self) -> None:
+        """Begin, unless it is going on already."""
         # After a fork the child holds a thread that is not alive there, and starts its own.
-        if self._appended < START_AT or (self._thread is not None and self._thread.is_alive()):
+        if self._thread is not None and self._thread.is_alive():
             return
-        self._appended = 0
         self._stopping.clear()
         self._thread = threading.Thread(target=self._run, name="hybridagi-steps", daemon=True)
         self._thread.start()

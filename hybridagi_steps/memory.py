@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 from uuid import UUID
 
 from hybridagi_steps.admission import Redact, admitted, check_vector, redacted
+from hybridagi_steps.background import START_AT
 from hybridagi_steps.binding import AUTO, EmbedderBinding
 from hybridagi_steps.errors import (
     InvalidFilterError,
@@ -81,6 +82,7 @@ class StepMemory:
         self.redact = redact
         self._store = open_store(self.address, namespace=namespace, durability=durability)
         self._closed = False
+        self._appended = 0
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._searcher: Searcher | None = None
@@ -119,7 +121,10 @@ class StepMemory:
         if kept:
             self._binding.bind_early()
             self._store.append(kept, replace=replace)
-            self._search.appended(len(kept))
+            self._appended += len(kept)
+            if self._appended >= START_AT:
+                self._appended = 0
+                self._search.work_off()
 
     def score(self, run_id: str, value: float, feedback: str | None = None) -> None:
         """Say how good a run was; its steps inherit it unless they have a score of their own.

@@ -78,9 +78,9 @@ class Searcher:
                 if progress is not None:
                     progress(done)
 
-    def appended(self, steps: int) -> None:
-        """Note that steps were stored; many are indexed before somebody waits for them."""
-        self._background.appended(steps)
+    def work_off(self) -> None:
+        """Begin to index what is pending, before somebody waits for it."""
+        self._background.start()
 
     def stop(self) -> None:
         """End what goes on in the background."""

@@ -89,7 +89,7 @@ def test_an_error_in_the_background_is_logged_and_the_next_search_raises_it(
         raise EmbedderMismatchError("one", "two")
 
     work = BackgroundWork(fail)
-    work.appended(START_AT)
+    work.start()
     wait_until(lambda: "indexing in the background stopped" in caplog.text)
     work.stop()
 

@@ -50,6 +50,12 @@ def lexical(context: typer.Context, as_json: AsJson = False) -> None:
     _report("lexical", context.args, json_output=as_json)
 
 
+@app.command(context_settings=_ANY_OPTIONS)
+def readme(context: typer.Context, as_json: AsJson = False) -> None:
+    """Measure everything and write the numbers into the README of the checkout in this folder."""
+    _report("readme", context.args, json_output=as_json)
+
+
 def _report(name: str, extra: list[str], *, json_output: bool) -> None:
     module = import_module(f"hybridagi_steps.bench.{name}")
     module.report(json_output=json_output, **options_for(module.measure, extra))

@@ -58,9 +58,9 @@ def json_value(value: Any, repairs: list[str], path: str = "", depth: int = 0) -
 
 
 def is_json(value: Any, depth: int = 0) -> bool:
-    """Return whether nothing in `value` needs a repair, as far as `json_value` would look.
+    """Return whether `value` is plain JSON data, at most `MAX_DEPTH` levels deep.
 
-    Nearly every value is clean, and this costs a third of a walk that could name its repairs.
+    Nearly every value is, and this costs a third of a walk that could name its repairs.
     """
     kind = cast("type[Any]", type(value))
     if kind is str:
@@ -72,7 +72,7 @@ def is_json(value: Any, depth: int = 0) -> bool:
     if kind is float:
         return math.isfinite(value)
     if depth > MAX_DEPTH:
-        return True
+        return False
     if kind is dict:
         for key, item in value.items():
             if type(key) is not str or not key.isprintable() or not is_json(item, depth + 1):

@@ -14,9 +14,12 @@ from typing import Any, cast
 
 import orjson
 
-from hybridagi_steps.errors import InvalidStepError
+from hybridagi_steps.errors import InvalidStepError, StepTooLargeError
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, as_id, id_text
 from hybridagi_steps.records.message import StepMetrics
+
+MAX_STEP_BYTES = 8 * 1024 * 1024
+"""Larger payloads belong elsewhere, with a reference in the step."""
 
 _FIELDS = frozenset(AgentStep.model_fields)
 _TYPES: dict[str, AgentStepType] = {kind.value: kind for kind in AgentStepType}
@@ -28,6 +31,7 @@ def encode_body(step: AgentStep) -> str:
 
     Raises:
         InvalidStepError: The step holds what JSON cannot, or a name holds a NUL character.
+        StepTooLargeError: It is over 8 MiB as JSON.
     """
     values = vars(step)
     if step.vector is not None:
@@ -41,6 +45,8 @@ def encode_body(step: AgentStep) -> str:
             f"step {id_text(step.id)!r} holds a value that JSON cannot: {error}. "
             "Build it with AgentStep(…), which repairs such values, or store text instead."
         ) from error
+    if len(body) > MAX_STEP_BYTES:
+        raise StepTooLargeError(id_text(step.id), len(body), MAX_STEP_BYTES)
     if b"\\u0000" in body:
         _refuse_nul(step)
     return body.decode()
