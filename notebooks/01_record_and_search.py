@@ -243,8 +243,7 @@ print(request_text(adviser.requests[-1]))
 # %% [markdown]
 # ## 7. The whole memory
 #
-# A map: each point is a step, placed by the meaning of its text. Programs of one kind lie together,
-# and the steps recorded above lie near those of the airline's agents.
+# A map: each point is a step, placed by the meaning of its text. Programs of one kind lie together.
 
 
 # %%

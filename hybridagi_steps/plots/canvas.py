@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, RED, BLACK, GREY = "#56B4E9", "#D55E00", "#333333", "#B8B8B8"
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, BLACK)
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MARKERS = ("o", "s", "^", "D", "v", "<", ">")
 
 TYPE_COLOURS = {"Action": BLUE, "Decision": ORANGE, "ProgramCall": GREEN, "ProgramEnd": SKY}
 STATUS_COLOURS = {"ok": BLUE, "partial": SKY, "cancelled": GREY, "error": RED}
