@@ -4,7 +4,7 @@
     ├── InvalidStepError (ValueError)          a step that cannot be stored
     │   ├── StepTooLargeError                  over 8 MiB as JSON
     │   ├── StepTooDeepError                   nested deeper than 64 levels
-    │   └── DuplicateStepError                 its id is taken
+    │   └── DuplicateStepError                 its id is taken, or stands twice in one call
     ├── UnknownStepError (KeyError)            no step has this id
     ├── UnknownRunError (KeyError)             no run has this id
     ├── InvalidFilterError (ValueError)        an unknown key or a value of the wrong kind
@@ -24,6 +24,8 @@
     │   └── StorageBusyError (TimeoutError)    another writer holds the file too long
     ├── MemoryClosedError (RuntimeError)       used after close()
     ├── MemoryNotPicklableError (TypeError)    an in-memory store lives in one process only
+    ├── InvalidMemoryError (TypeError)         what was given is no step memory
+    ├── InvalidSettingError (ValueError)       an option with a value that means nothing
     ├── UnsupportedAddressError (ValueError)   no back-end serves this address
     ├── RecordingError                         a step was not recorded, or not whole
     ├── ExchangeError (ValueError)             an import or export that cannot be done
@@ -70,13 +72,16 @@ class StepTooDeepError(InvalidStepError):
 
 
 class DuplicateStepError(InvalidStepError):
-    """A step with this id is stored already."""
+    """A step with this id is stored already, or stands twice in one call."""
 
-    def __init__(self, step_id: str) -> None:
+    def __init__(self, step_id: str, *, in_call: bool = False) -> None:
         super().__init__(
-            f"a step with id {step_id} is stored already; use memory.update() to replace it."
+            f"the id {step_id} stands twice in this call; nothing was stored. Give each step an id "
+            "of its own, or leave one of the two out."
+            if in_call
+            else f"a step with id {step_id} is stored already; use memory.update() to replace it."
         )
-        self.step_id = step_id
+        self.step_id, self.in_call = step_id, in_call
 
 
 class UnknownStepError(StepsError, KeyError):
@@ -176,6 +181,20 @@ class MemoryClosedError(StepsError, RuntimeError):
 
 class MemoryNotPicklableError(StepsError, TypeError):
     """An in-memory store cannot be pickled: it lives in one process only."""
+
+
+class InvalidMemoryError(StepsError, TypeError):
+    """Something else was given where a step memory is needed."""
+
+    def __init__(self, given: object, *methods: str) -> None:
+        super().__init__(
+            f"expected a step memory, got {type(given).__name__}: give an hs.StepMemory, such as "
+            f'hs.StepMemory("steps.db"), or an object with {" and ".join(methods)}.'
+        )
+
+
+class InvalidSettingError(StepsError, ValueError):
+    """An option was given a value that means nothing."""
 
 
 class UnsupportedAddressError(StepsError, ValueError):

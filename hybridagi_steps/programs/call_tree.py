@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 from weakref import WeakSet
 
+from hybridagi_steps.admission import MAX_ID_LENGTH
+from hybridagi_steps.errors import InvalidStepError
 from hybridagi_steps.locks import ForkSafeLock
 from hybridagi_steps.programs.strands import Strand
 
@@ -110,6 +112,28 @@ class Labels:
     scope: str | None = None
     tags: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
+    @classmethod
+    def of(
+        cls,
+        session_id: str | None,
+        user_id: str | None,
+        tags: Mapping[str, Any] | None,
+        scope: str | None,
+    ) -> Labels:
+        """Return labels that every step can carry: a step that is refused would be lost.
+
+        Raises:
+            InvalidStepError: A name that is no text of 1 to 128 characters, or tags that are no
+                mapping.
+        """
+        names = {"session_id": session_id, "user_id": user_id, "scope": scope}
+        for name, value in names.items():
+            if value is not None:
+                _check_name(name, value)
+        if tags is not None and not isinstance(tags, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+            raise InvalidStepError(f"tags are a mapping, not {type(tags).__name__}.")
+        return cls(session_id, user_id, scope, dict(tags or {}))
+
     def over(self, outer: Labels) -> Labels:
         """Return these labels where they say something, else those of `outer`."""
         return Labels(
@@ -118,6 +142,17 @@ class Labels:
             scope=self.scope if self.scope is not None else outer.scope,
             tags={**outer.tags, **self.tags},
         )
+
+
+def _check_name(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise InvalidStepError(f"{name} is a text, not {type(value).__name__}.")
+    if not 0 < len(value) <= MAX_ID_LENGTH:
+        raise InvalidStepError(
+            f"{name} has {len(value):,} characters; 1 to {MAX_ID_LENGTH} are allowed."
+        )
+    if not value.isprintable() and any(c == "\x00" or "\ud800" <= c <= "\udfff" for c in value):
+        raise InvalidStepError(f"{name} {value!r} holds NUL or a lone surrogate.")
 
 
 class Run:

@@ -26,7 +26,7 @@ from hybridagi_steps.programs.call_steps import CallSteps, Doing, FunctionStep
 from hybridagi_steps.programs.call_tree import Call, CallTree, Labels, Run
 from hybridagi_steps.programs.react_loop import ReActLoop
 from hybridagi_steps.programs.scopes import current_scope, watch_trials
-from hybridagi_steps.programs.step_writer import Memory, StepWriter, note_problem
+from hybridagi_steps.programs.step_writer import Memory, StepWriter, check_memory, note_problem
 from hybridagi_steps.programs.strands import Strand, current_strand, settle
 
 P = ParamSpec("P")
@@ -72,6 +72,10 @@ class StepRecorder(BaseCallback):
 
     Attributes:
         errors: What recording failed at; empty when all is well.
+
+    Raises:
+        InvalidMemoryError: `memory` has no `add` and `run`.
+        InvalidStepError: A label that no step can carry.
     """
 
     def __init__(
@@ -84,8 +88,8 @@ class StepRecorder(BaseCallback):
         scope: str | None = None,
     ) -> None:
         self.errors: list[RecordingError] = []
-        self._labels = Labels(session_id, user_id, scope, dict(tags or {}))
-        self._shared = _Recording(memory)
+        self._labels = Labels.of(session_id, user_id, tags, scope)
+        self._shared = _Recording(check_memory(memory))
         self._run: Run | None = None
 
     @property

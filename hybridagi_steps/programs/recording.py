@@ -16,18 +16,19 @@ import inspect
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal, ParamSpec, TypeVar, cast, get_type_hints
+from typing import Any, Literal, ParamSpec, TypeVar, cast, get_args, get_type_hints, overload
 from uuid import uuid4
 
 import dspy
 from dspy.utils.callback import ACTIVE_CALL_ID
 
-from hybridagi_steps.errors import RecordingError
+from hybridagi_steps.errors import InvalidSettingError, RecordingError
 from hybridagi_steps.programs import step_shapes as shapes
 from hybridagi_steps.programs.call_steps import FunctionStep
 from hybridagi_steps.programs.call_tree import Labels, Run
 from hybridagi_steps.programs.dspy_settings import overriding
 from hybridagi_steps.programs.recorder import StepRecorder
+from hybridagi_steps.programs.step_writer import check_memory
 from hybridagi_steps.programs.strands import in_context
 
 __all__ = ["Recorded", "RunHandle", "in_context", "record", "record_step"]
@@ -85,6 +86,10 @@ class record:  # noqa: N801 - reads as a statement: with record(memory)
         tags: Kept in each step's metadata.
         scope: Marks the steps as trials, hidden unless asked for.
 
+    Raises:
+        InvalidMemoryError: `memory` has no `add` and `run`.
+        InvalidStepError: A label that no step can carry.
+
     Example:
         `with hs.record(memory, session_id="notebook") as run: agent(question="…")`
     """
@@ -97,8 +102,8 @@ class record:  # noqa: N801 - reads as a statement: with record(memory)
         tags: Mapping[str, Any] | None = None,
         scope: str | None = None,
     ) -> None:
-        self._memory = memory
-        self._labels = Labels(session_id, user_id, scope, dict(tags or {}))
+        self._memory = check_memory(memory)
+        self._labels = Labels.of(session_id, user_id, tags, scope)
         self._entered: list[AbstractContextManager[RunHandle]] = []
 
     def __enter__(self) -> RunHandle:
@@ -149,6 +154,10 @@ class Recorded(dspy.Module):
         user_id: Whose history it is.
         tags: Kept in each step's metadata.
         scope: Marks the steps as trials, hidden unless asked for.
+
+    Raises:
+        InvalidMemoryError: `memory` has no `add` and `run`.
+        InvalidStepError: A label that no step can carry.
     """
 
     adds_no_step = True
@@ -166,8 +175,8 @@ class Recorded(dspy.Module):
     ) -> None:
         super().__init__()
         self.program = program
-        self.memory = memory
-        self.labels = Labels(session_id, user_id, scope, dict(tags or {}))
+        self.memory = check_memory(memory)
+        self.labels = Labels.of(session_id, user_id, tags, scope)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program and record it."""
@@ -180,57 +189,82 @@ class Recorded(dspy.Module):
             return await self.program.acall(*args, **kwargs)
 
 
+Kind = Literal["action", "decision", "program"]
+
+
+@overload
+def record_step(function: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
 def record_step(
+    *, kind: Kind = "action", purpose: str | None = None, name: str | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def record_step(
+    function: Callable[P, R] | None = None,
+    /,
     *,
-    kind: Literal["action", "decision", "program"] = "action",
+    kind: Kind = "action",
     purpose: str | None = None,
     name: str | None = None,
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
+) -> Callable[P, R] | Callable[[Callable[P, R]], Callable[P, R]]:
     """Let a plain function or coroutine function take part in recorded runs as a step.
+
+    Works as `@record_step`, an action, and as `@record_step(kind=…)`.
 
     Outside of a recorded run the function is called as it is. As a `program` it stands around what
     is called inside; as a `decision` its options are read from the return annotation (Literal,
     bool or Enum).
 
     Args:
+        function: The function, when the decorator is written without parentheses.
         kind: What the function is.
         purpose: Why it is called; by default the first line of its docstring, else its name.
         name: The tool or program it is shown as; by default the function's name.
 
     Raises:
+        InvalidSettingError: `kind` is none of the three, or what is decorated is no function.
         TypeError: The function is a generator: it has no single result to record.
     """
+    if kind not in get_args(Kind):
+        raise InvalidSettingError(f"kind is one of {', '.join(get_args(Kind))}; got {kind!r}.")
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise TypeError(
-                f"record_step cannot record the generator {function.__name__}; record the function "
-                "that consumes it."
+        if not callable(function):
+            raise InvalidSettingError(
+                f"record_step decorates a function, not {function!r:.80}; options are given by "
+                'name, as in @hs.record_step(purpose="…").'
             )
-        step = _function_step(function, kind, purpose, name)
+        return _recorded_function(function, _function_step(function, kind, purpose, name))
 
-        @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            with _function_call(step, function, args, kwargs) as finish:
-                return finish(function(*args, **kwargs))
+    return decorate if function is None else decorate(function)
 
-        @functools.wraps(function)
-        async def acall(*args: P.args, **kwargs: P.kwargs) -> Any:
-            with _function_call(step, function, args, kwargs) as finish:
-                return finish(await cast("Any", function(*args, **kwargs)))
 
-        return cast("Callable[P, R]", acall) if inspect.iscoroutinefunction(function) else call
+def _recorded_function(function: Callable[P, R], step: FunctionStep) -> Callable[P, R]:
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(
+            f"record_step cannot record the generator {function.__name__}; record the function "
+            "that consumes it."
+        )
 
-    return decorate
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _function_call(step, function, args, kwargs) as finish:
+            return finish(function(*args, **kwargs))
+
+    @functools.wraps(function)
+    async def acall(*args: P.args, **kwargs: P.kwargs) -> Any:
+        with _function_call(step, function, args, kwargs) as finish:
+            return finish(await cast("Any", function(*args, **kwargs)))
+
+    return cast("Callable[P, R]", acall) if inspect.iscoroutinefunction(function) else call
 
 
 def _function_step(
     function: Callable[..., Any],
-    kind: Literal["action", "decision", "program"],
+    kind: Kind,
     purpose: str | None,
     name: str | None,
 ) -> FunctionStep:
-    shown = name or function.__name__
+    shown = name or getattr(function, "__name__", type(function).__name__)
     documented = shapes.first_line(function.__doc__ or "")
     options: list[str] | None = None
     if kind == "decision":

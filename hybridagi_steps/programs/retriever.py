@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
 
 import dspy
 
-from hybridagi_steps.errors import InvalidQueryError
+from hybridagi_steps.errors import InvalidMemoryError, InvalidQueryError
 from hybridagi_steps.protocols import Reranker
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter, StepHit
@@ -66,6 +66,7 @@ class StepRetriever(dspy.Module):
         reranker: Reorders a pool of 4 k hits before the best k are kept.
 
     Raises:
+        InvalidMemoryError: `memory` has no `search`.
         InvalidQueryError: k below 1, an unknown mode or distance, a negative `max_distance`.
         InvalidFilterError: An unknown key in `where`.
     """
@@ -89,6 +90,8 @@ class StepRetriever(dspy.Module):
             raise InvalidQueryError(f"unknown distance {distance!r}; known: {known}.")
         if max_distance is not None and not max_distance >= 0:
             raise InvalidQueryError(f"max_distance is 0 or more, not {max_distance!r}.")
+        if isinstance(memory, type) or not callable(getattr(memory, "search", None)):
+            raise InvalidMemoryError(memory, "search()")
         self.memory = memory
         self.k = _checked_k(k)
         self.where = StepFilter.of(where)

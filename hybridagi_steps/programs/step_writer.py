@@ -11,7 +11,7 @@ import threading
 from typing import Any, Protocol
 from uuid import UUID
 
-from hybridagi_steps.errors import RecordingError
+from hybridagi_steps.errors import InvalidMemoryError, RecordingError
 from hybridagi_steps.programs.call_tree import Call, Run, Tail, Tails, parent_and_joins
 from hybridagi_steps.programs.values import Redact, fitted, plain_fields, redacted, without_texts
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, repaired
@@ -31,6 +31,18 @@ class Memory(Protocol):
     def run(self, run_id: str, /) -> Any:
         """Return the steps of a run in order."""
         ...
+
+
+def check_memory(memory: Memory) -> Memory:
+    """Return `memory` if steps can be recorded into it.
+
+    Raises:
+        InvalidMemoryError: It cannot `add` and `run`; every step would be lost.
+    """
+    able = all(callable(getattr(memory, method, None)) for method in ("add", "run"))
+    if isinstance(memory, type) or not able:
+        raise InvalidMemoryError(memory, "add()", "run()")
+    return memory
 
 
 class StepWriter:
