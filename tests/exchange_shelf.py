@@ -30,4 +30,6 @@ class Shelf:
 
     def iter_steps(self, where: StepFilter) -> Iterator[AgentStep]:
         assert where.scope == "*"
-        yield from self.get_steps(list(self.steps))
+        for step in self.get_steps(list(self.steps)):
+            if where.run_id in (None, step.run_id):
+                yield step

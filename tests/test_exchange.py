@@ -198,7 +198,7 @@ def test_missing_files_folders_and_formats_are_named(shelf: Shelf, tmp_path: Pat
         import_file(shelf, tmp_path / "nowhere.jsonl")
     with pytest.raises(ExchangeError, match="cannot read"):
         import_file(shelf, tmp_path)
-    with pytest.raises(ExchangeError, match="known formats: auto, jsonl, anthropic"):
+    with pytest.raises(ExchangeError, match="known formats: auto, jsonl, parquet, anthropic"):
         import_file(shelf, write(tmp_path / "a.jsonl", {}), format="xml")
 
 

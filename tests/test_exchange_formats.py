@@ -1,4 +1,4 @@
-"""Every neighbour's format against a real sample: what a user finds again, and that nothing is lost.
+"""Every neighbour's format against a real sample: what can be found again, that nothing is lost.
 
 The samples and what wrote them are listed in `samples/README.md`.
 """

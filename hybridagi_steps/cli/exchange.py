@@ -32,9 +32,14 @@ NAMED = 10
 
 
 def import_steps(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A JSON or JSONL file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A JSON, JSONL or Parquet file.")],
     format_name: Annotated[
-        str, typer.Option("--format", help="auto, jsonl (own) or openai (chat messages).")
+        str,
+        typer.Option(
+            "--format",
+            help="auto (told by the content), jsonl (own), parquet (own), openai, anthropic, "
+            "langchain, langgraph, mlflow, otlp, dspy or toolbench.",
+        ),
     ] = "auto",
     session: Annotated[
         str | None, typer.Option("--session", help="Session of steps that name none.")
@@ -49,11 +54,9 @@ def import_steps(
     """Store the steps of a file; twice is harmless."""
     from hybridagi_steps.cli import output
     from hybridagi_steps.errors import ExchangeError
-    from hybridagi_steps.exchange import import_file
-    from hybridagi_steps.exchange.reading import opened as opened_source
+    from hybridagi_steps.exchange import check_file, import_file
 
-    with opened_source(file):
-        pass  # what cannot be read must not leave an empty memory behind
+    check_file(file)  # what cannot be read must not leave an empty memory behind
     with opened(db, namespace) as memory, output.progress("importing") as watch:
         report = import_file(
             memory, file, format=format_name, session_id=session, user_id=user, progress=watch
@@ -73,6 +76,14 @@ def import_steps(
 
 def export_steps(
     file: Annotated[str, typer.Argument(metavar="FILE", help="- is standard output.")] = "-",
+    format_name: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="jsonl (whole steps), parquet (the same, in columns), otlp (OpenTelemetry spans), "
+            "openai (fine-tuning examples); auto: by the file's name, else jsonl.",
+        ),
+    ] = "auto",
     vectors: Annotated[bool, typer.Option("--vectors", help="Write embeddings too.")] = False,
     run: Run = None,
     session: Session = None,
@@ -87,7 +98,7 @@ def export_steps(
     db: Db = DEFAULT_DB,
     namespace: Namespace = "default",
 ) -> None:
-    """Write steps as JSONL, by default all."""
+    """Write steps to a file, by default all of them as JSONL."""
     from hybridagi_steps.exchange import export_file
 
     where = step_filter(
@@ -102,6 +113,12 @@ def export_steps(
         scope=scope,
         metadata=metadata,
     )
+    left_out: list[str] = []
     with existing(db, namespace) as memory:
-        count = export_file(memory, file, where=where, vectors=vectors)
-    typer.echo(f"{count:,} steps written{'' if file == '-' else f' to {file}'}.", err=True)
+        count = export_file(
+            memory, file, format=format_name, where=where, vectors=vectors, left_out=left_out.append
+        )
+    unit = "runs" if format_name == "openai" else "steps"
+    typer.echo(f"{count:,} {unit} written{'' if file == '-' else f' to {file}'}.", err=True)
+    if left_out:
+        typer.echo(f"{len(left_out):,} runs left out: no assistant speaks in them.", err=True)

@@ -1,10 +1,12 @@
 """In from files and out to files, one module per format.
 
-Parsers are generators over lines and know no memory; `transfer` connects them to one.
+Parsers are generators over records and know no memory: `formats` lists them, `transfer` connects
+them to a memory, `export` goes the other way.
 """
 
 from __future__ import annotations
 
-from hybridagi_steps.exchange.transfer import ImportReport, export_file, import_file
+from hybridagi_steps.exchange.export import export_file
+from hybridagi_steps.exchange.transfer import ImportReport, check_file, import_file
 
-__all__ = ["ImportReport", "export_file", "import_file"]
+__all__ = ["ImportReport", "check_file", "export_file", "import_file"]

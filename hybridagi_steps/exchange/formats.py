@@ -48,7 +48,7 @@ READERS: dict[str, Format] = {
 }
 """Readers of JSON, in the order in which they are asked."""
 
-FORMATS = ("auto", "jsonl", *sorted(READERS.keys() - {"jsonl"}))
+FORMATS = ("auto", "jsonl", "parquet", *sorted(READERS.keys() - {"jsonl"}))
 """Names to ask an import for."""
 
 

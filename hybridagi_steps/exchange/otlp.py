@@ -28,7 +28,7 @@ from hybridagi_steps.exchange.records import (
     json_or_text,
     refused,
 )
-from hybridagi_steps.exchange.spans import Span, Trace, last_user_text, trace_steps, utc_time
+from hybridagi_steps.exchange.spans import Span, Trace, last_user_text, trace_steps
 
 MAX_HELD_SPANS = 5_000
 """Spans held while their traces may still grow."""
@@ -52,27 +52,32 @@ def parse(records: Records) -> Iterator[Parsed | Skipped]:
         if isinstance(record, Skipped):
             yield record
             continue
+        own: list[Parsed] = []
         for place, (native, resource) in enumerate(_native_spans(record.value), start=1):
             try:
-                own = _own_steps(native, record)
-                if own:
-                    yield from own
+                if steps := _own_steps(native, record):
+                    own += steps
                     continue
                 trace_id, span = _span(native, record)
             except (BadRecordError, RecursionError) as error:
                 yield refused(record._replace(place=f"{record.place}span {place}: "), error)
                 continue
             trace = held.setdefault(trace_id, Trace(trace_id, "otlp", extras=resource))
-            trace.spans.append(span)
-            trace.session_id = trace.session_id or span.session_id
-            trace.user_id = trace.user_id or span.user_id
+            _take(trace, span)
             count += 1
+        yield from sorted(own, key=lambda parsed: parsed.step.hop)
         while count > MAX_HELD_SPANS:
             oldest = held.pop(next(iter(held)))
             count -= len(oldest.spans)
             yield from trace_steps(oldest)
     for trace in held.values():
         yield from trace_steps(trace)
+
+
+def _take(trace: Trace, span: Span) -> None:
+    trace.spans.append(span)
+    trace.session_id = trace.session_id or span.session_id
+    trace.user_id = trace.user_id or span.user_id
 
 
 def _native_spans(value: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -93,23 +98,13 @@ def _native_spans(value: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]
 
 def _own_steps(native: dict[str, Any], record: Record) -> list[Parsed]:
     """Return the steps that our own export wrote into a span; none when it is a foreign one."""
-    steps = [_own_step(attributes_of(native), native.get("endTimeUnixNano"))]
-    if not steps[0]:
+    steps = [json_or_text(attributes_of(native).get(names.STEP))]
+    if "step_type" not in as_object(steps[0]):
         return []
-    if steps[0]["step_type"] == "ProgramCall":
-        steps[0]["created_at"] = utc_time(first_number(native, "startTimeUnixNano"))
-    for event in as_list(native.get("events")):
-        fields = as_object(event)
-        if fields.get("name") == names.PROGRAM_END:
-            steps.append(_own_step(attributes_of(fields), fields.get("timeUnixNano")))
-    return [Parsed(record.line, agent_step(fields)) for fields in steps if fields]
-
-
-def _own_step(attributes: dict[str, Any], time: Any) -> dict[str, Any]:
-    found = json_or_text(attributes.get(names.STEP))
-    if not isinstance(found, dict) or "step_type" not in found:
-        return {}
-    return {**as_object(found), "created_at": utc_time(first_number({"time": time}, "time"))}
+    for event in map(as_object, as_list(native.get("events"))):
+        if event.get("name") == names.PROGRAM_END:
+            steps.append(json_or_text(attributes_of(event).get(names.STEP)))
+    return [Parsed(record.line, agent_step(as_object(fields))) for fields in steps]
 
 
 def _span(native: dict[str, Any], record: Record) -> tuple[str, Span]:

@@ -37,31 +37,6 @@ class Source:
         self.bytes_read = len(self._head)
         self._check_head()
 
-    def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield numbered lines as UTF-8, without their line ends.
-
-        Raises:
-            ExchangeError: A line is too long; the lines before it were yielded.
-        """
-        number, rest, held = 0, list[bytes](), 0
-        for piece in self._utf8_pieces():
-            first, *others = piece.split(b"\n")
-            rest.append(first)
-            held += len(first)
-            if held > MAX_LINE_BYTES:
-                raise ExchangeError(
-                    f"{self._name}, line {number + 1}: longer than {MAX_LINE_BYTES:,} bytes."
-                )
-            if not others:
-                continue
-            *complete, last = b"".join(rest), *others
-            for line in complete:
-                number += 1
-                yield number, line.rstrip(b"\r")
-            rest, held = [last], len(last)
-        if held:
-            yield number + 1, b"".join(rest)
-
     def records(self) -> Iterator[Record | Skipped]:
         """Yield the JSON values of the file: its lines, the items of its list, or all of it.
 
@@ -71,7 +46,11 @@ class Source:
             ExchangeError: The document cannot be read from its beginning.
         """
         if not self._is_document():
-            yield from line_records(self.lines())
+            for number, line in self._lines():
+                if line is None:
+                    yield Skipped(number, f"longer than {MAX_LINE_BYTES:,} bytes")
+                else:
+                    yield from line_records([(number, line)])
             return
         count = 0
         try:
@@ -90,6 +69,27 @@ class Source:
             if not count:
                 raise ExchangeError(f"{self._name}: {error}.") from error
             yield Skipped(0, f"after item {count}: {error}")
+
+    def _lines(self) -> Iterator[tuple[int, bytes | None]]:
+        """Yield numbered lines as UTF-8 without their ends; None for one that is too long."""
+        number, held = 0, 0
+        rest: list[bytes] | None = []
+        for piece in self._utf8_pieces():
+            first, *others = piece.split(b"\n")
+            held += len(first)
+            if held > MAX_LINE_BYTES:
+                rest = None
+            if rest is not None:
+                rest.append(first)
+            if not others:
+                continue
+            joined = None if rest is None else b"".join(rest)
+            for line in (joined, *others[:-1]):
+                number += 1
+                yield number, line.rstrip(b"\r") if line is not None else None
+            rest, held = [others[-1]], len(others[-1])
+        if held:
+            yield number + 1, None if rest is None else b"".join(rest)
 
     def _is_document(self) -> bool:
         """Whether the file is JSON over several lines, or one list, rather than a value a line."""
@@ -151,9 +151,19 @@ def opened(path: Path) -> Generator[Source]:
     Raises:
         ExchangeError: It cannot be opened, is empty, or is no text.
     """
+    with reading_errors(path), path.open("rb") as file:
+        yield Source(cast("BinaryIO", file), str(path))
+
+
+@contextmanager
+def reading_errors(path: Path) -> Generator[None]:
+    """Name a file that cannot be opened.
+
+    Raises:
+        ExchangeError: It is missing, or may not be read.
+    """
     try:
-        with path.open("rb") as file:
-            yield Source(cast("BinaryIO", file), str(path))
+        yield
     except FileNotFoundError as error:
         raise ExchangeError(f"there is no file {path}.") from error
     except OSError as error:

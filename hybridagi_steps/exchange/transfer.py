@@ -1,19 +1,18 @@
-"""Between files and a memory: import in batches, export through a temporary file.
+"""From files into a memory, in batches.
 
 An import may be interrupted and repeated at any time: batches are stored whole, and steps whose id
 is stored already are counted and left as they are. A record that cannot be kept is named with its
-line and the rest goes on. An export replaces its target only when it is complete.
+line (in Parquet, its row) and the rest goes on.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 from hybridagi_steps.errors import (
     DuplicateStepError,
@@ -21,12 +20,11 @@ from hybridagi_steps.errors import (
     InvalidStepError,
     VectorError,
 )
-from hybridagi_steps.exchange import jsonl
+from hybridagi_steps.exchange import parquet
 from hybridagi_steps.exchange.formats import FORMATS, parse_as
-from hybridagi_steps.exchange.reading import opened
+from hybridagi_steps.exchange.reading import opened, reading_errors
 from hybridagi_steps.exchange.records import Parsed, Skipped
 from hybridagi_steps.records.agent_step import AgentStep, id_text
-from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 
 BATCH = 500
 """Steps stored in one transaction."""
@@ -34,11 +32,11 @@ MAX_NAMED = 1_000
 """Skipped records named in a report; all are counted."""
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes read, bytes in the file)."""
+"""Called with (bytes read, bytes in the file); for Parquet with rows."""
 
 
-class Memory(Protocol):
-    """What is asked of a memory here; StepMemory has it."""
+class Writable(Protocol):
+    """What an import asks of a memory; StepMemory has it."""
 
     def add(self, steps: AgentStep | Iterable[AgentStep]) -> None:
         """Store steps, all or nothing."""
@@ -46,10 +44,6 @@ class Memory(Protocol):
 
     def get_steps(self, ids: Iterable[str], *, vectors: bool = False) -> list[AgentStep]:
         """Return the steps with these ids."""
-        ...
-
-    def iter_steps(self, where: StepFilter) -> Iterator[AgentStep]:
-        """Yield all matching steps."""
         ...
 
 
@@ -66,7 +60,7 @@ class ImportReport(NamedTuple):
 
 
 def import_file(
-    memory: Memory,
+    memory: Writable,
     path: str | os.PathLike[str],
     *,
     format: str = "auto",  # noqa: A002 - the word people expect
@@ -78,64 +72,62 @@ def import_file(
 
     Args:
         memory: Where to store.
-        path: A JSON or JSONL file.
-        format: `jsonl` (own), `openai` (chat messages), or `auto`: told by the content.
+        path: A JSON, JSONL or Parquet file.
+        format: One of `FORMATS`, or `auto`: told by the content.
         session_id: The session of steps that name none.
         user_id: The user of steps that name none.
-        progress: Called with (bytes read, bytes in the file) after each batch.
+        progress: Called after each batch.
 
     Raises:
-        ExchangeError: The file cannot be read as a whole; nothing was stored.
+        ExchangeError: The file cannot be read from its beginning (nothing was stored), or its
+            encoding breaks later on (what came before is stored).
+        MissingExtraError: Parquet needs the extra `parquet`.
     """
     if format not in FORMATS:
         raise ExchangeError(f"unknown format {format!r}; known formats: {', '.join(FORMATS)}.")
     defaults = {"session_id": session_id, "user_id": user_id}
     importer = _Importer(memory, {key: value for key, value in defaults.items() if value})
-    file = Path(path)
-    with opened(file) as source:
-        total = file.stat().st_size
-        records = parse_as(format, source.records())
+    with _source(Path(path), format) as (records, read_so_far):
         while batch := list(islice(records, BATCH)):
             importer.take(batch)
             if progress is not None:
-                progress(min(source.bytes_read, total), total)
+                progress(*read_so_far(batch[-1].line))
     return importer.report()
 
 
-def export_file(
-    memory: Memory,
-    path: str | os.PathLike[str],
-    *,
-    where: StepFilter | Mapping[str, Any] | None = None,
-    vectors: bool = False,
-) -> int:
-    """Write steps as own JSONL and return how many.
-
-    Args:
-        memory: Where they are stored.
-        path: The file to write, replaced when the export is complete; "-" is standard output.
-        where: Which steps; by default all, those of trial runs included.
-        vectors: Write their embeddings too.
+def check_file(path: str | os.PathLike[str]) -> None:
+    """Look at the beginning of a file that is to be imported.
 
     Raises:
-        ExchangeError: The file cannot be written; what stood there before is untouched.
-        InvalidFilterError: An unknown key in `where`.
+        ExchangeError: It cannot be opened, is empty, or is in no format at all.
     """
-    asked = StepFilter.of(where)
-    if asked.scope is None:
-        asked = asked.model_copy(update={"scope": EVERY_SCOPE})
-    steps = memory.iter_steps(asked)
-    if vectors:
-        steps = _with_vectors(memory, steps)
-    if os.fspath(path) == "-":
-        return _write(steps, sys.stdout.buffer, vectors=vectors)
-    return _replace(Path(path), steps, vectors=vectors)
+    with _source(Path(path), "auto"):
+        pass
+
+
+@contextmanager
+def _source(
+    file: Path, format_name: str
+) -> Generator[tuple[Iterator[Parsed | Skipped], Callable[[int], tuple[int, int]]]]:
+    """Open a file; give its steps, and a function from the last line to (done, total)."""
+    with reading_errors(file):
+        is_parquet = format_name in ("auto", "parquet") and parquet.is_parquet(file)
+    if is_parquet:
+        rows = parquet.row_count(file)
+        yield parquet.parse(file), lambda row: (row, rows)
+        return
+    if format_name == "parquet":
+        raise ExchangeError(f"{file} is no Parquet file.")
+    with opened(file) as source:
+        total = file.stat().st_size
+        steps = parse_as(format_name, source.records())
+        yield steps, lambda _: (min(source.bytes_read, total), total)
 
 
 class _Importer:
     """Stores batches and keeps count."""
 
-    def __init__(self, memory: Memory, defaults: dict[str, Any]) -> None:
+    def __init__(self, memory: Writable, defaults: dict[str, Any]) -> None:
         self._memory, self._defaults = memory, defaults
         self._added = self._already_there = self._skipped_count = 0
         self._skipped: list[tuple[int, str]] = []
@@ -183,51 +175,3 @@ class _Importer:
         self._skipped_count += 1
         if len(self._skipped) < MAX_NAMED:
             self._skipped.append((line, reason))
-
-
-def _with_vectors(memory: Memory, steps: Iterator[AgentStep]) -> Iterator[AgentStep]:
-    while batch := [id_text(step.id) for step in islice(steps, BATCH)]:
-        yield from memory.get_steps(batch, vectors=True)
-
-
-def _replace(path: Path, steps: Iterator[AgentStep], *, vectors: bool) -> int:
-    """Write to a temporary file in the same folder, then put it in place."""
-    temporary: Path | None = None
-    try:
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=f".{path.name}.", suffix=".part", delete=False
-        ) as file:
-            temporary = Path(file.name)
-            count = _write(steps, cast("BinaryIO", file), vectors=vectors)
-            file.flush()
-            os.fsync(file.fileno())
-        _take_mode(temporary, path)
-        temporary.replace(path)
-    except BaseException as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-        if type(error) in (FileNotFoundError, PermissionError, IsADirectoryError, OSError):
-            raise ExchangeError(
-                f"cannot write {path}: {cast('OSError', error).strerror}."
-            ) from error
-        raise
-    return count
-
-
-def _take_mode(temporary: Path, path: Path) -> None:
-    """Give the new file the permissions of the one it replaces, else those of any new file."""
-    if path.exists():
-        mode = path.stat().st_mode
-    else:
-        mask = os.umask(0)
-        os.umask(mask)
-        mode = 0o666 & ~mask
-    temporary.chmod(mode & 0o777)
-
-
-def _write(steps: Iterator[AgentStep], file: BinaryIO, *, vectors: bool) -> int:
-    count = 0
-    for step in steps:
-        file.write(jsonl.step_line(step, vectors=vectors))
-        count += 1
-    return count

@@ -1,0 +1,198 @@
+"""Out of a memory into a file, in one of several formats, all or nothing.
+
+An export replaces its target only when it is complete. `jsonl` and `parquet` hold every step as it
+is and come back unchanged; `otlp` and `openai` are written for others, one run at a time, and hold
+in memory the ids of the runs and the steps of one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Protocol, cast
+
+from hybridagi_steps.errors import ExchangeError
+from hybridagi_steps.exchange import jsonl, openai_training, otlp_spans, parquet
+from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+
+BATCH = 500
+"""Steps read at once."""
+EXPORT_FORMATS = ("auto", "jsonl", "openai", "otlp", "parquet")
+"""Names to ask an export for; `auto` is parquet for a file that is called so, else jsonl."""
+
+LeftOut = Callable[[str], None]
+"""Called with the id of a run that a format cannot hold."""
+
+
+class Readable(Protocol):
+    """What an export asks of a memory; StepMemory has it."""
+
+    def get_steps(self, ids: Iterable[str], *, vectors: bool = False) -> list[AgentStep]:
+        """Return the steps with these ids."""
+        ...
+
+    def iter_steps(self, where: StepFilter) -> Iterator[AgentStep]:
+        """Yield all matching steps."""
+        ...
+
+
+def export_file(
+    memory: Readable,
+    path: str | os.PathLike[str],
+    *,
+    format: str = "auto",  # noqa: A002 - the word people expect
+    where: StepFilter | Mapping[str, Any] | None = None,
+    vectors: bool = False,
+    left_out: LeftOut | None = None,
+) -> int:
+    """Write steps to a file.
+
+    Args:
+        memory: Where they are stored.
+        path: The file to write, replaced when the export is complete; "-" is standard output.
+        format: `jsonl` and `parquet` (whole steps), `otlp` (spans with the GenAI names, one request
+            per line), `openai` (fine-tuning examples, one run per line), or `auto`.
+        where: Which steps; by default all, those of trial runs included.
+        vectors: Write their embeddings too, in `jsonl` and `parquet`.
+        left_out: Told of each run that is no example to learn from, in `openai`.
+
+    Returns:
+        The number of steps written; in `openai` that of runs.
+
+    Raises:
+        ExchangeError: The file cannot be written; what stood there before is untouched.
+        InvalidFilterError: An unknown key in `where`.
+        MissingExtraError: Parquet needs the extra `parquet`.
+    """
+    if format not in EXPORT_FORMATS:
+        known = ", ".join(EXPORT_FORMATS)
+        raise ExchangeError(f"unknown format {format!r}; known formats: {known}.")
+    if format == "auto":
+        format = "parquet" if os.fspath(path).endswith(".parquet") else "jsonl"  # noqa: A001
+    asked = StepFilter.of(where)
+    if asked.scope is None:
+        asked = asked.model_copy(update={"scope": EVERY_SCOPE})
+    job = _Job(memory, asked, vectors, left_out)
+    if format == "parquet":
+        parquet.required()
+    if os.fspath(path) == "-":
+        return _WRITERS[format](job, sys.stdout.buffer)
+    with _replacing(Path(path)) as file:
+        return _WRITERS[format](job, file)
+
+
+class _Job(NamedTuple):
+    """What is to be written."""
+
+    memory: Readable
+    where: StepFilter
+    vectors: bool
+    left_out: LeftOut | None
+
+    def steps(self) -> Iterator[AgentStep]:
+        """Yield the steps, with their vectors when they were asked for."""
+        steps = self.memory.iter_steps(self.where)
+        if not self.vectors:
+            yield from steps
+            return
+        while batch := [id_text(step.id) for step in islice(steps, BATCH)]:
+            yield from self.memory.get_steps(batch, vectors=True)
+
+    def runs(self) -> Iterator[list[AgentStep]]:
+        """Yield the steps of each run in their order; steps without a run come one by one."""
+        runs: dict[str, None] = {}
+        alone: list[str] = []
+        for step in self.memory.iter_steps(self.where):
+            if step.run_id is None:
+                alone.append(id_text(step.id))
+            else:
+                runs[step.run_id] = None
+        for run_id in runs:
+            steps = self.memory.iter_steps(self.where.model_copy(update={"run_id": run_id}))
+            yield sorted(steps, key=lambda step: step.hop)
+        for place in range(0, len(alone), BATCH):
+            for step in self.memory.get_steps(alone[place : place + BATCH]):
+                yield [step]
+
+
+def _write_jsonl(job: _Job, file: BinaryIO) -> int:
+    count = 0
+    for step in job.steps():
+        file.write(jsonl.step_line(step, vectors=job.vectors))
+        count += 1
+    return count
+
+
+def _write_parquet(job: _Job, file: BinaryIO) -> int:
+    return parquet.write(job.steps(), file, vectors=job.vectors)
+
+
+def _write_otlp(job: _Job, file: BinaryIO) -> int:
+    count = 0
+    for steps in job.runs():
+        for line in otlp_spans.request_lines(steps):
+            file.write(line)
+        count += len(steps)
+    return count
+
+
+def _write_openai(job: _Job, file: BinaryIO) -> int:
+    count = 0
+    for steps in job.runs():
+        line = openai_training.example_line(steps)
+        if line is None:
+            if job.left_out is not None:
+                job.left_out(steps[0].run_id or id_text(steps[0].id))
+            continue
+        file.write(line)
+        count += 1
+    return count
+
+
+_WRITERS: dict[str, Callable[[_Job, BinaryIO], int]] = {
+    "jsonl": _write_jsonl,
+    "openai": _write_openai,
+    "otlp": _write_otlp,
+    "parquet": _write_parquet,
+}
+
+
+@contextmanager
+def _replacing(path: Path) -> Generator[BinaryIO]:
+    """Give a temporary file in the same folder; put it in place when all went well."""
+    temporary: Path | None = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=f".{path.name}.", suffix=".part", delete=False
+        ) as file:
+            temporary = Path(file.name)
+            yield cast("BinaryIO", file)
+            file.flush()
+            os.fsync(file.fileno())
+        _take_mode(temporary, path)
+        temporary.replace(path)
+    except BaseException as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        if type(error) in (FileNotFoundError, PermissionError, IsADirectoryError, OSError):
+            raise ExchangeError(
+                f"cannot write {path}: {cast('OSError', error).strerror}."
+            ) from error
+        raise
+
+
+def _take_mode(temporary: Path, path: Path) -> None:
+    """Give the new file the permissions of the one it replaces, else those of any new file."""
+    if path.exists():
+        mode = path.stat().st_mode
+    else:
+        mask = os.umask(0)
+        os.umask(mask)
+        mode = 0o666 & ~mask
+    temporary.chmod(mode & 0o777)

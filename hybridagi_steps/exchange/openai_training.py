@@ -1,0 +1,226 @@
+"""OpenAI's fine-tuning examples, out: one run as one strictly valid conversation.
+
+The messages that a run was imported from are used where they were kept, else a conversation is
+built from its steps. Then it is made to keep the rules: it begins with a system's or user's
+message, every call is followed by its result and every result has its call, it ends with what the
+assistant says, and nothing stands in it that the format does not know. What cannot keep them is
+left out; a run in which no assistant speaks is no example.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+from hybridagi_steps.exchange import anthropic_messages, langchain_messages, openai_messages
+from hybridagi_steps.exchange.conversation import Message, Turn, text_of
+from hybridagi_steps.exchange.otlp_spans import said_text
+from hybridagi_steps.exchange.records import BadRecordError, as_list, as_object
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+
+_TURNS = {
+    None: openai_messages.turns,
+    "openai": openai_messages.turns,
+    "anthropic": anthropic_messages.turns,
+    "langchain": langchain_messages.turns,
+}
+_USER_PARTS = {"text", "image_url", "input_audio", "file"}
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
+_LONGEST_NAME = 64
+
+
+def example_line(steps: Sequence[AgentStep]) -> bytes | None:
+    """Return a run as a line of JSON, newline included; None when it is no example.
+
+    Args:
+        steps: The steps of one run, by hop.
+    """
+    messages = _valid(_plain(_kept(steps) or list(_built(steps))), steps)
+    if messages is None:
+        return None
+    example: dict[str, Any] = {"messages": messages}
+    if tools := _tools(steps):
+        example["tools"] = tools
+    return json.dumps(example, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+
+
+def _kept(steps: Sequence[AgentStep]) -> list[Message]:
+    """Return the messages that the run was imported from, in OpenAI's form; [] without any."""
+    placed: list[tuple[int, Message]] = []
+    forms: set[Any] = set()
+    for step in steps:
+        metadata = step.metadata or {}
+        natives = as_list((step.model_extra or {}).get("messages"))
+        places = as_list(metadata.get("message_indexes"))
+        if len(places) != len(natives) or not all(isinstance(p, int) for p in places):
+            places = [len(placed) + number for number in range(len(natives))]
+        placed += zip(places, map(as_object, natives), strict=True)
+        if natives:
+            forms.add(metadata.get("format"))
+    form = forms.pop() if len(forms) == 1 else "mixed"
+    if not placed or form not in _TURNS:
+        return []
+    native = [message for _, message in sorted(placed, key=lambda pair: pair[0])]
+    try:
+        turns: list[Turn] = _TURNS[form](native)
+    except BadRecordError:
+        return []
+    about = as_object((steps[0].metadata or {}).get("conversation"))
+    prompt = text_of(about.get("system"))
+    return [*([{"role": "system", "content": prompt}] if prompt else []), *(t.view for t in turns)]
+
+
+def _built(steps: Sequence[AgentStep]) -> Iterator[Message]:
+    """Yield a conversation that tells what the steps did; what inner programs say is theirs."""
+    said = ""
+    for number, step in enumerate(steps):
+        outputs = step.outputs or {}
+        if step.step_type is AgentStepType.ProgramCall:
+            if step.program_id is None:
+                yield {"role": "user", "content": step.purpose or json.dumps(step.arguments)}
+        elif step.step_type is AgentStepType.Action and step.tool is not None:
+            call_id = f"call_{number}"
+            function = {"name": step.tool, "arguments": json.dumps(step.arguments)}
+            call = {"id": call_id, "type": "function", "function": function}
+            yield {"role": "assistant", "content": None, "tool_calls": [call]}
+            if step.outputs is not None:
+                found = outputs.get("error", step.result)
+                content = found if isinstance(found, str) else json.dumps(found)
+                yield {"role": "tool", "tool_call_id": call_id, "content": content}
+        elif "tool_calls" not in outputs and "error" not in outputs:
+            inner = step.step_type is AgentStepType.ProgramEnd and step.program_id is not None
+            text = said_text(step)
+            if text and text != said and not inner:
+                said = text
+                yield {"role": "assistant", "content": text}
+
+
+def _plain(messages: list[Message]) -> list[Message]:
+    """Return messages with nothing but what the format knows."""
+    plain: list[Message] = []
+    for place, message in enumerate(messages):
+        role, content = message["role"], message.get("content")
+        if role == "user":
+            plain.append({"role": "user", "content": _user_content(content)})
+        elif role in ("system", "developer"):
+            plain.append({"role": "system", "content": text_of(content)})
+        elif role in ("tool", "function"):
+            call_id = message.get("tool_call_id") or message.get("name")
+            plain.append({"role": "tool", "tool_call_id": call_id, "content": text_of(content)})
+        else:
+            plain.append(_assistant(message, place))
+    return plain
+
+
+def _user_content(content: Any) -> Any:
+    parts = as_list(content)
+    if parts and all(as_object(part).get("type") in _USER_PARTS for part in parts):
+        return parts
+    return text_of(content)
+
+
+def _assistant(message: Message, place: int) -> Message:
+    text = text_of(message.get("content")) or text_of(message.get("refusal"))
+    found: Message = {"role": "assistant", "content": text or None}
+    calls = [_call(as_object(call), place) for call in as_list(message.get("tool_calls"))]
+    if legacy := as_object(message.get("function_call")):
+        calls.append(_call({"id": legacy.get("name"), "function": legacy}, place))
+    if calls:
+        found["tool_calls"] = calls
+    if message.get("weight") in (0, 1):
+        found["weight"] = message["weight"]
+    return found
+
+
+def _call(call: dict[str, Any], place: int) -> dict[str, Any]:
+    body = as_object(call.get("function") or call.get("custom"))
+    given = body.get("arguments", body.get("input"))
+    arguments = given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
+    name = _NOT_IN_NAMES.sub("_", str(body.get("name") or "unknown"))[:_LONGEST_NAME]
+    return {
+        "id": str(call.get("id") or f"call_{place}"),
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def _valid(messages: list[Message], steps: Sequence[AgentStep]) -> list[Message] | None:
+    """Return messages that keep the rules; None when no assistant is left."""
+    units = list(_units(messages))
+    closing = _closing(units, steps)
+    if closing:
+        units.append([closing])
+    while units and (units[-1][-1]["role"] != "assistant"):
+        units.pop()
+    found = [message for unit in units for message in unit]
+    opening = next((p for p, m in enumerate(found) if m["role"] != "system"), len(found))
+    if opening == len(found):
+        return None
+    if found[opening]["role"] != "user":
+        asked = next((step.purpose for step in steps if step.purpose), "")
+        if asked:
+            found.insert(opening, {"role": "user", "content": asked})
+        elif not opening:
+            first = next((p for p, m in enumerate(found) if m["role"] == "user"), len(found))
+            found = found[first:]
+    return found if any(m["role"] == "assistant" for m in found) else None
+
+
+def _units(messages: list[Message]) -> Iterator[list[Message]]:
+    """Yield single messages, and calls together with their results; drop halves of such pairs."""
+    place = 0
+    while place < len(messages):
+        message = messages[place]
+        place += 1
+        if message["role"] == "tool":
+            continue
+        if "tool_calls" not in message:
+            if message["role"] != "assistant" or message["content"]:
+                yield [message]
+            continue
+        results: dict[str, Message] = {}
+        while place < len(messages) and messages[place]["role"] == "tool":
+            results.setdefault(str(messages[place]["tool_call_id"]), messages[place])
+            place += 1
+        yield from _answered(message, results)
+
+
+def _answered(message: Message, results: dict[str, Message]) -> Iterator[list[Message]]:
+    calls: list[Any] = []
+    answers: list[Message] = []
+    for call in cast("list[Any]", message["tool_calls"]):
+        if result := results.pop(call["id"], None):
+            calls.append(call)
+            answers.append({**result, "tool_call_id": call["id"]})
+    if calls:
+        yield [{**message, "tool_calls": calls}, *answers]
+    elif message["content"]:
+        yield [{key: value for key, value in message.items() if key != "tool_calls"}]
+
+
+def _closing(units: list[list[Message]], steps: Sequence[AgentStep]) -> Message | None:
+    """Return the run's own last words, where the conversation stops at a tool's result."""
+    if not units or units[-1][-1]["role"] != "tool":
+        return None
+    last = steps[-1]
+    if last.step_type is not AgentStepType.ProgramEnd or "error" in (last.outputs or {}):
+        return None
+    text = text_of(last.arguments.get("final_answer")) or said_text(last)
+    return {"role": "assistant", "content": text} if text else None
+
+
+def _tools(steps: Sequence[AgentStep]) -> list[Any]:
+    """Return the tools that the run was given, where its messages said so."""
+    about = as_object((steps[0].metadata or {}).get("conversation"))
+    tools: list[Any] = []
+    for given in as_list(about.get("tools")):
+        tool = as_object(given)
+        if "function" in tool:
+            tools.append(tool)
+        elif isinstance(tool.get("name"), str) and "input_schema" in tool:
+            function = {k: tool[k] for k in ("name", "description") if tool.get(k)}
+            function["parameters"] = tool["input_schema"]
+            tools.append({"type": "function", "function": function})
+    return tools

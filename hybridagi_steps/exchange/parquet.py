@@ -1,0 +1,190 @@
+"""Parquet, in and out: one row per step, with columns to query and everything to come back.
+
+Values that have a shape of their own in every step (inputs, outputs, metadata, metrics, and keys
+that are no field) are JSON in a column each; `purpose` and `tool` repeat what stands in `inputs`,
+for queries. Rows are read and written in batches, so memory stays constant. Needs the extra
+`parquet`; pyarrow is imported when it is used.
+"""
+
+# pyarrow ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportMissingImports=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from hybridagi_steps.errors import ExchangeError, MissingExtraError
+from hybridagi_steps.exchange.records import (
+    BadRecordError,
+    Parsed,
+    Record,
+    Skipped,
+    agent_step,
+    as_object,
+    read_each,
+)
+from hybridagi_steps.records.agent_step import AgentStep, id_text
+
+MAGIC = b"PAR1"
+"""What a Parquet file begins with."""
+BATCH = 1_000
+"""Rows read or written at once."""
+
+_TEXTS = ("session_id", "user_id", "run_id", "program_id", "scope", "status")
+_JSON = ("inputs", "outputs", "metadata", "metrics")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def required() -> Any:
+    """Return pyarrow with its Parquet part.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet  # pyright: ignore[reportUnusedImport]
+    except ImportError as error:
+        raise MissingExtraError("Parquet", "parquet") from error
+    return pyarrow
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether a file begins as Parquet does.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def write(steps: Iterable[AgentStep], file: BinaryIO, *, vectors: bool = False) -> int:
+    """Write steps and return how many.
+
+    Raises:
+        MissingExtraError: pyarrow is not installed.
+    """
+    pyarrow = required()
+    schema = _schema(pyarrow, vectors=vectors)
+    rest, count = iter(steps), 0
+    with pyarrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+        while batch := [_row(step, vectors=vectors) for step in islice(rest, BATCH)]:
+            writer.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
+            count += len(batch)
+    return count
+
+
+def row_count(path: Path) -> int:
+    """Return the number of rows in a file.
+
+    Raises:
+        MissingExtraError: pyarrow is not installed.
+        ExchangeError: The file is damaged.
+    """
+    pyarrow = required()
+    try:
+        return pyarrow.parquet.read_metadata(path).num_rows
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise ExchangeError(f"{path} is no sound Parquet file: {error}.") from error
+
+
+def parse(path: Path) -> Iterator[Parsed | Skipped]:
+    """Yield the steps of a file, each with the number of its row, from 1.
+
+    Raises:
+        MissingExtraError: pyarrow is not installed.
+        ExchangeError: The file is damaged, or holds no steps.
+    """
+    return read_each(_records(path), _step)
+
+
+def _records(path: Path) -> Iterator[Record]:
+    pyarrow = required()
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            known = set(file.schema_arrow.names)
+            if not {"id", "step_type", "created_at"} <= known:
+                raise ExchangeError(f"{path} holds no steps: no column step_type.")
+            number = 0
+            for batch in file.iter_batches(batch_size=BATCH):
+                place = batch.schema.get_field_index("created_at")
+                whole = batch.column(place).cast(pyarrow.timestamp("us", "UTC"))
+                times = whole.cast(pyarrow.int64())
+                rows = batch.set_column(place, "created_at", times).to_pylist()
+                for number, row in enumerate(rows, start=number + 1):  # noqa: B020 - goes on
+                    yield Record(number, row)
+    except ExchangeError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError) as error:
+        raise ExchangeError(f"{path} is no sound Parquet file: {error}.") from error
+
+
+def _schema(pyarrow: Any, *, vectors: bool) -> Any:
+    text = pyarrow.string()
+    fields: dict[str, Any] = {
+        "id": text,
+        "parent_id": text,
+        "hop": pyarrow.int64(),
+        "step_type": text,
+        "purpose": text,
+        "tool": text,
+        **dict.fromkeys(_JSON, text),
+        "created_at": pyarrow.timestamp("us", "UTC"),
+        **dict.fromkeys(_TEXTS, text),
+        "score": pyarrow.float64(),
+        "extra": text,
+    }
+    if vectors:
+        fields["vector"] = pyarrow.list_(pyarrow.float64())
+    return pyarrow.schema(list(fields.items()))
+
+
+def _row(step: AgentStep, *, vectors: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "id": id_text(step.id),
+        "parent_id": None if step.parent_id is None else id_text(step.parent_id),
+        "hop": step.hop,
+        "step_type": str(step.step_type),
+        "purpose": step.purpose,
+        "tool": step.tool,
+        **{name: _json(getattr(step, name)) for name in ("inputs", "outputs", "metadata")},
+        "metrics": _json(step.metrics.model_dump() if step.metrics else None),
+        "created_at": (step.created_at - _EPOCH) // _MICROSECOND,
+        **{name: getattr(step, name) for name in _TEXTS},
+        "score": step.score,
+        "extra": _json(step.model_extra or None),
+    }
+    if vectors:
+        row["vector"] = step.vector
+    return row
+
+
+def _step(record: Record) -> list[Parsed | Skipped]:
+    row: dict[str, Any] = {name: v for name, v in record.value.items() if v is not None}
+    fields = {name: v for name, v in row.items() if name not in ("purpose", "tool", "extra")}
+    for name in (*_JSON, "extra"):
+        if isinstance(row.get(name), str):
+            fields[name] = _value(row[name], name)
+    extra = as_object(fields.pop("extra", {}))
+    if isinstance(row.get("created_at"), int):
+        fields["created_at"] = _EPOCH + row["created_at"] * _MICROSECOND
+    return [Parsed(record.line, agent_step({**extra, **fields}))]
+
+
+def _value(text: str, name: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise BadRecordError(f"{name}: not JSON: {error}") from error
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False)
