@@ -21,13 +21,15 @@ from hybridagi_steps.protocols import (
     TextRow,
     VectorRow,
 )
-from hybridagi_steps.records.step_text import own_text, text_hash, tokens, window_text
+from hybridagi_steps.records.step_text import own_text, text_hash, tokens, whole_text, window_text
 
 Progress = Callable[[int], None]
 """Told how many more steps are done."""
 
 TEXT_BATCH = 1_000
 VECTOR_BATCH = 500
+LONGEST_READ = 20_000
+"""Characters of a step whose words are indexed."""
 
 
 def derive_texts(store: DerivedStore, progress: Progress | None = None) -> int:
@@ -103,13 +105,20 @@ def embed_documents(
 
 
 def _text_row(item: PendingText) -> TextRow:
-    words = tokens(window_text(item.step, item.parent))
-    purpose = item.step.purpose
+    whole, purpose = whole_text(item.step), item.step.purpose
     return TextRow(
         row=item.row,
         parent_row=item.parent_row,
-        tokens=" ".join(words),
-        text_hash=text_hash(own_text(item.step)),
+        tokens=_tokens(window_text(item.step, item.parent), whole),
+        text_hash=text_hash(whole),
         purpose_hash=text_hash(purpose) if purpose.strip() else 0,
         scoped=item.step.scope is not None,
     )
+
+
+def _tokens(window: str, whole: str) -> str:
+    """Return the words of the window and, on a second line, those that only the whole text has."""
+    words = tokens(window)
+    known = set(words)
+    rest = dict.fromkeys(word for word in tokens(whole[:LONGEST_READ]) if word not in known)
+    return f"{' '.join(words)}\n{' '.join(rest)}" if rest else " ".join(words)

@@ -173,9 +173,10 @@ class TextRow(NamedTuple):
     row: int
     parent_row: int | None
     tokens: str
-    """Stems of the window text, one blank between them."""
+    """Stems of the window text, one blank between them; on a second line those that only the whole
+    text has."""
     text_hash: int
-    """Of the own text."""
+    """Of the whole text."""
     purpose_hash: int
     """Of the purpose; 0 when there is none."""
     scoped: bool

@@ -44,6 +44,8 @@ class SearchQuery:
     text: str
     vector: FloatVector | None
     """Of length one; None when meaning is not asked for or the text has none."""
+    whole: str | None = None
+    """The query uncut, when that is longer than `text`: what an equal step would say."""
     itself: int | None = None
     """The row of the stored step that is the query."""
 
@@ -170,7 +172,7 @@ class _Halves:
 
 def _score(index: StepIndex, query: SearchQuery, match: _Halves, rows: Rows, mode: Mode) -> _Scored:
     """Score the candidates, and with them whoever stands next to them or says the same."""
-    same = match.visible(index.columns.saying(text_hash(query.text)))[-POOL:]
+    same = match.visible(index.columns.saying(text_hash(query.whole or query.text)))[-POOL:]
     if query.itself is not None:
         same = np.union1d(same, match.visible(np.array([query.itself])))
     rows = np.union1d(rows, same)
@@ -258,8 +260,9 @@ def _matched_words(query: SearchQuery, match: _Halves, rows: Rows) -> list[list[
     written: dict[str, str] = {}
     for word in query.text.replace("_", " ").split():
         for stem in tokens(word):
-            if len(stem) > 1 or not stem.isascii():
-                written.setdefault(stem, word.strip(".,;:!?()[]{}\"'"))
+            shown = word.strip(".,;:!?()[]{}\"'")
+            if shown not in written.values() and (len(stem) > 1 or not stem.isascii()):
+                written.setdefault(stem, shown)
     for stem, word in written.items():
         held = [shard.lexical.holds(stem, rows) for shard in match.scope.shards]
         for place in np.flatnonzero(np.logical_or.reduce(held)).tolist():

@@ -23,7 +23,7 @@ from hybridagi_steps.lineage import Expand, context_of
 from hybridagi_steps.protocols import Embedder, FloatVector, Rows, StepStore
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
-from hybridagi_steps.records.step_text import own_text, text_hash
+from hybridagi_steps.records.step_text import own_text, text_hash, whole_text
 from hybridagi_steps.retrieval import Mode, RankedRow, Scope, SearchQuery, search
 from hybridagi_steps.step_index import StepIndex
 
@@ -128,7 +128,12 @@ class Searcher:
         texts = [own_text(item) if isinstance(item, AgentStep) else item for item in asked]
         vectors = self._embedded(texts) if with_vectors else [None] * len(texts)
         return [
-            SearchQuery(text, vector, self._row_of(item))
+            SearchQuery(
+                text,
+                vector,
+                whole=whole_text(item) if isinstance(item, AgentStep) else None,
+                itself=self._row_of(item),
+            )
             for item, text, vector in zip(asked, texts, vectors, strict=True)
         ]
 
@@ -152,7 +157,7 @@ class Searcher:
     def _row_of(self, item: str | AgentStep) -> int | None:
         """Return the row of the stored step that a query is: itself, or its prompt text."""
         if isinstance(item, AgentStep):
-            said = own_text(item)
+            said = whole_text(item)
         elif found := _TEMPLATE.match(item):
             said = found["purpose"]
         else:

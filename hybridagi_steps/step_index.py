@@ -19,10 +19,10 @@ from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.indexes.cache_file import load_cache, save_cache
 from hybridagi_steps.indexes.columns import StepColumns
 from hybridagi_steps.indexes.faiss_index import FaissIndex
-from hybridagi_steps.indexes.lexical import LexicalIndex
-from hybridagi_steps.protocols import Changes, DerivedStore, Position
+from hybridagi_steps.indexes.lexical import Document, LexicalIndex
+from hybridagi_steps.protocols import Changes, DerivedStore, Position, TextRow
 
-FORMAT = 1
+FORMAT = 2
 """Layout of the cache; another one is not read."""
 
 _WORTH_CACHING = 2_000
@@ -107,7 +107,7 @@ class StepIndex:
         self.columns.remove(gone)
         for shard, scoped in ((self.own, False), (self.scoped, True)):
             texts = [text for text in changes.texts if text.scoped == scoped]
-            shard.lexical.add((text.row, text.tokens.split()) for text in texts)
+            shard.lexical.add(_document(text) for text in texts)
             usable = [v for v in changes.vectors if v.scoped == scoped and v.vector is not None]
             if usable:
                 rows = np.array([item.row for item in usable], np.int64)
@@ -168,3 +168,8 @@ class StepIndex:
             )
             for name in ("own", "scoped")
         )
+
+
+def _document(text: TextRow) -> Document:
+    words, _, further = text.tokens.partition("\n")
+    return Document(text.row, words.split(), further.split())

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridagi_steps.indexes.lexical import LexicalIndex
+from hybridagi_steps.indexes.lexical import Document, LexicalIndex
 
 Documents = dict[int, list[str]]
 
@@ -94,3 +94,28 @@ def test_many_documents_merge_by_themselves() -> None:
         index.add([(row, [f"w{row % 97}", "all"]) for row in range(start, start + 500)])
     rows, _ = index.match(["w5"]).top(1_000)
     assert rows.tolist() == list(range(5, 6_000, 97))
+
+
+def test_further_words_are_found_weigh_little_and_add_no_length() -> None:
+    plain, further = LexicalIndex(), LexicalIndex()
+    plain.add([(1, ["refund", "ticket"]), (2, ["hotel"])])
+    further.add([Document(1, ["refund", "ticket"], ["voucher", "refund"]), Document(2, ["hotel"])])
+    every = np.array([1, 2])
+    assert (
+        further.match(["refund"]).of(every).tolist() == plain.match(["refund"]).of(every).tolist()
+    )
+    rows, scores = further.match(["voucher"]).top(5)
+    assert rows.tolist() == [1]
+    assert 0 < scores[0] < further.match(["ticket"]).top(1)[1][0]
+
+
+def test_words_that_nothing_holds_any_more_are_forgotten() -> None:
+    index = LexicalIndex()
+    index.add([(1, ["secret", "shared"]), (2, ["shared"])])
+    index.remove(np.array([1]))
+    arrays = index.to_arrays()
+    assert arrays["terms"].tobytes() == b"shared"
+    again = LexicalIndex.from_arrays(arrays)
+    again.add([(3, ["secret"])])
+    assert again.match(["secret"]).top(5)[0].tolist() == [3]
+    assert again.match(["shared"]).top(5)[0].tolist() == [2]

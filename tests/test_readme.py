@@ -1,4 +1,4 @@
-"""The documents tell the truth: their Python runs, their commands exist, their tables are current."""
+"""The documents tell the truth: Python runs, commands exist, tables are those measured."""
 
 from __future__ import annotations
 

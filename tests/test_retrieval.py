@@ -13,7 +13,7 @@ import pytest
 from hybridagi_steps import AgentStep, AgentStepType, Query, QueryList, StepFilter, StepMemory
 from hybridagi_steps.embedders import HashingEmbedder
 from hybridagi_steps.errors import InvalidFilterError, InvalidQueryError
-from hybridagi_steps.records.step_text import own_text, text_hash, tokens, window_text
+from hybridagi_steps.records.step_text import own_text, text_hash, tokens, whole_text, window_text
 
 
 def action(purpose: str, result: str = "done", tool: str = "search", **fields: Any) -> AgentStep:
@@ -30,14 +30,17 @@ def by_the_recipe(steps: Sequence[AgentStep], query: str) -> dict[str, float]:
     parent = {name: by_id.get(str(step.parent_id)) for name, step in by_id.items()}
     documents = {name: tokens(window_text(step, parent[name])) for name, step in by_id.items()}
     average = sum(map(len, documents.values())) / len(documents)
+    whole = {name: {*tokens(whole_text(step))} for name, step in by_id.items()}
     lexical = dict.fromkeys(by_id, 0.0)
     for term in set(tokens(query)):
-        holding = sum(term in words for words in documents.values())
+        holding = sum(term in words or term in whole[name] for name, words in documents.items())
         idf = math.log(1 + (len(documents) - holding + 0.5) / (holding + 0.5))
         for name, words in documents.items():
             frequency = words.count(term)
             length = 0.25 + 0.75 * len(words) / average
             lexical[name] += idf * frequency * 2.5 / (frequency + 1.5 * length)
+            if not frequency and term in whole[name]:  # a word beyond the cuts
+                lexical[name] += idf * 0.2
     embedder = HashingEmbedder()
     target = embedder.embed_queries([query])[0]
     vectors = embedder.embed_documents([own_text(step) for step in by_id.values()])
@@ -65,11 +68,11 @@ def test_scores_are_those_of_the_recipe_on_real_runs(
         for hit in hits:
             assert hit.score == pytest.approx(expected[str(hit.step.id)], abs=1e-5)
         missed = set(expected) - {str(hit.step.id) for hit in hits}
-        texts = {text_hash(own_text(hit.step)) for hit in hits}
+        texts = {text_hash(whole_text(hit.step)) for hit in hits}
         others = [
             expected[str(s.id)]
             for s in chosen
-            if str(s.id) in missed and text_hash(own_text(s)) not in texts
+            if str(s.id) in missed and text_hash(whole_text(s)) not in texts
         ]
         assert max(others) <= hits[-1].score + 1e-6
 
@@ -77,8 +80,8 @@ def test_scores_are_those_of_the_recipe_on_real_runs(
 @pytest.mark.parametrize("mode", ["hybrid", "dense", "lexical"])
 @pytest.mark.parametrize(
     "as_query",
-    [own_text, AgentStep.purpose.fget, str, AgentStep.model_copy],
-    ids=["own text", "purpose", "prompt text", "the step"],
+    [whole_text, AgentStep.purpose.fget, str, AgentStep.model_copy],
+    ids=["whole text", "purpose", "prompt text", "the step"],
 )
 def test_an_exact_duplicate_ranks_first(
     memory: StepMemory,
@@ -93,6 +96,42 @@ def test_an_exact_duplicate_ranks_first(
         same = own_text(best.step) == own_text(step) or best.step.purpose == step.purpose
         assert same
         assert best.score == pytest.approx(1.0)
+
+
+def test_steps_that_differ_only_far_behind_are_two_steps(memory: StepMemory) -> None:
+    lines = ["x " * 400 + end for end in ("zanzibar", "timbuktu", "samarkand")]
+    steps = [action("read the log", line) for line in lines]
+    memory.add(steps)
+    assert len(memory.search("read the log", k=5)) == 3
+    for step in steps:
+        copy = step.model_copy(update={"id": "elsewhere"})
+        best = memory.search(copy, k=1)[0]
+        assert (best.step.id, best.score) == (step.id, pytest.approx(1.0))
+        assert best.why.startswith("same text")
+
+
+def test_words_far_behind_are_found(memory: StepMemory) -> None:
+    inputs = {
+        "purpose": "p " * 400 + "deep",
+        "tool": "t",
+        "arguments": {f"a{n}": "v " * 100 + f"argument{n}" for n in range(20)},
+    }
+    outputs = {"result": "r " * 900 + "CONFIRMED-X7Z"}
+    target = AgentStep(step_type=AgentStepType.Action, inputs=inputs, outputs=outputs)
+    memory.add([target, *[action(f"other thing {n}", "r " * 50) for n in range(30)]])
+    for query in ("X7Z", "deep", "argument19"):
+        found = memory.search(query, mode="lexical")
+        assert [hit.step.id for hit in found] == [target.id]
+        assert found[0].why.startswith("words: ")
+
+
+def test_short_words_and_accents_are_words(memory: StepMemory) -> None:
+    listing = action("ls -la the folder")
+    composed, decomposed = action("réserver un café"), action("re\u0301server la voiture")
+    memory.add([listing, composed, decomposed, action("l is a letter")])
+    assert [hit.step.id for hit in memory.search("ls", mode="lexical")] == [listing.id]
+    found = {hit.step.id for hit in memory.search("réserver", mode="lexical")}
+    assert found == {composed.id, decomposed.id}
 
 
 def test_a_stored_step_as_query_returns_itself_even_among_its_copies(memory: StepMemory) -> None:

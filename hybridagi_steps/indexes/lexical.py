@@ -24,12 +24,24 @@ from hybridagi_steps.protocols import Rows
 K1, B = 1.5, 0.75
 """Term saturation and length normalisation, the usual constants."""
 
+FURTHER = 0.2
+"""What a further word counts, where a single word of an average document counts 1; the best on the
+half of the shipped runs that is for tuning, see `hybridagi-steps bench quality`."""
+
 _MERGE_AT_LEAST = 2_000
 _MERGE_SHARE = 0.1
 
 _Positions = npt.NDArray[np.int32]
 _Scores = npt.NDArray[np.float64]
 _Flags = npt.NDArray[np.bool_]
+
+
+class Document(NamedTuple):
+    """The words of one row."""
+
+    row: int
+    words: Sequence[str]
+    further: Sequence[str] = ()
 
 
 class Statistics(NamedTuple):
@@ -73,22 +85,27 @@ class LexicalIndex:
         """Number of live documents."""
         return int(np.count_nonzero(self._live[: self._size]))
 
-    def add(self, documents: Iterable[tuple[int, Sequence[str]]]) -> None:
-        """Add documents as (row, words); a row already held is replaced."""
-        documents = list(documents)
-        self.remove(np.array([row for row, _ in documents], np.int64))
-        self._reserve(len(documents))
-        for row, words in documents:
+    def add(self, documents: Iterable[tuple[int, Sequence[str]] | Document]) -> None:
+        """Add documents as (row, words); a row already held is replaced.
+
+        A `Document` may have further words: they are found, with a count of 0, which weighs
+        `FURTHER`, and do not make it longer.
+        """
+        added = [Document(*document) for document in documents]
+        self.remove(np.array([document.row for document in added], np.int64))
+        self._reserve(len(added))
+        for row, words, further in added:
             position = self._size
             self._rows[position], self._lengths[position] = row, len(words)
             self._live[position] = True
-            for word, count in Counter(words).items():
+            counted = dict.fromkeys(further, 0) | Counter(words)
+            for word, count in counted.items():
                 term = self._terms.setdefault(word, len(self._terms))
                 positions, counts = self._fresh.setdefault(term, ([], []))
                 positions.append(position)
                 counts.append(min(count, 65_535))
             self._size += 1
-        self._fresh_documents += len(documents)
+        self._fresh_documents += len(added)
         self._by_row = None
         if self._fresh_documents > max(_MERGE_AT_LEAST, _MERGE_SHARE * self._size):
             self.merge()
@@ -124,7 +141,8 @@ class LexicalIndex:
         for term in distinct:
             positions, counts = self._posting(term)
             damped = K1 * (1 - B + B * self._lengths[positions] / average)
-            scores[positions] += known.weight(term) * counts * (K1 + 1) / (counts + damped)
+            saturated = np.where(counts, counts * (K1 + 1) / (counts + damped), FURTHER)
+            scores[positions] += known.weight(term) * saturated
         scores[~self._live[: self._size]] = 0.0
         return Match(self, scores)
 
@@ -144,9 +162,13 @@ class LexicalIndex:
         if not kept.all():
             before = np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))
             merged = Postings(before[merged.starts], merged.positions[kept], merged.counts[kept])
-        self._merged = Postings(
-            merged.starts, renumbered[merged.positions].astype(np.int32), merged.counts
-        )
+        positions = renumbered[merged.positions].astype(np.int32)
+        # Words that no document holds any more are forgotten with the documents that held them.
+        used = np.diff(merged.starts) > 0
+        names = [term for term, kept in zip(self._terms, used.tolist(), strict=True) if kept]
+        self._terms = {term: number for number, term in enumerate(names)}
+        starts = np.concatenate((merged.starts[:-1][used], merged.starts[-1:]))
+        self._merged = Postings(starts, positions, merged.counts)
         self._rows = self._rows[: self._size][live]
         self._lengths = self._lengths[: self._size][live]
         self._size = len(self._rows)

@@ -3,13 +3,17 @@
 Prompt templates are for prompts. For search a step has its *own* text (what was done and what came
 of it) and a *window* text (the same after a glimpse of its parent): the meaning of `own` goes to
 the vector index, the words of `window` to the lexical one. The lengths were measured; see the
-decision record on hybrid retrieval.
+decision record on hybrid retrieval. A third text, the *whole* one, is cut nowhere: it tells whether
+two steps say the same, and the words that only it holds make a step findable without weighing on
+its length.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -24,6 +28,9 @@ _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_CJK}]|(?:(?![{_CJK}])[^\W_])+")
 _LONGEST_WORD = 64
+_SHORTEST_STEMMED = 2
+
+_Cut = Callable[[Any, int], str]
 
 STOP_WORDS = frozenset(
     """a about above after again all also am an and any are as at be because been before being
@@ -45,19 +52,30 @@ def cut(value: Any, length: int) -> str:
 
 def own_text(step: AgentStep) -> str:
     """Return what a step did and what came of it, in one line."""
+    return _text(step, cut, _VALUES)
+
+
+def whole_text(step: AgentStep) -> str:
+    """Return the same as `own_text` with nothing cut: what two equal steps have in common."""
+    return _text(step, _uncut, None)
+
+
+def _text(step: AgentStep, cut: _Cut, values: int | None) -> str:
     kind = str(getattr(step.step_type, "value", step.step_type))
     inputs, outputs = step.inputs or {}, step.outputs or {}
+    purpose, outcome = cut(step.purpose, _PURPOSE), _outcome(step, cut)
     if step.tool:
-        called = f"{_words(step.tool)} ({_pairs(step.arguments)})"
-        return f"{cut(step.purpose, _PURPOSE)} | {called} -> {_outcome(step)}"
+        called = f"{_words(step.tool)} ({_pairs(step.arguments, cut, _VALUE, values)})"
+        return f"{purpose} | {called} -> {outcome}"
     if kind == "Decision":
         options = cut(inputs.get("options", ""), _RESULT)
-        return f"{cut(step.purpose, _PURPOSE)} | {options} -> {cut(outputs.get('choice'), _RESULT)}"
+        return f"{purpose} | {options} -> {cut(outputs.get('choice'), _RESULT)}"
     if kind == "ProgramCall":
-        return f"{_words(step.program or '')} ({_pairs(step.arguments, _PURPOSE)})"
+        called = _pairs(step.arguments, cut, _PURPOSE, values)
+        return f"{_words(step.program or '')} ({called})"
     if kind == "ProgramEnd":
-        return f"{_words(step.program or '')} -> {_outcome(step)}"
-    return f"{cut(step.purpose, _PURPOSE)} | {_pairs(step.arguments)} -> {_outcome(step)}"
+        return f"{_words(step.program or '')} -> {outcome}"
+    return f"{purpose} | {_pairs(step.arguments, cut, _VALUE, values)} -> {outcome}"
 
 
 def window_text(step: AgentStep, parent: AgentStep | None) -> str:
@@ -65,7 +83,7 @@ def window_text(step: AgentStep, parent: AgentStep | None) -> str:
     if parent is None:
         return own_text(step)
     done = _words(parent.tool or parent.program or "")
-    outcome = cut(_outcome(parent), _PARENT_RESULT)
+    outcome = cut(_outcome(parent, cut), _PARENT_RESULT)
     return f"{cut(parent.purpose, _PARENT_PURPOSE)} | {done} -> {outcome} || {own_text(step)}"
 
 
@@ -75,7 +93,7 @@ def tokens(text: str) -> list[str]:
     camelCase and snake_case are split, everything is lower case, Chinese, Japanese and Korean
     characters stand alone. Reference: Porter 1980, "An algorithm for suffix stripping".
     """
-    words = _WORD.findall(_CAMEL.sub(" ", text).lower())
+    words = _WORD.findall(_CAMEL.sub(" ", _normal(text)).lower())
     stems = (_stem(word[:_LONGEST_WORD]) for word in words if word not in STOP_WORDS)
     # Nothing is left of the "s" in "Ann's".
     return [stem for stem in stems if stem]
@@ -83,14 +101,20 @@ def tokens(text: str) -> list[str]:
 
 def text_hash(text: str) -> int:
     """Return a signed 64-bit hash of `text`, blind to case and white space."""
-    normal = " ".join(text.lower().split()).encode("utf-8", "replace")
+    normal = " ".join(_normal(text).lower().split()).encode("utf-8", "replace")
     digest = hashlib.blake2b(normal, digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 
 
+def _normal(text: str) -> str:
+    """Return text in the one form in which equal characters are equal."""
+    return text if text.isascii() else unicodedata.normalize("NFKC", text)
+
+
 @lru_cache(maxsize=100_000)
 def _stem(word: str) -> str:
-    return _stemmer().stemWord(word)
+    # Porter leaves words of two letters alone, this implementation does not: `ls` is no plural.
+    return word if len(word) <= _SHORTEST_STEMMED else _stemmer().stemWord(word)
 
 
 @lru_cache(maxsize=1)
@@ -104,18 +128,23 @@ def _words(name: str) -> str:
     return cut(name.replace("_", " "), _PURPOSE)
 
 
-def _pairs(values: dict[str, Any], length: int = _VALUE) -> str:
-    first = list(values.items())[:_VALUES]
+def _pairs(values: dict[str, Any], cut: _Cut, length: int, most: int | None) -> str:
+    first = list(values.items())[:most]
     return ", ".join(f"{key}={cut(value, length)}" for key, value in first)
 
 
-def _outcome(step: AgentStep) -> str:
+def _outcome(step: AgentStep, cut: _Cut) -> str:
     outputs = step.outputs or {}
     if step.result is not None:
         return cut(step.result, _RESULT)
     if len(outputs) == 1:
         return cut(next(iter(outputs.values())), _RESULT)
-    return cut(", ".join(f"{key}={cut(value, _RESULT)}" for key, value in outputs.items()), _RESULT)
+    return cut(_pairs(outputs, cut, _RESULT, None), _RESULT)
+
+
+def _uncut(value: Any, _: int) -> str:
+    text = value if isinstance(value, str) else _plain_text(value)
+    return " ".join(text.split())
 
 
 def _plain_text(value: Any) -> str:
