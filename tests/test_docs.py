@@ -19,7 +19,12 @@ import pytest
 from typer.testing import CliRunner
 
 import hybridagi_steps as hs
+from hybridagi_steps.admission import MAX_ID_LENGTH
 from hybridagi_steps.cli.app import app
+from hybridagi_steps.lineage import FOLLOWING
+from hybridagi_steps.plots.step_map import MOST_POINTS
+from hybridagi_steps.records.json_values import MAX_DEPTH
+from hybridagi_steps.stores.body import MAX_STEP_BYTES
 from hybridagi_steps.testing import scripted_lm
 
 DOCS = Path(__file__).parent.parent / ".github" / "docs"
@@ -98,6 +103,21 @@ def test_every_public_name_stands_in_the_reference() -> None:
 def test_every_filter_key_is_named() -> None:
     text = (DOCS / "searching.md").read_text("utf-8")
     assert [key for key in hs.StepFilter.model_fields if f"`{key}`" not in text] == []
+
+
+def test_numbers_in_the_text_are_those_of_the_code() -> None:
+    stated = {
+        "guarantees": [
+            f"at most {MAX_STEP_BYTES // 2**20} MiB",
+            f"{MAX_DEPTH} levels deep",
+            f"{MAX_ID_LENGTH} characters",
+        ],
+        "plots": [f"{MOST_POINTS:,} steps at most"],
+        "searching": [f"the next {['', 'one', 'two', 'three', 'four'][FOLLOWING]} steps"],
+    }
+    for page, statements in stated.items():
+        text = " ".join((DOCS / f"{page}.md").read_text("utf-8").split())
+        assert [statement for statement in statements if statement not in text] == []
 
 
 def test_the_commands_do_what_the_documentation_says(

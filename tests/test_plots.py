@@ -275,6 +275,13 @@ class TestTimeline:
         assert legend_of(ax) == ["duration unknown"]
         assert title_of(ax) == "3 steps"
 
+    @pytest.mark.parametrize("took", [float("inf"), float("nan"), -5.0, 1e300])
+    def test_a_duration_that_cannot_be_is_unknown(self, took: float) -> None:
+        wrong = action(metrics={"duration_ms": took}, created_at=NOON, run_id="run")
+        ax = plots.timeline([wrong, timed(0, 5)])
+        assert sorted(legend_of(ax)) == ["Action", "duration unknown"]
+        assert title_of(ax) == "2 steps in 5 ms"
+
     def test_a_memory_shows_its_newest_run_or_the_one_asked_for(
         self, memory: hs.StepMemory
     ) -> None:

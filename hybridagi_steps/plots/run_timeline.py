@@ -41,6 +41,8 @@ MOST_ROWS = 80
 
 _LABEL_LENGTH, _LABEL_POINTS = 38, 9
 _UNITS = ((60_000.0, "minutes"), (1_000.0, "seconds"), (1.0, "milliseconds"))
+_LONGEST_MS = 365 * 86_400_000.0
+"""A step that says it took longer, or less than nothing, was measured wrongly."""
 _BAR_HEIGHT = 0.62
 _ROOM_FOR_TEXT = 0.16
 """Share of the width kept free for what stands beside the longest bar."""
@@ -148,7 +150,9 @@ def _bar(step: AgentStep, end: AgentStep | None) -> Bar:
             return Bar(label, kind, made, made, step.status, ended=False)
         return Bar(label, kind, made, max(made, _milliseconds(end)), end.status)
     took = step.metrics.duration_ms if step.metrics is not None else None
-    return Bar(label, kind, made - (took or 0.0), made, step.status, measured=took is not None)
+    if took is None or not 0 <= took <= _LONGEST_MS:
+        return Bar(label, kind, made, made, step.status, measured=False)
+    return Bar(label, kind, made - took, made, step.status)
 
 
 def _milliseconds(step: AgentStep) -> float:
