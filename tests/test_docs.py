@@ -156,3 +156,6 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     for name in hs.__all__:
         assert name == "errors" or name in reference
     assert "DimensionMismatchError" in (site / "errors.html").read_text("utf-8")
+    shown = re.findall(r'<img src="([^"]+)"', (site / "plots.html").read_text("utf-8"))
+    assert len(shown) == 3
+    assert all((site / name).stat().st_size > 1_000 for name in shown)

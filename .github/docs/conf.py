@@ -5,7 +5,10 @@ Pages are Markdown; the reference is made of docstrings. Nothing is fetched whil
 
 from __future__ import annotations
 
+import base64
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pydantic
@@ -15,6 +18,9 @@ import hybridagi_steps
 # autodoc imports what is not loaded yet as type checkers see it, which no model survives.
 for _name in hybridagi_steps.__all__:
     getattr(hybridagi_steps, _name)
+
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "01_record_and_search.ipynb"
+"""Where the pictures come from."""
 
 project = "hybridagi_steps"
 version = release = hybridagi_steps.__version__
@@ -57,7 +63,22 @@ def _as_rst(_app: Any, what: str, _name: str, _object: Any, _opt: Any, lines: li
     lines[:] = text.split("\n")
 
 
+def _keep_pictures(app: Any, exception: Exception | None) -> None:
+    """Write the plots of the notebook to `_static/plots`, each under its function's name."""
+    if exception is not None or app.builder.format != "html":
+        return
+    folder = Path(app.outdir) / "_static" / "plots"
+    folder.mkdir(parents=True, exist_ok=True)
+    for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"]:
+        drawn = re.search(r"^hs\.plots\.(\w+)\(", "".join(cell["source"]), re.MULTILINE)
+        for output in cell.get("outputs", ()):
+            if drawn and "image/png" in output.get("data", {}):
+                picture = base64.b64decode(output["data"]["image/png"])
+                (folder / f"{drawn[1]}.png").write_bytes(picture)
+
+
 def setup(app: Any) -> None:
-    """Called by Sphinx."""
+    """Connect the functions above to Sphinx."""
+    app.connect("build-finished", _keep_pictures)
     app.connect("autodoc-process-signature", _without_signature)
     app.connect("autodoc-process-docstring", _as_rst, priority=400)  # napoleon comes at 500
