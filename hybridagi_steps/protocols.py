@@ -163,6 +163,7 @@ class RunStore(Protocol):
 
         Raises:
             UnknownRunError: No step carries this run id.
+            InvalidStepError: `value` is NaN or infinite.
         """
         ...
 

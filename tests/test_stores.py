@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hybridagi_steps.stores as stores
-from hybridagi_steps.errors import MemoryNotPicklableError, UnsupportedAddressError
+from hybridagi_steps.errors import (
+    InvalidSettingError,
+    MemoryNotPicklableError,
+    StorageError,
+    UnsupportedAddressError,
+)
 from hybridagi_steps.protocols import Position, StepStore, TextRow, VectorRow
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.stores.in_memory import InMemoryStepStore
@@ -40,7 +46,10 @@ STEPS = st.builds(
     inputs=OBJECTS,
     outputs=OBJECTS,
     metadata=OBJECTS,
-    created_at=st.datetimes(timezones=st.none() | st.timezones()),
+    # A day from either end of the calendar, where every zone has a UTC.
+    created_at=st.datetimes(
+        datetime(1, 1, 2), datetime(9999, 12, 30), timezones=st.none() | st.timezones()
+    ),
     run_id=st.none() | NAMES,
     score=st.none() | st.floats(allow_nan=False, allow_infinity=False),
 )
@@ -253,6 +262,40 @@ def test_an_address_finds_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_an_address_nobody_serves(address: str, words: str) -> None:
     with pytest.raises(UnsupportedAddressError, match=words):
         stores.open_store(address)
+
+
+@pytest.mark.parametrize("address", ["", "a\x00.db", "\ud800.db", None, 7, b"steps.db"])
+def test_what_is_no_address(address: Any) -> None:
+    with pytest.raises(UnsupportedAddressError, match="address"):
+        stores.open_store(address)
+
+
+def test_a_path_is_an_address(tmp_path: Path) -> None:
+    assert stores.address_text(tmp_path / "s.db") == str(tmp_path / "s.db")
+    assert stores.address_text(":memory:") == ":memory:"
+
+
+@pytest.mark.parametrize("name", ["x" * 300 + ".db", "x" * 252 + ".db", "x" * 300 + "/s.db"])
+def test_a_name_too_long_for_the_system(tmp_path: Path, name: str) -> None:
+    with pytest.raises(StorageError):
+        stores.open_store(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("address", [":memory:", "s.db"])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *[("namespace", value) for value in (None, 5, "", "\ud800", "a\x00", "n" * 129)],
+        *[("durability", value) for value in ("x", None, "FULL", 1)],
+    ],
+)
+def test_options_are_checked_alike_on_every_back_end(
+    tmp_path: Path, address: str, option: str, value: Any
+) -> None:
+    at: Any = address if address == ":memory:" else str(tmp_path / address)
+    with pytest.raises(InvalidSettingError, match=option):
+        stores.open_store(at, **{option: value})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_another_package_may_bring_a_store(monkeypatch: pytest.MonkeyPatch) -> None:

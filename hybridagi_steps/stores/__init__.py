@@ -7,23 +7,26 @@ without a scheme is a file. Nothing here knows what a store does.
 
 from __future__ import annotations
 
+import os
 import re
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from hybridagi_steps.errors import UnsupportedAddressError
+from hybridagi_steps.errors import InvalidSettingError, UnsupportedAddressError
 
 if TYPE_CHECKING:
     from hybridagi_steps.protocols import StepStore
 
-__all__ = ["ENTRY_POINT_GROUP", "Durability", "open_store"]
+__all__ = ["ENTRY_POINT_GROUP", "Durability", "address_text", "open_store"]
 
 Durability = Literal["normal", "full"]
 """`normal`: an acknowledged step survives kill -9. `full`: it survives a power loss, too."""
 
 ENTRY_POINT_GROUP = "hybridagi_steps.stores"
 """Where other packages announce their back-ends."""
+
+MAX_NAMESPACE_LENGTH = 128
 
 _MEMORY, _FILE = ":memory:", "file"
 _BACKENDS = {
@@ -46,9 +49,62 @@ def open_store(
 
     Raises:
         UnsupportedAddressError: No back-end serves the address.
+        InvalidSettingError: A namespace that is no text of 1 to 128 characters, or another
+            durability than the two.
         StorageError: The file is not a step memory, newer, damaged, or cannot be opened.
     """
+    address = address_text(address)
+    _check_namespace(namespace)
+    if durability not in get_args(Durability):
+        known = " or ".join(map(repr, get_args(Durability)))
+        raise InvalidSettingError(f"durability is {known}; got {durability!r}.")
     return _backend(address)(address, namespace=namespace, durability=durability)
+
+
+def address_text(address: object) -> str:
+    """Return an address as text.
+
+    Args:
+        address: A text or a path.
+
+    Raises:
+        UnsupportedAddressError: It is neither, empty, or no name that a system can hold.
+    """
+    text: Any = (
+        os.fspath(cast("os.PathLike[Any]", address))
+        if isinstance(address, os.PathLike)
+        else address
+    )
+    if not isinstance(text, str):
+        raise UnsupportedAddressError(
+            f"an address is a text or a path, not {type(text).__name__}; "
+            "give a file path or ':memory:'."
+        )
+    if not text or "\x00" in text or not _is_system_name(text):
+        raise UnsupportedAddressError(
+            f"{text[:80]!r} is no address: it is empty, or holds what no file name can; "
+            "give a file path or ':memory:'."
+        )
+    return text
+
+
+def _is_system_name(text: str) -> bool:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _check_namespace(namespace: object) -> None:
+    if not isinstance(namespace, str):
+        raise InvalidSettingError(f"a namespace is a text, not {type(namespace).__name__}.")
+    if not 0 < len(namespace) <= MAX_NAMESPACE_LENGTH:
+        raise InvalidSettingError(
+            f"a namespace has 1 to {MAX_NAMESPACE_LENGTH} characters; got {len(namespace):,}."
+        )
+    if any(c == "\x00" or "\ud800" <= c <= "\udfff" for c in namespace):
+        raise InvalidSettingError(f"the namespace {namespace!r} holds NUL or a lone surrogate.")
 
 
 def _backend(address: str) -> Any:

@@ -40,6 +40,7 @@ from hybridagi_steps.records.step_text import own_text, text_hash
 from hybridagi_steps.stores.body import decode_body, encode_body
 from hybridagi_steps.stores.in_memory_state import RunScore, State, Stored
 from hybridagi_steps.stores.matching import matches, program_called
+from hybridagi_steps.stores.run_scores import check_score
 
 _PAGE = 500
 
@@ -69,7 +70,9 @@ class InMemoryStepStore:
         with self._opened() as state:
             ids: set[str] = set()
             for step_id, _, _ in encoded:
-                if step_id in ids or (step_id in state.rows and not replace):
+                if step_id in ids:
+                    raise DuplicateStepError(step_id, in_call=True)
+                if step_id in state.rows and not replace:
                     raise DuplicateStepError(step_id)
                 ids.add(step_id)
             old = sorted(state.rows[step_id] for step_id in ids if step_id in state.rows)
@@ -129,6 +132,7 @@ class InMemoryStepStore:
 
     def score_run(self, run_id: str, value: float, feedback: str | None) -> None:
         """Set a run's score."""
+        check_score(run_id, value)
         with self._opened() as state:
             if run_id not in state.runs:
                 raise UnknownRunError(run_id)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from conformance.making import EVERYTHING, START, save_pending, step, text, vector
-from hybridagi_steps.errors import EmbedderMismatchError, UnknownRunError
+from hybridagi_steps.errors import EmbedderMismatchError, InvalidStepError, UnknownRunError
 from hybridagi_steps.protocols import StepStore
 
 
@@ -44,6 +44,14 @@ class RunContract:
     def test_an_unknown_run_cannot_be_scored(self, store: StepStore, run_id: str) -> None:
         with pytest.raises(UnknownRunError):
             store.score_run(run_id, 1.0, None)
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+    def test_a_score_is_a_finite_number(self, store: StepStore, value: float) -> None:
+        store.append([step(id="a", run_id="r")])
+        store.score_run("r", 0.5, None)
+        with pytest.raises(InvalidStepError, match="finite"):
+            store.score_run("r", value, None)
+        assert [run.score for run in store.runs(limit=9)] == [0.5]
 
     def test_a_run_without_steps_is_gone_with_its_score(self, store: StepStore) -> None:
         store.append([step(id="a", run_id="r")])

@@ -93,14 +93,14 @@ class StepsContract:
         with pytest.raises(DuplicateStepError) as caught:
             store.append([step(id="new"), taken])
         assert caught.value.step_id == str(taken.id)
-        with pytest.raises(DuplicateStepError):
+        with pytest.raises(DuplicateStepError, match="stored already"):
             store.append([taken])
         assert ids(store.find(EVERYTHING, limit=9)) == [str(taken.id)]
 
     @pytest.mark.parametrize("replace", [False, True])
     def test_the_same_id_twice_in_a_batch_is_refused(self, store: StepStore, replace: bool) -> None:
         same = uuid4()
-        with pytest.raises(DuplicateStepError):
+        with pytest.raises(DuplicateStepError, match="twice in this call"):
             store.append([step(id=same), step(id=str(same))], replace=replace)
         assert store.find(EVERYTHING, limit=9) == []
 

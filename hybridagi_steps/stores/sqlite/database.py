@@ -57,8 +57,13 @@ class Database:
         self._idle: list[sqlite3.Connection] = []
         self._reading = 0
         self._closed = False
-        self._refuse_folder()
-        self.writable = self._is_writable()
+        try:
+            self._refuse_folder()
+            self.writable = self._is_writable()
+        except StorageError:
+            raise
+        except OSError as error:  # a name that is too long, a folder that may not be entered
+            raise StorageError(f"{self.path} cannot be opened: {error.strerror}.") from error
         self._mode = "rw" if self.writable else "ro"
         self._prepare()
         rest_at_fork(self)

@@ -18,6 +18,7 @@ from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.step_text import own_text, text_hash
 from hybridagi_steps.stores.body import encode_body
+from hybridagi_steps.stores.run_scores import check_score
 from hybridagi_steps.stores.sqlite.removal import remove_empty_runs, remove_rows, runs_of
 from hybridagi_steps.stores.sqlite.tables import Tables
 from hybridagi_steps.stores.sqlite.where import condition, is_storable, json_array
@@ -136,6 +137,7 @@ class StepTables(Tables):
 
     def score_run(self, run_id: str, value: float, feedback: str | None) -> None:
         """Set a run's score."""
+        check_score(run_id, value)
         self._catch_up()
         with self._db.writing() as connection:
             key = (self._namespace, run_id)
@@ -215,5 +217,5 @@ def _refuse_twice(ids: Sequence[str]) -> None:
     seen: set[str] = set()
     for step_id in ids:
         if step_id in seen:
-            raise DuplicateStepError(step_id)
+            raise DuplicateStepError(step_id, in_call=True)
         seen.add(step_id)
