@@ -47,6 +47,22 @@ class TestNames:
         with pytest.raises(EmbedderError, match="int is no embedder"):
             resolve_embedder(7)  # pyright: ignore[reportArgumentType]
 
+    @pytest.mark.parametrize(
+        ("name", "advice"),
+        [
+            ("dspy", "say which model: 'dspy:MODEL'"),
+            ("dspy:", "say which after the colon"),
+            ("dspy: ", "say which after the colon"),
+            ("wordllama:1", "write 'wordllama' alone"),
+        ],
+    )
+    def test_a_name_with_too_little_or_too_much_says_what_to_write(
+        self, name: str, advice: str
+    ) -> None:
+        with pytest.raises(EmbedderError, match=advice) as caught:
+            resolve_embedder(name)
+        assert "argument" not in str(caught.value)
+
     def test_auto_is_minilm_when_it_is_at_hand_else_wordllama(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

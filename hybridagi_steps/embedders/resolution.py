@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
+from inspect import signature
 from typing import Any, cast
 
 from hybridagi_steps.embedders.minilm import minilm_folder
@@ -85,12 +86,17 @@ def automatic() -> Embedder:
 
 
 def _by_name(name: str) -> Embedder:
-    kind, _, argument = name.partition(":")
+    kind, colon, argument = name.partition(":")
     factory = _factory(kind)
+    if colon and not argument.strip():
+        raise EmbedderError(f"{name!r} names no model: say which after the colon.")
+    given = [argument] if colon else []
     try:
-        return factory(argument) if argument else factory()
-    except TypeError as error:  # the factory's signature says whether an argument belongs here
-        raise EmbedderError(f"{name!r} does not name an embedder: {error}") from error
+        signature(factory).bind(*given)
+    except TypeError as error:
+        wrong = f"write {kind!r} alone" if given else f"say which model: '{kind}:MODEL'"
+        raise EmbedderError(f"{name!r} does not name an embedder: {wrong}.") from error
+    return factory(*given)
 
 
 def _factory(kind: str) -> Callable[..., Embedder]:
