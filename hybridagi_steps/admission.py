@@ -29,6 +29,12 @@ MAX_ID_LENGTH = 128
 
 _IDS = ("id", "parent_id", "run_id", "session_id", "user_id", "program_id", "scope")
 _VALUES = ("inputs", "outputs", "metadata")
+_CONVENTION = frozenset(
+    """inputs outputs metadata purpose tool arguments args result observation program options choice
+    reasoning error type message repairs truncated redaction_failed joins steps messages role
+    content""".split()  # noqa: SIM905 - a paragraph reads better than its quotes
+)
+"""Keys by which steps are read; none of them is a secret."""
 
 
 def admitted(steps: object, redact: Redact | None) -> list[AgentStep]:
@@ -66,29 +72,32 @@ def check_vector(step: AgentStep, dimension: int) -> None:
 
 
 def redacted(value: Any, redact: Redact) -> Any:
-    """Return `value` with `redact` applied to every string in it, keys of nested dicts included.
+    """Return `value` with `redact` applied to every string in it, keys of dicts included.
 
-    The keys of `value` itself are the convention by which a step is read; they stay.
+    The keys by which a step is read (`purpose`, `result`, …) stay as they are.
+
+    Raises:
+        InvalidStepError: `redact` returned something else than a string.
     """
-    if isinstance(value, dict):
-        items = cast("dict[str, Any]", value).items()
-        return {key: _redacted(item, redact) for key, item in items}
-    return _redacted(value, redact)
-
-
-def _redacted(value: Any, redact: Redact) -> Any:
     if isinstance(value, str):
-        return redact(value)
+        return _text(redact, value)
     if isinstance(value, list):
-        return [_redacted(item, redact) for item in cast("list[Any]", value)]
+        return [redacted(item, redact) for item in cast("list[Any]", value)]
     if not isinstance(value, dict):
         return value
     kept: dict[str, Any] = {}
     for key, item in cast("dict[str, Any]", value).items():
-        name = redact(key)
+        name = key if key in _CONVENTION else _text(redact, key)
         while name in kept:
             name += "'"
-        kept[name] = _redacted(item, redact)
+        kept[name] = redacted(item, redact)
+    return kept
+
+
+def _text(redact: Redact, text: str) -> str:
+    kept = redact(text)
+    if not isinstance(kept, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+        raise InvalidStepError(f"redact returned a {type(kept).__name__}; it must return a string.")
     return kept
 
 
@@ -110,8 +119,14 @@ def _admitted(step: AgentStep, redact: Redact | None) -> AgentStep:
             raise StepTooDeepError(str(step.id), path, MAX_DEPTH)
     fixed = repaired(values)
     if redact is not None:
-        fixed = {name: _redacted_or_refused(step, value, redact) for name, value in fixed.items()}
-    return step if fixed is values else step.model_copy(update=fixed)
+        fixed = repaired(_redacted_or_refused(step, fixed, redact))
+    if fixed is values:
+        return step
+    kept = step.model_copy(update={name: fixed.pop(name) for name in _VALUES})
+    if extra:
+        cast("dict[str, Any]", kept.__pydantic_extra__).clear()
+        cast("dict[str, Any]", kept.__pydantic_extra__).update(fixed)
+    return kept
 
 
 def _check_id(step: AgentStep, name: str, value: object) -> None:
@@ -131,9 +146,11 @@ def _has_lone_surrogate(text: str) -> bool:
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _redacted_or_refused(step: AgentStep, value: Any, redact: Redact) -> Any:
+def _redacted_or_refused(step: AgentStep, values: dict[str, Any], redact: Redact) -> dict[str, Any]:
     try:
-        return redacted(value, redact)
+        return redacted(values, redact)
+    except InvalidStepError:
+        raise
     except Exception as error:
         # The cause is left out: its message may quote what was to be removed.
         raise InvalidStepError(

@@ -21,6 +21,7 @@ from hybridagi_steps.protocols import (
     TextRow,
     VectorRow,
 )
+from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.step_text import own_text, text_hash, tokens, whole_text, window_text
 
 Progress = Callable[[int], None]
@@ -28,6 +29,7 @@ Progress = Callable[[int], None]
 
 TEXT_BATCH = 1_000
 VECTOR_BATCH = 500
+_ALL = 2**31
 LONGEST_READ = 20_000
 """Characters of a step whose words are indexed."""
 
@@ -64,19 +66,34 @@ def derive_vector_batch(store: DerivedStore, embedder: Embedder) -> int:
         DimensionMismatchError: It gives vectors of another length than it says.
     """
     pending = store.pending_vectors(VECTOR_BATCH)
+    if pending:
+        store.save_vectors(_vector_rows(pending, embedder), model_id=embedder.model_id)
+    return len(pending)
+
+
+def derive_unsaved(
+    store: DerivedStore, embedder: Embedder | None
+) -> tuple[list[TextRow], list[VectorRow]]:
+    """Return words, and embeddings if wanted, of all that is pending, and save nothing."""
+    texts = [_text_row(item) for item in store.pending_texts(_ALL)]
+    if embedder is None:
+        return texts, []
+    return texts, _vector_rows(store.pending_vectors(_ALL), embedder)
+
+
+def _vector_rows(pending: Sequence[tuple[int, AgentStep]], embedder: Embedder) -> list[VectorRow]:
     if not pending:
-        return 0
+        return []
     texts = [own_text(step) for _, step in pending]
     distinct = list(dict.fromkeys(texts))
     vectors, usable = embed_documents(embedder, distinct)
     place = {text: number for number, text in enumerate(distinct)}
     rows: list[VectorRow] = []
-    for (row, _), text in zip(pending, texts, strict=True):
+    for (row, step), text in zip(pending, texts, strict=True):
         number = place[text]
         vector = vectors[number] if usable[number] else None
-        rows.append(VectorRow(row, text_hash(text), vector, scoped=False))
-    store.save_vectors(rows, model_id=embedder.model_id)
-    return len(pending)
+        rows.append(VectorRow(row, text_hash(text), vector, scoped=step.scope is not None))
+    return rows
 
 
 def _all_batches(batch: Callable[[], int], progress: Progress | None) -> int:

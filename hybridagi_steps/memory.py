@@ -8,19 +8,20 @@ threads, from several processes and after a fork.
 
 from __future__ import annotations
 
-import hashlib
+import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from hybridagi_steps.admission import Redact, admitted, check_vector, redacted
+from hybridagi_steps.arguments import StepId, Steps, Where, check_page, id_texts, in_every_scope
 from hybridagi_steps.background import START_AT
 from hybridagi_steps.binding import AUTO, EmbedderBinding
 from hybridagi_steps.errors import (
     InvalidFilterError,
+    InvalidStepError,
     MemoryClosedError,
     MemoryNotPicklableError,
 )
@@ -30,6 +31,7 @@ from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
 from hybridagi_steps.retrieval import Mode
 from hybridagi_steps.searching import Searcher
+from hybridagi_steps.step_index import IN_MEMORY, cache_path
 from hybridagi_steps.stores import open_store
 
 if TYPE_CHECKING:
@@ -37,10 +39,6 @@ if TYPE_CHECKING:
 
 Durability = Literal["normal", "full"]
 """`normal` survives a kill of the process, `full` also a loss of power."""
-Where = StepFilter | Mapping[str, Any] | None
-StepId = UUID | str
-Steps: TypeAlias = "AgentStep | Iterable[AgentStep] | AgentStepList"
-IN_MEMORY = ":memory:"
 
 _EVERYTHING = 2**62
 
@@ -68,8 +66,8 @@ class StepMemory:
 
         Args:
             address: A file, or ":memory:" for one that lives as long as this object.
-            embedder: A name, an object with the methods of `protocols.Embedder`, or "auto": the one
-                the file was built with, else the best that is installed.
+            embedder: A name, an embedder, or "auto": the one the file was built with, else the best
+                that is installed.
             namespace: Memories of other namespaces in the same file are invisible.
             redact: Called with every string of a step before anything is stored or embedded.
             durability: What an acknowledged step survives.
@@ -131,14 +129,17 @@ class StepMemory:
 
         Raises:
             UnknownRunError: No step carries this run id.
+            InvalidStepError: The value is no finite number.
         """
+        if isinstance(value, bool) or not math.isfinite(value):
+            raise InvalidStepError(f"a score is a finite number, not {value!r}.")
         if feedback is not None and self.redact is not None:
             feedback = redacted(feedback, self.redact)
         self._open_store.score_run(id_text(run_id), float(value), feedback)
 
     def delete(self, ids: StepId | Iterable[StepId]) -> int:
         """Delete steps with their text and embedding; return how many there were."""
-        deleted = self._open_store.delete(_id_texts(ids))
+        deleted = self._open_store.delete(id_texts(ids))
         if deleted:
             self._forget_cache()
         return deleted
@@ -154,12 +155,9 @@ class StepMemory:
         Raises:
             InvalidFilterError: No condition at all; `clear` deletes everything.
         """
-        asked = StepFilter.of(where)
-        if not asked.model_dump(exclude_none=True):
+        if not StepFilter.of(where).model_dump(exclude_none=True):
             raise InvalidFilterError("purge needs at least one condition; clear() deletes all.")
-        if asked.scope is None:
-            asked = asked.model_copy(update={"scope": EVERY_SCOPE})
-        deleted = self.delete([step.id for step in self.iter_steps(asked)])
+        deleted = self.delete([step.id for step in self.iter_steps(where)])
         self.vacuum()
         return deleted
 
@@ -182,7 +180,9 @@ class StepMemory:
         self, ids: StepId | Iterable[StepId], *, vectors: bool = False
     ) -> list[AgentStep]:
         """Do as `get` does, as a plain list and without loading DSPy."""
-        return self._open_store.get(_id_texts(ids), vectors=vectors)
+        if vectors:
+            self._search.catch_up()
+        return self._open_store.get(id_texts(ids), vectors=vectors)
 
     def find(
         self,
@@ -192,15 +192,21 @@ class StepMemory:
         offset: int = 0,
         newest_first: bool = False,
     ) -> AgentStepList:
-        """Return steps that match, in stored order; those of one run by hop."""
+        """Return steps that match, in stored order; those of one run by hop.
+
+        Raises:
+            InvalidFilterError: An unknown key in `where`.
+            InvalidQueryError: `limit` or `offset` is no number of steps.
+        """
+        check_page(limit, offset)
         found = self._open_store.find(
             StepFilter.of(where), limit=limit, offset=offset, newest_first=newest_first
         )
         return _step_list(found)
 
     def iter_steps(self, where: Where = None) -> Iterator[AgentStep]:
-        """Yield every matching step without loading DSPy."""
-        return self._open_store.iter_steps(StepFilter.of(where))
+        """Yield every matching step without loading DSPy, trial runs included."""
+        return self._open_store.iter_steps(in_every_scope(where))
 
     def parents(self, step_id: StepId) -> AgentStepList:
         """Return the steps that led to this one, nearest first."""
@@ -217,6 +223,7 @@ class StepMemory:
 
     def runs(self, *, limit: int = 100, offset: int = 0) -> list[RunSummary]:
         """Return what is known of each run, newest first."""
+        check_page(limit, offset)
         return self._open_store.runs(limit=limit, offset=offset)
 
     def search(
@@ -356,7 +363,8 @@ class StepMemory:
             if self._searcher is None or self._pid != os.getpid():
                 # A child of fork starts over: its parent may have held a lock at that moment.
                 self._pid, self._lock = os.getpid(), threading.RLock()
-                self._searcher = Searcher(self._store, self._binding.bound, self._cache_path())
+                cache = cache_path(self.address, self.namespace)
+                self._searcher = Searcher(self._store, self._binding.bound, cache, self.redact)
             return self._searcher
 
     def _check_open(self) -> None:
@@ -365,12 +373,6 @@ class StepMemory:
 
     def _forget_cache(self) -> None:
         self._search.forget_cache()
-
-    def _cache_path(self) -> Path | None:
-        if self.address == IN_MEMORY:
-            return None
-        digest = hashlib.blake2b(self.namespace.encode(), digest_size=4).hexdigest()
-        return Path(f"{self.address}.{digest}.index")
 
 
 def _reopened(
@@ -383,12 +385,6 @@ def _reopened(
     return StepMemory(
         address, embedder=embedder, namespace=namespace, redact=redact, durability=durability
     )
-
-
-def _id_texts(ids: StepId | Iterable[StepId]) -> list[str]:
-    if isinstance(ids, str | UUID):
-        return [id_text(ids)]
-    return [id_text(step_id) for step_id in ids]
 
 
 def _step_list(steps: list[AgentStep]) -> AgentStepList:

@@ -7,6 +7,7 @@ with reasons; where they stand in the store stays inside.
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -15,12 +16,24 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
+from hybridagi_steps.admission import Redact, admitted, redacted
 from hybridagi_steps.background import BackgroundWork
-from hybridagi_steps.deriving import Progress, derive_text_batch, derive_vector_batch
+from hybridagi_steps.deriving import (
+    Progress,
+    derive_text_batch,
+    derive_unsaved,
+    derive_vector_batch,
+)
 from hybridagi_steps.embedders import checked_vectors
-from hybridagi_steps.errors import EmbedderError, InvalidQueryError, StepsError
+from hybridagi_steps.errors import (
+    DiskFullError,
+    EmbedderError,
+    InvalidQueryError,
+    ReadOnlyStorageError,
+    StepsError,
+)
 from hybridagi_steps.lineage import Expand, context_of
-from hybridagi_steps.protocols import Embedder, FloatVector, Rows, StepStore
+from hybridagi_steps.protocols import Embedder, FloatVector, Rows, StepStore, TextRow, VectorRow
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
 from hybridagi_steps.records.step_text import own_text, text_hash, whole_text
@@ -30,6 +43,8 @@ from hybridagi_steps.step_index import StepIndex
 MAX_QUERY_LENGTH = 20_000
 """Characters of a query that are looked at."""
 
+log = logging.getLogger("hybridagi_steps")
+
 _TEMPLATE = re.compile(r"--- Step \d+ ---\n[\w ]+: (?P<purpose>.*?)\n[\w ]+: ", re.DOTALL)
 _READ_AT_ONCE = 200
 
@@ -38,10 +53,17 @@ class Searcher:
     """Searches one store."""
 
     def __init__(
-        self, store: StepStore, embedder: Callable[[], Embedder], cache: Path | None
+        self,
+        store: StepStore,
+        embedder: Callable[[], Embedder],
+        cache: Path | None,
+        redact: Redact | None = None,
     ) -> None:
-        """Search `store`; `embedder` is called when vectors are first needed."""
-        self._store, self._embedder = store, embedder
+        """Search `store`; `embedder` is called when vectors are first needed.
+
+        What `redact` takes out of steps it takes out of queries: they go to the same embedder.
+        """
+        self._store, self._embedder, self._redact = store, embedder, redact
         self._index = StepIndex(store, store.identity().store_id, cache)
         self._lock = threading.Lock()
         self._deriving = threading.Lock()
@@ -60,10 +82,11 @@ class Searcher:
         min_score: float | None,
     ) -> list[StepHit]:
         """Do what `StepMemory.search` says."""
-        asked = _checked(query, k, mode, expand)
-        self.catch_up(vectors=mode != "lexical")
+        asked = [self._redacted(item) for item in _checked(query, k, mode, expand)]
+        unsaved = self._caught_up(vectors=mode != "lexical")
         with self._lock:
             self._follow()
+            self._index.take_in(*unsaved)
             queries = self._queries(asked, with_vectors=mode != "lexical")
             ranked = search(
                 self._index, queries, k, scope=self._scope(where), mode=mode, min_score=min_score
@@ -96,6 +119,22 @@ class Searcher:
         """Delete the cache file, after something was deleted from the store."""
         with self._lock:
             self._index.forget_cache()
+
+    def _caught_up(self, *, vectors: bool) -> tuple[list[TextRow], list[VectorRow]]:
+        """Index what is pending; return what cannot be saved, for this process alone."""
+        try:
+            self.catch_up(vectors=vectors)
+        except (ReadOnlyStorageError, DiskFullError) as error:
+            log.warning("the index of new steps is kept in memory only: %s", error)
+            return derive_unsaved(self._store, self._embedder() if vectors else None)
+        return [], []
+
+    def _redacted(self, item: str | AgentStep) -> str | AgentStep:
+        if self._redact is None:
+            return item
+        if isinstance(item, AgentStep):
+            return admitted(item, self._redact)[0]
+        return redacted(item, self._redact)
 
     def _text_batch(self) -> int:
         with self._deriving:

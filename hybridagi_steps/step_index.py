@@ -7,6 +7,7 @@ weights of the first. The file beside the store is a cache: verified, or built a
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,16 +21,27 @@ from hybridagi_steps.indexes.cache_file import load_cache, save_cache
 from hybridagi_steps.indexes.columns import StepColumns
 from hybridagi_steps.indexes.faiss_index import FaissIndex
 from hybridagi_steps.indexes.lexical import Document, LexicalIndex
-from hybridagi_steps.protocols import Changes, DerivedStore, Position, TextRow
+from hybridagi_steps.protocols import Changes, DerivedStore, Position, TextRow, VectorRow
 
 FORMAT = 2
 """Layout of the cache; another one is not read."""
+
+IN_MEMORY = ":memory:"
+"""The address of a memory that lives as long as its object."""
 
 _WORTH_CACHING = 2_000
 _STALE_SHARE = 0.1
 _NOTHING = Position(epoch=-1, text=0, vector=0, tombstone=0)
 
 log = logging.getLogger("hybridagi_steps")
+
+
+def cache_path(address: str, namespace: str) -> Path | None:
+    """Return where the index of a store is cached: beside its file, one for each namespace."""
+    if address == IN_MEMORY:
+        return None
+    digest = hashlib.blake2b(namespace.encode(), digest_size=4).hexdigest()
+    return Path(f"{address}.{digest}.index")
 
 
 class Shard:
@@ -100,6 +112,11 @@ class StepIndex:
         self._unsaved = len(self.columns)
         if self._cache is not None:
             self._cache.unlink(missing_ok=True)
+
+    def take_in(self, texts: list[TextRow], vectors: list[VectorRow]) -> None:
+        """Hold what the store cannot save; the position stays, so it is not taken as saved."""
+        if texts or vectors:
+            self._apply(Changes(self.position, texts, vectors, []))
 
     def _apply(self, changes: Changes) -> None:
         self.columns.add(changes.texts)

@@ -22,10 +22,12 @@ from hybridagi_steps import AgentStep, AgentStepList, AgentStepType, StepMemory
 from hybridagi_steps.embedders import HashingEmbedder
 from hybridagi_steps.errors import (
     DimensionMismatchError,
+    DiskFullError,
     DuplicateStepError,
     EmbedderError,
     EmbedderMismatchError,
     InvalidFilterError,
+    InvalidQueryError,
     InvalidStepError,
     InvalidVectorError,
     MemoryClosedError,
@@ -309,6 +311,9 @@ def test_delete_and_purge_leave_no_trace_in_any_file(tmp_path: Path) -> None:
         assert memory.verify() == []
         for file in tmp_path.iterdir():
             assert b"zanzibarcanar" not in file.read_bytes(), file
+        memory.flush()
+    for file in tmp_path.iterdir():
+        assert b"zanzibarcanar" not in file.read_bytes(), file
     with StepMemory(path) as memory:
         assert memory.stats()["steps"] == 2_500
         with pytest.raises(InvalidFilterError, match="clear"):
@@ -341,14 +346,15 @@ def test_redaction_reaches_every_string_before_anything_is_stored(tmp_path: Path
     with StepMemory(path, embedder="hashing", redact=hide) as memory:
         told = step(
             "login with hunter2",
-            outputs={"result": ["hunter2", {"deep": "hunter2", "hunter2": 1}]},
-            metadata={"note": "hunter2"},
+            outputs={"result": ["hunter2", {"deep": "hunter2", "hunter2": 1}], "hunter2": 2},
+            metadata={"note": "hunter2", "hunter2": {"hunter2": 3}},
             extra_field="hunter2",
             run_id="r",
         )
         memory.add(told)
         memory.score("r", 1.0, "used hunter2")
-        memory.search("hunter2")
+        assert memory.search("login with hunter2", k=1)[0].why.startswith("same text")
+        assert memory.search(told, k=1)[0].step.id == told.id
         memory.flush()
         assert told.purpose == "login with hunter2"
         assert memory.get(told.id).steps[0].purpose == "login with [password]"
@@ -366,6 +372,95 @@ def test_a_redaction_that_fails_stores_nothing_and_quotes_nothing(tmp_path: Path
         assert "hunter2" not in str(caught.value)
         assert caught.value.__cause__ is None
         assert memory.stats()["steps"] == 0
+
+
+class Listening(HashingEmbedder):
+    """Keeps the queries it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+
+    def embed_queries(self, texts: Any) -> Any:
+        self.heard.extend(texts)
+        return super().embed_queries(texts)
+
+
+def test_redaction_reaches_queries_before_the_embedder_does() -> None:
+    embedder = Listening()
+    memory = StepMemory(":memory:", embedder=embedder, redact=lambda text: text.replace("key", "?"))
+    memory.add(step("use the key"))
+    assert memory.search("where is the key")
+    assert embedder.heard == ["where is the ?"]
+
+
+@pytest.mark.parametrize("answer", [None, 7, b"x"])
+def test_a_redaction_that_returns_no_text_is_refused(answer: Any) -> None:
+    memory = StepMemory(":memory:", embedder="hashing", redact=lambda _: answer)
+    with pytest.raises(InvalidStepError, match="must return a string"):
+        memory.add(step())
+    odd = StepMemory(":memory:", embedder="hashing", redact=lambda text: text + "\ud800")
+    odd.add(step("x", id="a"))
+    assert odd.get("a").steps[0].purpose == "x\ufffd"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, True])
+def test_a_score_is_a_number(memory: StepMemory, value: float) -> None:
+    memory.add(step(run_id="r"))
+    with pytest.raises(InvalidStepError, match="finite number"):
+        memory.score("r", value)
+    assert memory.run("r").steps[0].score is None
+
+
+def test_a_steps_score_that_is_no_number_is_named(memory: StepMemory) -> None:
+    memory.add(step(id="a", score=math.nan, metadata={"repairs": "my own"}))
+    kept = memory.get("a").steps[0]
+    assert kept.score is None
+    assert kept.metadata == {"repairs": ["my own", "score: nan stored as null"]}
+
+
+@pytest.mark.parametrize("page", [{"limit": -1}, {"offset": -1}, {"limit": None}, {"limit": "5"}])
+def test_a_page_is_a_number_of_steps(memory: StepMemory, page: dict[str, Any]) -> None:
+    with pytest.raises(InvalidQueryError, match="number of steps"):
+        memory.find(**page)
+    with pytest.raises(InvalidQueryError, match="number of steps"):
+        memory.runs(**page)
+
+
+def test_iter_steps_yields_all_of_them_trials_too(memory: StepMemory) -> None:
+    memory.add([step(id="own"), step(id="trial", scope="compile:x")])
+    assert [s.id for s in memory.iter_steps()] == ["own", "trial"]
+    assert [s.id for s in memory.iter_steps({"scope": "compile:x"})] == ["trial"]
+    assert [s.id for s in memory.find().steps] == ["own"]
+
+
+def test_vectors_asked_for_are_there(memory: StepMemory) -> None:
+    memory.add(step(id="a"))
+    vector = memory.get("a", vectors=True).steps[0].vector
+    assert vector is not None
+    assert len(vector) == memory.embedder.dimension
+
+
+def test_what_cannot_be_saved_is_still_found(
+    file_memory: StepMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file_memory.add([step("a saved thing"), step("another saved thing")])
+    file_memory.flush()
+    file_memory.add(step("a late thing"))
+
+    def full(*_: Any, **__: Any) -> None:
+        raise DiskFullError("no space left")
+
+    store = file_memory._store  # pyright: ignore[reportPrivateUsage] - to make the disk fail
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "save_texts", full)
+        for mode in ("hybrid", "dense", "lexical"):
+            assert (
+                file_memory.search("a late thing", k=1, mode=mode)[0].step.purpose == "a late thing"
+            )
+        assert file_memory.stats()["pending_texts"] == 1
+    assert file_memory.search("a late thing", k=1)[0].step.purpose == "a late thing"
+    assert file_memory.stats()["pending_texts"] == 0
 
 
 def test_copies_share_and_pickles_reopen(file_memory: StepMemory, memory: StepMemory) -> None:

@@ -8,7 +8,7 @@ changes it, and whatever it holds is JSON, because validation repairs the rest a
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 from uuid import UUID, uuid4
@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from hybridagi_steps.records.json_values import json_value
-from hybridagi_steps.records.message import StepMetrics, utc_now
+from hybridagi_steps.records.message import StepMetrics, from_local, in_utc, utc_now
 
 StepStatus = Literal["ok", "error", "partial", "cancelled"]
 """How a step ended."""
@@ -78,7 +78,7 @@ class AgentStep(BaseModel):
     metadata: dict[str, Any] | None = None
     """Additional information, JSON values; `repairs` names what validation had to change."""
     created_at: datetime = Field(default_factory=utc_now)
-    """When the step was made, UTC; a time without a zone is taken as UTC."""
+    """When the step was made, UTC. A datetime without a zone is local, a text without one UTC."""
     session_id: str | None = None
     """The session the step belongs to."""
     user_id: str | None = None
@@ -106,10 +106,15 @@ class AgentStep(BaseModel):
     def _id_text(cls, value: Any) -> Any:
         return str(value) if isinstance(value, UUID) else value
 
+    @field_validator("created_at", mode="before")
+    @classmethod
+    def _local_time(cls, value: Any) -> Any:
+        return from_local(value)
+
     @field_validator("created_at")
     @classmethod
     def _in_utc(cls, value: datetime) -> datetime:
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        return in_utc(value)
 
     @model_validator(mode="before")
     @classmethod
@@ -170,7 +175,17 @@ class AgentStep(BaseModel):
         """Show the step in a notebook."""
         from hybridagi_steps.display import step_html
 
-        return step_html(self.model_dump(mode="json", exclude={"vector"}))
+        return step_html(shown(self))
+
+
+_FIELDS = frozenset(AgentStep.model_fields)
+_JSON_FIELDS = frozenset({"inputs", "outputs", "metadata", "score"})
+
+
+def shown(step: AgentStep) -> dict[str, Any]:
+    """Return a step as plain data for display, whatever it holds by now; never its vector."""
+    values = {**vars(step), **(step.model_extra or {}), "vector": None}
+    return json_value(values, [])
 
 
 def as_id(value: UUID | str) -> UUID | str:
@@ -197,13 +212,13 @@ def repaired(data: dict[str, Any]) -> dict[str, Any]:
     fixed = {
         name: json_value(value, notes, name)
         for name, value in data.items()
-        if name not in AgentStep.model_fields or name in ("inputs", "outputs", "metadata")
+        if name in _JSON_FIELDS or name not in _FIELDS
     }
     if not notes:
         return data
     metadata = fixed.get("metadata")
-    known: Any = metadata.get("repairs") if isinstance(metadata, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    repairs = [*(known if isinstance(known, list) else []), *notes]  # pyright: ignore[reportUnknownVariableType]
+    known: Any = metadata.get("repairs", []) if isinstance(metadata, dict) else []  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    repairs = [*(known if isinstance(known, list) else [known]), *notes]  # pyright: ignore[reportUnknownVariableType]
     return {**data, **fixed, "metadata": {**(metadata or {}), "repairs": repairs}}
 
 

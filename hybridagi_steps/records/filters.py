@@ -7,14 +7,21 @@ is better, and means something only among the hits of one query.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from hybridagi_steps.errors import InvalidFilterError
-from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, id_text
+from hybridagi_steps.records.agent_step import (
+    AgentStep,
+    AgentStepType,
+    StepStatus,
+    id_text,
+    shown,
+)
+from hybridagi_steps.records.message import from_local, in_utc
 
 EVERY_SCOPE = "*"
 """The value of `scope` that shows a user's own history and all trial runs."""
@@ -42,9 +49,9 @@ class StepFilter(BaseModel):
     min_score: float | None = Field(default=None, allow_inf_nan=False)
     """Steps whose score, or whose run's score, is at least this."""
     since: datetime | None = None
-    """Steps made at or after this time; without a zone it is UTC."""
+    """Steps made at or after this time; a datetime without a zone is local, a text is UTC."""
     until: datetime | None = None
-    """Steps made before this time; without a zone it is UTC."""
+    """Steps made before this time; a datetime without a zone is local, a text is UTC."""
     scope: str | None = None
     """None for a user's own history, `*` for everything, else one scope's name."""
     exclude_run_id: list[str] | None = None
@@ -66,12 +73,26 @@ class StepFilter(BaseModel):
     def _id_text(cls, value: Any) -> Any:
         return id_text(value) if isinstance(value, UUID) else value
 
+    @field_validator("since", "until", mode="before")
+    @classmethod
+    def _local_time(cls, value: Any) -> Any:
+        return from_local(value)
+
     @field_validator("since", "until")
     @classmethod
     def _in_utc(cls, value: datetime | None) -> datetime | None:
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        return None if value is None else in_utc(value)
+
+    def __init__(self, **conditions: Any) -> None:
+        """Make a filter.
+
+        Raises:
+            InvalidFilterError: An unknown key, or a value of the wrong kind.
+        """
+        try:
+            super().__init__(**conditions)
+        except ValidationError as error:
+            raise _invalid(error) from error
 
     @classmethod
     def of(cls, where: StepFilter | Mapping[str, Any] | None) -> StepFilter:
@@ -82,14 +103,14 @@ class StepFilter(BaseModel):
         """
         if isinstance(where, StepFilter):
             return where
-        try:
-            return cls.model_validate(dict(where or {}))
-        except ValidationError as error:
-            raise _invalid(error) from error
-        except (TypeError, ValueError) as error:
+        if where is not None and not isinstance(where, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
             raise InvalidFilterError(
                 f"a filter is a StepFilter or a dict, not {type(where).__name__}."
-            ) from error
+            )
+        conditions = dict(where or {})
+        if odd := [key for key in conditions if not isinstance(key, str)]:  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+            raise InvalidFilterError(f"filter keys are text, not {odd[0]!r}.", key=str(odd[0]))
+        return cls(**conditions)
 
 
 def _invalid(error: ValidationError) -> InvalidFilterError:
@@ -123,4 +144,5 @@ class StepHit(BaseModel):
         """Show the hit in a notebook."""
         from hybridagi_steps.display import hits_html
 
-        return hits_html([self.model_dump(mode="json")])
+        context = [shown(step) for step in self.context]
+        return hits_html([{**vars(self), "step": shown(self.step), "context": context}])

@@ -19,6 +19,30 @@ def utc_now() -> datetime:
     return datetime.now(UTC)  # noqa: TID251 - the one place that asks for the time
 
 
+def from_local(value: Any) -> Any:
+    """Return a datetime without a zone as local time, as Python has it; all else as it is."""
+    if not isinstance(value, datetime) or value.tzinfo is not None:
+        return value
+    try:
+        return value.astimezone(UTC)
+    except (OverflowError, OSError):  # the years 1 and 9999 have no local time everywhere
+        return value.replace(tzinfo=UTC)
+
+
+def in_utc(value: datetime) -> datetime:
+    """Return a time in UTC; one without a zone is taken as UTC.
+
+    Raises:
+        ValueError: It lies before the year 1 or after 9999 there.
+    """
+    if value.tzinfo is None:
+        return value.replace(tzinfo=UTC)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError(f"{value.isoformat()} has no date in UTC") from error
+
+
 class MessageRole(StrEnum):
     """Who speaks in a message."""
 

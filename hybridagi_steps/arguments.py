@@ -1,0 +1,46 @@
+"""What callers hand over, in the one form that the parts understand, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+from uuid import UUID
+
+from hybridagi_steps.errors import InvalidQueryError
+from hybridagi_steps.records.agent_step import id_text
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+
+if TYPE_CHECKING:
+    from hybridagi_steps.records.agent_step import AgentStep
+    from hybridagi_steps.records.predictions import AgentStepList
+
+Where = StepFilter | Mapping[str, Any] | None
+"""Which steps: a filter, its keys as a dict, or all of a user's own history."""
+Steps: TypeAlias = "AgentStep | Iterable[AgentStep] | AgentStepList"
+"""One step, several, or what holds them."""
+StepId = UUID | str
+"""A UUID and its text are the same id."""
+
+
+def in_every_scope(where: Where) -> StepFilter:
+    """Return a filter that sees trial runs too, unless one scope is asked for."""
+    asked = StepFilter.of(where)
+    return asked if asked.scope else asked.model_copy(update={"scope": EVERY_SCOPE})
+
+
+def check_page(limit: int, offset: int) -> None:
+    """Check a page of a listing.
+
+    Raises:
+        InvalidQueryError: `limit` or `offset` is no number of steps.
+    """
+    for name, number in (("limit", limit), ("offset", offset)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+            raise InvalidQueryError(f"{name} is a number of steps, at least 0; got {number!r}.")
+
+
+def id_texts(ids: StepId | Iterable[StepId]) -> list[str]:
+    """Return one id or several as a list of texts."""
+    if isinstance(ids, str | UUID):
+        return [id_text(ids)]
+    return [id_text(step_id) for step_id in ids]
