@@ -77,10 +77,10 @@ STEP = hs.AgentStep(step_type=hs.AgentStepType.Action, inputs={"purpose": "p"})
         ([hs.StepHit(step=STEP, score=0.5)], [{"step": str(STEP.id), "score": 0.5}]),
         (dspy.History(messages=[{"question": "a", "answer": "b"}]), "<history of 1 messages>"),
         (dspy.Image("https://x.org/a.png"), "<image https://x.org/a.png>"),
-        (np.ones((2, 3)), "<ndarray of shape (2, 3)>"),
+        (np.ones((2, 3)), [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]),
+        (np.arange(64), list(range(64))),
         (np.float32(1.5), 1.5),
-        ([0.5] * 384, "<384 numbers>"),
-        (b"\x00" * 5_000, "<5,000 bytes>"),
+        (b"\x00\x01", "AAE="),
         (len, "<function len>"),
         (Point, "<class Point>"),
         (Path("a/b"), "a/b"),
@@ -94,6 +94,35 @@ def test_values_become_plain_data(value: Any, expected: Any) -> None:
     assert found == expected
     assert cuts == []
     json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.ones((5, 13)), "ndarray of shape (5, 13)"),
+        ([0.5] * 384, "384 numbers"),
+        (b"\x00" * 5_000, "5,000 bytes"),
+        (memoryview(b"\x00" * 257), "257 bytes"),
+        (object(), "object"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_not_kept_is_named(memory: hs.StepMemory, value: Any, words: str) -> None:
+    step = called(memory, {"kept": 1, "left": value})
+    assert step.result == {"kept": 1, "left": f"<{words}>"}
+    assert step.metadata == {"truncated": [f"outputs: {words} left out"]}
+
+
+def test_a_tag_that_cannot_be_kept_is_named(memory: hs.StepMemory) -> None:
+    with hs.record(memory, tags={"who": object()}):
+        step = called(memory, 1)
+    assert step.metadata == {"who": "<object>", "truncated": ["metadata: object left out"]}
+
+
+def test_thousands_of_things_left_out_are_not_all_named(memory: hs.StepMemory) -> None:
+    step = called(memory, [np.zeros(65 + n) for n in range(1_000)])
+    assert step.metadata is not None
+    assert len(step.metadata["truncated"]) == 100
 
 
 def test_media_models_tools_and_modules_become_a_few_words() -> None:
@@ -264,6 +293,61 @@ def test_what_redaction_takes_out_reaches_nothing(tmp_path: Path) -> None:
         assert b"s3cret" not in file.read_bytes(), file.name
 
 
+def test_names_are_redacted_where_they_are_not_the_conventions_own(tmp_path: Path) -> None:
+    class Key:
+        def __str__(self) -> str:
+            return "key s3cret"
+
+    class Answer(dspy.Module):
+        def forward(self, **_: Any) -> Any:
+            return {"s3cret_field": 1, "field": {Key(): b"s3cret"}}
+
+    path = tmp_path / "steps.db"
+    with hs.StepMemory(str(path), embedder="hashing", redact=without_secrets) as memory:
+        with hs.record(memory, tags={"sk-s3cret": 1, "plain": 2}) as run:
+            Answer()(s3cret=1, other=2)
+        call, end = run.steps.steps
+        assert call.inputs == {
+            "program": "Answer",
+            "purpose": "Answer",
+            "arguments": call.arguments,
+        }
+        assert call.arguments == {"***": 1, "other": 2}
+        assert call.metadata == {"sk-***": 1, "plain": 2}
+        assert end.outputs == {"***_field": 1, "field": {"key ***": "<6 bytes>"}}
+        assert end.metadata is not None
+        assert end.metadata["truncated"] == ["outputs: 6 bytes left out"]
+        memory.flush()
+    for file in tmp_path.iterdir():
+        assert b"s3cret" not in file.read_bytes(), file.name
+
+
+@pytest.mark.parametrize("odd", [None, 7, b"bytes"])
+def test_a_redaction_that_gives_no_text_stores_no_text(odd: Any) -> None:
+    def forgetful(text: str) -> Any:
+        return odd if "s3cret" in text else text
+
+    with (
+        hs.StepMemory(":memory:", embedder="hashing", redact=forgetful) as memory,
+        hs.record(memory) as run,
+    ):
+        step = called(memory, "s3cret", number=1)
+    assert step.result == "[redaction failed]"
+    assert "s3cret" not in repr(step)
+    [problem] = run.errors
+    assert "must return a string" in str(problem)
+
+
+def test_a_redaction_that_gives_half_a_character_is_repaired() -> None:
+    with (
+        hs.StepMemory(":memory:", embedder="hashing", redact=lambda _: "\ud800") as memory,
+        hs.record(memory) as run,
+    ):
+        step = called(memory, "s3cret")
+    assert step.result == "\ufffd"
+    assert run.errors == []
+
+
 def test_a_redaction_that_fails_leaves_the_step_without_its_texts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -280,7 +364,7 @@ def test_a_redaction_that_fails_leaves_the_step_without_its_texts(
         [step] = run.steps.steps
     assert step.inputs is not None
     assert step.inputs["tool"] == "[redaction failed]"
-    assert step.arguments == {"q": "[redaction failed]"}
+    assert step.arguments == {"[redaction failed]": "[redaction failed]"}
     assert step.result == 42
     assert [str(error) for error in run.errors] == ["redacting the Action failed (ValueError)"]
     assert "s3cret" not in caplog.text
@@ -314,7 +398,7 @@ def test_a_redaction_may_be_a_program_itself(memory: hs.StepMemory) -> None:
     ):
         dspy.Predict("question -> answer")(question="?")
         [step] = run.steps.steps
-    assert step.outputs == {"answer": "CLEAN"}
+    assert step.outputs == {"CLEAN": "CLEAN"}
     assert step.hop == 0
 
 

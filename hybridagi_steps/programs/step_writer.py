@@ -11,9 +11,10 @@ import threading
 from typing import Any, Protocol
 from uuid import UUID
 
+from hybridagi_steps.admission import Redact, redacted
 from hybridagi_steps.errors import InvalidMemoryError, RecordingError
 from hybridagi_steps.programs.call_tree import Call, Run, Tail, Tails, parent_and_joins
-from hybridagi_steps.programs.values import Redact, fitted, plain_fields, redacted, without_texts
+from hybridagi_steps.programs.values import fitted, plain_fields, without_texts
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, repaired
 from hybridagi_steps.records.message import StepMetrics, utc_now
 
@@ -120,15 +121,16 @@ class StepWriter:
         """Return the three JSON fields: detached, redacted, repaired and small enough."""
         cuts: list[str] = []
         values = {"inputs": inputs, "outputs": outputs, "metadata": metadata}
-        fields, small = plain_fields(values, cuts)
         redact: Redact | None = getattr(self.memory, "redact", None)
+        fields, small = plain_fields(values, cuts, keep_bytes=redact is None)
+        fields = repaired(fields)  # before, since keys that are no text hide from redaction
         if redact is not None:
             try:
-                fields = _redacted_fields(fields, redact)
+                fields = redacted(fields, redact)
             except Exception as error:
                 note_problem(run.problems, f"redacting the {step_type.value} failed", error)
                 fields = _without_texts(fields, redact)
-        fields = repaired(fields)
+            fields = repaired(fields)  # and after, for what redaction itself gave
         if not small or redact is not None:
             fields = fitted(fields, cuts)
         if cuts:
@@ -148,18 +150,13 @@ def note_problem(problems: list[RecordingError], what: str, error: BaseException
         _log.warning("recording: %s; the program goes on.", problem)
 
 
-def _redacted_fields(fields: dict[str, Any], redact: Redact) -> dict[str, Any]:
-    return {name: redacted(value, redact, names=1) for name, value in fields.items()}
-
-
 def _without_texts(fields: dict[str, Any], redact: Redact) -> dict[str, Any]:
     """Return `fields` with every text replaced; without any when even that cannot be redacted.
 
     The memory redacts once more and refuses what it cannot redact.
     """
-    bare = {name: without_texts(value) for name, value in fields.items()}
     try:
-        return _redacted_fields(bare, redact)
+        return redacted(without_texts(fields), redact)
     except Exception:
         _log.debug("recording: redact fails on its own replacement text", exc_info=False)
         return {"inputs": None, "outputs": None, "metadata": {"redaction_failed": True}}

@@ -13,9 +13,11 @@ size; each cut is named. This module knows DSPy's types; it does not know what a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time
 from enum import Enum
+from math import prod
 from pathlib import PurePath
 from typing import Any, cast
 from uuid import UUID
@@ -24,12 +26,10 @@ import dspy
 import orjson
 from pydantic import BaseModel
 
+from hybridagi_steps.admission import redacted
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.json_values import json_value
-
-Redact = Callable[[str], str]
-"""Returns a text without what must not be stored."""
 
 REDACTION_FAILED = "[redaction failed]"
 
@@ -41,6 +41,7 @@ _SURELY_SMALL = 500_000
 _CHARACTERS_PER_VALUE = 24
 _VECTOR_LENGTH = 128
 _KNOWN_TO_JSON_REPAIR = (str, int, float, datetime, date, time, UUID, PurePath)
+_NUMBERS_KEPT, _BYTES_KEPT = 64, 256
 _LONGEST_DESCRIPTION = 20_000
 _LONGEST_PATH = 200
 _MOST_NOTES = 100
@@ -57,17 +58,21 @@ def plain(value: Any, cuts: list[str], path: str = "") -> Any:
     return _Copy(cuts, path).of(value, 0)
 
 
-def plain_fields(fields: dict[str, Any], cuts: list[str]) -> tuple[dict[str, Any], bool]:
+def plain_fields(
+    fields: dict[str, Any], cuts: list[str], *, keep_bytes: bool = True
+) -> tuple[dict[str, Any], bool]:
     """Return plain copies of a step's fields, and whether they surely fit into one step.
 
     Args:
         fields: Values by the name of the step's field; None stays None.
         cuts: Receives "path: what was left out" for each value that was not kept whole.
+        keep_bytes: Whether a few bytes may stay, as base64 text, in which no redaction could find
+            anything.
     """
     copied: dict[str, Any] = {}
     size = 0
     for name, value in fields.items():
-        copy = _Copy(cuts, name)
+        copy = _Copy(cuts, name, keep_bytes=keep_bytes)
         copied[name] = copy.of(value, 0)
         size += copy.size
     return copied, size <= _SURELY_SMALL
@@ -76,10 +81,11 @@ def plain_fields(fields: dict[str, Any], cuts: list[str]) -> tuple[dict[str, Any
 class _Copy:
     """One traversal: knows what it stands inside of, so that cycles and floods end."""
 
-    __slots__ = ("_characters", "_cuts", "_inside", "_left", "_path")
+    __slots__ = ("_characters", "_cuts", "_inside", "_keep_bytes", "_left", "_path")
 
-    def __init__(self, cuts: list[str], path: str) -> None:
+    def __init__(self, cuts: list[str], path: str, *, keep_bytes: bool = True) -> None:
         self._cuts = cuts
+        self._keep_bytes = keep_bytes
         self._path = path
         self._left = _MOST_VALUES
         self._characters = 0
@@ -117,10 +123,17 @@ class _Copy:
             self._inside.discard(id(value))
 
     def _cut(self, value: Any, why: str) -> str:
-        note = f"{self._path}: {why}"
-        if note not in self._cuts:
-            self._cuts.append(note)
+        self._note(why)
         return f"<{type(value).__name__}: {why}>"
+
+    def _left_out(self, what: str) -> str:
+        self._note(f"{what} left out")
+        return f"<{what}>"
+
+    def _note(self, what: str) -> None:
+        note = f"{self._path}: {what}"
+        if len(self._cuts) < _MOST_NOTES and note not in self._cuts:
+            self._cuts.append(note)
 
     def _mapping(self, value: Mapping[Any, Any], depth: int) -> dict[Any, Any]:
         copied: dict[Any, Any] = {}
@@ -133,7 +146,7 @@ class _Copy:
 
     def _sequence(self, value: Sequence[Any], depth: int) -> Any:
         if len(value) >= _VECTOR_LENGTH and all(type(number) is float for number in value):
-            return f"<{len(value)} numbers>"
+            return self._left_out(f"{len(value)} numbers")
         copied: list[Any] = []
         for item in value:
             if self._left < 0:
@@ -155,10 +168,44 @@ class _Copy:
         if isinstance(value, list | tuple | set | frozenset):
             return self._sequence(list(cast("Sequence[Any]", value)), depth)
         if isinstance(value, bytes | bytearray | memoryview):
-            return f"<{len(cast('bytes', value)):,} bytes>"
+            return self._bytes(bytes(cast("bytes", value)))
         if hasattr(value, "dtype") and hasattr(value, "shape"):
-            return _number_or_shape(value)
-        return _leaf(value)
+            return self._array(value, depth)
+        return self._leaf(value)
+
+    def _bytes(self, value: bytes) -> str:
+        if self._keep_bytes and len(value) <= _BYTES_KEPT:
+            return b64encode(value).decode()
+        return self._left_out(f"{len(value):,} bytes")
+
+    def _array(self, value: Any, depth: int) -> Any:
+        if not value.shape and hasattr(value, "item"):
+            return value.item()
+        if prod(value.shape) <= _NUMBERS_KEPT and hasattr(value, "tolist"):
+            return self.of(value.tolist(), depth + 1)
+        return self._left_out(f"{type(value).__name__} of shape {tuple(value.shape)}")
+
+    def _leaf(self, value: Any) -> Any:
+        """Return what JSON repair knows how to turn into text, or a description of the rest."""
+        kind = type(value)
+        name = getattr(value, "__qualname__", None)
+        if callable(value) and isinstance(name, str):
+            return f"<function {name}>"
+        if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
+            return self._left_out(kind.__name__)
+        if isinstance(value, _KNOWN_TO_JSON_REPAIR):
+            return json_value(value, [])
+        return self._described(value)
+
+    def _described(self, value: object) -> str:
+        """Return an object as text: whole, or not at all, lest a cut hides a secret."""
+        try:
+            text = str(value)
+        except Exception as error:
+            return self._cut(value, f"{type(error).__name__} in str()")
+        if len(text) > _LONGEST_DESCRIPTION:
+            return self._cut(value, f"{len(text):,} characters")
+        return text
 
 
 def _short_form(value: Any) -> Any:
@@ -226,72 +273,13 @@ def _fields(value: Any) -> Mapping[Any, Any] | None:
     return fields
 
 
-def _number_or_shape(value: Any) -> Any:
-    if not value.shape and hasattr(value, "item"):
-        return value.item()
-    return f"<{type(value).__name__} of shape {tuple(value.shape)}>"
-
-
-def _leaf(value: Any) -> Any:
-    """Return what JSON repair knows how to turn into text, or a description of anything else."""
-    name = getattr(value, "__qualname__", None)
-    if callable(value) and isinstance(name, str):
-        return f"<function {name}>"
-    if type(value).__str__ is object.__str__ and type(value).__repr__ is object.__repr__:
-        return f"<{type(value).__name__}>"
-    if isinstance(value, _KNOWN_TO_JSON_REPAIR):
-        return json_value(value, [])
-    return _described(value)
-
-
-def _described(value: object) -> str:
-    """Return an object as text: whole, or not at all, lest a cut hides a secret from redaction."""
-    try:
-        text = str(value)
-    except Exception as error:
-        return f"<{type(value).__name__}: {type(error).__name__} in str()>"
-    if len(text) > _LONGEST_DESCRIPTION:
-        return f"<{type(value).__name__}: {len(text):,} characters>"
-    return text
-
-
-def redacted(value: Any, redact: Redact, *, names: int = 0) -> Any:
-    """Return a copy of `value` with `redact` applied to every text, keys of data included.
-
-    Args:
-        value: Plain data.
-        redact: Returns a text without what must not be stored.
-        names: How many levels of keys are names of fields, which stay as they are.
-    """
-    if isinstance(value, str):
-        return _redacted_text(value, redact)
-    if isinstance(value, list):
-        return [redacted(item, redact, names=names) for item in value]
-    if not isinstance(value, dict):
-        return value
-    clean: dict[Any, Any] = {}
-    for key, item in value.items():
-        name = key if names > 0 or not isinstance(key, str) else _redacted_text(key, redact)
-        while name in clean:
-            name = f"{name}'"
-        clean[name] = redacted(item, redact, names=names - 1)
-    return clean
-
-
 def without_texts(value: Any) -> Any:
-    """Return `value` with every text replaced, for when redaction failed."""
+    """Return `value` with every text replaced, names of its own included: redaction failed."""
 
     def hidden(_text: str) -> str:
         return REDACTION_FAILED
 
-    return redacted(value, hidden, names=2)
-
-
-def _redacted_text(text: str, redact: Redact) -> str:
-    clean = redact(text)
-    if not isinstance(clean, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"redact returned {type(clean).__name__}, not str")
-    return clean
+    return redacted(value, hidden)
 
 
 def fitted(fields: dict[str, Any], cuts: list[str]) -> dict[str, Any]:
