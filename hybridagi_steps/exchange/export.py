@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, cast
@@ -25,6 +25,8 @@ BATCH = 500
 """Steps read at once."""
 EXPORT_FORMATS = ("auto", "jsonl", "openai", "otlp", "parquet")
 """Names to ask an export for; `auto` is parquet for a file that is called so, else jsonl."""
+
+_BESIDE = ("-wal", "-shm", "-journal", ".lock", ".index")
 
 LeftOut = Callable[[str], None]
 """Called with the id of a run that a format cannot hold."""
@@ -66,7 +68,8 @@ def export_file(
         The number of steps written; in `openai` that of runs.
 
     Raises:
-        ExchangeError: The file cannot be written; what stood there before is untouched.
+        ExchangeError: The file cannot be written, or is the memory's own; what stood there before
+            is untouched.
         InvalidFilterError: An unknown key in `where`.
         MissingExtraError: Parquet needs the extra `parquet`.
     """
@@ -83,7 +86,7 @@ def export_file(
         parquet.required()
     if os.fspath(path) == "-":
         return _WRITERS[format](job, sys.stdout.buffer)
-    with _replacing(Path(path)) as file:
+    with _target(Path(path).resolve(), getattr(memory, "address", None)) as file:
         return _WRITERS[format](job, file)
 
 
@@ -161,6 +164,19 @@ _WRITERS: dict[str, Callable[[_Job, BinaryIO], int]] = {
     "otlp": _write_otlp,
     "parquet": _write_parquet,
 }
+
+
+def _target(path: Path, address: str | None) -> AbstractContextManager[BinaryIO]:
+    """Give the file to write: a pipe or device as it is, anything else through a temporary one."""
+    if address is not None and address != ":memory:":
+        own = Path(address).resolve()
+        # A step memory is its file and those beside it that carry its name.
+        beside = path.name.removeprefix(own.name) if path.parent == own.parent else path.name
+        if path == own or (beside != path.name and beside.endswith(_BESIDE)):
+            raise ExchangeError(f"{path} belongs to the memory itself; name another file.")
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        return path.open("wb")
+    return _replacing(path)
 
 
 @contextmanager
