@@ -26,6 +26,7 @@ from hybridagi_steps.exchange.records import (
     as_list,
     as_object,
     first_number,
+    is_one_of,
     read_each,
 )
 
@@ -73,7 +74,9 @@ def turns(messages: list[Message]) -> list[Turn]:
 def _is_own(message: Message) -> bool:
     if "stop_reason" in message:
         return True
-    return any(as_object(b).get("type") in _BLOCKS for b in as_list(message.get("content")))
+    return any(
+        is_one_of(as_object(b).get("type"), _BLOCKS) for b in as_list(message.get("content"))
+    )
 
 
 def _conversation(value: Any) -> Conversation:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, NamedTuple, cast
-from uuid import UUID, uuid5
 
 from hybridagi_steps.exchange.records import (
     BadRecordError,
@@ -27,13 +26,12 @@ from hybridagi_steps.exchange.records import (
     as_arguments,
     as_list,
     as_object,
+    stable_id,
 )
 from hybridagi_steps.records.agent_step import AgentStep
 
 PROGRAM = "chat"
 """Name of the program that an imported conversation is."""
-NAMESPACE = UUID("6d1f0f43-0c39-5b8e-9c0d-6a5d5c1f7a52")
-"""Of the ids that imports give."""
 LONGEST_RUN_ID = 128
 """Longer ids of a conversation do not become the run's."""
 
@@ -141,7 +139,7 @@ class _Reader:
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
-        self._run_id = conversation.run_id or f"chat-{uuid5(NAMESPACE, conversation.key).hex[:16]}"
+        self._run_id = conversation.run_id or f"chat-{stable_id(conversation.key).hex[:16]}"
         self._steps: list[AgentStep] = []
         self._parent: str | None = None
         self._joins: list[str] = []
@@ -279,7 +277,7 @@ class _Reader:
     def _step_id(self, mark: str, turns: list[Turn]) -> str:
         """Name a step by its place; messages that know their own place are named by that."""
         own = _own_names(turns[0]) if turns else []
-        return str(uuid5(NAMESPACE, "\n".join([self._conversation.key, mark, *own])))
+        return str(stable_id(self._conversation.key, mark, *own))
 
 
 def _own_names(turn: Turn) -> list[str]:

@@ -13,9 +13,8 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
-from uuid import uuid5
 
-from hybridagi_steps.exchange.conversation import NAMESPACE, content_key, text_of, time_of
+from hybridagi_steps.exchange.conversation import content_key, text_of, time_of
 from hybridagi_steps.exchange.records import (
     BadRecordError,
     Parsed,
@@ -29,6 +28,7 @@ from hybridagi_steps.exchange.records import (
     first_number,
     json_or_text,
     read_each,
+    stable_id,
 )
 from hybridagi_steps.exchange.spans import last_user_text
 
@@ -62,10 +62,10 @@ class _Run:
 
     def step(self, record: Record, key: str, kind: str, **fields: Any) -> Parsed:
         """Return the next step of the run; `key` names it, the first names the run."""
-        self.id = self.id or f"dspy-{uuid5(NAMESPACE, key).hex[:16]}"
+        self.id = self.id or f"dspy-{stable_id(key).hex[:16]}"
         metadata = {"format": "dspy", **fields.pop("metadata", {})}
         given = {
-            "id": str(uuid5(NAMESPACE, f"dspy\n{key}")),
+            "id": str(stable_id("dspy", key)),
             "parent_id": self.parent,
             "hop": self.hop,
             "step_type": kind,

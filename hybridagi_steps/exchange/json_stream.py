@@ -79,10 +79,10 @@ class _Buffer:
             except RecursionError as error:
                 raise BadRecordError("nested too deeply") from error
             except json.JSONDecodeError as error:
+                line = self.line + self._text.count("\n", self.position, error.pos)
                 if self._grow(wanted):
                     wanted = len(self._text)
                     continue
-                line = self.line + self._text.count("\n", self.position, error.pos)
                 raise BadRecordError(f"not JSON: {error.msg} at line {line}") from error
             except ValueError as error:
                 raise BadRecordError(f"not JSON: {error}") from error

@@ -27,6 +27,7 @@ from hybridagi_steps.exchange.records import (
     as_list,
     as_object,
     first_number,
+    is_one_of,
     read_each,
 )
 
@@ -64,7 +65,7 @@ def is_message(value: Any) -> bool:
     message = as_object(value)
     if "lc" in message:
         return _constructor(message) is not None
-    if message.get("type") not in _ROLES or "role" in message:
+    if not is_one_of(message.get("type"), _ROLES) or "role" in message:
         return False
     return isinstance(message.get("data"), dict) or "content" in message
 
@@ -135,7 +136,7 @@ def _said(content: Any) -> Any:
     if not isinstance(content, list):
         return content
     parts = as_list(content)
-    return [part for part in parts if as_object(part).get("type") not in _CALL_BLOCKS]
+    return [part for part in parts if not is_one_of(as_object(part).get("type"), _CALL_BLOCKS)]
 
 
 def _calls(fields: dict[str, Any]) -> list[Any]:

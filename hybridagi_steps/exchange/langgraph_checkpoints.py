@@ -40,7 +40,7 @@ from hybridagi_steps.exchange.records import (
     refused,
 )
 
-KNOWN_VERSIONS = {1, 2, 3, 4}
+KNOWN_VERSIONS = (1, 2, 3, 4)
 """Checkpoint versions whose form is known; others are read with a note."""
 
 

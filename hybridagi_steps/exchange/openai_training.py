@@ -17,11 +17,10 @@ from typing import Any, cast
 from hybridagi_steps.exchange import anthropic_messages, langchain_messages, openai_messages
 from hybridagi_steps.exchange.conversation import Message, Turn, text_of
 from hybridagi_steps.exchange.otlp_spans import said_text
-from hybridagi_steps.exchange.records import BadRecordError, as_list, as_object
+from hybridagi_steps.exchange.records import BadRecordError, as_list, as_object, is_one_of
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 
 _TURNS = {
-    None: openai_messages.turns,
     "openai": openai_messages.turns,
     "anthropic": anthropic_messages.turns,
     "langchain": langchain_messages.turns,
@@ -49,7 +48,7 @@ def example_line(steps: Sequence[AgentStep]) -> bytes | None:
 def _kept(steps: Sequence[AgentStep]) -> list[Message]:
     """Return the messages that the run was imported from, in OpenAI's form; [] without any."""
     placed: list[tuple[int, Message]] = []
-    forms: set[Any] = set()
+    forms: list[Any] = []
     for step in steps:
         metadata = step.metadata or {}
         natives = as_list((step.model_extra or {}).get("messages"))
@@ -58,13 +57,12 @@ def _kept(steps: Sequence[AgentStep]) -> list[Message]:
             places = [len(placed) + number for number in range(len(natives))]
         placed += zip(places, map(as_object, natives), strict=True)
         if natives:
-            forms.add(metadata.get("format"))
-    form = forms.pop() if len(forms) == 1 else "mixed"
-    if not placed or form not in _TURNS:
+            forms.append(metadata.get("format", "openai"))
+    if not placed or not is_one_of(forms[0], _TURNS) or forms.count(forms[0]) < len(forms):
         return []
     native = [message for _, message in sorted(placed, key=lambda pair: pair[0])]
     try:
-        turns: list[Turn] = _TURNS[form](native)
+        turns: list[Turn] = _TURNS[forms[0]](native)
     except BadRecordError:
         return []
     about = as_object((steps[0].metadata or {}).get("conversation"))
@@ -116,7 +114,7 @@ def _plain(messages: list[Message]) -> list[Message]:
 
 def _user_content(content: Any) -> Any:
     parts = as_list(content)
-    if parts and all(as_object(part).get("type") in _USER_PARTS for part in parts):
+    if parts and all(is_one_of(as_object(part).get("type"), _USER_PARTS) for part in parts):
         return parts
     return text_of(content)
 

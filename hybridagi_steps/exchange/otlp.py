@@ -25,6 +25,7 @@ from hybridagi_steps.exchange.records import (
     as_list,
     as_object,
     first_number,
+    is_one_of,
     json_or_text,
     refused,
 )
@@ -114,9 +115,9 @@ def _span(native: dict[str, Any], record: Record) -> tuple[str, Span]:
     attributes = attributes_of(native)
     operation = attributes.get(names.OPERATION)
     asked, said = asked_and_said(native, attributes)
-    is_model = operation in names.MODEL_OPERATIONS or (operation is None and bool(asked))
+    is_model = is_one_of(operation, names.MODEL_OPERATIONS) or (operation is None and bool(asked))
     name = str(native.get("name") or operation or "unnamed")
-    is_program = operation in names.PROGRAM_OPERATIONS
+    is_program = is_one_of(operation, names.PROGRAM_OPERATIONS)
     agent = _first_text(attributes, *names.AGENT_NAMES) if is_program else None
     session, user = attributes.get(names.CONVERSATION), _first_text(attributes, *names.USER_ID)
     return trace_id, Span(

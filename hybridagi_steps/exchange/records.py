@@ -7,12 +7,16 @@ files or memories, so each can be tried on a literal. A bad record never stops t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
+from uuid import UUID, uuid5
 
 from pydantic import ValidationError
 
 from hybridagi_steps.records.agent_step import AgentStep
+
+_NAMESPACE = UUID("6d1f0f43-0c39-5b8e-9c0d-6a5d5c1f7a52")
+_TEXTS = ("id", "parent_id", "session_id", "user_id", "run_id", "program_id", "scope")
 
 Lines = Iterable[tuple[int, bytes]]
 """Lines with their numbers, counted from 1."""
@@ -110,7 +114,7 @@ def agent_step(fields: dict[str, Any]) -> AgentStep:
         BadRecordError: A field is missing or of the wrong kind; the message names it.
     """
     try:
-        return AgentStep.model_validate(fields)
+        step = AgentStep.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "step"
@@ -119,6 +123,28 @@ def agent_step(fields: dict[str, Any]) -> AgentStep:
         raise BadRecordError("nested too deeply") from error
     except OverflowError as error:
         raise BadRecordError(f"a time out of range: {error}") from error
+    _check_texts(step)
+    return step
+
+
+def stable_id(*parts: str) -> UUID:
+    """Return the id that these parts always give."""
+    name = "\n".join(parts).encode("utf-8", "replace").decode("utf-8")
+    return uuid5(_NAMESPACE, name)
+
+
+def _check_texts(step: AgentStep) -> None:
+    """Refuse lone surrogates where nothing repairs them: no file and no database takes them."""
+    texts: dict[str, Any] = {name: getattr(step, name) for name in _TEXTS}
+    texts |= {name: name for name in step.model_extra or {}}
+    if step.metrics is not None:
+        texts |= {"model_name": step.metrics.model_name, "provider": step.metrics.provider}
+    for name, value in texts.items():
+        if isinstance(value, str) and not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise BadRecordError(f"{name!a}: holds half a character") from error
 
 
 def as_object(value: Any) -> dict[str, Any]:
@@ -129,6 +155,11 @@ def as_object(value: Any) -> dict[str, Any]:
 def as_list(value: Any) -> list[Any]:
     """Return a JSON list as it is, and anything else as an empty one."""
     return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def is_one_of(value: Any, names: Container[str]) -> bool:
+    """Whether a JSON value is one of these strings; a list or an object is none of them."""
+    return isinstance(value, str) and value in names
 
 
 def json_or_text(value: Any) -> Any:

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid5
 
-from hybridagi_steps.exchange.conversation import LONGEST_RUN_ID, NAMESPACE, text_of
+from hybridagi_steps.exchange.conversation import LONGEST_RUN_ID, text_of
 from hybridagi_steps.exchange.records import (
     BadRecordError,
     Parsed,
@@ -24,6 +23,7 @@ from hybridagi_steps.exchange.records import (
     agent_step,
     as_list,
     as_object,
+    stable_id,
 )
 
 MAX_SPAN_DEPTH = 100
@@ -110,7 +110,7 @@ class _Walk:
         for siblings in self._children.values():
             siblings.sort(key=lambda span: span.starts_at)
         name = trace.id
-        run_id = f"trace-{uuid5(NAMESPACE, name).hex[:16]}"
+        run_id = f"trace-{stable_id(name).hex[:16]}"
         self._run_id = name if 0 < len(name) <= LONGEST_RUN_ID and name.isprintable() else run_id
 
     def steps(self) -> list[Parsed | Skipped]:
@@ -201,7 +201,7 @@ class _Walk:
 
 def step_id(trace_id: str, span_id: str, *, end: bool = False) -> str:
     """Return the id of the step that a span becomes."""
-    return str(uuid5(NAMESPACE, "\n".join(["span", trace_id, span_id, *(["end"] if end else [])])))
+    return str(stable_id("span", trace_id, span_id, *(["end"] if end else [])))
 
 
 def utc_time(nanoseconds: int | None) -> datetime | None:

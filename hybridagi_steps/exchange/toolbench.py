@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-from uuid import uuid5
 
-from hybridagi_steps.exchange.conversation import NAMESPACE, content_key, text_of
+from hybridagi_steps.exchange.conversation import content_key, text_of
 from hybridagi_steps.exchange.records import (
     BadRecordError,
     Parsed,
@@ -27,6 +26,7 @@ from hybridagi_steps.exchange.records import (
     first_number,
     json_or_text,
     read_each,
+    stable_id,
 )
 from hybridagi_steps.exchange.spans import last_user_text
 
@@ -148,7 +148,7 @@ class _Tree:
         status = "error" if failed else "partial" if "note" in metadata else "ok"
         total = first_number(self._answer, "total_tokens") if kind == "ProgramEnd" else None
         fields = {
-            "id": str(uuid5(NAMESPACE, f"toolbench\n{self._key}\n{place}")),
+            "id": str(stable_id("toolbench", self._key, place)),
             "parent_id": parent,
             "hop": len(self._steps),
             "step_type": kind,
