@@ -41,7 +41,7 @@ def test_the_python_of_the_readme_runs_from_top_to_bottom(
         for name in ("memory", "safe"):
             names[name].close()
     printed = capsys.readouterr().out
-    assert "next flight" in printed
+    assert "words: flights" in printed
     assert names["run"].errors == []
 
 
