@@ -39,7 +39,7 @@ def ordered(shelf: Shelf) -> list[AgentStep]:
 
 
 def lines_of(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "otlp"])
