@@ -259,6 +259,17 @@ def test_more_spans_than_are_held_are_all_imported() -> None:
     assert len({str(p.step.id) for p in found if isinstance(p, Parsed)}) == len(rows)
 
 
+def test_results_without_calls_beside_a_text_are_steps_of_their_own() -> None:
+    stray = {"type": "tool_result", "tool_use_id": "gone", "content": "late"}
+    message = {"role": "user", "content": [stray, stray, {"type": "text", "text": "and now?"}]}
+    found = list(READERS["anthropic"].parse([Record(1, {"messages": [message]})]))
+    steps = [item.step for item in found if isinstance(item, Parsed)]
+    check(steps)
+    assert len({step.id for step in steps}) == len(steps) == 4
+    assert [step.status for step in steps] == ["partial", "partial", "ok", "ok"]
+    assert steps[2].purpose == "and now?"
+
+
 def test_versions_that_are_not_known_are_read_with_a_note(tmp_path: Path) -> None:
     trace = deepcopy(RECORDS["mlflow_trace.json"][0])
     trace["info"]["trace_metadata"]["mlflow.trace_schema.version"] = "9"

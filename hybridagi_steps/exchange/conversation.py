@@ -141,6 +141,7 @@ class _Reader:
         self._conversation = conversation
         self._run_id = conversation.run_id or f"chat-{stable_id(conversation.key).hex[:16]}"
         self._steps: list[AgentStep] = []
+        self._ids: set[str] = set()
         self._parent: str | None = None
         self._joins: list[str] = []
         self._program_id: str | None = None
@@ -277,7 +278,10 @@ class _Reader:
     def _step_id(self, mark: str, turns: list[Turn]) -> str:
         """Name a step by its place; messages that know their own place are named by that."""
         own = _own_names(turns[0]) if turns else []
-        return str(stable_id(self._conversation.key, mark, *own))
+        while (found := str(stable_id(self._conversation.key, mark, *own))) in self._ids:
+            mark += "+"  # one message may hold several things that are no call's result
+        self._ids.add(found)
+        return found
 
 
 def _own_names(turn: Turn) -> list[str]:
