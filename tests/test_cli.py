@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -398,3 +399,63 @@ def test_bench_options_are_those_of_the_measurement() -> None:
     words = ["--rounds", "7", "--share=0.25", "--deep", "--name", "y"]
     found = options_for(measured, words)
     assert found == {"rounds": 7, "share": 0.25, "deep": True, "name": "y"}
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "1.5"])
+def test_a_least_score_is_within_the_scale(run: Run, filled: str, value: str) -> None:
+    refused(run("search", "refund", "--min-score", value, "--db", filled), "--min-score")
+
+
+@pytest.mark.parametrize(
+    ("condition", "found"),
+    [
+        ("b=true", "yes"),
+        ("b=True", "yes"),
+        ("b=False", "no"),
+        ("b=None", "null"),
+        ("n=1", "yes"),
+        ("n=NaN", "no"),
+    ],
+)
+def test_metadata_is_written_as_json_or_as_python(
+    run: Run, tmp_path: Path, condition: str, found: str
+) -> None:
+    tagged = {
+        "yes": {"b": True, "n": 1},
+        "no": {"b": False, "n": "NaN"},
+        "null": {"b": None},
+        "text": {"b": "text"},
+    }
+    with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory:
+        memory.add(
+            AgentStep.model_validate({"id": name, "step_type": "Action", "metadata": metadata})
+            for name, metadata in tagged.items()
+        )
+    said = run("export", "-", "--metadata", condition).out
+    assert [json.loads(line)["id"] for line in said.splitlines()] == [found]
+
+
+def test_a_search_that_has_much_to_index_first_shows_how_far_it_is(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    @contextmanager
+    def watched(label: str) -> Generator[Callable[[int, int], None]]:
+        assert label == "indexing"
+        yield lambda done, total: seen.append((done, total))
+
+    monkeypatch.setattr("hybridagi_steps.cli.output.progress", watched)
+    steps = [
+        AgentStep.model_validate({"step_type": "Action", "inputs": {"purpose": f"refund {n}"}})
+        for n in range(1_500)
+    ]
+    with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory:
+        memory.add(steps)
+        assert memory.stats()["pending_texts"] == 1_500
+    answer = run("search", "refund 7", "-k", "1", "--json")
+    assert json.loads(answer.out)[0]["step"]["inputs"] == {"purpose": "refund 7"}
+    assert len(seen) > 2
+    assert seen[-1] == (3_000, 3_000)
+    assert run("search", "refund 7").code == 0
+    assert seen[-1] == (3_000, 3_000), "nothing is pending any more"

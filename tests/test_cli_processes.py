@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -36,6 +38,41 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
         running.stderr.close()
         assert running.wait() == 0
         assert b"rror" not in said
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("where", ["> /dev/full", ">&-"])
+@pytest.mark.parametrize(
+    "command", ["--help", "stats", "stats --json", "search refund", "runs"], ids=lambda c: c
+)
+def test_output_that_cannot_be_written_is_one_plain_line(
+    tmp_path: Path, command: str, where: str
+) -> None:
+    done = in_shell(tmp_path, f"{command} {where}")
+    assert done.returncode == 2
+    assert done.stderr.startswith("hybridagi-steps: the output cannot be written: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_closed_streams_do_no_harm(tmp_path: Path) -> None:
+    assert in_shell(tmp_path, "stats <&- 2>&-").returncode == 0
+    assert in_shell(tmp_path, "show nothing-like-it <&- >&- 2>&-").returncode == 2
+    refused = in_shell(tmp_path, "purge --run r <&-")
+    assert (refused.returncode, "--yes" in refused.stderr) == (2, True)
+    assert in_shell(tmp_path, "verify").stdout.startswith("all well: 1 steps")
+
+
+def in_shell(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line with redirections, on a memory of one step."""
+    db = folder / "steps.db"
+    if not db.exists():
+        with StepMemory(db, embedder="hashing") as memory:
+            memory.add(AgentStep.model_validate({"step_type": "Action", "run_id": "r"}))
+    line = f"{shlex.quote(sys.executable)} -m hybridagi_steps {command}"
+    environment = {**os.environ, "HYBRIDAGI_STEPS_DB": str(db)}
+    return subprocess.run(
+        ["sh", "-c", line], capture_output=True, text=True, check=False, env=environment
+    )
 
 
 def test_killing_an_import_loses_nothing_and_repeating_it_completes(tmp_path: Path) -> None:

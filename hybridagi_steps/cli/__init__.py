@@ -7,6 +7,7 @@ command loads what it needs when it runs, so that `--help` answers at once.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import sys
@@ -14,6 +15,9 @@ from collections.abc import Sequence
 
 BAD_INPUT, BROKEN, INTERRUPTED = 2, 1, 130
 """Exit codes: what was asked cannot be done; a fault of ours; the user stopped it."""
+
+_UNWRITABLE = (errno.EBADF, errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT)
+"""What writing to standard output fails with, besides a reader that has gone."""
 
 DEBUG_VARIABLE = "HYBRIDAGI_STEPS_DEBUG"
 """Set it to see the traceback of a fault."""
@@ -25,18 +29,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: What stands after the program's name; by default the process's own.
     """
+    _replace_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = _run(sys.argv[1:] if arguments is None else list(arguments))
-        sys.stdout.flush()
+        return _run(sys.argv[1:] if arguments is None else list(arguments))
     except BrokenPipeError:
         _silence_stdout()
         return 0
     except KeyboardInterrupt:
         return INTERRUPTED
-    return code
 
 
 def _run(arguments: list[str]) -> int:
@@ -45,6 +48,7 @@ def _run(arguments: list[str]) -> int:
 
     try:
         code = app(arguments, standalone_mode=False, prog_name="hybridagi-steps")
+        sys.stdout.flush()
     except StepsError as error:
         return _say(str(error), BAD_INPUT)
     except SystemExit as error:
@@ -58,11 +62,30 @@ def _run(arguments: list[str]) -> int:
             return _say(message().removeprefix("Invalid value: "), BAD_INPUT)
         if type(error).__name__ == "Abort":
             return _say("stopped.", INTERRUPTED)
+        if isinstance(error, OSError) and error.errno in _UNWRITABLE and error.filename is None:
+            _silence_stdout()
+            return _say(f"the output cannot be written: {error.strerror}.", BAD_INPUT)
         if os.environ.get(DEBUG_VARIABLE):
             raise
         detail = f"{type(error).__name__}: {error}"
         return _say(f"unexpected {detail} (set {DEBUG_VARIABLE}=1 to see where).", BROKEN)
     return code if isinstance(code, int) else 0
+
+
+def _replace_closed_streams() -> None:
+    """Stand in for standard streams that the caller closed.
+
+    Else a database would be opened under their numbers, and whatever is printed end up in it. What
+    is read is empty, messages vanish, and output fails as it does on any closed file.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY if descriptor < 2 else os.O_RDWR)
+    sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - likewise
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - likewise
 
 
 def _say(message: str, code: int) -> int:

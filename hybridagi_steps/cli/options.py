@@ -126,13 +126,22 @@ def _date(option: str, text: str | None) -> datetime | None:
         ) from error
 
 
+_PYTHONS_OWN = {"True": True, "False": False, "None": None}
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
 def _pair(text: str) -> tuple[str, Any]:
-    """Read KEY=VALUE; numbers, true, false and null are read as JSON, all else is text."""
+    """Read KEY=VALUE; numbers, true, false and null (or as Python writes them), else text."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise typer.BadParameter(f"--metadata: {text!r} is not KEY=VALUE.")
+    if value in _PYTHONS_OWN:
+        return key, _PYTHONS_OWN[value]
     try:
-        read = json.loads(value)
+        read = json.loads(value, parse_constant=_no_number)
     except ValueError:
         return key, value
     return key, value if isinstance(read, dict | list) else read

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,8 +29,12 @@ from hybridagi_steps.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from hybridagi_steps.memory import StepMemory
     from hybridagi_steps.records.agent_step import AgentStep
     from hybridagi_steps.records.filters import StepHit
+
+_MANY = 2_000
+"""Pending texts and vectors that take longer than people wait without a sign."""
 
 
 def search(
@@ -78,6 +83,8 @@ def search(
         min_score=rated,
         exclude_run_id=not_run,
     )
+    if min_score is not None and not 0 <= min_score <= 1:
+        raise typer.BadParameter(f"--min-score is a number from 0 to 1, not {min_score}.")
     if (text is None) == (like is None):
         raise typer.BadParameter("say what to look for: either TEXT or --like ID.")
     options: dict[str, Any] = {
@@ -87,6 +94,8 @@ def search(
         "min_score": min_score,
     }
     with existing(db, namespace) as memory:
+        if mode != "lexical":
+            _index_watched(memory)
         if like is not None:
             hits = steps_like(memory, like, k, **options)
         else:
@@ -149,6 +158,19 @@ def runs(
         output.console().print(shown.runs_table(found, firsts))
         if offset + len(found) < total:
             typer.echo(f"{len(found):,} of {total:,} runs; --offset {offset + limit} shows more.")
+
+
+def _index_watched(memory: StepMemory) -> None:
+    """Index with a progress bar what the search would otherwise be silent about for long."""
+    from hybridagi_steps.cli import output
+    from hybridagi_steps.errors import DiskFullError, ReadOnlyStorageError
+
+    counts = memory.stats()
+    if counts["pending_texts"] + counts["pending_vectors"] < _MANY:
+        return
+    # Where nothing can be saved the search itself does without, and says so.
+    with suppress(ReadOnlyStorageError, DiskFullError), output.progress("indexing") as watch:
+        memory.flush(watch)
 
 
 def _print_hits(hits: list[StepHit], *, as_json: bool) -> None:
