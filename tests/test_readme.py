@@ -1,5 +1,9 @@
 """The documents tell the truth: Python runs, commands exist, tables are those measured."""
 
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import doctest

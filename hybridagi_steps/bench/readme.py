@@ -65,13 +65,10 @@ def tables(results: dict[str, Any]) -> str:
 def _quality(found: dict[str, Any]) -> str:
     """nDCG@10 per task, ours last."""
     rows = [
-        [
-            f"{task['task']} ({task['questions']})",
-            *(f"{task['ndcg'][name]:.3f}" for name in _QUALITY),
-        ]
+        [f"{task['task']} ({task['questions']})", *_cells(task["ndcg"], "")]
         for task in found["tasks"]
     ]
-    rows.append(["**mean**", *(f"**{found['mean']['ndcg'][name]:.3f}**" for name in _QUALITY)])
+    rows.append(["**mean**", *_cells(found["mean"]["ndcg"], "**")])
     return _markdown(["nDCG@10, task (questions)", *_QUALITY], rows)
 
 
@@ -138,9 +135,7 @@ def _costs(results: dict[str, Any]) -> str:
 def _machine(results: dict[str, Any]) -> str:
     found = results["search"]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    return (
-        f"On {found['machine']} with {versions}; medians. Constants and halves: decision record 3."
-    )
+    return f"On {found['machine']} with {versions}; medians. Tasks and halves: decision record 3."
 
 
 def _markdown(heads: list[str], rows: list[list[str]]) -> str:

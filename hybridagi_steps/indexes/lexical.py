@@ -91,7 +91,7 @@ class LexicalIndex:
         A `Document` may have further words: they are found, with a count of 0, which weighs
         `FURTHER`, and do not make it longer.
         """
-        added = [Document(*document) for document in documents]
+        added = [Document(given[0], given[1], *given[2:]) for given in documents]
         self.remove(np.array([document.row for document in added], np.int64))
         self._reserve(len(added))
         for row, words, further in added:
