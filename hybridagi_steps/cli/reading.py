@@ -67,8 +67,6 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Find steps by meaning and words, or by likeness."""
-    from hybridagi_steps.cli.finding import steps_like
-
     where = step_filter(
         run_id=run,
         session_id=session,
@@ -94,12 +92,7 @@ def search(
         "min_score": min_score,
     }
     with existing(db, namespace) as memory:
-        if mode != "lexical":
-            _index_watched(memory)
-        if like is not None:
-            hits = steps_like(memory, like, k, **options)
-        else:
-            hits = memory.search(text or "", k, **options)
+        hits = _found(memory, text, like, k, options)
     _print_hits(hits, as_json=as_json)
 
 
@@ -158,6 +151,18 @@ def runs(
         output.console().print(shown.runs_table(found, firsts))
         if offset + len(found) < total:
             typer.echo(f"{len(found):,} of {total:,} runs; --offset {offset + limit} shows more.")
+
+
+def _found(
+    memory: StepMemory, text: str | None, like: str | None, k: int, options: dict[str, Any]
+) -> list[StepHit]:
+    from hybridagi_steps.cli.finding import steps_like
+
+    if options["mode"] != "lexical":
+        _index_watched(memory)
+    if like is not None:
+        return steps_like(memory, like, k, **options)
+    return memory.search(text or "", k, **options)
 
 
 def _index_watched(memory: StepMemory) -> None:
