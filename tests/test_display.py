@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import time
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -212,3 +214,61 @@ def test_records_show_themselves_in_a_notebook() -> None:
     made = AgentStep(step_type=AgentStepType.Action, inputs={"purpose": "<b>bold</b>"})
     assert "&lt;b&gt;bold" in made._repr_html_()
     assert "&lt;b&gt;bold" in StepHit(step=made, score=1.0)._repr_html_()
+
+
+class Broken:
+    """An object that cannot be described."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+    __repr__ = __str__
+
+
+def cycle() -> dict[str, Any]:
+    """A value that holds itself."""
+    held: dict[str, Any] = {"word": "round"}
+    held["again"] = held
+    return held
+
+
+ODD: list[Any] = [
+    object(),
+    Broken(),
+    [Broken()],
+    {Broken(): Broken()},
+    {("a", 1): {1: 2}},
+    cycle(),
+    np.ones(3),
+    b"bytes",
+    {1, 2},
+    10**400,
+    "\ud800",
+    Path("a"),
+]
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: type(value).__name__)
+def test_any_value_in_any_place_is_shown(value: Any) -> None:
+    odd: dict[str, Any] = dict.fromkeys(hostile_step(""), value)
+    inside = {
+        "inputs": {"purpose": value, "tool": value, "program": value},
+        "outputs": {"a": value},
+    }
+    failed = {"outputs": {"error": {"type": value, "message": value}}, "metrics": {"cost": value}}
+    for given_step in (odd, inside, failed, {"step_type": "ProgramCall", **inside}):
+        assert "<div" in step_html(given_step)
+        html = steps_html([given_step, given_step])
+        assert "<div" in html
+        html.encode()
+    assert "<div" in hits_html([{"step": odd, "score": value, "why": value, "context": value}])
+    assert "<div" in hits_html([{"step": value, "context": [value]}])
+
+
+def test_outputs_that_became_an_object_or_a_cycle_are_shown() -> None:
+    made = AgentStep(step_type=AgentStepType.Action, inputs={"purpose": "refund"})
+    for value in (object(), cycle(), Broken()):
+        made.outputs = {"result": value}
+        assert "refund" in made._repr_html_()
+        assert "refund" in StepHit(step=made, score=1.0)._repr_html_()
+    assert "round" in step_html({"step_type": "Action", "outputs": cycle()})

@@ -4,7 +4,7 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportArgumentType=false, reportCallIssue=false, reportUnknownLambdaType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false
+# pyright: reportUnknownParameterType=false, reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -441,3 +441,20 @@ def test_functions_on_two_memories(memory: hs.StepMemory) -> None:
     ):
         one()
         assert len(a.steps.steps) == len(b.steps.steps) == 1
+
+
+def test_a_run_shows_itself_in_a_notebook() -> None:
+    with hs.StepMemory(":memory:", embedder="hashing") as memory:
+        with hs.record(memory) as run:
+            Pair()(question="<b>why</b>")
+        html = run._repr_html_()
+        assert f"run {run.id}, 5 steps" in html
+        assert "&lt;b&gt;why" in html
+        assert html.count('<div class="hs-inside">') == 1
+    assert "is closed" in run._repr_html_()
+
+
+def test_a_run_in_any_memory_shows_itself() -> None:
+    with hs.record(SlowMemory()) as run:
+        dspy.Predict("q -> a")(q="1")
+    assert "1 step" in run._repr_html_()

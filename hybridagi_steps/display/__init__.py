@@ -61,7 +61,8 @@ def hits_html(hits: Sequence[Mapping[str, Any]], *, limit: int = MAX_SHOWN) -> s
 
 
 def _render(name: str, **values: Any) -> str:
-    return _environment().get_template(name).render(**values)
+    html = _environment().get_template(name).render(**values)
+    return html.encode("utf-8", "replace").decode()  # a notebook cannot store lone surrogates
 
 
 @lru_cache(maxsize=1)

@@ -94,7 +94,8 @@ def hit_view(rank: int, hit: Mapping[str, Any]) -> HitView:
     score = _number(hit.get("score")) or 0.0
     halves = [("meaning", hit.get("dense_score")), ("words", hit.get("lexical_score"))]
     found = [(name, _number(value)) for name, value in halves]
-    around = cast("list[Any]", hit.get("context") or [])
+    context = hit.get("context")
+    around = cast("list[Any]", context) if isinstance(context, list) else []
     return HitView(
         rank=rank,
         score=f"{score:.3f}",
@@ -166,16 +167,16 @@ def line(value: Any, length: int = LINE) -> str:
 
 
 def _title(kind: str, inputs: dict[str, Any]) -> tuple[str, str]:
-    purpose = line(inputs.get("purpose") or "")
-    name = inputs.get("program") if kind.startswith("Program") else inputs.get("tool")
-    return (line(name), purpose) if name else (purpose, "")
+    purpose = _named(inputs.get("purpose"))
+    name = _named(inputs.get("program" if kind.startswith("Program") else "tool"))
+    return (name, purpose) if name else (purpose, "")
 
 
 def _outcome(outputs: dict[str, Any]) -> str:
     error = outputs.get("error")
     if isinstance(error, dict):
         said = cast("dict[str, Any]", error)
-        return line(f"{said.get('type', 'error')}: {said.get('message', '')}")
+        return line(f"{_text(said.get('type', 'error'))}: {_text(said.get('message', ''))}")
     for key in ("result", "observation", "choice"):
         if key in outputs:
             return line(outputs[key])
@@ -195,7 +196,7 @@ def _sections(
         "metadata": _dict(step.get("metadata")),
     }
     known = ("id", "parent_id", "run_id", "session_id", "user_id", "scope", "created_at")
-    origin = "\n".join(f"{key}: {_text(step[key])}" for key in known if step.get(key))
+    origin = "\n".join(f"{key}: {text}" for key in known if (text := _text(step.get(key))))
     sections = [(name, block(values)) for name, values in named.items() if values]
     return [*sections, ("step", origin)] if origin else sections
 
@@ -213,7 +214,8 @@ def _readable(value: Any) -> str:
     if not isinstance(value, dict):
         return _json(value, indent=2)
     lines: list[str] = []
-    for key, item in cast("dict[str, Any]", value).items():
+    for name, item in cast("dict[Any, Any]", value).items():
+        key = _text(name)
         text = item if isinstance(item, str) else _compact(item)
         indented = text.replace("\n", "\n  ")
         lines.append(f"{key}: {indented}" if "\n" not in text else f"{key}:\n  {indented}")
@@ -244,8 +246,16 @@ def _depth(step: str, enclosing: dict[str, str]) -> int:
     return depth
 
 
+def _named(value: Any) -> str:
+    """Return what something is called, in one line; empty when it is not said."""
+    return "" if value is None else line(value)
+
+
 def _dict(value: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    """Return fields by name; what has none is shown as the one it is."""
+    if isinstance(value, dict):
+        return cast("dict[str, Any]", value)
+    return {} if value is None else {"value": value}
 
 
 def _number(value: Any) -> float | None:
@@ -254,11 +264,14 @@ def _number(value: Any) -> float | None:
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else str(value)
+    try:
+        return "" if value is None else str(value)
+    except Exception as error:  # noqa: BLE001, RUF100 - what is shown may be anybody's class
+        return f"<{type(value).__name__}: {type(error).__name__} in str()>"
 
 
 def _json(value: Any, indent: int | None) -> str:
     try:
-        return json.dumps(value, indent=indent, ensure_ascii=False, default=str)
-    except (TypeError, ValueError, RecursionError):
-        return repr(value)
+        return json.dumps(value, indent=indent, ensure_ascii=False, default=_text)
+    except Exception:  # noqa: BLE001, RUF100 - keys that are no text, cycles, odd mappings
+        return _text(value)

@@ -22,7 +22,8 @@ from uuid import uuid4
 import dspy
 from dspy.utils.callback import ACTIVE_CALL_ID
 
-from hybridagi_steps.errors import InvalidSettingError, RecordingError
+from hybridagi_steps.display.view import plural
+from hybridagi_steps.errors import InvalidSettingError, RecordingError, StepsError
 from hybridagi_steps.programs import step_shapes as shapes
 from hybridagi_steps.programs.call_steps import FunctionStep
 from hybridagi_steps.programs.call_tree import Labels, Run
@@ -30,6 +31,7 @@ from hybridagi_steps.programs.dspy_settings import overriding
 from hybridagi_steps.programs.recorder import StepRecorder
 from hybridagi_steps.programs.step_writer import check_memory
 from hybridagi_steps.programs.strands import in_context
+from hybridagi_steps.records.agent_step import AgentStep, shown
 
 __all__ = ["Recorded", "RunHandle", "in_context", "record", "record_step"]
 
@@ -70,6 +72,18 @@ class RunHandle:
 
     def __repr__(self) -> str:
         return f"<run {self.id}>"
+
+    def _repr_html_(self) -> str:
+        """Show the tree of its steps in a notebook."""
+        from hybridagi_steps.display import steps_html
+
+        try:
+            found = self.steps
+        except StepsError as error:
+            return steps_html([], title=f"run {self.id}: {error}")
+        steps: list[AgentStep] = list(getattr(found, "steps", found))
+        title = f"run {self.id}, {plural(len(steps), 'step')}"
+        return steps_html([shown(step) for step in steps], title=title)
 
 
 class record:  # noqa: N801 - reads as a statement: with record(memory)
