@@ -33,9 +33,8 @@ def samples() -> dict[str, list[Any]]:
     """Return each sample as the records it holds."""
     found: dict[str, list[Any]] = {}
     for name in FILES:
-        text = (SAMPLES / name).read_text("utf-8")
-        lines = text.splitlines() if name.endswith(".jsonl") else [text]
-        found[name] = [json.loads(line) for line in lines]
+        with reading_module.opened(SAMPLES / name) as source:
+            found[name] = [row.value for row in source.records() if isinstance(row, Record)]
     return found
 
 

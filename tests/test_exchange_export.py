@@ -38,6 +38,11 @@ def ordered(shelf: Shelf) -> list[AgentStep]:
     )
 
 
+def arrow() -> Any:
+    pytest.importorskip("pyarrow.parquet")
+    return pytest.importorskip("pyarrow")
+
+
 def lines_of(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
@@ -74,10 +79,10 @@ def test_any_steps_come_back_unchanged(
 
 
 def test_parquet_is_told_by_its_name_and_holds_columns_to_query(tmp_path: Path) -> None:
-    pyarrow: Any = pytest.importorskip("pyarrow.parquet")
+    pyarrow = arrow()
     shelf = filled("mlflow_trace.json")
     export_file(shelf, tmp_path / "steps.parquet")
-    table = pyarrow.read_table(tmp_path / "steps.parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "steps.parquet")
     assert table.column("tool").to_pylist()[1:4] == ["policy", "find_booking", "find_booking"]
     assert table.column("status").to_pylist().count("error") == 1
     assert str(table.schema.field("created_at").type) == "timestamp[us, tz=UTC]"
@@ -93,7 +98,7 @@ def test_vectors_go_to_parquet_on_request(tmp_path: Path) -> None:
 
 
 def test_damaged_and_foreign_parquet_is_refused(tmp_path: Path) -> None:
-    pyarrow: Any = pytest.importorskip("pyarrow")
+    pyarrow = arrow()
     whole, path = tmp_path / "whole.parquet", tmp_path / "odd.parquet"
     export_file(filled(), whole)
     for damaged in (whole.read_bytes()[:-100], b"PAR1", b"PAR1" + b"\x00" * 500 + b"PAR1"):
@@ -108,7 +113,7 @@ def test_damaged_and_foreign_parquet_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_bad_row_of_parquet_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
-    pyarrow: Any = pytest.importorskip("pyarrow")
+    pyarrow = arrow()
     rows: dict[str, list[Any]] = {
         "id": ["a", "b", "c"],
         "step_type": ["Action", "Dance", "Action"],

@@ -14,6 +14,7 @@ from exchange_shelf import Shelf
 
 from hybridagi_steps.exchange import import_file
 from hybridagi_steps.exchange.formats import FORMATS, format_of
+from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -30,6 +31,7 @@ FILES = {
     "otlp_messages.jsonl": "otlp",
     "otlp_without_content.jsonl": "otlp",
     "otlp_early.jsonl": "otlp",
+    "otel_console.json": "otlp",
     "dspy_history.json": "dspy",
     "dspy_trace.json": "dspy",
     "dspy_prediction.json": "dspy",
@@ -211,6 +213,19 @@ def test_earlier_genai_conventions_are_read() -> None:
     assert (first.metrics.input_tokens, first.metrics.output_tokens) == (31, 17)
 
 
+def test_spans_that_the_sdk_printed_are_read() -> None:
+    call, missed, said, end = steps_of("otel_console.json")
+    assert (call.program, missed.tool, missed.arguments) == (
+        "travel",
+        "find_booking",
+        {"code": "XX"},
+    )
+    assert (missed.outputs or {})["error"] == {"type": "KeyError", "message": "'no booking XX'"}
+    assert (said.purpose, said.result) == ("Refund XX", "There is no XX.")
+    assert missed.program_id == said.program_id == str(call.id)
+    assert call.created_at <= missed.created_at <= said.created_at <= end.created_at
+
+
 def test_a_history_of_dspy_shows_the_fields_of_its_prompts() -> None:
     steps = steps_of("dspy_history.json")
     given = json.loads((SAMPLES / "dspy_history.json").read_text("utf-8"))
@@ -270,6 +285,32 @@ def test_a_toolbench_tree_keeps_its_branches() -> None:
     assert _tree_size(given["tree"]["tree"]) == len(natives(steps))
 
 
+def test_tries_of_toolbench_without_a_tree_become_branches(tmp_path: Path) -> None:
+    def chain(*texts: str) -> list[dict[str, Any]]:
+        kinds = ("Thought", "Action", "Action Input") * len(texts)
+        pairs = zip(kinds, texts, strict=False)
+        nodes = [{"node_type": kind, "description": text} for kind, text in pairs]
+        return [{**n, "observation": "seen"} if "Input" in n["node_type"] else n for n in nodes]
+
+    value = {
+        "win": False,
+        "trys": [
+            {"chain": chain("I look", "find", '{"n": 1}'), "win": False},
+            {"chain": chain("Again", "find", '{"n": 2}'), "win": False},
+        ],
+        "answer_generation": {"query": "Where is it?", "final_answer": ""},
+    }
+    (tmp_path / "t.json").write_text(json.dumps(value))
+    shelf = Shelf()
+    assert import_file(shelf, tmp_path / "t.json").skipped == []
+    asked, first, second, end = shelf.steps.values()
+    assert (asked.purpose, first.purpose, first.tool) == ("Where is it?", "I look", "find")
+    assert first.parent_id == second.parent_id == asked.id
+    assert (second.arguments, second.result) == ({"n": 2}, "seen")
+    assert end.status == "partial"
+    assert (asked.metadata or {})["answer"]["trys"] == [{"win": False}] * 2
+
+
 def _shipped(run_id: str) -> list[str]:
     lines = (SAMPLES.parent.parent / "data" / "steps.jsonl").read_text("utf-8").splitlines()
     return [line for line in lines if json.loads(line)["run_id"] == run_id]
@@ -277,6 +318,16 @@ def _shipped(run_id: str) -> list[str]:
 
 def _tree_size(node: dict[str, Any]) -> int:
     return 1 + sum(_tree_size(child) for child in node["children"])
+
+
+def test_what_was_imported_is_found_again_in_a_memory(tmp_path: Path) -> None:
+    with StepMemory(tmp_path / "s.db", embedder="hashing") as memory:
+        for name in FILES:
+            assert import_file(memory, SAMPLES / name).skipped == []
+        for query, tool in (("no booking XX", "find_booking"), ("refunded 118.5", "refund")):
+            assert tool in [hit.step.tool for hit in memory.search(query, k=5)]
+        assert memory.search("latest iPhone 14 product search", k=1)[0].step.run_id
+        assert memory.verify() == []
 
 
 @pytest.mark.parametrize(

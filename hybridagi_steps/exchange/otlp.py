@@ -1,5 +1,6 @@
-"""OpenTelemetry's spans, in: OTLP as JSON with the GenAI attributes, one request per record.
+"""OpenTelemetry's spans with the GenAI attributes, in.
 
+A record is one OTLP request as JSON, or a single span, also as the SDK's `to_json` prints it.
 Spans of one trace may stand in several requests: they are held until the file ends, or until
 `MAX_HELD_SPANS` are held and the oldest trace is written out. Spans that our own export wrote carry
 the step itself and become it again; all others are read by the names in `otlp_names`, old and new.
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hybridagi_steps.exchange import otlp_names as names
-from hybridagi_steps.exchange.conversation import text_of
+from hybridagi_steps.exchange.conversation import text_of, time_of
 from hybridagi_steps.exchange.otlp_messages import asked_and_said
 from hybridagi_steps.exchange.otlp_values import attributes_of
 from hybridagi_steps.exchange.records import (
@@ -29,12 +30,13 @@ from hybridagi_steps.exchange.records import (
     json_or_text,
     refused,
 )
-from hybridagi_steps.exchange.spans import Span, Trace, last_user_text, trace_steps
+from hybridagi_steps.exchange.spans import Span, Trace, last_user_text, nanoseconds, trace_steps
 
 MAX_HELD_SPANS = 5_000
 """Spans held while their traces may still grow."""
 
 _ERROR_CODES = (2, "2", "STATUS_CODE_ERROR")
+_SDK_CODES = {"ERROR": 2}
 
 
 def recognises(value: Any) -> bool:
@@ -42,7 +44,8 @@ def recognises(value: Any) -> bool:
     record = as_object(value)
     if {"resourceSpans", "resource_spans"} & record.keys():
         return True
-    return bool(_id(record, "traceId", "trace_id") and _id(record, "spanId", "span_id"))
+    span = _in_otlp(record)
+    return bool(_id(span, "traceId", "trace_id") and _id(span, "spanId", "span_id"))
 
 
 def parse(records: Records) -> Iterator[Parsed | Skipped]:
@@ -86,7 +89,8 @@ def _native_spans(value: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]
     request = as_object(value)
     resources: Any = request.get("resourceSpans", request.get("resource_spans"))
     if resources is None:
-        yield request, {}
+        about = attributes_of(as_object(request.get("resource")))
+        yield request, {"resource": about} if about else {}
         return
     for item in as_list(resources):
         resource = as_object(item)
@@ -108,7 +112,25 @@ def _own_steps(native: dict[str, Any], record: Record) -> list[Parsed]:
     return [Parsed(record.line, agent_step(as_object(fields))) for fields in steps]
 
 
-def _span(native: dict[str, Any], record: Record) -> tuple[str, Span]:
+def _in_otlp(native: dict[str, Any]) -> dict[str, Any]:
+    """Return a span with OTLP's names, also when the SDK's `to_json` wrote it."""
+    context, status = as_object(native.get("context")), as_object(native.get("status"))
+    if not context:
+        return native
+    times = {"startTimeUnixNano": "start_time", "endTimeUnixNano": "end_time"}
+    read = {name: time_of(native, key) for name, key in times.items()}
+    return {
+        **native,
+        "traceId": context.get("trace_id"),
+        "spanId": context.get("span_id"),
+        "parentSpanId": native.get("parent_id"),
+        **{name: nanoseconds(time) for name, time in read.items() if time is not None},
+        "status": {"code": _SDK_CODES.get(str(status.get("status_code"))), **status},
+    }
+
+
+def _span(kept: dict[str, Any], record: Record) -> tuple[str, Span]:
+    native = _in_otlp(kept)
     trace_id, span_id = _id(native, "traceId", "trace_id"), _id(native, "spanId", "span_id")
     if not trace_id or not span_id:
         raise BadRecordError("it has no traceId and spanId")
@@ -124,7 +146,7 @@ def _span(native: dict[str, Any], record: Record) -> tuple[str, Span]:
         id=span_id,
         parent=_id(native, "parentSpanId", "parent_span_id") or None,
         name=agent or name,
-        native=native,
+        native=kept,
         record=record,
         start=first_number(native, "startTimeUnixNano", "start_time_unix_nano"),
         end=first_number(native, "endTimeUnixNano", "end_time_unix_nano"),
@@ -180,7 +202,7 @@ def _error(native: dict[str, Any], attributes: dict[str, Any]) -> dict[str, str]
     if status.get("code") not in _ERROR_CODES:
         return None
     kind = attributes.get(names.ERROR_TYPE)
-    message = str(status.get("message") or "")
+    message = str(status.get("message") or status.get("description") or "")
     for event in as_list(native.get("events")):
         said = attributes_of(as_object(event))
         if "exception.type" in said:
@@ -208,7 +230,7 @@ def _metrics(attributes: dict[str, Any]) -> dict[str, Any]:
 
 def _id(native: dict[str, Any], *keys: str) -> str:
     """Return an id in lower case, as hexadecimal digits are written; base64 stays as it is."""
-    found = _first_text(native, *keys) or ""
+    found = (_first_text(native, *keys) or "").removeprefix("0x")
     if len(found) in (16, 32) and not set(found.lower()) - set("0123456789abcdef"):
         return found.lower()
     return found

@@ -52,23 +52,21 @@ class Source:
                 else:
                     yield from line_records([(number, line)])
             return
-        count = 0
+        count, line = 0, 1
         try:
             values = json_values(self._utf8_pieces())
-            first = next(values, None)
-            if first is None:
+            for line, value in values:
+                if not count and is_message(value):
+                    yield Record(1, _whole([value], values))
+                    return
+                count += 1
+                yield Record(line, value, f"item {count}: " if count > 1 else "")
+            if not count:
                 raise BadRecordError("an empty list")
-            if is_message(first[1]):
-                yield Record(1, _whole([first[1]], values))
-                return
-            count = 1
-            yield Record(first[0], first[1])
-            for count, (line, value) in enumerate(values, start=2):
-                yield Record(line, value, f"item {count}: ")
         except BadRecordError as error:
             if not count:
                 raise ExchangeError(f"{self._name}: {error}.") from error
-            yield Skipped(0, f"after item {count}: {error}")
+            yield Skipped(line, f"after item {count}: {error}")
 
     def _lines(self) -> Iterator[tuple[int, bytes | None]]:
         """Yield numbered lines as UTF-8 without their ends; None for one that is too long."""

@@ -4,7 +4,8 @@ In the tree a Thought, an Action (the tool's name) and an Action Input (argument
 back) are nodes below each other; together they are one step. Branches keep their `parent_id`, so
 the tree can be walked as it was searched; calls of `Finish` end a branch. The query is the
 ProgramCall, the answer the ProgramEnd. The native nodes stand in the step's `messages`, without
-their children; what else the file says is kept on the first step.
+their children; what else the file says is kept on the first step. A search without branches has no
+tree but a list of tries, each a chain of the same nodes: they become branches of one tree.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class _Tree:
     def __init__(self, record: Record) -> None:
         self._record = record
         value = as_object(record.value)
-        self._root = as_object(as_object(value.get("tree")).get("tree"))
+        self._root = as_object(as_object(value.get("tree")).get("tree")) or _chains(value)
         if not self._root:
             raise BadRecordError("an answer without its tree")
         self._answer = as_object(value.get("answer_generation"))
@@ -68,9 +69,11 @@ class _Tree:
     def steps(self) -> list[Parsed]:
         inputs = {"program": PROGRAM, "purpose": self._query, "arguments": {"query": self._query}}
         extras = {key: item for key, item in self._value.items() if key != "tree"}
-        about = {k: v for k, v in as_object(self._value.get("tree")).items() if k != "tree"}
+        if "trys" in extras:
+            extras["trys"] = [_without(item, "chain") for item in as_list(extras["trys"])]
+        about = _without(self._value.get("tree"), "tree")
         metadata = {"answer": {**extras, "tree": about}}
-        root = [_bare(self._root)]
+        root = [_without(self._root, "children")]
         self._call_id = self._add("root", "ProgramCall", None, inputs, None, root, metadata)
         self._branches()
         self._end()
@@ -119,7 +122,7 @@ class _Tree:
         metadata = {key: last[key] for key in ("pruned", "is_terminal", "finished") if key in last}
         if note:
             metadata["note"] = note
-        natives = [_bare(node) for node in nodes]
+        natives = [_without(node, "children") for node in nodes]
         return self._add(place, "Action", parent, inputs, outputs, natives, metadata)
 
     def _end(self) -> None:
@@ -166,9 +169,19 @@ class _Tree:
         return str(step.id)
 
 
-def _bare(node: dict[str, Any]) -> dict[str, Any]:
-    """Return a node without its children, which are steps of their own."""
-    return {key: value for key, value in node.items() if key != "children"}
+def _chains(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the tries of a search without branches as branches of one tree; {} without any."""
+    heads: list[dict[str, Any]] = []
+    for attempt in as_list(value.get("trys")):
+        below: list[dict[str, Any]] = []
+        for node in reversed(as_list(as_object(attempt).get("chain"))):
+            below = [{**as_object(node), "children": below}]
+        heads += below
+    return {"node_type": "Action Input", "children": heads} if heads else {}
+
+
+def _without(value: Any, left_out: str) -> dict[str, Any]:
+    return {key: item for key, item in as_object(value).items() if key != left_out}
 
 
 def _gave_answer(arguments: dict[str, Any]) -> bool:
