@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from test_exchange import any_step
 from test_exchange_formats import FILES, SAMPLES
 
+from hybridagi_steps.cli import main
 from hybridagi_steps.errors import ExchangeError, MissingExtraError
 from hybridagi_steps.exchange import export_file, import_file
 from hybridagi_steps.exchange.export import EXPORT_FORMATS
@@ -376,3 +377,24 @@ def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ExchangeError, match="known formats: auto, jsonl, openai, otlp, parquet"):
         export_file(Shelf(), tmp_path / "x", format="xml")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_line_moves_a_memory_from_format_to_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["import", str(SAMPLES / "otlp_messages.jsonl"), "--db", "a.db"]) == 0
+    assert "6 steps added" in capsys.readouterr().out
+    assert main(["export", "out.jsonl", "--format", "otlp", "--db", "a.db"]) == 0
+    assert main(["import", "out.jsonl", "--format", "otlp", "--db", "b.db"]) == 0
+    capsys.readouterr()
+    whole: list[str] = []
+    for name in ("a.db", "b.db"):
+        assert main(["export", "-", "--db", name]) == 0
+        whole.append(capsys.readouterr().out)
+    assert sorted(whole[0].splitlines()) == sorted(whole[1].splitlines())
+    assert main(["import", str(SAMPLES / "mlflow_trace.json"), "--db", "a.db"]) == 0
+    assert main(["export", "t.jsonl", "--format", "openai", "--db", "a.db"]) == 0
+    assert "2 runs written to t.jsonl." in capsys.readouterr().err
+    assert main(["export", "t.jsonl", "--format", "yaml", "--db", "a.db"]) == 2
+    assert "known formats: auto, jsonl, openai, otlp, parquet" in capsys.readouterr().err

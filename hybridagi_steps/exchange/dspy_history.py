@@ -35,6 +35,7 @@ from hybridagi_steps.exchange.spans import last_user_text
 _MARK = re.compile(r"\[\[ ## (\w+) ## \]\][ \t]*\n?")
 _ASIDE = re.compile(r"\n\nRespond with (?:the corresponding output fields|a JSON object)\b.*", re.S)
 _HISTORY_KEYS = {"outputs", "usage", "timestamp", "model", "uuid", "kwargs", "response"}
+_OF_A_TURN = ("thought", "tool_name", "tool_args", "observation")
 _THOUGHT = re.compile(r"thought_(\d{1,6})")
 
 
@@ -204,9 +205,11 @@ def _trajectory(record: Record, value: dict[str, Any]) -> Iterator[Parsed]:
     numbers = [int(m.group(1)) for key in trajectory if (m := _THOUGHT.fullmatch(key))]
     if not numbers:
         raise BadRecordError("a trajectory without thoughts")
-    run, key = _Run(), content_key(value)
+    run, key, rest = _Run(), content_key(value), set(trajectory)
     for number in sorted(numbers):
-        native = {k: v for k, v in trajectory.items() if k.endswith(f"_{number}")}
+        names = [f"{name}_{number}" for name in _OF_A_TURN]
+        native = {name: trajectory[name] for name in names if name in trajectory}
+        rest -= native.keys()
         tool = trajectory.get(f"tool_name_{number}")
         seen = trajectory.get(f"observation_{number}")
         arguments = as_arguments(trajectory.get(f"tool_args_{number}"))
@@ -223,5 +226,11 @@ def _trajectory(record: Record, value: dict[str, Any]) -> Iterator[Parsed]:
             messages=[native],
         )
     outputs = {name: item for name, item in value.items() if name != "trajectory"}
-    inputs = {"program": "ReAct"}
-    yield run.step(record, f"{key}\nend", "ProgramEnd", inputs=inputs, outputs=outputs)
+    yield run.step(
+        record,
+        f"{key}\nend",
+        "ProgramEnd",
+        inputs={"program": "ReAct"},
+        outputs=outputs,
+        messages=[{name: trajectory[name] for name in sorted(rest)}] if rest else None,
+    )

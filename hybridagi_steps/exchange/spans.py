@@ -104,9 +104,9 @@ class _Walk:
         self._steps: list[Parsed | Skipped] = []
         self._hop = 0
         self._children: dict[str | None, list[Span]] = {}
-        depths = _placed(spans)
+        parents = _shown_parents(spans, _placed(spans))
         for span in spans.values():
-            self._children.setdefault(_shown_parent(span, spans, depths), []).append(span)
+            self._children.setdefault(parents[span.id], []).append(span)
         for siblings in self._children.values():
             siblings.sort(key=lambda span: span.starts_at)
         name = trace.id
@@ -122,8 +122,11 @@ class _Walk:
     ) -> list[str]:
         """Place spans after `before`; return the ids that what follows joins."""
         for together in _overlapping(spans):
-            tails = [self._span(span, before, program_id, question) for span in together]
-            before = [tail for ends in tails for tail in ends]
+            first, *others = together
+            tails = self._span(first, before, program_id, question)
+            for span in others:
+                tails += self._span(span, before[-1:], program_id, question)
+            before = tails
         return before
 
     def _span(
@@ -268,15 +271,16 @@ def _placed(spans: dict[str, Span]) -> dict[str, int]:
     return depths
 
 
-def _shown_parent(span: Span, spans: dict[str, Span], depths: dict[str, int]) -> str | None:
-    """Return the span under which one is shown."""
-    parent = span.parent
-    if parent is None or depths[span.id] <= MAX_SPAN_DEPTH:
-        return parent
-    span.notes.append(f"{depths[span.id]} levels deep, shown at level {MAX_SPAN_DEPTH}")
-    while parent is not None and depths[parent] >= MAX_SPAN_DEPTH:
-        parent = spans[parent].parent
-    return parent
+def _shown_parents(spans: dict[str, Span], depths: dict[str, int]) -> dict[str, str | None]:
+    """Return the span under which each one is shown."""
+    shown: dict[str, str | None] = {}
+    for span_id in sorted(spans, key=lambda found: depths[found]):
+        span = spans[span_id]
+        shown[span_id] = span.parent
+        if span.parent is not None and depths[span_id] > MAX_SPAN_DEPTH:
+            shown[span_id] = shown[span.parent]
+            span.notes.append(f"{depths[span_id]} levels deep, shown at level {MAX_SPAN_DEPTH}")
+    return shown
 
 
 def _overlapping(spans: Sequence[Span]) -> Iterator[list[Span]]:
