@@ -7,6 +7,7 @@ never reaches a disk, an index or a log.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 from uuid import UUID
@@ -31,8 +32,8 @@ _IDS = ("id", "parent_id", "run_id", "session_id", "user_id", "program_id", "sco
 _VALUES = ("inputs", "outputs", "metadata")
 _CONVENTION = frozenset(
     """inputs outputs metadata purpose tool arguments args result observation program options choice
-    reasoning error type message repairs truncated redaction_failed joins steps messages role
-    content""".split()  # noqa: SIM905 - a paragraph reads better than its quotes
+    reasoning error type message repairs truncated redaction_failed joins step steps messages role
+    content score value left_out""".split()  # noqa: SIM905 - a paragraph reads better than its quotes
 )
 """Keys by which steps are read; none of them is a secret."""
 
@@ -86,10 +87,12 @@ def redacted(value: Any, redact: Redact) -> Any:
     if not isinstance(value, dict):
         return value
     kept: dict[str, Any] = {}
+    twice: Counter[str] = Counter()
     for key, item in cast("dict[str, Any]", value).items():
-        name = key if key in _CONVENTION else _text(redact, key)
+        name = wanted = key if key in _CONVENTION else _text(redact, key)
         while name in kept:
-            name += "'"
+            twice[wanted] += 1
+            name = f"{wanted}'{twice[wanted] + 1}"
         kept[name] = redacted(item, redact)
     return kept
 

@@ -32,7 +32,7 @@ from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
 from hybridagi_steps.retrieval import Mode
 from hybridagi_steps.searching import Searcher
 from hybridagi_steps.step_index import IN_MEMORY, cache_path
-from hybridagi_steps.stores import open_store
+from hybridagi_steps.stores import address_text, open_store
 
 if TYPE_CHECKING:
     from hybridagi_steps.records.predictions import AgentStepList, Query, QueryList
@@ -76,7 +76,7 @@ class StepMemory:
             StorageError: The file is foreign, damaged, of a newer version, or cannot be opened.
             EmbedderMismatchError: The file was built with another embedder than the one named.
         """
-        self.address, self.namespace, self.durability = os.fspath(address), namespace, durability
+        self.address, self.namespace, self.durability = address_text(address), namespace, durability
         self.redact = redact
         self._store = open_store(self.address, namespace=namespace, durability=durability)
         self._closed = False

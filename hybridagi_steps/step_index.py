@@ -131,7 +131,7 @@ class StepIndex:
                 shard.vectors.add(rows, np.stack([np.asarray(item.vector) for item in usable]))
             shard.lexical.remove(gone)
             shard.vectors.remove(gone)
-        self._unsaved += len(changes.texts) + len(gone)
+        self._unsaved += len(changes.texts) + len(changes.vectors) + len(gone)
 
     def _identity(self) -> dict[str, Any]:
         model_id, dimension = self._model

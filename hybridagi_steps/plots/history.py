@@ -23,6 +23,7 @@ from hybridagi_steps.plots.canvas import (
     short,
     type_of,
 )
+from hybridagi_steps.plots.own_steps import own_steps
 from hybridagi_steps.records.agent_step import StepStatus
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def activity(memory: StepMemory, where: Where = None, ax: Axes | None = None) ->
         InvalidFilterError: An unknown key in `where`.
     """
     axes = axes_for(ax, 9.0, 3.6)
-    made = [(step.created_at.date(), type_of(step)) for step in memory.iter_steps(where)]
+    made = [(step.created_at.date(), type_of(step)) for step in own_steps(memory, where)]
     if not made:
         return nothing_to_show(axes, "no step matches")
     last = max(day for day, _ in made)
@@ -89,7 +90,7 @@ def outcomes(memory: StepMemory, where: Where = None, ax: Axes | None = None) ->
         MissingExtraError: matplotlib is not installed.
         InvalidFilterError: An unknown key in `where`.
     """
-    calls = Counter((step.tool, step.status) for step in memory.iter_steps(where) if step.tool)
+    calls = Counter((step.tool, step.status) for step in own_steps(memory, where) if step.tool)
     uses = Counter[str]()
     for (tool, _), count in calls.items():
         uses[tool or ""] += count

@@ -29,6 +29,7 @@ from hybridagi_steps.plots.canvas import (
     nothing_to_show,
     type_of,
 )
+from hybridagi_steps.plots.own_steps import own_steps
 from hybridagi_steps.records.agent_step import AgentStep
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def embedding_map(
     axes = axes_for(ax, 9.0, 5.6)
     if memory.stats()["pending_vectors"]:
         memory.flush()
-    chosen, matching = _chosen([str(step.id) for step in memory.iter_steps(where)])
+    chosen, matching = _chosen([str(step.id) for step in own_steps(memory, where)])
     names, vectors = _embedded(memory, chosen, name_of)
     if not names:
         return nothing_to_show(axes, "no embedded step matches")

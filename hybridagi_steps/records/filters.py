@@ -140,9 +140,13 @@ class StepHit(BaseModel):
     context: list[AgentStep] = Field(default_factory=list[AgentStep])
     """The steps around it that `expand` asked for."""
 
+    def shown(self) -> dict[str, Any]:
+        """Return the hit as plain data for display, whatever its steps hold by now."""
+        context = [shown(step) for step in self.context]
+        return {**vars(self), "step": shown(self.step), "context": context}
+
     def _repr_html_(self) -> str:
         """Show the hit in a notebook."""
         from hybridagi_steps.display import hits_html
 
-        context = [shown(step) for step in self.context]
-        return hits_html([{**vars(self), "step": shown(self.step), "context": context}])
+        return hits_html([self.shown()])

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 import dspy
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.agent_step import AgentStep, id_text, shown
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.json_values import json_value
 
@@ -193,7 +193,7 @@ class AgentStepList(PredictionModel):
         """Show the steps in a notebook."""
         from hybridagi_steps.display import steps_html
 
-        return steps_html([step.model_dump(mode="json", exclude={"vector"}) for step in self.steps])
+        return steps_html([shown(step) for step in self.steps])
 
 
 class Query(PredictionModel):
@@ -307,8 +307,7 @@ class QueryWithSteps(PredictionModel):
         """Show the hits in a notebook."""
         from hybridagi_steps.display import hits_html
 
-        exclude = {"step": {"vector"}, "context": {"__all__": {"vector"}}}
-        return hits_html([hit.model_dump(mode="json", exclude=exclude) for hit in self.hits])
+        return hits_html([hit.shown() for hit in self.hits])
 
 
 def _step_context(steps: list[AgentStep]) -> dspy.Type:
