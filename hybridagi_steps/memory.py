@@ -312,8 +312,7 @@ class StepMemory:
             return
         self._closed = True
         if self._searcher is not None and self._pid == os.getpid():
-            self._searcher.stop()
-            self._searcher.save()
+            self._searcher.close()
         self._store.close()
 
     def __enter__(self) -> Self:

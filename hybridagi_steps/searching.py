@@ -84,10 +84,13 @@ class Searcher:
         """Do what `StepMemory.search` says."""
         asked = [self._redacted(item) for item in _checked(query, k, mode, expand)]
         unsaved = self._caught_up(vectors=mode != "lexical")
+        texts = [own_text(item) if isinstance(item, AgentStep) else item for item in asked]
+        # A hosted embedder takes its time; nobody else has to wait for it.
+        vectors = [None] * len(texts) if mode == "lexical" else self._embedded(texts)
         with self._lock:
             self._follow()
             self._index.take_in(*unsaved)
-            queries = self._queries(asked, with_vectors=mode != "lexical")
+            queries = list(map(self._query, asked, texts, vectors))
             ranked = search(
                 self._index, queries, k, scope=self._scope(where), mode=mode, min_score=min_score
             )
@@ -105,9 +108,11 @@ class Searcher:
         """Begin to index what is pending, before somebody waits for it."""
         self._background.start()
 
-    def stop(self) -> None:
-        """End what goes on in the background."""
+    def close(self) -> None:
+        """End what goes on in the background; keep the index that searches have built."""
         self._background.stop()
+        if self._index.in_use:
+            self.save()
 
     def save(self) -> None:
         """Bring the index up to date and write its cache when that is worth it."""
@@ -163,18 +168,9 @@ class Searcher:
         held = self._index.columns.held()
         return held[~np.isin(held, gone)]
 
-    def _queries(self, asked: list[str | AgentStep], *, with_vectors: bool) -> list[SearchQuery]:
-        texts = [own_text(item) if isinstance(item, AgentStep) else item for item in asked]
-        vectors = self._embedded(texts) if with_vectors else [None] * len(texts)
-        return [
-            SearchQuery(
-                text,
-                vector,
-                whole=whole_text(item) if isinstance(item, AgentStep) else None,
-                itself=self._row_of(item),
-            )
-            for item, text, vector in zip(asked, texts, vectors, strict=True)
-        ]
+    def _query(self, item: str | AgentStep, text: str, vector: FloatVector | None) -> SearchQuery:
+        whole = whole_text(item) if isinstance(item, AgentStep) else None
+        return SearchQuery(text, vector, whole, self._row_of(item))
 
     def _embedded(self, texts: Sequence[str]) -> list[FloatVector | None]:
         embedder = self._embedder()

@@ -67,6 +67,11 @@ class StepIndex:
         self.position = _NOTHING
         self._unsaved = 0
 
+    @property
+    def in_use(self) -> bool:
+        """Whether it follows the store yet; before, it holds nothing worth keeping."""
+        return self.position != _NOTHING
+
     def shards(self, *, own_only: bool) -> list[Shard]:
         """Return the shards to search."""
         return [self.own] if own_only else [self.own, self.scoped]
@@ -81,7 +86,7 @@ class StepIndex:
         if (model_id, dimension) != self._model:
             self._model = (model_id, dimension)
             self._reset()
-        if self.position == _NOTHING:
+        if not self.in_use:
             self._load()
         while self.position != self._store.position():
             changes = self._store.changes(self.position)
@@ -90,11 +95,11 @@ class StepIndex:
             self._apply(changes)
             self.position = changes.position
 
-    def save(self, *, always: bool = False) -> bool:
+    def save(self) -> bool:
         """Write the cache when it is worth it: many steps, and many of them new to it."""
         size = len(self.columns)
         enough = size >= _WORTH_CACHING and self._unsaved > _STALE_SHARE * size
-        if self._cache is None or self.position == _NOTHING or not (enough or always):
+        if self._cache is None or not self.in_use or not enough:
             return False
         arrays = {
             f"{part}/{name}": array

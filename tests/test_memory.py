@@ -36,6 +36,7 @@ from hybridagi_steps.errors import (
     StepTooLargeError,
     UnknownRunError,
 )
+from hybridagi_steps.step_index import StepIndex
 
 
 def step(purpose: str = "look something up", **fields: Any) -> AgentStep:
@@ -564,6 +565,21 @@ def test_the_cache_is_used_and_never_trusted(tmp_path: Path) -> None:
             found = [(hit.step.id, hit.score) for hit in memory.search("number 77", k=5)]
         assert [i for i, _ in found] == [i for i, _ in expected]
         np.testing.assert_allclose([s for _, s in found], [s for _, s in expected], rtol=1e-5)
+
+
+def test_deleting_without_searching_builds_no_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.db"
+    with StepMemory(path, embedder="hashing") as memory:
+        memory.add([step(f"thing number {n}", id=f"s{n}") for n in range(2_100)])
+        memory.flush()
+    followed: list[str] = []
+    monkeypatch.setattr(StepIndex, "follow", lambda *_: followed.append("followed"))
+    with StepMemory(path) as memory:
+        assert memory.delete("s5") == 1
+    assert not followed
+    assert not list(tmp_path.glob("*.index"))
 
 
 def test_a_cache_of_another_memory_is_not_read(tmp_path: Path) -> None:
