@@ -48,10 +48,13 @@ class EmbedderBinding:
         """Return the embedder, and have the store remember it.
 
         Raises:
-            EmbedderMismatchError: As in `known`; another process may have changed it meanwhile.
+            EmbedderMismatchError: As in `known`; another process may have changed it meanwhile,
+                and this memory was opened with one by name.
         """
         embedder = self.known()
         stored = self._store.identity().embedder
+        if stored not in (None, embedder.model_id) and self.asked == AUTO:
+            self._known = embedder = embedder_for(stored)  # another process changed it: follow
         if stored is None:
             self._store.set_embedder(embedder.model_id, embedder.dimension)
         elif stored != embedder.model_id:

@@ -131,7 +131,8 @@ class StepMemory:
             UnknownRunError: No step carries this run id.
             InvalidStepError: The value is no finite number.
         """
-        if isinstance(value, bool) or not math.isfinite(value):
+        number = isinstance(value, int | float) and not isinstance(value, bool)  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+        if not number or not math.isfinite(value):
             raise InvalidStepError(f"a score is a finite number, not {value!r}.")
         if feedback is not None and self.redact is not None:
             feedback = redacted(feedback, self.redact)

@@ -89,12 +89,12 @@ def test_killing_an_import_loses_nothing_and_repeating_it_completes(tmp_path: Pa
         time.sleep(0.01)
     running.send_signal(signal.SIGKILL)
     running.communicate()
-    with StepMemory(db, embedder="hashing") as memory:
+    with StepMemory(db) as memory:
         kept = memory.stats()["steps"]
         assert memory.verify() == []
     assert kept % 500 == 0
     assert main(["import", str(source), "--db", str(db)]) == 0
-    with StepMemory(db, embedder="hashing") as memory:
+    with StepMemory(db) as memory:
         assert memory.stats()["steps"] == 6_000
 
 

@@ -1,4 +1,4 @@
-"""Where an export may go: never over the memory itself, and into pipes as they are."""
+"""Where an export may go: never over the memory, into pipes as they are; and in once more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.errors import ExchangeError
-from hybridagi_steps.exchange import export_file
+from hybridagi_steps.exchange import export_file, import_file
 
 
 @pytest.fixture
@@ -61,3 +61,17 @@ def test_a_pipe_is_written_into(filled: StepMemory, tmp_path: Path) -> None:
     reader.join(10)
     assert "kept" in read[0]
     assert pipe.is_fifo()
+
+
+def test_steps_without_ids_are_stored_once_each_however_often(
+    file_memory: StepMemory, tmp_path: Path
+) -> None:
+    line = '{"step_type": "Action", "inputs": {"purpose": "a"}}\n'
+    other = line.replace('"a"', '"b"')
+    file = tmp_path / "nameless.jsonl"
+    file.write_text(line + other + line)
+    assert import_file(file_memory, file).added == 3
+    again = import_file(file_memory, file)
+    assert (again.added, again.already_there) == (0, 3)
+    file.write_text(line + other + line + line)
+    assert import_file(file_memory, file).added == 1

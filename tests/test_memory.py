@@ -264,6 +264,18 @@ def test_a_memory_remembers_its_embedder(tmp_path: Path) -> None:
         assert memory.search("one", mode="dense")[0].score > 0.3
 
 
+def test_a_memory_that_was_not_told_its_embedder_follows_a_change(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    with StepMemory(path, embedder="hashing") as made:
+        made.add(step("one"))
+        made.search("one")
+    with StepMemory(path) as following, StepMemory(path) as changing:
+        assert following.search("one")
+        changing.reembed("hashing:64")
+        assert following.search("one", mode="dense")
+        assert following.embedder.dimension == 64
+
+
 def test_a_file_built_with_an_unknown_embedder_is_still_found_by_words(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     with StepMemory(path, embedder=Flawed()) as memory:
@@ -405,8 +417,8 @@ def test_a_redaction_that_returns_no_text_is_refused(answer: Any) -> None:
     assert odd.get("a").steps[0].purpose == "x\ufffd"
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, True])
-def test_a_score_is_a_number(memory: StepMemory, value: float) -> None:
+@pytest.mark.parametrize("value", [math.nan, math.inf, True, None, "0.5"])
+def test_a_score_is_a_number(memory: StepMemory, value: Any) -> None:
     memory.add(step(run_id="r"))
     with pytest.raises(InvalidStepError, match="finite number"):
         memory.score("r", value)
@@ -574,8 +586,12 @@ def test_deleting_without_searching_builds_no_index(
     with StepMemory(path, embedder="hashing") as memory:
         memory.add([step(f"thing number {n}", id=f"s{n}") for n in range(2_100)])
         memory.flush()
-    followed: list[str] = []
-    monkeypatch.setattr(StepIndex, "follow", lambda *_: followed.append("followed"))
+    followed: list[StepIndex] = []
+
+    def follow(index: StepIndex, *_: object) -> None:
+        followed.append(index)
+
+    monkeypatch.setattr(StepIndex, "follow", follow)
     with StepMemory(path) as memory:
         assert memory.delete("s5") == 1
     assert not followed

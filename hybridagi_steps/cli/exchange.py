@@ -61,6 +61,7 @@ def import_steps(
         report = import_file(
             memory, file, format=format_name, session_id=session, user_id=user, progress=watch
         )
+    _index(db, namespace)
     if as_json:
         output.print_json(report._asdict())
     else:
@@ -72,6 +73,18 @@ def import_steps(
             typer.echo(f"  and {hidden:,} more records skipped", err=True)
     if report.skipped_count == report.read:
         raise ExchangeError(f"{file}: not one of {report.read:,} records could be imported.")
+
+
+def _index(db: str, namespace: str) -> None:
+    """Make the first search quick; steps that cannot be embedded now will be when searched."""
+    from hybridagi_steps.cli import output
+    from hybridagi_steps.errors import EmbedderError
+
+    try:
+        with existing(db, namespace) as memory, output.progress("indexing") as watch:
+            memory.flush(watch)
+    except EmbedderError as error:
+        typer.echo(f"imported, not indexed yet: {error}", err=True)
 
 
 def export_steps(

@@ -16,6 +16,7 @@ from hybridagi_steps.embedders.minilm import minilm_folder
 from hybridagi_steps.errors import EmbedderError, EmbedderMismatchError, MissingExtraError
 from hybridagi_steps.protocols import Embedder
 
+_EXTRA = "hybridagi-steps[sentence-transformers]"
 ENTRY_POINT_GROUP = "hybridagi_steps.embedders"
 _FACTORIES = {
     "auto": "hybridagi_steps.embedders.resolution:automatic",
@@ -70,7 +71,10 @@ def embedder_for(model_id: str) -> Embedder:
                 return found
         except (EmbedderError, MissingExtraError):
             continue  # the next name may do; if none does, the error below says so
-    raise EmbedderMismatchError(model_id, 'embedder="auto", which cannot make such vectors here')
+    missing = "" if kind != "sentence-transformers" else f" (pip install '{_EXTRA}')"
+    raise EmbedderMismatchError(
+        model_id, f'embedder="auto", which cannot make such vectors here{missing}'
+    )
 
 
 def automatic() -> Embedder:

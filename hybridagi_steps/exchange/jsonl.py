@@ -8,6 +8,7 @@ Writing is one line per step, with `vector` only on request.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,7 @@ from hybridagi_steps.exchange.records import (
     as_object,
     read_each,
     refused,
+    stable_id,
 )
 from hybridagi_steps.records.agent_step import AgentStep
 
@@ -41,6 +43,7 @@ def recognises(value: Any) -> bool:
 def parse(records: Records) -> Iterator[Parsed | Skipped]:
     """Yield the steps of records."""
     chat: list[Record] = []
+    nameless: Counter[str] = Counter()
     for record in records:
         if isinstance(record, Skipped):
             yield record
@@ -53,6 +56,8 @@ def parse(records: Records) -> Iterator[Parsed | Skipped]:
                     chat = []
                 chat.append(record)
                 continue
+            if "id" not in fields:
+                fields = _named(fields, nameless)
             step = agent_step(fields)
         except BadRecordError as error:
             yield refused(record, error)
@@ -75,6 +80,16 @@ def _fields(value: Any) -> dict[str, Any]:
     if "step_type" not in found and "role" not in found:
         raise BadRecordError("neither a step (no step_type) nor a message (no role)")
     return found
+
+
+def _named(fields: dict[str, Any], nameless: Counter[str]) -> dict[str, Any]:
+    """Give a step without an id the one that its content and its place among equals give."""
+    try:
+        key = content_key(fields)
+    except RecursionError as error:
+        raise BadRecordError("nested too deeply") from error
+    nameless[key] += 1
+    return {**fields, "id": str(stable_id("step", key, str(nameless[key])))}
 
 
 def _chat_steps(chat: list[Record]) -> Iterator[Parsed | Skipped]:

@@ -57,8 +57,8 @@ def activity(memory: StepMemory, where: Where = None, ax: Axes | None = None) ->
     if not made:
         return nothing_to_show(axes, "no step matches")
     last = max(day for day, _ in made)
-    first = max(min(day for day, _ in made), last - timedelta(days=MOST_DAYS - 1))
-    shown_from = min(first, last - timedelta(days=_FEWEST_DAYS - 1))
+    first = max(min(day for day, _ in made), _days_after(last, 1 - MOST_DAYS))
+    shown_from = min(first, _days_after(last, 1 - _FEWEST_DAYS))
     days = [shown_from + timedelta(days=n) for n in range((last - shown_from).days + 1)]
     kept = [(day, kind) for day, kind in made if day >= first]
     below = [0] * len(days)
@@ -143,11 +143,16 @@ def _success(ok: int, uses: int) -> str:
     return f"{uses:,}, all ok" if ok == uses else f"{uses:,}, {100 * ok // uses}% ok"
 
 
+def _days_after(day: date, count: int) -> date:
+    """Return the day so many days later, within the calendar."""
+    return date.fromordinal(min(max(day.toordinal() + count, 1), date.max.toordinal()))
+
+
 def _label_days(axes: Axes, days: list[date]) -> None:
     """Name days, the last one among them, without running their names into each other."""
     every = math.ceil(len(days) / _MOST_LABELS)
     named = days[::-1][::every]
     axes.set_xticks(named, [f"{day:%d %b}" for day in named])  # pyright: ignore[reportArgumentType] - as above
-    axes.set_xlim(days[0] - timedelta(days=1), days[-1] + timedelta(days=1))  # pyright: ignore[reportArgumentType] - as above
+    axes.set_xlim(_days_after(days[0], -1), _days_after(days[-1], 1))  # pyright: ignore[reportArgumentType] - as above
     years = dict.fromkeys((days[0].year, days[-1].year))
     axes.set_xlabel(f"day (UTC), {'–'.join(map(str, years))}", fontsize=9)
