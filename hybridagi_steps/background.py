@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 
 from hybridagi_steps.errors import StepsError
+from hybridagi_steps.locks import rest_first_at_fork
 
 START_AT = 2_000
 """Steps appended from which it is worth a thread; fewer cost a search little."""
@@ -30,6 +31,8 @@ class BackgroundWork:
         self._work = work
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
+        self._batch = threading.Lock()
+        rest_first_at_fork(self)
 
     def start(self) -> None:
         """Begin, unless it is going on already."""
@@ -47,10 +50,20 @@ class BackgroundWork:
             self._thread.join()
         self._thread = None
 
+    def before_fork(self) -> None:
+        """Wait for the batch at hand: a child must not inherit half an import or a taken lock."""
+        self._batch.acquire()
+
+    def after_fork(self) -> None:
+        """Go on."""
+        self._batch.release()
+
     def _run(self) -> None:
         try:
-            while not self._stopping.is_set() and self._work():
-                pass
+            while not self._stopping.is_set():
+                with self._batch:
+                    if not self._work():
+                        return
         except StepsError as error:
             # The next search meets the same error and raises it where somebody sees it.
             log.warning("indexing in the background stopped: %s", error)

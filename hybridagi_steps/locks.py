@@ -5,7 +5,9 @@ it guards may be half changed there; an open SQLite connection must never reach 
 whatever holds such a thing comes to rest before a fork and goes on after it, on both sides, as the
 standard library's logging does. `subprocess` without `preexec_fn` never comes here.
 
-What rests is taken in no particular order: whoever holds one of these must not wait for another.
+Threads of ours rest first, between two pieces of work, so that none is importing, or waiting for a
+lock, when the process forks. Then locks are taken, in no particular order: whoever holds one of
+these must not wait for another.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ class ForkSafeLock:
         self._lock.release()
 
 
+_threads: WeakSet[Forkable] = WeakSet()
 _registry: WeakSet[Forkable] = WeakSet()
 _registry_lock = threading.RLock()
 _resting: list[Forkable] = []
@@ -71,7 +74,16 @@ def rest_at_fork(forkable: Forkable) -> None:
         _registry.add(forkable)
 
 
+def rest_first_at_fork(thread: Forkable) -> None:
+    """Bring a thread of ours to rest around every fork, before any lock is taken."""
+    _threads.add(thread)
+
+
 def _before() -> None:
+    # Not under the registry's lock: what a thread is doing may create a lock of its own.
+    for thread in list(_threads):
+        thread.before_fork()
+        _resting.append(thread)
     _registry_lock.acquire()
     for forkable in list(_registry):
         forkable.before_fork()
@@ -79,9 +91,9 @@ def _before() -> None:
 
 
 def _after() -> None:
+    _registry_lock.release()
     while _resting:
         _resting.pop().after_fork()
-    _registry_lock.release()
 
 
 if hasattr(os, "register_at_fork"):  # absent on Windows, which cannot fork

@@ -95,6 +95,27 @@ def test_an_error_in_the_background_is_logged_and_the_next_search_raises_it(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_waits_for_the_batch_at_hand() -> None:
+    began, busy = threading.Event(), threading.Event()
+
+    def slow() -> bool:
+        busy.set()
+        began.set()
+        time.sleep(0.3)
+        busy.clear()
+        return False
+
+    work = BackgroundWork(slow)
+    work.start()
+    assert began.wait(10)
+    child = os.fork()
+    if not child:
+        os._exit(1 if busy.is_set() else 0)
+    assert os.waitpid(child, 0)[1] == 0
+    work.stop()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_fork_in_the_middle_leaves_both_sides_working(tmp_path: Path) -> None:
     code = f"""
 import faulthandler, os, sys
