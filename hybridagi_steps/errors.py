@@ -29,12 +29,34 @@
     ├── UnsupportedAddressError (ValueError)   no back-end serves this address
     ├── RecordingError                         a step was not recorded, or not whole
     ├── ExchangeError (ValueError)             an import or export that cannot be done
+    ├── ProgramError (ValueError)              a graph program, or a plan of one, that is not sound
+    │   ├── InvalidProgramError                all that is wrong with a graph, at once
+    │   ├── ProgramTextError                   its text form, with line and column
+    │   ├── UnknownProgramError (KeyError)     no program has this name
+    │   ├── ProtectedProgramError              an entry program may not be called or replaced
+    │   └── PromptError                        a prompt template: syntax, missing variable, unsafe
+    ├── UnknownToolError (KeyError)            no tool has this name
+    ├── MessageError (ValueError)              what was given is no LLM message
+    ├── ContextBudgetError (ValueError)        the newest message does not fit into the budget
+    ├── UnknownSessionError (KeyError)         no session has this id
+    ├── UnknownSequenceError (KeyError)        the session has no message at this sequence
+    ├── SequenceConflictError (ValueError)     the session ends elsewhere than the writer thought
+    ├── PlanError (ValueError)                 a plan that cannot be run
+    │   ├── PlanParseError                     its text, with line and field
+    │   └── InvalidPlanError                   duplicate ids, unknown dependencies, cycles
+    ├── ArtifactError (ValueError)             an artifact is missing or of the wrong shape
+    │   └── ArtifactConflictError              two parallel steps wrote the same file
+    ├── WorkspaceError (OSError)               a path outside the workspace, or no such file
+    │   └── CommandNotAllowedError             a command that the workspace does not allow
+    ├── LimitReachedError (RuntimeError)       steps, time, tokens or money ran out
     └── MissingExtraError (ImportError)        an optional dependency is not installed
 
 Foreign exceptions are translated where they enter and kept as `__cause__`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class StepsError(Exception):
@@ -214,6 +236,139 @@ class RecordingError(StepsError):
 
 class ExchangeError(StepsError, ValueError):
     """A file that cannot be imported or exported; names the line where there is one."""
+
+
+class ProgramError(StepsError, ValueError):
+    """A graph program that is not sound; nothing was run."""
+
+
+class InvalidProgramError(ProgramError):
+    """All that is wrong with a graph program; `problems` holds one line each."""
+
+    def __init__(self, name: str, problems: Sequence[str]) -> None:
+        listed = "".join(f"\n  - {problem}" for problem in problems)
+        super().__init__(f"the program {name!r} cannot be built:{listed}")
+        self.name, self.problems = name, list(problems)
+
+
+class ProgramTextError(ProgramError):
+    """The text form of a program cannot be read; `line` and `column` count from 1."""
+
+    def __init__(self, message: str, *, line: int, column: int, name: str | None = None) -> None:
+        where = f"{name}, " if name else ""
+        super().__init__(f"{where}line {line}, column {column}: {message}")
+        self.line, self.column, self.name = line, column, name
+
+
+class UnknownProgramError(ProgramError, KeyError):
+    """No program has this name."""
+
+    def __init__(self, name: str, known: Sequence[str] = ()) -> None:
+        listed = f"; known are {', '.join(sorted(known))}" if known else ""
+        super().__init__(f"no program is named {name!r}{listed}.")
+        self.name = name
+
+
+class ProtectedProgramError(ProgramError):
+    """An agent reached for an entry program, or for one that it depends on."""
+
+
+class PromptError(ProgramError):
+    """A prompt template with a syntax error, a missing variable, or a reach for attributes."""
+
+
+class UnknownToolError(StepsError, KeyError):
+    """No tool has this name."""
+
+    def __init__(self, name: str, known: Sequence[str] = ()) -> None:
+        listed = f"; known are {', '.join(sorted(known))}" if known else ""
+        super().__init__(f"no tool is named {name!r}{listed}.")
+        self.name = name
+
+
+class MessageError(StepsError, ValueError):
+    """What was given is no LLM message; the text names its place."""
+
+
+class ContextBudgetError(StepsError, ValueError):
+    """The system prompt and the newest unit of a session need more tokens than there are."""
+
+    def __init__(self, needed: int, budget: int) -> None:
+        super().__init__(
+            f"the system prompt and the newest message need {needed:,} tokens, the budget is "
+            f"{budget:,}. Raise the budget or shorten the system prompt."
+        )
+        self.needed, self.budget = needed, budget
+
+
+class UnknownSessionError(StepsError, KeyError):
+    """No session has this id."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(f"no session has the id {session_id!r}.")
+        self.session_id = session_id
+
+
+class UnknownSequenceError(StepsError, KeyError):
+    """The session has no message at this sequence."""
+
+    def __init__(self, session_id: str, sequence: int, last: int) -> None:
+        super().__init__(
+            f"session {session_id!r} has the messages 1 to {last}; there is no {sequence}."
+            if last
+            else f"session {session_id!r} has no messages; there is no {sequence}."
+        )
+        self.session_id, self.sequence, self.last = session_id, sequence, last
+
+
+class SequenceConflictError(StepsError, ValueError):
+    """The session ends elsewhere than the writer thought, or its key stored something else."""
+
+
+class PlanError(StepsError, ValueError):
+    """A plan that cannot be run; nothing was."""
+
+
+class PlanParseError(PlanError):
+    """The text of a plan cannot be read; `line` counts from 1, `field` is the one at fault."""
+
+    def __init__(self, message: str, *, line: int | None = None, field: str | None = None) -> None:
+        at_line = f"line {line}" if line is not None else ""
+        where = ", ".join(part for part in (at_line, field) if part)
+        super().__init__(f"{where}: {message}" if where else message)
+        self.line, self.field = line, field
+
+
+class InvalidPlanError(PlanError):
+    """All that is wrong with a plan; `problems` holds one line each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("the plan cannot be run:" + "".join(f"\n  - {p}" for p in problems))
+        self.problems = list(problems)
+
+
+class ArtifactError(StepsError, ValueError):
+    """An artifact that a step promised is missing or of the wrong shape."""
+
+
+class ArtifactConflictError(ArtifactError):
+    """Two steps that ran side by side wrote the same file."""
+
+
+class WorkspaceError(StepsError, OSError):
+    """A path that leaves the workspace, or a file that is not there."""
+
+
+class CommandNotAllowedError(WorkspaceError):
+    """A command that is not on the workspace's list."""
+
+
+class LimitReachedError(StepsError, RuntimeError):
+    """Steps, time, tokens or money ran out; `limit` names which."""
+
+    def __init__(self, message: str, *, limit: str) -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 class MissingExtraError(StepsError, ImportError):

@@ -1,0 +1,157 @@
+"""The contracts of sessions: lines of messages in branches that never lose anything.
+
+A session points at one branch. A branch is an append-only line that knows its parent and the last
+sequence it shares with it; so fork, retry and delete add one row and copy nothing. Every back-end
+of protocols.py keeps these, too; they stand apart because nothing that searches steps needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.message import Step
+
+
+class BranchPosition(NamedTuple):
+    """Where a line of messages ends.
+
+    Unlike a bare sequence it tells "delete two, append two" apart.
+    """
+
+    branch_id: int
+    sequence: int
+
+
+class SessionSummary(NamedTuple):
+    """One session as a listing shows it."""
+
+    session_id: str
+    branch_id: int
+    messages: int
+    first_message: str
+    """Beginning of its first user message."""
+    created_at: str
+    updated_at: str
+    forked_from: str | None
+    """The session it was forked from."""
+    forked_at: int | None
+    """The last sequence they share."""
+
+
+class Attempt(NamedTuple):
+    """One branch that a session points at, or once pointed at: an answer tried."""
+
+    branch_id: int
+    forked_at: int
+    """The last sequence it shares with the branch it came from; 0 for the first."""
+    messages: int
+    """Messages of its own, above `forked_at`."""
+    reason: str
+    """start, fork, retry or delete."""
+    created_at: str
+    current: bool
+    """Whether the session points at it."""
+
+
+class SessionStore(Protocol):
+    """Keeps sessions: gap-free lines of messages, in branches that never lose anything."""
+
+    def commit(
+        self,
+        session_id: str,
+        messages: Sequence[Step],
+        agent_steps: Sequence[AgentStep] = (),
+        *,
+        branch_id: int | None = None,
+        expect_last: int | BranchPosition | None = None,
+        idempotency_key: str | None = None,
+    ) -> list[Step]:
+        """Add messages at the end with the next sequences, and their AgentSteps; all or none.
+
+        An unknown session is created. With `branch_id` they go to that branch of the session, which
+        need not be its current one. AgentSteps are pinned to the branch and to the sequence of the
+        first message here. A key used before in this session returns what it stored then.
+
+        Raises:
+            SequenceConflictError: The branch ends elsewhere than `expect_last`, or the key stored
+                other messages, or some that were deleted since.
+            DuplicateStepError: The id of a message or AgentStep is stored already.
+        """
+        ...
+
+    def messages(
+        self,
+        session_id: str,
+        start: int = 1,
+        end: int | None = None,
+        *,
+        branch_id: int | None = None,
+    ) -> list[Step]:
+        """Return the messages from `start` to `end`, both inclusive, with this session's id."""
+        ...
+
+    def message_dicts(
+        self,
+        session_id: str,
+        start: int = 1,
+        end: int | None = None,
+        *,
+        branch_id: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return the same messages as providers take them, without validating any."""
+        ...
+
+    def session_end(self, session_id: str, *, branch_id: int | None = None) -> BranchPosition:
+        """Return where a session ends; sequence 0 when it is empty.
+
+        Raises:
+            UnknownSessionError: No such session.
+        """
+        ...
+
+    def sessions(self, *, limit: int, offset: int = 0) -> list[SessionSummary]:
+        """Return sessions, the one written last first."""
+        ...
+
+
+class BranchStore(Protocol):
+    """Fork, retry and delete: each adds one branch and copies nothing."""
+
+    def fork(self, session_id: str, sequence: int, new_session_id: str | None = None) -> str:
+        """Start a session that shares messages 1 to `sequence` with this one; return its id."""
+        ...
+
+    def branch_at(self, session_id: str, sequence: int, reason: str = "retry") -> int:
+        """Start a branch after `sequence` to write an attempt to; the session stays as it is."""
+        ...
+
+    def adopt(self, session_id: str, branch_id: int, *, expect_branch: int | None = None) -> None:
+        """Let the session point at one of its branches from now on.
+
+        Raises:
+            SequenceConflictError: It points elsewhere than `expect_branch`, or the branch is not
+                one of this session.
+        """
+        ...
+
+    def hide_from(self, session_id: str, start: int) -> int:
+        """Hide the messages from `start` on, in this session only; return how many."""
+        ...
+
+    def attempts(self, session_id: str) -> list[Attempt]:
+        """Return all branches of a session, oldest first, abandoned ones too."""
+        ...
+
+
+class MessageTokenStore(Protocol):
+    """Remembers how many tokens each message has, by the counter that said so."""
+
+    def message_tokens(self, message_ids: Sequence[str], counter_id: str) -> dict[str, int]:
+        """Return the counts known for these messages."""
+        ...
+
+    def save_message_tokens(self, counts: dict[str, int], counter_id: str) -> None:
+        """Remember counts; messages that are gone are skipped."""
+        ...
