@@ -34,8 +34,10 @@
     │   ├── ProgramTextError                   its text form, with line and column
     │   ├── UnknownProgramError (KeyError)     no program has this name
     │   ├── ProtectedProgramError              an entry program may not be called or replaced
-    │   └── PromptError                        a prompt template: syntax, missing variable, unsafe
+    │   ├── PromptError                        a prompt template: syntax, missing variable, unsafe
+    │   └── DecisionError                      a model's answer that is none of the options
     ├── UnknownToolError (KeyError)            no tool has this name
+    ├── ToolInputError (ValueError)            arguments that a tool cannot take
     ├── MessageError (ValueError)              what was given is no LLM message
     ├── ContextBudgetError (ValueError)        the newest message does not fit into the budget
     ├── UnknownSessionError (KeyError)         no session has this id
@@ -277,6 +279,18 @@ class PromptError(ProgramError):
     """A prompt template with a syntax error, a missing variable, or a reach for attributes."""
 
 
+class DecisionError(ProgramError):
+    """A language model was asked to choose, and what it answered is none of the options."""
+
+    def __init__(self, answer: str, options: Sequence[str], asked: int) -> None:
+        super().__init__(
+            f"the model was asked {asked} times and last answered {answer[:200]!r}, which is none "
+            f"of {', '.join(options)}. Reword the question, take another model for the decision, "
+            "or add an edge labelled OTHERWISE."
+        )
+        self.answer, self.options, self.asked = answer, list(options), asked
+
+
 class UnknownToolError(StepsError, KeyError):
     """No tool has this name."""
 
@@ -284,6 +298,10 @@ class UnknownToolError(StepsError, KeyError):
         listed = f"; known are {', '.join(sorted(known))}" if known else ""
         super().__init__(f"no tool is named {name!r}{listed}.")
         self.name = name
+
+
+class ToolInputError(StepsError, ValueError):
+    """What a tool was called with does not fit its arguments; it was not run."""
 
 
 class MessageError(StepsError, ValueError):

@@ -12,6 +12,7 @@ agent is the thought that led to it. Knows how calls read as steps, not how they
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from hybridagi_steps.programs.call_tree import Call
 from hybridagi_steps.programs.react_loop import ReActLoop
 from hybridagi_steps.programs.step_writer import StepWriter
 from hybridagi_steps.programs.usage import Usage
-from hybridagi_steps.records.agent_step import AgentStepType, StepStatus
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 
 Kind = Literal["program", "predict", "tool", "function"]
 _TOLD_KEPT = 16
@@ -51,6 +52,12 @@ class FunctionStep:
     name: str
     purpose: str
     options: tuple[str, ...] = ()
+    own: tuple[Any, ...] = ()
+    """Modules and tools that do its work: this step tells what they did, they leave none."""
+    notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Kept in the metadata of its steps."""
+    watch: Callable[[AgentStep], None] | None = None
+    """Is given each of its steps as it was written, also one that could not be stored."""
 
 
 class CallSteps:
@@ -147,7 +154,7 @@ class CallSteps:
         inputs: dict[str, Any] = {"purpose": step.purpose}
         if step.kind == "decision":
             inputs |= {"options": list(step.options), "arguments": dict(call.inputs)}
-            fields = {"choice": shapes.choice_text(outputs)}
+            fields = shapes.choice_fields(outputs)
             self._end(call, AgentStepType.Decision, inputs, fields, exception)
             return
         inputs |= {"tool": step.name, "arguments": dict(call.inputs)}

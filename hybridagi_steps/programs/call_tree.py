@@ -218,6 +218,10 @@ class Call:
     labels: Labels
     state: Any = None
     """Whatever the recorder needs to know about this kind of call."""
+    notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Kept in the metadata of its steps."""
+    watch: Callable[[Any], None] | None = None
+    """Is given each of its steps as it was written, also one that could not be stored."""
     started: float = field(default_factory=time.perf_counter)
 
     @property

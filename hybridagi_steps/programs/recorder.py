@@ -141,7 +141,9 @@ class StepRecorder(BaseCallback):
     def on_module_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         """Begin a program or a predictor."""
         name = type(instance).__name__
-        if isinstance(instance, dspy.Predict):
+        if self._told_by_caller(instance):
+            self._pass_through(call_id)
+        elif isinstance(instance, dspy.Predict):
             self._open(call_id, instance, inputs, Doing("predict", name))
         elif _adds_no_step(type(instance)):
             self._pass_through(call_id)
@@ -168,6 +170,9 @@ class StepRecorder(BaseCallback):
     @_guarded
     def on_tool_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         """Begin a tool."""
+        if self._told_by_caller(instance):
+            self._pass_through(call_id)
+            return
         self._open(call_id, instance, inputs, Doing("tool", str(instance.name)))
 
     @_guarded
@@ -185,7 +190,10 @@ class StepRecorder(BaseCallback):
     ) -> None:
         """Begin a plain function that takes part."""
         call = self._open(call_id, step, arguments, Doing("function", step.name))
-        if call is not None and step.kind == "program":
+        if call is None:
+            return
+        call.notes, call.watch = step.notes, step.watch
+        if step.kind == "program":
             self._shared.steps.begin_program(call, step.purpose, arguments)
 
     @_guarded
@@ -255,6 +263,12 @@ class StepRecorder(BaseCallback):
 
     def _parent(self) -> Call | None:
         return self._shared.tree.find(ACTIVE_CALL_ID.get())
+
+    def _told_by_caller(self, instance: Any) -> bool:
+        """Whether the step of the call around it tells what `instance` does."""
+        parent = self._parent()
+        caller = parent.subject if parent is not None else None
+        return isinstance(caller, FunctionStep) and any(part is instance for part in caller.own)
 
     def _open(self, call_id: str, subject: Any, inputs: Any, doing: Doing) -> Call | None:
         """Begin a call that leaves steps."""

@@ -63,6 +63,13 @@ def choice_text(value: Any) -> str:
     return str(value.value if isinstance(value, Enum) else value)
 
 
+def choice_fields(outputs: Any) -> dict[str, Any]:
+    """Return a Decision's outputs from what a function gave: a choice, or fields with one."""
+    if isinstance(outputs, dict) and "choice" in outputs:
+        return dict(outputs)
+    return {"choice": choice_text(outputs)}
+
+
 def purpose_of(module: Any) -> str:
     """Return what a module is for: its own `purpose`, its instructions, its docstring, its name."""
     own = getattr(module, "purpose", None)

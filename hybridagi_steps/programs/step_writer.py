@@ -78,13 +78,15 @@ class StepWriter:
         if run is None:
             return None
         self._here.busy = True
+        written: AgentStep | None = None
         try:
             parent_id, joins = parent_and_joins(follows)
             fields = self._clean(run, step_type, inputs, outputs, _metadata(call, joins))
 
             def store(hop: int, step_id: UUID) -> None:
+                nonlocal written
                 # The values are clean: nothing is validated again.
-                step = AgentStep.model_construct(
+                written = AgentStep.model_construct(
                     id=step_id,
                     parent_id=parent_id,
                     hop=hop,
@@ -101,7 +103,7 @@ class StepWriter:
                     metrics=metrics,
                     **fields,
                 )
-                self.memory.add(step)
+                self.memory.add(written)
 
             return run.commit(store)
         except Exception as error:
@@ -109,6 +111,8 @@ class StepWriter:
             return None
         finally:
             self._here.busy = False
+            if call.watch is not None and written is not None:
+                call.watch(written)
 
     def _clean(
         self,
@@ -163,7 +167,7 @@ def _without_texts(fields: dict[str, Any], redact: Redact) -> dict[str, Any]:
 
 
 def _metadata(call: Call, joins: list[str]) -> dict[str, Any]:
-    metadata = dict(call.labels.tags)
+    metadata = {**call.labels.tags, **call.notes}
     if joins:
         metadata["joins"] = joins
     return metadata
