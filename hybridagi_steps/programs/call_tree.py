@@ -179,10 +179,10 @@ class Run:
         """Forget who held the lock: that thread stayed behind in the parent process."""
         self._lock = threading.RLock()
 
-    def commit(self, store: Callable[[int, UUID], None]) -> Tail:
+    def commit(self, store: Callable[[int, UUID], None], step_id: UUID | None = None) -> Tail:
         """Call `store(hop, step_id)`; the hop is used up only when it returns."""
         with self._lock:
-            tail = Tail(self._hop, uuid4())
+            tail = Tail(self._hop, step_id or uuid4())
             store(*tail)
             self._hop += 1
             return tail
@@ -218,6 +218,8 @@ class Call:
     labels: Labels
     state: Any = None
     """Whatever the recorder needs to know about this kind of call."""
+    step_id: UUID | None = None
+    """The id of its step, when somebody spoke of that step before it was written."""
     notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Kept in the metadata of its steps."""
     watch: Callable[[Any], None] | None = None

@@ -22,12 +22,14 @@ from dspy.utils.callback import ACTIVE_CALL_ID, BaseCallback
 
 from hybridagi_steps.errors import RecordingError
 from hybridagi_steps.programs import step_shapes as shapes
+from hybridagi_steps.programs.announced import taken_step_id
 from hybridagi_steps.programs.call_steps import CallSteps, Doing, FunctionStep
 from hybridagi_steps.programs.call_tree import Call, CallTree, Labels, Run
 from hybridagi_steps.programs.react_loop import ReActLoop
 from hybridagi_steps.programs.scopes import current_scope, watch_trials
 from hybridagi_steps.programs.step_writer import Memory, StepWriter, check_memory, note_problem
 from hybridagi_steps.programs.strands import Strand, current_strand, settle
+from hybridagi_steps.records.agent_step import AgentStep
 
 P = ParamSpec("P")
 
@@ -50,9 +52,9 @@ def _guarded(handler: Callable[Concatenate[StepRecorder, P], None]) -> Callable[
 class _Recording:
     """What recorders of one memory share: the calls in flight and the way to the memory."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, keep: Callable[[AgentStep], Any] | None = None) -> None:
         self.tree = CallTree()
-        self.writer = StepWriter(memory)
+        self.writer = StepWriter(memory, keep)
         self.steps = CallSteps(self.writer)
         self.models: dict[str, Any] = {}
 
@@ -128,6 +130,20 @@ class StepRecorder(BaseCallback):
         one_run.errors = run.problems
         return one_run
 
+    @classmethod
+    def handing_to(
+        cls, keep: Callable[[AgentStep], Any], memory: Memory, labels: Labels
+    ) -> StepRecorder:
+        """Return a recorder of one new run that hands its steps to `keep` in place of storing them.
+
+        They are as they would have been stored; whatever joins the run on `memory` joins this one.
+        """
+        one_run = cls(memory)
+        one_run._shared = _Recording(one_run.memory, keep)
+        one_run._labels = labels
+        one_run._run = Run(_strand(), one_run.errors)
+        return one_run
+
     def __copy__(self) -> StepRecorder:
         return self
 
@@ -173,7 +189,9 @@ class StepRecorder(BaseCallback):
         if self._told_by_caller(instance):
             self._pass_through(call_id)
             return
-        self._open(call_id, instance, inputs, Doing("tool", str(instance.name)))
+        call = self._open(call_id, instance, inputs, Doing("tool", str(instance.name)))
+        if call is not None:
+            call.step_id = taken_step_id()
 
     @_guarded
     def on_tool_end(

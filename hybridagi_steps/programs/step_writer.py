@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -51,10 +52,12 @@ class StepWriter:
 
     Args:
         memory: Where steps go; its `redact`, if it has one, is applied before.
+        keep: Takes each step in place of the memory.
     """
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, keep: Callable[[AgentStep], Any] | None = None) -> None:
         self.memory = memory
+        self._keep = keep or memory.add
         self._here = threading.local()
 
     @property
@@ -103,9 +106,9 @@ class StepWriter:
                     metrics=metrics,
                     **fields,
                 )
-                self.memory.add(written)
+                self._keep(written)
 
-            return run.commit(store)
+            return run.commit(store, call.step_id)
         except Exception as error:
             note_problem(run.problems, f"the {step_type.value} was not stored", error)
             return None

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from hybridagi_steps.locks import ForkSafeLock
 from hybridagi_steps.records.message import StepMetrics
@@ -57,17 +57,21 @@ class Usage:
         if not usage:
             self.cache_hits += 1
             return
-        self.input_tokens = _sum(self.input_tokens, usage.get("prompt_tokens"))
-        self.output_tokens = _sum(self.output_tokens, usage.get("completion_tokens"))
-        self.total_tokens = _sum(self.total_tokens, usage.get("total_tokens"))
-        details: Any = usage.get("prompt_tokens_details")
-        if details:
-            read, written = _detail(details, "cached_tokens"), _detail(details, _WRITTEN)
-            self.cache_read_tokens = _sum(self.cache_read_tokens, read)
-            self.cache_write_tokens = _sum(self.cache_write_tokens, written)
+        self._add_tokens(tokens_of(usage))
         cost = entry.get("cost")
         if isinstance(cost, int | float):
             self.cost = (self.cost or 0.0) + cost
+
+    def add_reported(self, usage: Mapping[str, Any], model_name: str | None = None) -> None:
+        """Add one call by the usage a provider reported for it, in whatever dialect."""
+        with _sums:
+            self.calls += 1
+            self.model_name = model_name or self.model_name
+            self._add_tokens(tokens_of(usage))
+
+    def _add_tokens(self, tokens: TokenCounts) -> None:
+        for name, count in tokens._asdict().items():
+            setattr(self, name, _sum(getattr(self, name), count))
 
     def add(self, other: Usage) -> None:
         """Add all calls of another sum."""
@@ -101,7 +105,51 @@ class Usage:
         )
 
 
-_WRITTEN = "cache_creation_tokens"
+class TokenCounts(NamedTuple):
+    """What one LM call used; None where the provider did not say."""
+
+    input_tokens: int | None
+    output_tokens: int | None
+    total_tokens: int | None
+    cache_read_tokens: int | None
+    cache_write_tokens: int | None
+
+
+_DETAILS = ("prompt_tokens_details", "input_tokens_details")
+
+
+def tokens_of(usage: Mapping[str, Any]) -> TokenCounts:
+    """Read a provider's usage.
+
+    Cached tokens stand in a detail (OpenAI's two interfaces, and DSPy's own form) or beside the
+    sums: `cache_read_input_tokens` and `cache_creation_input_tokens` (Anthropic, which does not
+    count them as input), `prompt_cache_hit_tokens` (DeepSeek), `cachedContentTokenCount` (Gemini).
+    """
+    read = _first(usage, "cache_read_input_tokens", "prompt_cache_hit_tokens")
+    read = _first(usage, "cachedContentTokenCount") if read is None else read
+    written = _first(usage, "cache_creation_input_tokens")
+    given = _first(usage, "prompt_tokens", "promptTokenCount")
+    if given is None and (given := _first(usage, "input_tokens")) is not None:
+        given += _beside_input(usage)
+    for details in filter(None, map(usage.get, _DETAILS)):
+        read = _detail(details, "cached_tokens") if read is None else read
+        written = _detail(details, "cache_creation_tokens") if written is None else written
+    made = _first(usage, "completion_tokens", "output_tokens", "candidatesTokenCount")
+    total = _first(usage, "total_tokens", "totalTokenCount")
+    if total is None and given is not None and made is not None:
+        total = given + made
+    return TokenCounts(given, made, total, read, written)
+
+
+def _beside_input(usage: Mapping[str, Any]) -> int:
+    """Return the cached prompt tokens that Anthropic leaves out of `input_tokens`."""
+    names = ("cache_read_input_tokens", "cache_creation_input_tokens")
+    return sum(usage[name] for name in names if isinstance(usage.get(name), int))
+
+
+def _first(usage: Mapping[str, Any], *names: str) -> int | None:
+    """Return the first of these that is a number of tokens."""
+    return next((usage[name] for name in names if isinstance(usage.get(name), int)), None)
 
 
 def _history_entry(model: Any, outputs: Any) -> Mapping[str, Any] | None:
