@@ -1,6 +1,30 @@
 """The DSPy side: programs are recorded here, and recall is offered to them as modules.
 
-DSPy is imported in this package and nowhere below it, except for the predictions. Import names from
-the top level (`hs.record`, `hs.StepRetriever`) or from the module that defines them; this file
-imports nothing, so that one part never pays for another.
+DSPy is imported in this package and nowhere below it, except for the predictions. The names that
+graph programs are written with are loaded on first use, so that one part never pays for another;
+all else is imported from the top level (`hs.record`) or from the module that defines it.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hybridagi_steps.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from hybridagi_steps.programs.graph_program import GraphProgram
+    from hybridagi_steps.programs.program_checks import check_programs
+    from hybridagi_steps.programs.program_nodes import Action, Control, Decision, Program
+
+__all__ = ["Action", "Control", "Decision", "GraphProgram", "Program", "check_programs"]
+
+_HOMES: dict[str, str | None] = {
+    "Action": "program_nodes",
+    "Control": "program_nodes",
+    "Decision": "program_nodes",
+    "GraphProgram": "graph_program",
+    "Program": "program_nodes",
+    "check_programs": "program_checks",
+}
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

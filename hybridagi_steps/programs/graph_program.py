@@ -2,93 +2,58 @@
 
 A program is data. It starts at `start`, ends at `end`; an Action uses a tool, a Decision asks a
 question whose options are the labels of its edges, a Program node calls another program. Building
-checks the whole graph before anything runs. This module knows nothing of language models, of how a
-program is written as text, or of who runs it.
+checks the whole graph before anything runs. How it is checked, written as text, kept in files and
+drawn stands in modules of their own; this one holds the graph and puts their doors in one place.
+It knows nothing of language models or of who runs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, NamedTuple, Self
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Self
 
-from pydantic import ConfigDict, Field, Strict
-from pydantic.dataclasses import dataclass
+from hybridagi_steps.errors import InvalidProgramError, ProgramError
+from hybridagi_steps.programs import program_files, program_text
+from hybridagi_steps.programs.program_checks import problems
+from hybridagi_steps.programs.program_drawing import program_svg, shown_in_notebook
+from hybridagi_steps.programs.program_nodes import (
+    END,
+    START,
+    Action,
+    Control,
+    Decision,
+    Edge,
+    Node,
+    Program,
+    ProgramGraph,
+)
 
-from hybridagi_steps.errors import ProgramError
-
-START, END = "start", "end"
-"""The two nodes that every program has."""
-
-_CONFIG = ConfigDict(use_attribute_docstrings=True, extra="forbid")
-
-
-@dataclass(frozen=True, config=_CONFIG)
-class Control:
-    """Where a program starts or ends."""
-
-    id: str
-    """`start` or `end`."""
-
-
-@dataclass(frozen=True, config=_CONFIG)
-class Action:
-    """Use a tool."""
-
-    id: str
-    """Unique in the program."""
-    tool: str
-    """Name of the tool."""
-    purpose: str
-    """Why this is done."""
-    prompt: str = ""
-    """A jinja2 template: what to do; may use the variables in `var_in`."""
-    var_in: list[str] = Field(default_factory=list[str])
-    """Variables that the prompt may use."""
-    var_out: str | None = None
-    """Variable that the result is stored in."""
-    disable_inference: Annotated[bool, Strict()] = False
-    """Give the rendered prompt to the tool as it is, without asking a language model."""
-
-
-@dataclass(frozen=True, config=_CONFIG)
-class Decision:
-    """Choose between the labels of the edges that leave this node."""
-
-    id: str
-    """Unique in the program."""
-    purpose: str
-    """Why this is asked."""
-    question: str
-    """A jinja2 template: the question to answer."""
-    var_in: list[str] = Field(default_factory=list[str])
-    """Variables that the question may use."""
-
-
-@dataclass(frozen=True, config=_CONFIG)
-class Program:
-    """Call another program."""
-
-    id: str
-    """Unique in the program."""
-    purpose: str
-    """Why it is called."""
-    program: str
-    """Name of the program."""
-
-
-Node = Control | Action | Decision | Program
-
-
-class Edge(NamedTuple):
-    """From one node to the next; out of a Decision it carries the option's label."""
-
-    source: str
-    target: str
-    label: str | None = None
+__all__ = [
+    "END",
+    "START",
+    "Action",
+    "Control",
+    "Decision",
+    "Edge",
+    "GraphProgram",
+    "Node",
+    "Program",
+]
 
 
 class GraphProgram:
     """A program as a graph.
+
+    Two programs are equal when their names, descriptions, variables, nodes and edges are.
+
+    Args:
+        name: What others call it by.
+        description: What it is for.
+        var_in: Variables that its caller sets before calling it.
+
+    Raises:
+        ProgramError: A variable's name is none.
 
     Example:
         >>> program = GraphProgram(name="main", description="Answer, or ask back")
@@ -97,14 +62,17 @@ class GraphProgram:
         >>> _ = program.add(Action("ask", "AskUser", "Clarify", "Ask what is unclear"))
         >>> _ = program.connect("start", "clear").connect("clear", "answer", label="YES")
         >>> _ = program.connect("clear", "ask", label="NO").connect("ask", "clear")
-        >>> _ = program.connect("answer", "end")
+        >>> _ = program.connect("answer", "end").build()
         >>> sorted(program.choices("clear"))
         ['NO', 'YES']
     """
 
-    def __init__(self, name: str, description: str = "") -> None:
+    def __init__(self, name: str, description: str = "", var_in: Iterable[str] = ()) -> None:
         """Begin a program with nothing but `start` and `end`."""
-        self.name, self.description = name, description
+        self.name, self.description, self.var_in = name, description, list(var_in)
+        for variable in self.var_in:
+            if not variable.isidentifier():
+                raise ProgramError(f"{variable!r} cannot be the name of a variable.")
         self.nodes: dict[str, Node] = {START: Control(START), END: Control(END)}
         self.edges: list[Edge] = []
 
@@ -124,6 +92,28 @@ class GraphProgram:
         self.edges.append(Edge(source, target, label))
         return self
 
+    def build(
+        self, programs: Iterable[ProgramGraph] | Mapping[str, ProgramGraph] | None = None
+    ) -> Self:
+        """Check the whole program.
+
+        Args:
+            programs: The programs that this one may call. With them, calls of unknown programs and
+                recursion without an exit are found too.
+
+        Returns:
+            This program, unchanged.
+
+        Raises:
+            InvalidProgramError: Something is wrong; `problems` lists all of it.
+        """
+        if programs is not None:
+            given = programs.values() if isinstance(programs, Mapping) else programs
+            programs = {program.name: program for program in given}
+        if found := problems(self, programs):
+            raise InvalidProgramError(self.name, found)
+        return self
+
     def leaving(self, node_id: str) -> Iterator[Edge]:
         """Yield the edges that leave a node, in the order they were added."""
         return (edge for edge in self.edges if edge.source == node_id)
@@ -140,3 +130,98 @@ class GraphProgram:
         """Return the names of the programs that this one calls, each once."""
         called = (node.program for node in self.nodes.values() if isinstance(node, Program))
         return list(dict.fromkeys(called))
+
+    @classmethod
+    def from_cypher(cls, text: str, name: str = "main") -> Self:
+        """Read the text form.
+
+        Args:
+            text: What `to_cypher` writes, or what a person wrote in the same form.
+            name: The program's name, which the text does not hold.
+
+        Raises:
+            ProgramTextError: It cannot be read; the error names line and column.
+        """
+        from hybridagi_steps.programs import program_parser  # lark takes a while to load
+
+        found = program_parser.read(text, name)
+        program = cls(name, found.description, found.var_in)
+        program.nodes.update((node.id, node) for node in found.nodes)
+        program.edges += found.edges
+        return program
+
+    def to_cypher(self) -> str:
+        """Return the text form, from which `from_cypher` makes an equal program.
+
+        Raises:
+            ProgramError: A text in it has half a character (a lone surrogate).
+        """
+        return program_text.write(self)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the text form to `<name>.cypher` in a folder, whole or not at all.
+
+        The folder is made if need be. Characters that a file name cannot hold are written as in a
+        web address; `load` reads them back.
+
+        Returns:
+            The file.
+
+        Raises:
+            ProgramError: The name is too long or empty.
+            OSError: It cannot be written.
+        """
+        return program_files.write(Path(folder), self.name, self.to_cypher())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a file that `save` or a person wrote; its name is the program's.
+
+        Raises:
+            UnknownProgramError: There is no such file.
+            ProgramTextError: It cannot be read; the error names the file, line and column.
+        """
+        name, text = program_files.read(Path(path))
+        return cls.from_cypher(text, name)
+
+    @classmethod
+    def load_folder(cls, folder: str | Path) -> dict[str, Self]:
+        """Read all `*.cypher` files of a folder.
+
+        Returns:
+            The programs by name, in the order of their names.
+
+        Raises:
+            UnknownProgramError: There is no such folder.
+            ProgramTextError: A file cannot be read; the error names it.
+        """
+        loaded = [cls.load(path) for path in program_files.listed(Path(folder))]
+        return {program.name: program for program in sorted(loaded, key=lambda p: p.name)}
+
+    def show(self) -> None:
+        """Draw the program in a notebook; print its text form anywhere else."""
+        if not shown_in_notebook(self):
+            print(self)
+
+    def _repr_html_(self) -> str:
+        """Return the drawing: what a notebook shows."""
+        return program_svg(self)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, GraphProgram):
+            return NotImplemented
+        return (self.name, self.description, self.var_in, self.nodes, self.edges) == (
+            other.name,
+            other.description,
+            other.var_in,
+            other.nodes,
+            other.edges,
+        )
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  # a program can change
+
+    def __str__(self) -> str:
+        return self.to_cypher()
+
+    def __repr__(self) -> str:
+        return f"GraphProgram({self.name!r}, {len(self.nodes)} nodes, {len(self.edges)} edges)"

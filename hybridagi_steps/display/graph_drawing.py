@@ -1,0 +1,274 @@
+"""Graphs as SVG: programs, plans, anything with nodes and arrows.
+
+Plain dicts in, one self-contained `<svg>` out: no script, no style sheet, no address, nothing
+loaded. Kinds differ in shape and in tint; lines and words take the page's own text colour, so that
+light and dark pages both work. Every text is escaped, cut to fit, and whole in the tooltip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from hybridagi_steps.display.graph_layout import PORT, Line, Placed, Way, place
+from hybridagi_steps.display.graph_text import shown, text_width, wrapped
+
+MAX_DRAWN = 300
+"""Most nodes drawn; how many more there are is said below."""
+
+_NAME, _SMALL, _LABEL = 13.0, 11.0, 11.0
+_WIDEST, _NARROWEST = 210.0, 64.0
+_INSIDE = {"box": 14.0, "pill": 18.0, "hexagon": 24.0, "call": 22.0}
+_LOOP = 30.0
+
+
+class _Look(NamedTuple):
+    shape: str
+    colour: str
+
+
+_LOOKS = {
+    "control": _Look("pill", "#8a8f98"),
+    "action": _Look("box", "#3884ff"),
+    "decision": _Look("hexagon", "#a866ff"),
+    "program": _Look("call", "#16a374"),
+    "analyze": _Look("hexagon", "#a866ff"),
+    "generate": _Look("box", "#3884ff"),
+    "modify": _Look("box", "#d98200"),
+    "validate": _Look("call", "#16a374"),
+    "cleanup": _Look("pill", "#8a8f98"),
+    "error": _Look("box", "#e5484d"),
+}
+"""How each kind is drawn; a kind that is not listed is a grey box."""
+_OTHER = _Look("box", "#8a8f98")
+
+
+class _Drawn(NamedTuple):
+    look: _Look
+    name: list[str]
+    detail: list[str]
+    title: str
+    width: float
+    height: float
+    loops: list[str]
+
+
+def graph_svg(
+    nodes: Sequence[Mapping[str, Any]],
+    edges: Sequence[Mapping[str, Any]],
+    *,
+    title: str = "",
+    limit: int = MAX_DRAWN,
+) -> str:
+    """Return a directed graph as an SVG drawing, top down.
+
+    Args:
+        nodes: One dict each: `id`; `label`, what stands on it (the id if missing); `kind`, which
+            gives shape and tint (see the table of this module; unknown kinds are grey boxes);
+            `detail`, a smaller text below the label; `title`, the tooltip.
+        edges: One dict each: `source` and `target`, ids of nodes; `label`. Edges of nodes that are
+            not given are left out.
+        title: What a screen reader says of the whole; by default its numbers of nodes and edges.
+        limit: Most nodes drawn.
+
+    Complexity: grows with the number of edges times the layers they span.
+    """
+    given = list({str(node["id"]): node for node in nodes}.values())[:limit]
+    hidden = len({str(node["id"]) for node in nodes}) - len(given)
+    index = {str(node["id"]): number for number, node in enumerate(given)}
+    kept = [
+        (index[str(edge["source"])], index[str(edge["target"])], str(edge.get("label") or ""))
+        for edge in edges
+        if str(edge["source"]) in index and str(edge["target"]) in index
+    ]
+    drawn = [_prepared(number, node, kept) for number, node in enumerate(given)]
+    between = [edge for edge in kept if edge[0] != edge[1]]
+    labels = [wrapped(label, _WIDEST, _LABEL, lines=2) for _, _, label in between]
+    sizes = [(node.width + 2 * _room(node.loops), node.height) for node in drawn]
+    placed = place(
+        sizes,
+        [
+            Line(source, target, _label_size(label))
+            for (source, target, _), label in zip(between, labels, strict=True)
+        ],
+    )
+    spoken = title or f"A graph of {len(given)} nodes and {len(kept)} edges"
+    pieces = [
+        *(
+            _edge(way, lines, edge[2])
+            for way, lines, edge in zip(placed.ways, labels, between, strict=True)
+        ),
+        *(_node(node, x, y) for node, (x, y) in zip(drawn, placed.centres, strict=True)),
+    ]
+    return _document(pieces, placed, spoken, hidden)
+
+
+def _document(pieces: Sequence[str], placed: Placed, spoken: str, hidden: int) -> str:
+    more = f"… and {hidden:,} more nodes" if hidden else ""
+    width = max(placed.width, text_width(more, _SMALL) + 20)
+    height = placed.height + (20 if hidden else 0)
+    note = _words([more], 10, height - 12, _SMALL, anchor="start") if more else ""
+    spoken = escape(shown(spoken))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{spoken}" '
+        f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" '
+        'style="max-width:100%;height:auto;color:inherit" fill="currentColor" '
+        'font-family="system-ui,-apple-system,Segoe UI,Roboto,Helvetica,Arial,sans-serif">'
+        f"<title>{spoken}</title>{''.join(pieces)}{note}</svg>"
+    )
+
+
+def _prepared(
+    number: int, node: Mapping[str, Any], edges: Sequence[tuple[int, int, str]]
+) -> _Drawn:
+    """Return a node's texts, cut to fit, and the size that they and its edges need."""
+    look = _LOOKS.get(str(node.get("kind") or "").lower(), _OTHER)
+    label = str(node.get("label") or node["id"])
+    name = wrapped(label, _WIDEST, _NAME, lines=2, bold=True)
+    detail = wrapped(str(node.get("detail") or ""), _WIDEST, _SMALL, lines=2)
+    widths = [text_width(line, _NAME, bold=True) for line in name]
+    widths += [text_width(line, _SMALL) for line in detail]
+    out = sum(source == number != target for source, target, _ in edges)
+    into = sum(target == number != source for source, target, _ in edges)
+    inside = _INSIDE[look.shape]
+    width = max(_NARROWEST, max(widths, default=0.0) + 2 * inside)
+    width = max(width, max(out, into) * PORT + 2 * inside)
+    height = 16.0 + 17.0 * len(name) + 15.0 * len(detail)
+    loops = [text for source, target, text in edges if source == target == number]
+    title = str(node.get("title") or label)
+    return _Drawn(look, name, detail, title, width, height, loops)
+
+
+def _room(loops: Sequence[str]) -> float:
+    """Return the width that edges from a node to itself take at its side."""
+    if not loops:
+        return 0.0
+    texts = (text_width(_loop_text(text), _LABEL) for text in loops)
+    return _LOOP + max(texts) + 6
+
+
+def _loop_text(text: str) -> str:
+    return "".join(wrapped(text, 110.0, _LABEL, lines=1))
+
+
+def _label_size(lines: Sequence[str]) -> tuple[float, float] | None:
+    if not lines:
+        return None
+    return max(text_width(line, _LABEL) for line in lines) + 14, 14.0 * len(lines) + 5
+
+
+def _node(node: _Drawn, x: float, y: float) -> str:
+    top = y - node.height / 2 + 8
+    named = _words(node.name, x, top, _NAME, bold=True)
+    detailed = _words(node.detail, x, top + 17 * len(node.name), _SMALL)
+    loops = "".join(_self_loop(node, x, y, number, text) for number, text in enumerate(node.loops))
+    return (
+        f"<g><title>{escape(shown(node.title, lines=True))}</title>"
+        f"{''.join(_shape(node, x, y))}{named}{detailed}{loops}</g>"
+    )
+
+
+def _shape(node: _Drawn, x: float, y: float) -> Iterator[str]:
+    left, top = x - node.width / 2, y - node.height / 2
+    right, bottom = left + node.width, top + node.height
+    paint = (
+        f'fill="{node.look.colour}" fill-opacity=".16" stroke="{node.look.colour}" '
+        'stroke-width="1.5"'
+    )
+    if node.look.shape == "hexagon":
+        cut = 14
+        corners = [(left + cut, top), (right - cut, top), (right, y)]
+        corners += [(right - cut, bottom), (left + cut, bottom), (left, y)]
+        listed = " ".join(f"{a:.1f},{b:.1f}" for a, b in corners)
+        yield f'<polygon points="{listed}" {paint} stroke-linejoin="round"/>'
+        return
+    radius = {"pill": node.height / 2, "call": 2.0}.get(node.look.shape, 8.0)
+    yield (
+        f'<rect x="{left:.1f}" y="{top:.1f}" width="{node.width:.1f}" '
+        f'height="{node.height:.1f}" rx="{radius:.1f}" {paint}/>'
+    )
+    if node.look.shape == "call":
+        bars = "".join(f"M{a:.1f} {top:.1f}V{bottom:.1f}" for a in (left + 7, right - 7))
+        yield f'<path d="{bars}" fill="none" {paint[paint.index("stroke") :]}/>'
+
+
+def _edge(way: Way, label: Sequence[str], whole: str) -> str:
+    """Return an edge: curves between layers, straight lines across them, a head, a label."""
+    ahead = -1.0 if way.upward else 1.0
+    (x, y), tip = way.points[0], way.points[-1]
+    path = [f"M{x:.1f} {y:.1f}"]
+    stops = [*way.points[1:-1], (tip[0], tip[1] - 7 * ahead)]
+    for stop in stops:
+        at_label = way.label is not None and abs(y - way.label[1]) < 40 and x == stop[0]
+        if at_label and way.label and min(y, stop[1]) <= way.label[1] <= max(y, stop[1]):
+            half = (14.0 * len(label) + 5) / 2
+            before, after = way.label[1] - half * ahead, way.label[1] + half * ahead
+            path.append(f"V{before:.1f}M{x:.1f} {after:.1f}V{stop[1]:.1f}")
+        elif abs(x - stop[0]) < 0.05:
+            path.append(f"V{stop[1]:.1f}")
+        else:
+            half_way = (y + stop[1]) / 2
+            path.append(f"C{x:.1f} {half_way:.1f} {stop[0]:.1f} {half_way:.1f} ")
+            path.append(f"{stop[0]:.1f} {stop[1]:.1f}")
+        x, y = stop
+    dashes = ' stroke-dasharray="5 4"' if way.upward else ""
+    line = (
+        f'<path d="{"".join(path)}" fill="none" stroke="currentColor" '
+        f'stroke-opacity=".55" stroke-width="1.3"{dashes}/>'
+    )
+    return f"<g>{line}{_head(tip, ahead)}{_label(way, label, whole)}</g>"
+
+
+def _head(tip: tuple[float, float], ahead: float) -> str:
+    x, y = tip
+    back = y - 8 * ahead
+    return f'<path d="M{x:.1f} {y:.1f}L{x - 4:.1f} {back:.1f}H{x + 4:.1f}Z" fill-opacity=".7"/>'
+
+
+def _label(way: Way, label: Sequence[str], whole: str) -> str:
+    size = _label_size(label)
+    if way.label is None or size is None:
+        return ""
+    x, y = way.label
+    left, top = x - size[0] / 2, y - size[1] / 2
+    return (
+        f"<g><title>{escape(shown(whole, lines=True))}</title>"
+        f'<rect x="{left:.1f}" y="{top:.1f}" width="{size[0]:.1f}" height="{size[1]:.1f}" '
+        f'rx="9" fill-opacity=".1"/>{_words(label, x, top + 2.5, _LABEL, step=14.0)}</g>'
+    )
+
+
+def _self_loop(node: _Drawn, x: float, y: float, number: int, text: str) -> str:
+    right = x + node.width / 2 - (12 if node.look.shape == "hexagon" else 0)
+    far, half = right + _LOOP - 4 + 4 * number, node.height / 2 - 6
+    line = (
+        f'<path d="M{right:.1f} {y + half:.1f}C{far:.1f} {y + half:.1f} {far:.1f} {y - half:.1f} '
+        f'{right + 7:.1f} {y - half:.1f}" fill="none" stroke="currentColor" '
+        'stroke-opacity=".55" stroke-width="1.3" stroke-dasharray="5 4"/>'
+        f'<path d="M{right:.1f} {y - half:.1f}l8 -4v8Z" fill-opacity=".7"/>'
+    )
+    top = y - 7 + 14 * (number - (len(node.loops) - 1) / 2)
+    return line + _words([_loop_text(text)], far, top, _LABEL, anchor="start")
+
+
+def _words(
+    lines: Sequence[str],
+    x: float,
+    top: float,
+    size: float,
+    *,
+    bold: bool = False,
+    anchor: str = "middle",
+    step: float | None = None,
+) -> str:
+    """Return lines of text, the first one's box beginning at `top`."""
+    high = step or (17.0 if bold else 15.0)
+    weight = ' font-weight="600"' if bold else ""
+    faint = "" if bold else ' fill-opacity=".8"'
+    return "".join(
+        f'<text x="{x:.1f}" y="{top + high * number + high * 0.75:.1f}" font-size="{size:g}" '
+        f'text-anchor="{anchor}"{weight}{faint}>{escape(line)}</text>'
+        for number, line in enumerate(lines)
+        if line
+    )

@@ -1,0 +1,212 @@
+"""Where the nodes of a layered drawing stand, and the way that each edge takes.
+
+Each layer is moved, again and again, as near as it gets to its neighbours' means without anything
+touching: a weighted isotonic regression, solved exactly by pooling adjacent violators (Ayer et al.
+1955). Bends weigh more than nodes, so that long edges are straight. Nodes and labels own the whole
+height of their layer and edges bend between layers only, so nothing can lie on anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from hybridagi_steps.display.graph_layers import Layers, layered
+
+BETWEEN, BESIDE, MARGIN = 15.0, 26.0, 10.0
+"""Least distance of two layers, of two things in a layer, and of all to the border, in pixels."""
+PORT = 16.0
+"""Distance of two edges at a node."""
+
+_PASSES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """An edge to place."""
+
+    source: int
+    target: int
+    label_size: tuple[float, float] | None = None
+    """Width and height of its label."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How an edge goes: through these points, from layer to layer."""
+
+    points: list[tuple[float, float]]
+    """From source to target, two for every layer that it passes: where it enters and leaves."""
+    label: tuple[float, float] | None
+    """The middle of its label."""
+    upward: bool
+    """Whether it closes a loop and leads up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A drawing's measures, in pixels."""
+
+    width: float
+    height: float
+    centres: list[tuple[float, float]]
+    ways: list[Way]
+
+
+def place(sizes: Sequence[tuple[float, float]], lines: Sequence[Line]) -> Placed:
+    """Return where nodes and edges of a graph go.
+
+    Args:
+        sizes: Width and height of each node.
+        lines: The edges; none leads from a node to itself.
+    """
+    layers = layered(len(sizes), [(line.source, line.target) for line in lines])
+    labels = _labelled(layers, lines)
+    count = sum(len(row) for row in layers.order)
+    extents = [*sizes, *[(0.0, 0.0)] * (count - len(sizes))]
+    for bend, size in labels.values():
+        extents[bend] = size
+    ports = _ports(layers)
+    x = _across(layers, extents, ports, len(sizes))
+    rows = _down(layers, extents, x)
+    left = min((x[n] - extents[n][0] / 2 for n in range(count)), default=0.0) - MARGIN
+    right = max((x[n] + extents[n][0] / 2 for n in range(count)), default=0.0) + MARGIN
+    x = [value - left for value in x]
+    row_of = {node: index for index, row in enumerate(layers.order) for node in row}
+    middle = [sum(rows[row_of[node]]) / 2 for node in range(count)]
+    ways = list[Way]()
+    for index, chain in enumerate(layers.chains):
+        points = _points(index, chain, x, middle, extents, rows, row_of, ports)
+        up = index in layers.turned
+        bend = labels[index][0] if index in labels else None
+        at = None if bend is None else (x[bend], middle[bend])
+        ways.append(Way(points[::-1] if up else points, at, up))
+    bottom = max((bottom for _, bottom in rows), default=0.0) + MARGIN
+    return Placed(right - left, bottom, list(zip(x, middle, strict=True))[: len(sizes)], ways)
+
+
+def _labelled(layers: Layers, lines: Sequence[Line]) -> dict[int, tuple[int, tuple[float, float]]]:
+    """Return for each edge with a label the bend that carries it: the one next to its source."""
+    return {
+        index: (chain[-2] if index in layers.turned else chain[1], size)
+        for index, chain in enumerate(layers.chains)
+        if (size := lines[index].label_size) is not None
+    }
+
+
+def _ports(layers: Layers) -> dict[tuple[int, int, bool], float]:
+    """Return how far from a node's middle each edge meets it, by edge, node and whether below."""
+    place = {node: index for row in layers.order for index, node in enumerate(row)}
+    met: dict[tuple[int, bool], list[tuple[int, int]]] = {}
+    for index, chain in enumerate(layers.chains):
+        met.setdefault((chain[0], True), []).append((place[chain[1]], index))
+        met.setdefault((chain[-1], False), []).append((place[chain[-2]], index))
+    return {
+        (index, node, below): (rank - (len(ends) - 1) / 2) * PORT
+        for (node, below), ends in met.items()
+        for rank, (_, index) in enumerate(sorted(ends))
+    }
+
+
+def _across(
+    layers: Layers,
+    extents: Sequence[tuple[float, float]],
+    ports: Mapping[tuple[int, int, bool], float],
+    nodes: int,
+) -> list[float]:
+    """Return the middle of everything, from left to right."""
+    x = [0.0] * len(extents)
+    above: list[list[tuple[int, float, float]]] = [[] for _ in extents]
+    below: list[list[tuple[int, float, float]]] = [[] for _ in extents]
+    for index, chain in enumerate(layers.chains):
+        for upper, lower in pairwise(chain):
+            shift = ports.get((index, upper, True), 0.0) - ports.get((index, lower, False), 0.0)
+            weight = 1.0 + 2.0 * (upper >= nodes) + 2.0 * (lower >= nodes)
+            above[lower].append((upper, shift, weight))
+            below[upper].append((lower, -shift, weight))
+    for row in layers.order:
+        _settle(row, x, extents, [(0.0, 1.0)] * len(row))
+    for step in range(_PASSES):
+        rows = layers.order if step % 2 == 0 else layers.order[::-1]
+        late = step > _PASSES // 2
+        for row in rows:
+            wishes = list[tuple[float, float]]()
+            for node in row:
+                near = above[node] if step % 2 == 0 else below[node]
+                near = [*above[node], *below[node]] if late or not near else near
+                weight = sum(w for _, _, w in near)
+                wish = sum((x[n] + s) * w for n, s, w in near) / weight if near else x[node]
+                wishes.append((wish, weight or 0.1))
+            _settle(row, x, extents, wishes)
+    return x
+
+
+def _settle(
+    row: Sequence[int],
+    x: list[float],
+    extents: Sequence[tuple[float, float]],
+    wishes: Iterable[tuple[float, float]],
+) -> None:
+    """Move a layer as near to its wishes as it gets, everything apart and in order."""
+    offsets, offset = list[float](), 0.0
+    for index, node in enumerate(row):
+        if index:
+            offset += (extents[row[index - 1]][0] + extents[node][0]) / 2 + BESIDE
+        offsets.append(offset)
+    blocks = list[tuple[float, float, int]]()  # mean, weight, how many
+    for (wish, weight), offset in zip(wishes, offsets, strict=True):
+        block = (wish - offset, weight, 1)
+        while blocks and blocks[-1][0] > block[0]:
+            mean, heavy, many = blocks.pop()
+            total = heavy + block[1]
+            block = ((mean * heavy + block[0] * block[1]) / total, total, many + block[2])
+        blocks.append(block)
+    means = (mean for mean, _, many in blocks for _ in range(many))
+    for node, mean, offset in zip(row, means, offsets, strict=True):
+        x[node] = mean + offset
+
+
+def _down(
+    layers: Layers, extents: Sequence[tuple[float, float]], x: Sequence[float]
+) -> list[tuple[float, float]]:
+    """Return top and bottom of each layer; edges that go far to the side get more room to."""
+    leans = [0.0] * len(layers.order)
+    row_of = {node: index for index, row in enumerate(layers.order) for node in row}
+    for chain in layers.chains:
+        for upper, lower in pairwise(chain):
+            lean = abs(x[upper] - x[lower])
+            leans[row_of[lower]] = max(leans[row_of[lower]], lean)
+    rows, top = list[tuple[float, float]](), MARGIN
+    for index, row in enumerate(layers.order):
+        height = max((extents[node][1] for node in row), default=0.0)
+        top += (BETWEEN + min(leans[index] * 0.08, 40.0)) if index else 0.0
+        rows.append((top, top + height))
+        top += height
+    return rows
+
+
+def _points(
+    index: int,
+    chain: Sequence[int],
+    x: Sequence[float],
+    middle: Sequence[float],
+    extents: Sequence[tuple[float, float]],
+    rows: Sequence[tuple[float, float]],
+    row_of: Mapping[int, int],
+    ports: Mapping[tuple[int, int, bool], float],
+) -> list[tuple[float, float]]:
+    """Return the points of an edge, top down."""
+    first, last = chain[0], chain[-1]
+
+    def inner() -> Iterator[tuple[float, float]]:
+        for bend in chain[1:-1]:
+            top, bottom = rows[row_of[bend]]
+            yield (x[bend], top)
+            yield (x[bend], bottom)
+
+    begin = (x[first] + ports[index, first, True], middle[first] + extents[first][1] / 2)
+    finish = (x[last] + ports[index, last, False], middle[last] - extents[last][1] / 2)
+    leaves = (begin[0], rows[row_of[first]][1])
+    enters = (finish[0], rows[row_of[last]][0])
+    return [begin, leaves, *inner(), enters, finish]

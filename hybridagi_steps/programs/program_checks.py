@@ -1,0 +1,291 @@
+"""What is wrong with a graph program: all of it at once, before anything runs.
+
+Each check is a small generator of plain sentences over nodes and edges; `problems` and
+`check_programs` collect them. Prompts are parsed here and never rendered, so nothing that a prompt
+says is carried out. Checks are arranged so that one mistake makes one line: what lies behind a
+dead end is not called a dead end again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from hybridagi_steps.errors import InvalidProgramError
+from hybridagi_steps.programs.program_nodes import (
+    END,
+    PROVIDED,
+    START,
+    Action,
+    Control,
+    Decision,
+    Edge,
+    Node,
+    Program,
+    ProgramGraph,
+)
+from hybridagi_steps.programs.program_paths import can_finish, reached, steps_back, steps_on
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_CONTROL_IDS = (START, END)
+
+
+def problems(
+    program: ProgramGraph, programs: Mapping[str, ProgramGraph] | None = None
+) -> list[str]:
+    """Return all that is wrong with a program, one plain sentence each; empty when sound.
+
+    Args:
+        program: The program.
+        programs: The programs that may be called, by name. With them, calls of unknown programs
+            and recursion without an exit are found too; None leaves calls unchecked.
+    """
+    found = [*_names(program), *_edges(program)]
+    if set(program.nodes) <= set(_CONTROL_IDS):
+        found.append("the program is empty: add a node and connect it between 'start' and 'end'")
+    else:
+        found += [*_ways_out(program), *_ways(program)]
+    found += _prompts(program)
+    found += _variables(program, programs)
+    if programs is not None:
+        found += _calls(program, {**programs, program.name: program})
+    return found
+
+
+def check_programs(programs: Iterable[ProgramGraph] | Mapping[str, ProgramGraph]) -> None:
+    """Check programs that call each other.
+
+    Args:
+        programs: All programs that a run may call.
+
+    Raises:
+        InvalidProgramError: Something is wrong; `problems` names the program of each line.
+    """
+    given = list(programs.values() if isinstance(programs, Mapping) else programs)
+    by_name = {program.name: program for program in given}
+    counts = Counter(program.name for program in given)
+    found = [
+        f"{name}: {count} programs have this name" for name, count in counts.items() if count > 1
+    ]
+    broken = [name for name, count in counts.items() if count > 1]
+    for program in given:
+        lines = problems(program, by_name)
+        found += [f"{program.name}: {line}" for line in lines]
+        broken += [program.name] if lines else []
+    if found:
+        raise InvalidProgramError(", ".join(dict.fromkeys(broken)), found)
+
+
+def _names(program: ProgramGraph) -> Iterator[str]:
+    if reason := _odd(program.name):
+        yield f"the program's name {reason}"
+    for node_id, node in program.nodes.items():
+        if node_id != node.id:
+            yield f"the node {node.id!r} is kept under another id, {node_id!r}"
+        if reason := _odd(node.id):
+            yield f"the id of the {_kind(node)} {node.id!r} {reason}"
+        if isinstance(node, Control) != (node.id in _CONTROL_IDS):
+            yield (
+                f"the Control {node.id!r} is neither 'start' nor 'end'"
+                if isinstance(node, Control)
+                else f"{node.id!r} cannot be the id of a {_kind(node)}: every program has its own"
+            )
+        if isinstance(node, Action) and (reason := _odd(node.tool)):
+            yield f"the tool of {node.id!r} {reason}"
+        if isinstance(node, Program) and (reason := _odd(node.program)):
+            yield f"the program called by {node.id!r} {reason}"
+    yield from (
+        f"the node {name!r} is missing" for name in _CONTROL_IDS if name not in program.nodes
+    )
+
+
+def _odd(name: str) -> str | None:
+    """Return why a name would be misread wherever it is shown, or None."""
+    if not name:
+        return "is empty"
+    if name != name.strip():
+        return "begins or ends with a blank"
+    return None if name.isprintable() else "holds characters that cannot be seen"
+
+
+def _edges(program: ProgramGraph) -> Iterator[str]:
+    for edge in program.edges:
+        shown = f"the edge {edge.source!r} -> {edge.target!r}"
+        for name in dict.fromkeys(edge[:2]):
+            if name not in program.nodes:
+                yield f"{shown} names an unknown node, {name!r}"
+        if edge.source == END:
+            yield f"{shown} leaves 'end'; nothing comes after it"
+        if edge.target == START:
+            yield f"{shown} enters 'start'; to begin again, connect to the node after it"
+        source = program.nodes.get(edge.source)
+        if edge.label is not None and source is not None and not isinstance(source, Decision):
+            yield (
+                f"{shown} has the label {edge.label!r}; only edges out of a Decision have one, "
+                f"and {edge.source!r} is a {_kind(source)}"
+            )
+
+
+def _ways_out(program: ProgramGraph) -> Iterator[str]:
+    """Yield what is wrong with the number and the labels of the edges out of each node."""
+    leaving: dict[str, list[Edge]] = defaultdict(list)
+    for edge in program.edges:
+        leaving[edge.source].append(edge)
+    for node_id, node in program.nodes.items():
+        edges = leaving[node_id]
+        if isinstance(node, Decision):
+            yield from _options(node_id, edges)
+        elif len(edges) > 1 and node_id != END:
+            targets = ", ".join(repr(edge.target) for edge in edges)
+            yield f"{len(edges)} edges leave the {_kind(node)} {node_id!r} ({targets}); keep one"
+        if not edges and node_id != END:
+            yield f"{node_id!r} is a dead end: connect it to what comes next, or to 'end'"
+
+
+def _options(node_id: str, edges: Sequence[Edge]) -> Iterator[str]:
+    for edge in edges:
+        if edge.label is None or not edge.label.strip():
+            yield f"the edge {node_id!r} -> {edge.target!r} has no label; a Decision's edges do"
+        elif not edge.label.isprintable():
+            yield f"the label {edge.label!r} of {node_id!r} holds characters that cannot be seen"
+    same: dict[str, list[str]] = defaultdict(list)
+    for edge in edges:
+        if edge.label and edge.label.strip():
+            same[label_key(edge.label)].append(edge.label)
+    for labels in same.values():
+        if len(labels) > 1:
+            shown = " and ".join(repr(label) for label in dict.fromkeys(labels))
+            yield f"the labels of {node_id!r} repeat: {shown} stands {len(labels)} times"
+    if len(edges) == 1:
+        yield f"the Decision {node_id!r} has a single choice; it needs two or more"
+
+
+def label_key(label: str) -> str:
+    """Return what two labels share when a model's answer cannot tell them apart.
+
+    Example:
+        >>> label_key("Ask User") == label_key("ASK_USER")
+        True
+    """
+    return "_".join(label.casefold().replace("-", " ").replace("_", " ").split()) or label
+
+
+def _ways(program: ProgramGraph) -> Iterator[str]:
+    """Yield the nodes that no way leads to, and those from which no way leads on to `end`."""
+    on = steps_on(program.edges)
+    met = reached({START}, on)
+    for node_id in program.nodes:
+        if node_id not in met and node_id != END:
+            yield f"{node_id!r} is unreachable: no way leads there from 'start'"
+    # Dead ends and unknown nodes have lines of their own: what leads there is not to blame.
+    stops = {END} | {name for name in met if not on[name]}
+    leave = reached(stops, steps_back(program.edges))
+    if stuck := [repr(node_id) for node_id in program.nodes if node_id in met - leave]:
+        yield f"no way leads to 'end' from {', '.join(stuck)}: the loop has no exit"
+
+
+def _prompts(program: ProgramGraph) -> Iterator[str]:
+    from jinja2 import TemplateSyntaxError
+    from jinja2.meta import find_undeclared_variables
+
+    environment = _templates()
+    for node in program.nodes.values():
+        for part, text in _templates_of(node):
+            try:
+                used = find_undeclared_variables(environment.parse(text))
+            except TemplateSyntaxError as error:
+                yield f"the {part} of {node.id!r}, line {error.lineno}: {error.message}"
+            except RecursionError:
+                yield f"the {part} of {node.id!r} is nested too deeply"
+            else:
+                declared = {*_var_in(node), *PROVIDED, *environment.globals}
+                for name in sorted(used - declared):
+                    yield f"the {part} of {node.id!r} uses {name!r}, which its var_in does not list"
+
+
+@lru_cache(maxsize=1)
+def _templates() -> Environment:
+    """Return an environment to parse with; nothing is ever rendered in it."""
+    from jinja2.sandbox import SandboxedEnvironment
+
+    return SandboxedEnvironment()
+
+
+def _templates_of(node: Node) -> list[tuple[str, str]]:
+    if isinstance(node, Action):
+        return [("prompt", node.prompt)]
+    return [("question", node.question)] if isinstance(node, Decision) else []
+
+
+def _var_in(node: Node) -> Sequence[str]:
+    return node.var_in if isinstance(node, Action | Decision) else ()
+
+
+def _variables(program: ProgramGraph, programs: Mapping[str, ProgramGraph] | None) -> Iterator[str]:
+    """Yield variables that are read where no way from `start` has set them."""
+    back = steps_back(program.edges)
+    for node in program.nodes.values():
+        wanted = [*_var_in(node)]
+        needed = "reads"
+        if isinstance(node, Program) and programs and node.program in programs:
+            wanted, needed = list(programs[node.program].var_in), f"calls {node.program!r} with"
+        written = [node.var_out] if isinstance(node, Action) and node.var_out is not None else []
+        for name in dict.fromkeys([*_var_in(node), *written]):
+            if not name.isidentifier():
+                yield f"{name!r} at {node.id!r} cannot be the name of a variable"
+        before = reached(back[node.id], back)
+        known = {*PROVIDED, *program.var_in}
+        for other in before & program.nodes.keys():
+            known |= _set_by(program.nodes[other], programs)
+        for name in dict.fromkeys(wanted):
+            if name.isidentifier() and name not in known and "*" not in known:
+                yield (
+                    f"{node.id!r} {needed} the variable {name!r}, which nothing before it sets: "
+                    "give an Action before it this var_out, or the program this var_in"
+                )
+
+
+def _set_by(node: Node, programs: Mapping[str, ProgramGraph] | None) -> Set[str]:
+    """Return the variables that a node may set; "*" stands for any."""
+    if isinstance(node, Action):
+        return set() if node.var_out is None else {node.var_out}
+    if not isinstance(node, Program):
+        return set()
+    if programs is None or node.program not in programs:
+        return {"*"}
+    names, waiting, seen = set[str](), [node.program], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in programs:
+            continue
+        seen.add(name)
+        for inner in programs[name].nodes.values():
+            if isinstance(inner, Action) and inner.var_out is not None:
+                names.add(inner.var_out)
+            elif isinstance(inner, Program):
+                waiting.append(inner.program)
+    return names
+
+
+def _calls(program: ProgramGraph, programs: Mapping[str, ProgramGraph]) -> Iterator[str]:
+    for node in program.nodes.values():
+        if isinstance(node, Program) and node.program not in programs:
+            known = ", ".join(sorted(programs)) or "none"
+            yield f"{node.id!r} calls the unknown program {node.program!r}; known are {known}"
+    endless = programs.keys() - can_finish(programs)
+    if program.name in endless:
+        called = sorted(
+            {n.program for n in program.nodes.values() if isinstance(n, Program)} & endless
+        )
+        yield (
+            f"recursion without an exit: every way to 'end' calls {', '.join(map(repr, called))}, "
+            "which never comes back"
+        )
+
+
+def _kind(node: Node) -> str:
+    return type(node).__name__

@@ -1,0 +1,116 @@
+"""The parts that a graph program is made of: nodes, edges, and the names that every run knows.
+
+Plain values, checked for their types only; whether they make a sound program is a question for
+`program_checks`. They stand in a module of their own so that the checks, the text form and the
+drawing read programs without knowing the class that people build them with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, NamedTuple, Protocol
+
+from pydantic import ConfigDict, Field, Strict
+from pydantic.dataclasses import dataclass
+
+START, END = "start", "end"
+"""The two nodes that every program has."""
+
+PROVIDED = frozenset({"query", "objective"})
+"""Variables that every run sets before its first node."""
+
+_CONFIG = ConfigDict(use_attribute_docstrings=True, extra="forbid")
+
+
+@dataclass(frozen=True, config=_CONFIG)
+class Control:
+    """Where a program starts or ends."""
+
+    id: str
+    """`start` or `end`."""
+
+
+@dataclass(frozen=True, config=_CONFIG)
+class Action:
+    """Use a tool."""
+
+    id: str
+    """Unique in the program."""
+    tool: str
+    """Name of the tool."""
+    purpose: str
+    """Why this is done."""
+    prompt: str = ""
+    """A jinja2 template: what to do; may use the variables in `var_in`."""
+    var_in: list[str] = Field(default_factory=list[str])
+    """Variables that the prompt may use."""
+    var_out: str | None = None
+    """Variable that the result is stored in."""
+    disable_inference: Annotated[bool, Strict()] = False
+    """Give the rendered prompt to the tool as it is, without asking a language model."""
+
+
+@dataclass(frozen=True, config=_CONFIG)
+class Decision:
+    """Choose between the labels of the edges that leave this node."""
+
+    id: str
+    """Unique in the program."""
+    purpose: str
+    """Why this is asked."""
+    question: str
+    """A jinja2 template: the question to answer."""
+    var_in: list[str] = Field(default_factory=list[str])
+    """Variables that the question may use."""
+
+
+@dataclass(frozen=True, config=_CONFIG)
+class Program:
+    """Call another program."""
+
+    id: str
+    """Unique in the program."""
+    purpose: str
+    """Why it is called."""
+    program: str
+    """Name of the program."""
+
+
+Node = Control | Action | Decision | Program
+
+
+class Edge(NamedTuple):
+    """From one node to the next; out of a Decision it carries the option's label."""
+
+    source: str
+    target: str
+    label: str | None = None
+
+
+class ProgramGraph(Protocol):
+    """What checks, text and drawing read of a program."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """What it is for."""
+        ...
+
+    @property
+    def var_in(self) -> Sequence[str]:
+        """Variables that its caller sets."""
+        ...
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        """Its nodes by id."""
+        ...
+
+    @property
+    def edges(self) -> Sequence[Edge]:
+        """Its edges, in the order they were added."""
+        ...
