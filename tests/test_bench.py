@@ -177,7 +177,9 @@ class TestQuality:
 
 
 def test_write_compares_with_a_bare_insert() -> None:
-    result = write.measure(appends=40, block=10, batches=1, embedder="hashing")
+    result = write.measure(
+        appends=40, block=10, batches=1, embedder="hashing", peers="none", loops="5"
+    )
     for found in (*result["append"].values(), result["batch"]):
         assert found["cpu_ratio"] > 1
         assert found["wall_ratio"] > 0

@@ -69,6 +69,25 @@ def made_step(number: int) -> AgentStep:
     )
 
 
+def real_steps(count: int, *, first: int = 0, run_id: str | None = None) -> list[AgentStep]:
+    """Return the shipped steps over and over, each time under new ids, in runs of 20 or in one."""
+    real = shipped_steps()
+    steps: list[AgentStep] = []
+    for number in range(first, first + count):
+        run, hop = divmod(number, STEPS_PER_RUN)
+        steps.append(
+            real[number % len(real)].model_copy(
+                update={
+                    "id": UUID(int=number + 1, version=4),
+                    "parent_id": None,
+                    "hop": hop if run_id is None else number - first,
+                    "run_id": run_id or f"run-{run}",
+                }
+            )
+        )
+    return steps
+
+
 def payload(inputs: dict[str, Any] | None, outputs: dict[str, Any] | None) -> bytes:
     """Return what a program handed over for a step, as JSON."""
     return orjson.dumps({"inputs": inputs, "outputs": outputs})

@@ -3,7 +3,7 @@
 The floor is the standard library's sqlite3: one bare INSERT of the same body in autocommit, in the
 same journal and synchronous mode, without ids, checks or locks. Rivals take turns on the same disk.
 What a search needs besides (words, embeddings) is not written by an append; its cost per step and
-its bytes are measured apart.
+its bytes are measured apart. What others take for the same is asked in `write_peers`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from hybridagi_steps.bench.timing import (
     ratio,
     typical,
 )
+from hybridagi_steps.bench.write_peers import BATCH, measure_peers, peer_tables
 from hybridagi_steps.deriving import derive_texts, derive_vectors
 from hybridagi_steps.memory import Durability, StepMemory
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.stores import open_store
 from hybridagi_steps.stores.body import encode_body
 
-BATCH = 1_000
 FLOOR, STORE, MEMORY = "bare sqlite3", "store", "memory.add"
 
 _TABLE = "CREATE TABLE step (row INTEGER PRIMARY KEY, body TEXT NOT NULL)"
@@ -55,6 +55,8 @@ def measure(
     batches: int = 5,
     embedder: str = "wordllama",
     workdir: str | None = None,
+    peers: str = "all",
+    loops: str = "100,400",
 ) -> dict[str, Any]:
     """Return times in microseconds per step, ratios, and bytes on disk.
 
@@ -64,11 +66,14 @@ def measure(
         batches: Batches of 1,000 measured.
         embedder: Name of the embedder whose cost per step is shown.
         workdir: Folder on the disk to measure; by default the system's temporary folder.
+        peers: Whom to measure beside us: all, none, or names with commas between them.
+        loops: Lengths of the agent loops, with commas between them.
     """
+    options = {"appends": appends, "block": block, "batches": batches, "embedder": embedder}
     with tempfile.TemporaryDirectory(dir=workdir) as name:
         folder = Path(name)
         return {
-            **conditions(appends=appends, block=block, batches=batches, embedder=embedder),
+            **conditions(**options, peers=peers, loops=loops),
             "append": {
                 durability: _appends(folder, durability, appends, block)
                 for durability in get_args(Durability)
@@ -77,6 +82,9 @@ def measure(
             "read_run": _read_run(folder),
             "drain": _drain(folder, embedder),
             "disk": _disk(folder, appends, embedder),
+            "peers": measure_peers(
+                folder, appends=appends, batches=batches, loops=loops, peers=peers
+            ),
         }
 
 
@@ -269,4 +277,5 @@ def _tables(result: dict[str, Any]) -> list[Table]:
     return [
         Table("writing one-KB steps", columns, rows),
         Table(title, ["", "bytes", "per raw byte"], sizes),
+        *peer_tables(result["peers"]),
     ]

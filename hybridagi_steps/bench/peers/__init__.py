@@ -1,0 +1,171 @@
+"""The neighbours we are measured beside: one file each, behind two small protocols.
+
+Every peer is optional: `pip install ".[bench]"` brings them all, and one that is missing is a row
+that says so. An adapter does what the peer's own documentation shows, with its fastest setting that
+keeps the promise asked for, and converts nothing inside the clock: it gets each step in every form
+that a peer might want.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows
+from hybridagi_steps.records.agent_step import AgentStep
+
+NOT_INSTALLED = "not installed"
+OURS = "this library"
+
+
+class StepRecord(NamedTuple):
+    """One step in every form in which somebody keeps steps."""
+
+    step: AgentStep
+    id: str
+    run_id: str
+    values: dict[str, Any]
+    """The step as plain JSON values."""
+    text: str
+    """The same as JSON text."""
+    vector: list[float]
+
+
+class StepLoop(Protocol):
+    """Keeps each step that an agent takes, on disk, before the next one begins."""
+
+    @property
+    def settings(self) -> str:
+        """What it does for durability, read back from it where it can be asked."""
+        ...
+
+    def add_each(self, records: Sequence[StepRecord]) -> None:
+        """Keep steps one by one, each as durable as promised before the next."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the files."""
+        ...
+
+
+class StepWriter(StepLoop, Protocol):
+    """Also takes batches, and reads a run back."""
+
+    def add_all(self, records: Sequence[StepRecord]) -> None:
+        """Keep steps in one commit."""
+        ...
+
+    def settle(self) -> None:
+        """Do what the documentation advises once data are loaded, outside the clock."""
+        ...
+
+    def read_run(self, run_id: str) -> int:
+        """Read the steps of a run, and return how many there were."""
+        ...
+
+
+class VectorSearcher(Protocol):
+    """Finds the nearest vectors; each belongs to a user, by whom it can be filtered."""
+
+    @property
+    def settings(self) -> str:
+        """Kind of index, its constants, and where the vectors are."""
+        ...
+
+    def add(self, rows: Rows, vectors: FloatMatrix, users: Sequence[str]) -> None:
+        """Add unit vectors, found by the next search."""
+        ...
+
+    def settle(self) -> None:
+        """Build what the documentation advises once data are loaded, outside the clock."""
+        ...
+
+    def search(self, query: FloatVector, k: int) -> Sequence[int]:
+        """Return the k nearest rows, best first."""
+        ...
+
+    def search_of(self, query: FloatVector, k: int, user: str) -> Sequence[int]:
+        """Return the k nearest rows of one user, best first; the filter is inside the clock."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and memory."""
+        ...
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Who is measured, in which packages it comes, and where its adapter is."""
+
+    name: str
+    packages: tuple[str, ...]
+    adapter: str
+
+    def load(self) -> Any | None:
+        """Return the adapter's class, or None where a package is not installed."""
+        if None in map(_version, self.packages):
+            return None
+        module, _, name = self.adapter.partition(":")
+        return getattr(import_module(f"{__name__}.{module}"), name)
+
+    def version(self) -> str:
+        """Return what is installed, for people."""
+        found = [(package, _version(package)) for package in self.packages]
+        if any(version is None for _, version in found):
+            return NOT_INSTALLED
+        return ", ".join(f"{package} {version}" for package, version in found)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+_US = ("hybridagi-steps",)
+_GRAPH = ("langgraph", "langgraph-checkpoint-sqlite")
+
+WRITERS = (
+    Peer(OURS, _US, "memory_writer:MemoryWriter"),
+    Peer("LangGraph SqliteStore", _GRAPH, "langgraph_store:SqliteStoreWriter"),
+    Peer("LangGraph SqliteStore, as documented", _GRAPH, "langgraph_store:DocumentedStoreWriter"),
+    Peer("OpenAI Agents SQLiteSession", ("openai-agents",), "agents_session:SessionWriter"),
+    Peer("LanceDB", ("lancedb",), "lancedb_table:LanceWriter"),
+    Peer("Chroma", ("chromadb",), "chroma_collection:ChromaWriter"),
+)
+"""Who keeps steps; ours first."""
+
+SAVERS = (
+    Peer("LangGraph SqliteSaver", _GRAPH, "langgraph_saver:SaverLoop"),
+    Peer("LangGraph SqliteSaver, DeltaChannel (beta)", _GRAPH, "langgraph_saver:DeltaSaverLoop"),
+    Peer("LangGraph, nothing saved", _GRAPH, "langgraph_saver:BareLoop"),
+)
+"""Who keeps the state of an agent's graph after each step of it."""
+
+SEARCHERS = (
+    Peer(OURS, _US, "memory_index:MemoryIndex"),
+    Peer("NumPy, exact", ("numpy",), "numpy_exact:NumpyExact"),
+    Peer("hnswlib", ("hnswlib",), "hnswlib_index:HnswlibIndex"),
+    Peer("Qdrant Edge", ("qdrant-edge-py",), "qdrant_shard:QdrantShard"),
+    Peer("Chroma", ("chromadb",), "chroma_collection:ChromaSearcher"),
+    Peer("LanceDB", ("lancedb",), "lancedb_table:LanceSearcher"),
+)
+"""Who finds vectors; ours first, then the oracle."""
+
+
+def chosen(peers: Sequence[Peer], names: str) -> list[Peer]:
+    """Return the peers that `names` asks for: all, none, or some with commas between them."""
+    asked = {name.strip().lower() for name in names.split(",")}
+    if asked == {"all"}:
+        return list(peers)
+    return [peer for peer in peers if peer.name == OURS or peer.name.lower() in asked]
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return the size of all files below a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

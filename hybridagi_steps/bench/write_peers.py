@@ -1,0 +1,262 @@
+"""What keeping steps costs in `StepMemory` and in what others keep them in, side by side.
+
+Real steps, converted before the clock starts; every peer on files of its own, on one disk, in one
+process, taking turns block by block in a hot loop. CPU is that of all threads of the process. A
+ratio is the median over rounds of the peer's time in units of ours: above one we are cheaper.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+from hybridagi_steps.bench.corpus import STEPS_PER_RUN, payload, real_steps
+from hybridagi_steps.bench.peers import (
+    NOT_INSTALLED,
+    OURS,
+    SAVERS,
+    WRITERS,
+    Peer,
+    StepLoop,
+    StepRecord,
+    StepWriter,
+    chosen,
+    folder_bytes,
+)
+from hybridagi_steps.bench.sync_calls import syncs_per_append
+from hybridagi_steps.bench.tables import Table, number
+from hybridagi_steps.bench.timing import Sample, Samples, interleaved, ratio, timed, typical
+from hybridagi_steps.memory import Durability
+from hybridagi_steps.records.agent_step import AgentStep
+
+BATCH = 1_000
+ROUNDS = 10
+"""Turns that the peers take at appending, the first of them not counted."""
+GRAPH = "LangGraph, nothing saved"
+_DIMENSION = 256
+_RUNS_READ = 50
+
+
+def measure_peers(
+    folder: Path, *, appends: int, batches: int, loops: str, peers: str
+) -> dict[str, Any]:
+    """Return what each peer takes: append at both durabilities, batch, read, agent loops."""
+    writers, savers = chosen(WRITERS, peers), chosen(SAVERS, peers)
+    steps = real_steps(appends)
+    return {
+        "versions": {peer.name: peer.version() for peer in (*writers, *savers)},
+        "steps_bytes": sum(len(payload(step.inputs, step.outputs)) for step in steps) / appends,
+        "append": {
+            durability: _appends(folder, writers, durability, max(1, appends // ROUNDS))
+            for durability in get_args(Durability)
+        },
+        "batch": _batches(folder, writers, batches),
+        "read_run": _reads(folder, writers),
+        "loops": {
+            str(size): _loops(folder, [*writers, *savers], size, max(2, batches // 2))
+            for size in map(int, loops.split(","))
+        },
+    }
+
+
+def record_of(step: AgentStep) -> StepRecord:
+    """Return a step in every form a peer may want; its vector is made up."""
+    values = step.model_dump(mode="json", exclude_none=True)
+    place = step.hop % _DIMENSION
+    vector = [1.0 if n == place else 0.01 for n in range(_DIMENSION)]
+    text = step.model_dump_json(exclude_none=True)
+    return StepRecord(step, str(step.id), str(step.run_id), values, text, vector)
+
+
+def _records(count: int, *, first: int = 0, run_id: str | None = None) -> list[StepRecord]:
+    return [record_of(step) for step in real_steps(count, first=first, run_id=run_id)]
+
+
+@contextmanager
+def _opened(
+    folder: Path, peers: Sequence[Peer], durability: Durability
+) -> Generator[dict[str, Any]]:
+    """Open the installed peers, each in a new folder."""
+    with ExitStack() as stack:
+        found: dict[str, Any] = {}
+        for peer in peers:
+            adapter = peer.load()
+            if adapter is None:
+                continue
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
+            found[peer.name] = adapter(place, durability)
+            stack.callback(found[peer.name].close)
+        yield found
+
+
+def _appends(
+    folder: Path, peers: Sequence[Peer], durability: Durability, block: int
+) -> dict[str, Any]:
+    """Return what one durable append takes, and how often the disk is asked to sync for it."""
+    with _opened(folder, peers, durability) as opened:
+        rivals: dict[str, Callable[[], None]] = {}
+        for name, writer in opened.items():
+            blocks = iter(_in_blocks(_records(ROUNDS * block, run_id="one run"), block))
+            rivals[name] = _next_each(writer, blocks)
+        samples = interleaved(rivals, ROUNDS - 1, warm_up=1)
+        settings = {name: writer.settings for name, writer in opened.items()}
+    found = _compared(peers, samples, per=block)
+    for name, words in settings.items():
+        calls = syncs_per_append(name, durability)
+        found[name] |= {"settings": words, "syncs_per_append": calls}
+    return found
+
+
+def _next_each(writer: StepWriter, blocks: Iterator[Sequence[StepRecord]]) -> Callable[[], None]:
+    return lambda: writer.add_each(next(blocks))
+
+
+def _in_blocks(records: Sequence[StepRecord], size: int) -> list[Sequence[StepRecord]]:
+    return [records[n : n + size] for n in range(0, len(records), size)]
+
+
+def _batches(folder: Path, peers: Sequence[Peer], rounds: int) -> dict[str, Any]:
+    """Return what one step of a batch of 1,000 takes; a batch is one commit."""
+    with _opened(folder, peers, "full") as opened:
+        rivals: dict[str, Callable[[], None]] = {}
+        for name, writer in opened.items():
+            many = [
+                _records(BATCH, first=n * BATCH, run_id=f"batch {n}") for n in range(rounds + 1)
+            ]
+            rivals[name] = _next_all(writer, iter(many))
+        samples = interleaved(rivals, rounds)
+    return _compared(peers, samples, per=BATCH)
+
+
+def _next_all(writer: StepWriter, batches: Iterator[Sequence[StepRecord]]) -> Callable[[], None]:
+    return lambda: writer.add_all(next(batches))
+
+
+def _reads(folder: Path, peers: Sequence[Peer]) -> dict[str, Any]:
+    """Return what reading a run of 20 takes per step, of 50 runs, after what each peer advises."""
+    records = _records(_RUNS_READ * STEPS_PER_RUN)
+    with _opened(folder, peers, "full") as opened:
+        for writer in opened.values():
+            writer.add_all(records)
+            writer.settle()
+        rivals = {name: _next_read(writer) for name, writer in opened.items()}
+        samples = interleaved(rivals, _RUNS_READ - 3, warm_up=3)
+    return _compared(peers, samples, per=STEPS_PER_RUN)
+
+
+def _next_read(writer: StepWriter) -> Callable[[], None]:
+    runs = iter(range(_RUNS_READ))
+
+    def read() -> None:
+        found = writer.read_run(f"run-{next(runs)}")
+        assert found == STEPS_PER_RUN  # noqa: S101 - else the time means nothing
+
+    return read
+
+
+def _loops(folder: Path, peers: Sequence[Peer], size: int, rounds: int) -> dict[str, Any]:
+    """Return what an agent's loop of so many steps takes, and the bytes it leaves on disk.
+
+    Each round is a new file with one step in it. Savers run inside a graph: what the graph takes by
+    itself is not counted against them.
+    """
+    first, *records = _records(size + 1, run_id="one run")
+    samples: Samples = {}
+    sizes: dict[str, int] = {}
+    installed = [(peer.name, adapter) for peer in peers if (adapter := peer.load()) is not None]
+    for turn in range(rounds + 1):
+        for name, adapter in installed:
+            with tempfile.TemporaryDirectory(dir=folder) as place:
+                loop: StepLoop = adapter(Path(place), "full")
+                loop.add_each([first])
+                sample = timed(lambda loop=loop: loop.add_each(records))
+                loop.close()
+                sizes[name] = folder_bytes(Path(place))
+            if turn:
+                samples.setdefault(name, []).append(sample)
+    savers = {peer.name for peer in SAVERS} - {GRAPH}
+    net = {
+        name: _without(found, samples[GRAPH]) if name in savers else found
+        for name, found in samples.items()
+    }
+    compared = _compared(peers, net, per=1)
+    for name, found in samples.items():
+        compared[name] |= {
+            "with_graph_cpu_us": typical(found, "cpu"),
+            "bytes": sizes[name],
+            "bytes_ratio": sizes[name] / sizes[OURS],
+        }
+    return compared
+
+
+def _without(more: Sequence[Sample], less: Sequence[Sample]) -> list[Sample]:
+    return [Sample(a.cpu - b.cpu, a.wall - b.wall) for a, b in zip(more, less, strict=True)]
+
+
+def _compared(peers: Sequence[Peer], samples: Samples, *, per: int) -> dict[str, Any]:
+    """Return each peer's times per step and what they are in units of ours."""
+    found: dict[str, Any] = {}
+    for peer in peers:
+        if peer.name not in samples:
+            found[peer.name] = {"missing": NOT_INSTALLED}
+            continue
+        theirs = samples[peer.name]
+        found[peer.name] = {
+            "cpu_us": typical(theirs, "cpu", per=per),
+            "wall_us": typical(theirs, "wall", per=per),
+            "cpu_ratio": ratio(theirs, samples[OURS], "cpu"),
+            "wall_ratio": ratio(theirs, samples[OURS], "wall"),
+        }
+    return found
+
+
+def peer_tables(found: dict[str, Any]) -> list[Table]:
+    """Return the tables of what `measure_peers` found."""
+    parts: dict[str, dict[str, Any]] = {
+        f"append, {name}": part for name, part in found["append"].items()
+    }
+    parts |= {f"batch of {BATCH:,}": found["batch"], "read a run": found["read_run"]}
+    rows = [
+        [what, name, *_times(row)] for what, part in parts.items() for name, row in part.items()
+    ]
+    loops = [
+        [f"{size} steps", name, *_loop_times(row)]
+        for size, part in found["loops"].items()
+        for name, row in part.items()
+    ]
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    ratios = ["CPU x ours", "wall x ours"]
+    return [
+        Table(
+            f"keeping real steps ({found['steps_bytes']:.0f} bytes on average), µs per step",
+            ["", "", "CPU", "wall", *ratios, "fsyncs", "settings"],
+            rows,
+            ["hot loop, interleaved; fsyncs: calls per append that strace saw", versions],
+        ),
+        Table(
+            "an agent's loop, each step on disk before the next",
+            ["", "", "CPU ms", "wall ms", *ratios, "bytes", "bytes x ours", "CPU ms, graph too"],
+            loops,
+        ),
+    ]
+
+
+def _times(row: dict[str, Any]) -> list[str]:
+    if "missing" in row:
+        return [str(row["missing"]), *[""] * 5]
+    times = [number(row[key], 1) for key in ("cpu_us", "wall_us")]
+    ratios = [number(row[key], 2) for key in ("cpu_ratio", "wall_ratio")]
+    calls = number(row["syncs_per_append"], 1) if "syncs_per_append" in row else ""
+    return [*times, *ratios, calls, str(row.get("settings", ""))]
+
+
+def _loop_times(row: dict[str, Any]) -> list[str]:
+    if "missing" in row:
+        return [str(row["missing"]), *[""] * 6]
+    times = [number(row[key] / 1e3, 1) for key in ("cpu_us", "wall_us")]
+    ratios = [number(row[key], 1) for key in ("cpu_ratio", "wall_ratio")]
+    sizes = [f"{row['bytes']:,}", number(row["bytes_ratio"], 1)]
+    return [*times, *ratios, *sizes, number(row["with_graph_cpu_us"] / 1e3, 1)]

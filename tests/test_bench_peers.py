@@ -1,0 +1,124 @@
+"""The peers are measured doing the job: what they were given is there, found, and comparable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybridagi_steps.bench import peers as neighbours
+from hybridagi_steps.bench import sync_calls, write_peers
+from hybridagi_steps.bench.corpus import real_steps
+from hybridagi_steps.bench.peers import NOT_INSTALLED, OURS, SAVERS, WRITERS, Peer, chosen
+
+RECORDS = [write_peers.record_of(step) for step in real_steps(40)]
+
+
+def named(peer: Peer) -> str:
+    return peer.name
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Callable[..., Any]:
+    """Return a function that opens a peer's adapter, or skips where it is not installed."""
+
+    def opening(peer: Peer, *arguments: Any) -> Any:
+        adapter = peer.load()
+        if adapter is None:
+            pytest.skip(f'{peer.packages} not installed (pip install ".[bench]")')
+        return adapter(tmp_path, *arguments)
+
+    return opening
+
+
+class TestWriters:
+    @pytest.mark.parametrize("durability", ["normal", "full"])
+    @pytest.mark.parametrize("peer", WRITERS, ids=named)
+    def test_what_was_added_is_read_back(
+        self, peer: Peer, durability: str, opened: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        writer = opened(peer, durability)
+        writer.add_all(RECORDS[:20])
+        writer.add_each(RECORDS[20:])
+        writer.settle()
+        assert writer.read_run("run-0") == 20
+        assert writer.read_run("run-1") == 20
+        assert writer.read_run("no run") == 0
+        writer.close()
+        assert neighbours.folder_bytes(tmp_path) > sum(len(r.values["inputs"]) for r in RECORDS)
+
+    @pytest.mark.parametrize(
+        "peer", [peer for peer in WRITERS if "Sqlite" in peer.name and "doc" not in peer.name]
+    )
+    @pytest.mark.parametrize("durability", ["normal", "full"])
+    def test_a_sqlite_peer_says_the_setting_it_was_given(
+        self, peer: Peer, durability: str, opened: Callable[..., Any]
+    ) -> None:
+        writer = opened(peer, durability)
+        assert writer.settings == f"WAL, synchronous={durability.upper()}"
+        writer.close()
+
+    @pytest.mark.parametrize("peer", SAVERS[:2], ids=named)
+    def test_a_saver_keeps_every_step_of_the_loop(
+        self, peer: Peer, opened: Callable[..., Any]
+    ) -> None:
+        loop = opened(peer, "full")
+        loop.add_each(RECORDS[:7])
+        kept = list(loop.checkpoints())
+        assert max(kept) == 7
+        assert len(kept) >= 7
+        loop.close()
+
+
+def untraced(_peer: str, _durability: str) -> None:
+    """Trace nothing."""
+
+
+def fake(name: str) -> Peer:
+    return Peer(name, ("no-such-package",), "no_such_module:Nothing")
+
+
+class TestTables:
+    def test_who_is_missing_is_a_row_that_says_so(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(write_peers, "WRITERS", (WRITERS[0], fake("Nobody")))
+        monkeypatch.setattr(write_peers, "SAVERS", (fake(write_peers.GRAPH),))
+        monkeypatch.setattr(write_peers, "syncs_per_append", untraced)
+        found = write_peers.measure_peers(tmp_path, appends=20, batches=1, loops="5", peers="all")
+        for part in (*found["append"].values(), found["batch"], found["read_run"]):
+            assert part["Nobody"] == {"missing": NOT_INSTALLED}
+            assert part[OURS]["cpu_ratio"] == 1.0
+        assert found["loops"]["5"][OURS]["bytes"] > 5 * 100
+        shown = [row for table in write_peers.peer_tables(found) for row in table.rows]
+        assert sum(NOT_INSTALLED in row for row in shown) == 4 + 2
+
+    def test_peers_are_chosen_by_name_and_we_are_always_there(self) -> None:
+        assert [peer.name for peer in chosen(WRITERS, "chroma, LanceDB")] == [
+            OURS,
+            "LanceDB",
+            "Chroma",
+        ]
+        assert [peer.name for peer in chosen(WRITERS, "none")] == [OURS]
+        assert chosen(WRITERS, "all") == list(WRITERS)
+
+    def test_a_broken_adapter_is_an_error_not_a_missing_package(self) -> None:
+        with pytest.raises(AttributeError):
+            Peer("us", ("hybridagi-steps",), "memory_writer:Nobody").load()
+
+
+class TestSyncCalls:
+    def test_calls_between_the_marks_count(self) -> None:
+        mark = f'7 access("/{sync_calls.MARK}", F_OK) = -1 ENOENT\n'
+        inside = "7 fsync(3) = 0\n8 fdatasync(4 <unfinished ...>\n8 <... fdatasync resumed>) = 0\n"
+        assert sync_calls.count_syncs(f"7 fsync(1) = 0\n{mark}{inside}{mark}7 fsync(9) = 0\n") == 2
+        assert sync_calls.count_syncs("7 fsync(1) = 0\n") == 0
+
+    def test_our_full_durability_syncs_each_append_and_normal_does_not(self) -> None:
+        full = sync_calls.syncs_per_append(OURS, "full")
+        if full is None:
+            pytest.skip("strace is not here, or may not trace")
+        assert full >= 1
+        assert sync_calls.syncs_per_append(OURS, "normal") == 0
