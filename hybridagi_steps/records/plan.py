@@ -1,0 +1,341 @@
+"""Plan: a requirement cut into small steps that know what they need and what they hand on.
+
+A plan is a plain value. It can say what is wrong with it, in which order its steps may run and what
+hangs on a step; it runs nothing and reads no file. Its text form is read and written by
+plan_text.py, its JSON form by plan_json.py. Nothing is refused on construction that a person may
+want to look at and mend: `check` is what a plan must pass before anything is spent on it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+from graphlib import CycleError, TopologicalSorter
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from hybridagi_steps.errors import InvalidPlanError
+from hybridagi_steps.records.artifact_shape import check_shape
+
+STEP_ID = re.compile(r"\w[\w.\-]{0,99}")
+"""What a step may be called, so that a list of ids needs no quotes."""
+
+MOST_CIRCLES_NAMED = 10
+
+_MARKS = "*`\"'"
+_DRIVE = re.compile(r"[A-Za-z]:")
+
+
+class PlanStepType(StrEnum):
+    """What kind of work a step is."""
+
+    ANALYZE = "analyze"
+    GENERATE = "generate"
+    MODIFY = "modify"
+    VALIDATE = "validate"
+    CLEANUP = "cleanup"
+
+
+def clean_text(value: Any) -> Any:
+    """Return a text with plain line ends and no blank edges; all else as it is."""
+    if not isinstance(value, str):
+        return value
+    return value.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "").strip()
+
+
+def clean_name(value: Any) -> Any:
+    """Return a text as one line without the quotes or emphasis around it."""
+    if not isinstance(value, str):
+        return value
+    name = " ".join(value.replace("\0", "").split())
+    while (inner := _inside(name)) is not None:
+        name = inner
+    return name
+
+
+def _inside(name: str) -> str | None:
+    """Return what stands inside the marks around a whole name, None when there are none."""
+    mark = name[:1]
+    if not mark or mark not in _MARKS or name[-1] != mark:
+        return None
+    inner = name.strip(mark)
+    wraps = min(len(name) - len(name.lstrip(mark)), len(name) - len(name.rstrip(mark)))
+    return name[wraps:-wraps].strip() if inner.strip() and mark not in inner else None
+
+
+def _step_id(value: str) -> str:
+    if STEP_ID.fullmatch(value) is None:
+        raise ValueError(
+            f"{value!r} is no step id: use letters, digits, '_', '-' and '.', at most 100"
+        )
+    return value
+
+
+def _shapes(value: dict[str, Any]) -> dict[str, Any]:
+    for name, shape in value.items():
+        try:
+            check_shape(shape)
+        except ValueError as error:
+            raise ValueError(f"artifact {name}: {error}") from error
+    return value
+
+
+Text = Annotated[str, BeforeValidator(clean_text)]
+Name = Annotated[str, BeforeValidator(clean_name)]
+ArtifactName = Annotated[str, BeforeValidator(clean_name), Field(min_length=1)]
+StepId = Annotated[str, BeforeValidator(clean_text), AfterValidator(_step_id)]
+
+
+class PlanStep(BaseModel):
+    """One planned unit of work, small enough to be done with minimal context."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid")
+
+    id: StepId
+    """Unique within the plan."""
+    type: PlanStepType = PlanStepType.GENERATE
+    """What kind of work it is."""
+    name: Name = ""
+    """A short title for people."""
+    goal: Annotated[Text, Field(min_length=1)]
+    """What holds when the step is done."""
+    description: Text = ""
+    """How to get there, any number of lines."""
+    files: list[str] = []
+    """Files whose contents the step sees, relative to the workspace, with `/`."""
+    dependencies: list[StepId] = []
+    """Ids of the steps that must have succeeded before."""
+    needs: list[ArtifactName] = []
+    """Artifacts it cannot work without; it sees all those of its dependencies either way."""
+    artifacts: list[ArtifactName] = []
+    """Names of what it hands on."""
+    shapes: Annotated[dict[ArtifactName, Any], AfterValidator(_shapes)] = {}
+    """The shape each artifact must have; see artifact_shape.py. No entry: any value."""
+    notes: dict[ArtifactName, Name] = {}
+    """What an artifact is, in words, for the step that makes it."""
+
+    @property
+    def title(self) -> str:
+        """The step's name, else its id."""
+        return self.name or self.id
+
+
+class Plan(BaseModel):
+    """A requirement cut into steps, with what each step needs and hands on."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid")
+
+    name: Name = ""
+    """A short title."""
+    description: Text = ""
+    """What the whole plan is for."""
+    steps: list[PlanStep] = []
+    """The steps, in the order they were planned."""
+
+    @classmethod
+    def parse(cls, text: str, *, check: bool = True) -> Plan:
+        """Read a plan from its text or JSON form, as people and language models write it.
+
+        Args:
+            text: The plan; markdown around and inside it, text before and after it, and a missing
+                END_PLAN are all understood.
+            check: Refuse a plan that cannot be run, as `check()` does.
+
+        Raises:
+            PlanParseError: It cannot be read; names line and field.
+            InvalidPlanError: It can be read and not be run; names every problem.
+        """
+        from hybridagi_steps.records.plan_text import read_plan
+
+        plan = cls.model_validate(read_plan(text))
+        if check:
+            plan.check()
+        return plan
+
+    def to_text(self) -> str:
+        """Return the plan in its text form; `parse` gives back an equal plan."""
+        from hybridagi_steps.records.plan_text import write_plan
+
+        return write_plan(self)
+
+    def check(self) -> None:
+        """Pass if the plan can be run.
+
+        Raises:
+            InvalidPlanError: It cannot; `problems` holds all that is wrong, not only the first.
+        """
+        if problems := self.problems():
+            raise InvalidPlanError(problems)
+
+    def problems(self) -> list[str]:
+        """Return all that keeps the plan from being run, one line each."""
+        if not self.steps:
+            return ["the plan has no steps"]
+        return [
+            *self._duplicate_ids(),
+            *(problem for step in self.steps for problem in self._problems_of(step)),
+            *self._cycles(),
+        ]
+
+    def step(self, step_id: str) -> PlanStep:
+        """Return the step with this id.
+
+        Raises:
+            InvalidPlanError: There is none.
+        """
+        for step in self.steps:
+            if step.id == step_id:
+                return step
+        raise InvalidPlanError([f"no step has the id {step_id!r}; {_listed(self._ids())}"])
+
+    def waves(self) -> list[list[PlanStep]]:
+        """Return the steps in waves: each wave needs only what the waves before it made.
+
+        Returns:
+            Every step once; within a wave, in the order of the plan.
+
+        Raises:
+            InvalidPlanError: Ids stand twice, are unknown, or the dependencies go in circles.
+        """
+        self.check()
+        place = {step.id: number for number, step in enumerate(self.steps)}
+        sorter = TopologicalSorter({step.id: step.dependencies for step in self.steps})
+        sorter.prepare()
+        waves: list[list[PlanStep]] = []
+        while ready := sorted(sorter.get_ready(), key=place.__getitem__):
+            waves.append([self.steps[place[step_id]] for step_id in ready])
+            sorter.done(*ready)
+        return waves
+
+    def upstream(self, step_id: str) -> set[str]:
+        """Return the ids of all steps that this one waits for, directly or not."""
+        return _reached(step_id, {step.id: step.dependencies for step in self.steps})
+
+    def downstream(self, step_id: str) -> set[str]:
+        """Return the ids of all steps that wait for this one, directly or not."""
+        waiting: dict[str, list[str]] = {}
+        for step in self.steps:
+            for dependency in step.dependencies:
+                waiting.setdefault(dependency, []).append(step.id)
+        return _reached(step_id, waiting)
+
+    def __str__(self) -> str:
+        """The plan's text form."""
+        return self.to_text()
+
+    def _repr_html_(self) -> str:
+        """Show the plan and its dependencies in a notebook."""
+        from hybridagi_steps.records.plan_display import plan_html
+
+        return plan_html(self)
+
+    def _ids(self) -> list[str]:
+        return list(dict.fromkeys(step.id for step in self.steps))
+
+    def _duplicate_ids(self) -> list[str]:
+        seen: dict[str, int] = {}
+        for step in self.steps:
+            seen[step.id] = seen.get(step.id, 0) + 1
+        return [f"{count} steps have the id {name!r}" for name, count in seen.items() if count > 1]
+
+    def _problems_of(self, step: PlanStep) -> list[str]:
+        return [
+            f"step {step.id!r}: {problem}"
+            for problem in (
+                *_dependency_problems(step, self._ids()),
+                *_artifact_problems(step),
+                *self._need_problems(step),
+                *filter(None, map(file_problem, step.files)),
+            )
+        ]
+
+    def _need_problems(self, step: PlanStep) -> list[str]:
+        if not step.needs:
+            return []
+        before = self.upstream(step.id) - {step.id}
+        problems: list[str] = []
+        for need in step.needs:
+            makers = [other.id for other in self.steps if need in other.artifacts]
+            if not makers:
+                problems.append(f"needs the artifact {need!r}, which no step makes")
+            elif not before.intersection(makers):
+                problems.append(
+                    f"needs the artifact {need!r} of step {makers[0]!r} without depending on it"
+                )
+        return problems
+
+    def _cycles(self) -> list[str]:
+        known = set(self._ids())
+        waiting = {
+            step.id: [name for name in step.dependencies if name in known and name != step.id]
+            for step in self.steps
+        }
+        problems: list[str] = []
+        while len(problems) < MOST_CIRCLES_NAMED:
+            try:
+                TopologicalSorter(waiting).prepare()
+            except CycleError as error:
+                circle: list[str] = error.args[1][::-1]
+                problems.append(f"the dependencies go in a circle: {self._written(circle)}")
+                # Cut this circle at one place and look for the next.
+                waiting[circle[0]] = [name for name in waiting[circle[0]] if name != circle[1]]
+            else:
+                break
+        return problems
+
+    def _written(self, circle: list[str]) -> str:
+        """Write a circle so that it starts where the plan enters it first."""
+        ids, around = self._ids(), circle[:-1]
+        start = min(range(len(around)), key=lambda place: ids.index(around[place]))
+        return " → ".join([*around[start:], *around[:start], around[start]])
+
+
+def file_problem(path: str) -> str | None:
+    """Return why a file named in a plan is outside any workspace, None when it is inside."""
+    if not path.strip() or "\0" in path:
+        return f"the file name {path!r} is empty or holds a NUL"
+    parts = path.replace("\\", "/").split("/")
+    if not parts[0] or parts[0].startswith("~") or _DRIVE.match(parts[0]):
+        return f"the file {path!r} is outside the workspace; name it relative to the workspace"
+    if ".." in parts:
+        return f"the file {path!r} leaves the workspace with '..'"
+    return None
+
+
+def _dependency_problems(step: PlanStep, ids: Iterable[str]) -> list[str]:
+    known = list(ids)
+    problems: list[str] = []
+    for name in dict.fromkeys(step.dependencies):
+        if name == step.id:
+            problems.append("depends on itself")
+        elif name not in known:
+            problems.append(f"depends on the unknown step {name!r}; {_listed(known)}")
+    return problems
+
+
+def _artifact_problems(step: PlanStep) -> list[str]:
+    twice = {name for name in step.artifacts if step.artifacts.count(name) > 1}
+    spare = {*step.shapes, *step.notes} - set(step.artifacts)
+    return [
+        *(f"names the artifact {name!r} twice" for name in sorted(twice)),
+        *(f"describes the artifact {name!r}, which it does not make" for name in sorted(spare)),
+    ]
+
+
+def _reached(start: str, edges: dict[str, list[str]]) -> set[str]:
+    """Return all that can be reached from `start` along the edges; itself only in a circle."""
+    reached: set[str] = set()
+    frontier = list(edges.get(start, ()))
+    while frontier:
+        name = frontier.pop()
+        if name not in reached:
+            reached.add(name)
+            frontier.extend(edges.get(name, ()))
+    return reached
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:20])
+    return f"known are {shown}" + (" …" if len(names) > 20 else "")

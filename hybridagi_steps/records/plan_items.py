@@ -1,0 +1,192 @@
+"""Lists inside a plan's text: file names, dependencies, artifacts with their shapes.
+
+People and models write the same list in a dozen ways: `a, b`, `[a, b]`, bullets, backticks, `none`,
+remarks in brackets. One scanner splits a text at the separators that stand outside quotes,
+brackets and patterns; it looks at every character once. What is written here reads back the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+from hybridagi_steps.records.artifact_shape import KINDS
+from hybridagi_steps.records.plan import clean_name
+
+_NOTHING = re.compile(
+    r"(?:none|n/?a|null|nil|empty|nothing|not applicable|[-–—]+)\.?"
+    r"(?:\s+(?:required|needed|yet|\([^()]*\)|[-–—].*))?",
+    re.IGNORECASE,
+)
+_BULLET = re.compile(r"(?:[-*+•]|\d{1,4}[.)])\s+")
+_REMARK = re.compile(r"\s+(?:\(.*\)|[-–—]\s.*)$", re.DOTALL)
+_BARE = re.compile(r"[\w./@+][\w./@+\-]*")
+_KIND = re.compile(rf"({'|'.join(KINDS)})(?=\s*$|\s+[-–—]\s|\s*[,;(])", re.IGNORECASE)
+_PATTERN = re.compile(r"/(?:[^/\\\n]|\\[^\n])+/(?=\s*$|\s+[-–—(])")
+_DASH = re.compile(r"\s*[-–—]\s+")
+_QUOTED = re.compile(r'(?P<name>"(?:[^"\\\n]|\\[^\n])*")')
+_SLASHED = re.compile(r"/(?:[^/\\\n]|\\[^\n])+/")
+_ARTIFACT = re.compile(r"(?P<name>\S+?)(?:\s{0,9}:(?:\s|$)|\s{1,9}[-–—]\s|\s{1,9}\()")
+_OPEN, _CLOSE = "([{", ")]}"
+
+
+class Artifact(NamedTuple):
+    """One entry of a list of artifacts."""
+
+    name: str
+    shape: Any
+    note: str
+
+
+def split_list(text: str, *, whole: re.Pattern[str] | None = None) -> list[str]:
+    """Return the items of a list in whatever way it is written, `none` and the like left out.
+
+    Args:
+        text: The value of a field, several lines allowed.
+        whole: A bulleted line that begins like this is one item, commas and all.
+    """
+    items: list[str] = []
+    for line in _split(_unbracketed(text), "\n"):
+        bullet = _BULLET.match(line)
+        item = line[bullet.end() :] if bullet else line
+        if bullet and whole is not None and whole.match(item):
+            items.append(item)
+        else:
+            items.extend(_split(_unbracketed(item), ",;"))
+    return [item for item in items if _NOTHING.fullmatch(item) is None]
+
+
+def read_names(text: str) -> list[str]:
+    """Return names as they are meant: without quotes, backticks, and remarks behind them."""
+    return [name for item in split_list(text) if (name := _name(item))]
+
+
+def read_files(text: str) -> list[str]:
+    """Return file names; a leading `./` says nothing and is left out."""
+    return [name.removeprefix("./") or name for name in read_names(text)]
+
+
+def read_artifacts(text: str) -> list[Artifact]:
+    """Return artifacts with what is said about them."""
+    return [read_artifact(item) for item in split_list(text, whole=_ARTIFACT)]
+
+
+def read_artifact(item: str) -> Artifact:
+    """Return one artifact from `name`, `name: shape`, `name (note)` or `name: shape - note`."""
+    found = _QUOTED.match(item) or _ARTIFACT.match(item)
+    if found is None:
+        return Artifact(_name(item), None, "")
+    name, rest = _name(item[: found.end("name")]), item[found.end("name") :].strip()
+    if rest.startswith(":"):
+        shape, rest = _leading_shape(rest[1:].strip())
+        return Artifact(name, shape, _note(rest))
+    note = _note(rest)
+    if rest.startswith("(") and note.lower() in KINDS:
+        return Artifact(name, note.lower(), "")
+    return Artifact(name, None, note)
+
+
+def write_names(names: list[str]) -> str:
+    """Return names on one line, quoted where they could be misread."""
+    return ", ".join(_written(name) for name in names)
+
+
+def write_artifact(artifact: Artifact) -> str:
+    """Return one artifact as an item of a list."""
+    text = _written(artifact.name)
+    if artifact.shape is not None:
+        shape = artifact.shape
+        text += f": {shape if isinstance(shape, str) else json.dumps(shape, ensure_ascii=False)}"
+    return f"{text} - {artifact.note}" if artifact.note else text
+
+
+def _split(text: str, separators: str) -> list[str]:
+    """Split at separators outside quotes, brackets and patterns; unbalanced text splits plainly."""
+    pieces: list[str] = []
+    start = place = depth = 0
+    while place < len(text):
+        letter = text[place]
+        if (end := _literal_end(text, place, start)) is not None:
+            place = end
+            continue
+        if letter in _OPEN:
+            depth += 1
+        elif letter in _CLOSE:
+            depth = max(0, depth - 1)
+        elif letter in separators and depth == 0:
+            pieces.append(text[start:place])
+            start = place + 1
+        place += 1
+    if depth:
+        return _stripped(re.split(f"[{re.escape(separators)}]", text))
+    return _stripped([*pieces, text[start:]])
+
+
+def _literal_end(text: str, place: int, start: int) -> int | None:
+    """Return where the quoted text or pattern that begins here ends; None if none does."""
+    if text[place] == '"':
+        found = _QUOTED.match(text, place)
+    elif text[place] == "/" and text[start:place].rstrip().endswith(":"):
+        found = _SLASHED.match(text, place)
+    else:
+        return None
+    return found.end() if found else None
+
+
+def _stripped(pieces: list[str]) -> list[str]:
+    return [piece.strip() for piece in pieces if piece.strip()]
+
+
+def _unbracketed(text: str) -> str:
+    """Return what stands inside the brackets that enclose a whole text."""
+    text = text.strip()
+    if len(text) < 2 or text[0] not in "[(" or text[-1] != _CLOSE[_OPEN.index(text[0])]:
+        return text
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += (letter in _OPEN) - (letter in _CLOSE)
+        if depth == 0 and place < len(text) - 1:
+            return text
+    return text[1:-1]
+
+
+def _name(item: str) -> str:
+    """Return a name without what is put around and behind it."""
+    item = item.strip()
+    if (quoted := _QUOTED.fullmatch(item)) is not None:
+        try:
+            return str(json.loads(quoted[0], strict=False))
+        except ValueError:
+            return quoted[0][1:-1]
+    return clean_name(_REMARK.sub("", item))
+
+
+def _written(name: str) -> str:
+    if _BARE.fullmatch(name) and _NOTHING.fullmatch(name) is None and name[:2] != "./":
+        return name
+    return json.dumps(name, ensure_ascii=False)
+
+
+def _leading_shape(text: str) -> tuple[Any, str]:
+    """Return the shape at the beginning of a text, and the rest of the text."""
+    if text[:1] in {"{", "["}:
+        try:
+            shape, end = json.JSONDecoder().raw_decode(text)
+        except (ValueError, RecursionError):
+            return None, text
+        return shape, text[end:]
+    if (pattern := _PATTERN.match(text)) is not None:
+        return pattern[0], text[pattern.end() :]
+    if (kind := _KIND.match(text)) is not None:
+        return kind[1].lower(), text[kind.end() :]
+    return None, text
+
+
+def _note(rest: str) -> str:
+    rest = rest.strip()
+    if (dash := _DASH.match(rest)) is not None:
+        return rest[dash.end() :]
+    if rest.startswith("(") and rest.endswith(")"):
+        return rest[1:-1]
+    return rest.lstrip(",; ")
