@@ -1,0 +1,186 @@
+"""GraphInterpreter: an agent made of graph programs, as a module like any other in DSPy.
+
+The module holds what lasts: programs, tools, one predictor per node, a memory. A run's state lives
+in a `ProgramRun`, so copies, threads, teleprompters, saving and loading need no special care. Every
+run is recorded: into the memory, into whatever recorder is active, and into the trace it returns.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUntypedBaseClass=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, cast
+
+import dspy
+
+from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError, UnknownProgramError
+from hybridagi_steps.programs.driving import adriven, driven
+from hybridagi_steps.programs.graph_program import GraphProgram
+from hybridagi_steps.programs.node_predictors import predictors_of
+from hybridagi_steps.programs.program_checks import check_programs
+from hybridagi_steps.programs.program_library import ProgramLibrary, ProgramShelf, programs_of
+from hybridagi_steps.programs.program_run import ProgramRun, RunSettings
+from hybridagi_steps.programs.recording import record
+from hybridagi_steps.programs.run_state import AgentOutput, ProgramSession
+from hybridagi_steps.programs.step_writer import check_memory
+from hybridagi_steps.programs.tools import tools_by_name
+from hybridagi_steps.records.predictions import Query
+
+
+class GraphInterpreter(dspy.Module):
+    """Runs graph programs.
+
+    Args:
+        programs: GraphPrograms (one, several, a dict), their text, or a ProgramMemory.
+        tools: What Actions may use: tool objects, `dspy.Tool`s, functions.
+        memory: Where steps are recorded and recalled; without one a run still returns its steps.
+        entrypoint: The program that a run begins with.
+        num_history: How many past steps of its run each prompt shows.
+        max_iters: Most nodes that a run visits, those of called programs included.
+        commit_decision_steps: Whether prompts show past decisions too; they are recorded anyway.
+        decision_lm: The language model that decides, instead of the one configured.
+        max_corrections: How often a model is asked again when its answer is no option.
+
+    Raises:
+        UnknownProgramError: No program is named like the entrypoint.
+        InvalidProgramError: What is wrong with the programs.
+        UnknownToolError: A program uses a tool that is not given.
+        InvalidSettingError: A number below its least, a tool that is none, two tools of one name.
+        InvalidMemoryError: Steps cannot be recorded into `memory`.
+    """
+
+    adds_no_step = True
+    """For recorders: the program it runs tells everything."""
+
+    def __init__(
+        self,
+        programs: GraphProgram | str | Iterable[Any] | Mapping[str, Any] | ProgramLibrary,
+        tools: Iterable[Any] | Mapping[str, Any] = (),
+        memory: Any = None,
+        entrypoint: str = "main",
+        num_history: int = 5,
+        max_iters: int = 20,
+        commit_decision_steps: bool = False,
+        decision_lm: Any = None,
+        max_corrections: int = 2,
+    ) -> None:
+        super().__init__()
+        _check_least("num_history", num_history, 0)
+        _check_least("max_iters", max_iters, 1)
+        _check_least("max_corrections", max_corrections, 0)
+        self.programs = _library(programs, entrypoint)
+        self.tools = tools_by_name(tools)
+        self.memory = None if memory is None else check_memory(memory)
+        self.entrypoint = entrypoint
+        self.num_history = num_history
+        self.max_iters = max_iters
+        self.commit_decision_steps = commit_decision_steps
+        self.max_corrections = max_corrections
+        self.decision_lm = decision_lm
+        known = _reachable(self.programs, entrypoint)
+        check_programs(known)
+        self.nodes = predictors_of(known, self.tools, decision_lm)
+        self._check_recall()
+
+    if TYPE_CHECKING:
+        # DSPy's own annotations promise no more than a Prediction.
+        def __call__(self, *args: Any, **kwargs: Any) -> AgentOutput: ...  # noqa: D102
+        async def acall(self, *args: Any, **kwargs: Any) -> AgentOutput: ...  # noqa: D102
+
+    def forward(
+        self,
+        query: str | Query = "",
+        session: ProgramSession | None = None,
+        **variables: Any,
+    ) -> AgentOutput:
+        """Run the entry program.
+
+        Args:
+            query: What the user asks.
+            session: The session of an earlier run, to go on with it; it is not changed.
+            variables: Further variables for the prompts.
+
+        Returns:
+            How the run ended, the answer, the steps. Errors at a node end the run and are told
+            there; nothing is raised but cancellation.
+        """
+        with self._recording():
+            return driven(self._run(query, session, variables).work())
+
+    async def aforward(
+        self,
+        query: str | Query = "",
+        session: ProgramSession | None = None,
+        **variables: Any,
+    ) -> AgentOutput:
+        """Run the entry program asynchronously; otherwise as `forward`."""
+        with self._recording():
+            return await adriven(self._run(query, session, variables).work())
+
+    def _recording(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.memory is None else record(self.memory)
+
+    def _run(
+        self, query: str | Query, session: ProgramSession | None, variables: dict[str, Any]
+    ) -> ProgramRun:
+        text = query.query if isinstance(query, Query) else query
+        before = session or ProgramSession()
+        settings = RunSettings(
+            entrypoint=self.entrypoint,
+            library=self.programs,
+            tools=self.tools,
+            predictors=self.nodes,
+            memory=self.memory,
+            num_history=self.num_history,
+            max_iters=self.max_iters,
+            commit_decision_steps=self.commit_decision_steps,
+            decision_lm=self.decision_lm,
+            max_corrections=self.max_corrections,
+        )
+        return ProgramRun(settings, before.going_on(text, variables))
+
+    def _check_recall(self) -> None:
+        for tool in self.tools.values():
+            needs = getattr(tool, "needs_memory", False)
+            if needs and not callable(getattr(self.memory, "search", None)):
+                raise InvalidMemoryError(self.memory, "search()")
+
+
+def _check_least(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+        raise InvalidSettingError(f"{name} is a number of at least {least}, not {value!r}.")
+
+
+def _library(programs: Any, entrypoint: str) -> ProgramLibrary:
+    if all(callable(getattr(programs, verb, None)) for verb in ("names", "get", "is_protected")):
+        library = cast("ProgramLibrary", programs)
+    else:
+        given = programs_of(programs)
+        check_programs(given)
+        library = ProgramShelf(given, protected=[entrypoint])
+    if entrypoint not in library.names():
+        raise UnknownProgramError(entrypoint, library.names())
+    return library
+
+
+def _reachable(library: ProgramLibrary, entrypoint: str) -> list[GraphProgram]:
+    """Return the programs that have predictors from the start: all that were given as a list.
+
+    Of a memory, which may hold thousands, those that the entry program depends on.
+    """
+    if isinstance(library, ProgramShelf):
+        return [library.get(name) for name in library.names()]
+    known = set(library.names())
+    found: dict[str, GraphProgram] = {}
+    waiting = [entrypoint]
+    while waiting:
+        name = waiting.pop()
+        if name in known and name not in found:
+            found[name] = library.get(name)
+            waiting += found[name].calls()
+    return list(found.values())

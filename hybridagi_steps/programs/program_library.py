@@ -1,0 +1,131 @@
+"""Where an interpreter and its tools look programs up: a contract, and the simple case of a dict.
+
+A `ProgramMemory` is a library that lasts and can be searched by meaning; programs given as a list
+are one that lives as long as its interpreter. Either says which programs an agent may not touch:
+the entry program and what that depends on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, Self, cast
+
+from hybridagi_steps.errors import InvalidSettingError, ProtectedProgramError, UnknownProgramError
+from hybridagi_steps.programs.graph_program import GraphProgram
+from hybridagi_steps.records.step_text import tokens
+
+
+class ProgramLibrary(Protocol):
+    """Programs by name."""
+
+    def names(self) -> list[str]:
+        """Return the names of all programs, sorted."""
+        ...
+
+    def get(self, name: str, /) -> GraphProgram:
+        """Return a program; UnknownProgramError if there is none."""
+        ...
+
+    def search(self, query: str, k: int = 5) -> list[GraphProgram]:
+        """Return the programs that fit a query best, without protected ones."""
+        ...
+
+    def is_protected(self, name: str, /) -> bool:
+        """Whether agents must leave the program alone."""
+        ...
+
+
+class ProgramShelf:
+    """Programs that were given to an interpreter.
+
+    Args:
+        programs: The programs.
+        protected: Names of entry programs; what they depend on is protected too.
+    """
+
+    def __init__(self, programs: Iterable[GraphProgram], protected: Sequence[str] = ()) -> None:
+        self._programs = {program.name: program for program in programs}
+        self._protected = frozenset(dependencies(protected, self._programs))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def names(self) -> list[str]:
+        """Return the names of all programs, sorted."""
+        return sorted(self._programs)
+
+    def get(self, name: str, /) -> GraphProgram:
+        """Return a program.
+
+        Raises:
+            UnknownProgramError: There is none of this name.
+        """
+        if name not in self._programs:
+            raise UnknownProgramError(name, self.names())
+        return self._programs[name]
+
+    def search(self, query: str, k: int = 5) -> list[GraphProgram]:
+        """Return the programs that share most words with a query, without protected ones."""
+        asked = set(tokens(query))
+        found = [
+            (len(asked & set(tokens(f"{program.name} {program.description}"))), program)
+            for name, program in sorted(self._programs.items())
+            if not self.is_protected(name)
+        ]
+        best = sorted(found, key=lambda scored: -scored[0])
+        return [program for score, program in best[:k] if score]
+
+    def is_protected(self, name: str, /) -> bool:
+        """Whether agents must leave the program alone."""
+        return name in self._protected
+
+
+def open_to_agents(library: ProgramLibrary, name: str) -> GraphProgram:
+    """Return a program that an agent asked for by name.
+
+    Raises:
+        UnknownProgramError: There is none of this name.
+        ProtectedProgramError: It is an entry program, or one that an entry program depends on.
+    """
+    if library.is_protected(name):
+        raise ProtectedProgramError(
+            f"the program {name!r} is an entry program, or one depends on it; agents may not call, "
+            "read or replace it."
+        )
+    return library.get(name)
+
+
+def dependencies(names: Iterable[str], programs: Mapping[str, GraphProgram]) -> list[str]:
+    """Return the programs of these names and all that they call, nearest first."""
+    waiting = [name for name in names if name in programs]
+    found: dict[str, None] = {}
+    while waiting:
+        name = waiting.pop(0)
+        if name not in found:
+            found[name] = None
+            waiting += [called for called in programs[name].calls() if called in programs]
+    return list(found)
+
+
+def programs_of(given: Any) -> list[GraphProgram]:
+    """Return programs given as one, several, a dict or text.
+
+    Raises:
+        InvalidSettingError: Something else was given.
+        ProgramTextError: A text that is no program.
+    """
+    if isinstance(given, GraphProgram):
+        return [given]
+    if isinstance(given, str):
+        return [GraphProgram.from_cypher(given)]
+    if isinstance(given, Mapping):
+        named = cast("Mapping[str, GraphProgram | str]", given)
+        return [
+            GraphProgram.from_cypher(each, str(name)) if isinstance(each, str) else each
+            for name, each in named.items()
+        ]
+    if isinstance(given, Iterable):
+        return [program for each in cast("Iterable[Any]", given) for program in programs_of(each)]
+    raise InvalidSettingError(
+        f"programs are GraphPrograms, their text, or a ProgramMemory; not {type(given).__name__}."
+    )

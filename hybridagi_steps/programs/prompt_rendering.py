@@ -1,0 +1,173 @@
+"""Prompts of graph programs: jinja2 in a sandbox, where a missing variable is an error.
+
+Programs come from files, from memories and from other agents, so a prompt may fill in values and
+loop over them, and nothing else: no attribute whose name begins with an underscore, no change to a
+value, no unbounded range, no megabytes. What a variable looks like in a prompt is decided here too:
+steps as their text, marked as data; dicts and lists as JSON.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+from jinja2 import StrictUndefined, Template, TemplateError, Undefined
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from hybridagi_steps.errors import PromptError
+from hybridagi_steps.programs.adapters import StepContext
+from hybridagi_steps.programs.program_nodes import PROVIDED
+from hybridagi_steps.programs.values import plain
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.filters import StepHit
+from hybridagi_steps.records.predictions import AgentStepList, QueryWithSteps
+
+_MOST_CHARACTERS = 2_000_000
+_LARGEST_FACTOR = 10_000
+_KEPT_TEMPLATES = 1024
+
+
+def rendered(
+    template: str, variables: Mapping[str, Any], var_in: Sequence[str], where: str
+) -> tuple[str, str]:
+    """Fill in a prompt.
+
+    Args:
+        template: The prompt as it stands in the program.
+        variables: Everything the run knows.
+        var_in: The variables that the prompt may use, besides `query` and `objective`.
+        where: What is named when it fails, such as "the prompt of main.answer".
+
+    Returns:
+        The prompt, and the prompt as it may be remembered: recalled steps stand in it as their ids,
+        so that old experience is not stored again as new.
+
+    Raises:
+        PromptError: A syntax error, a variable that nobody has set, or something forbidden.
+    """
+    missing = [name for name in var_in if name not in variables]
+    if missing:
+        raise PromptError(
+            f"{where} needs the variable {missing[0]!r}, which nothing has set; an Action sets it "
+            f"with var_out, a caller with agent(query=…, {missing[0]}=…)."
+        )
+    names = {*var_in, *PROVIDED}
+    values = {name: variables[name] for name in names if name in variables}
+    shown = _filled(_prompt_template(template, where), values, where)
+    if not any(_holds_steps(value) for value in values.values()):
+        return shown, shown
+    return shown, _filled(_record_template(template, where), values, where)
+
+
+def shown_text(value: Any) -> str:
+    """Return how a variable stands in a prompt."""
+    if isinstance(value, str | Undefined):
+        return str(value)  # raises when nothing has set it, or when it may not be read
+    if isinstance(value, AgentStepList | QueryWithSteps | AgentStep | StepHit | StepContext):
+        return StepContext.of(value).format()
+    if value is None or isinstance(value, bool | int | float):
+        return str(value)
+    return _json(value)
+
+
+def _recorded_text(value: Any) -> str:
+    return _json(plain(value, [])) if _holds_steps(value) else shown_text(value)
+
+
+def _json(value: Any) -> str:
+    if not isinstance(value, dict | list | tuple):
+        value = plain(value, [])
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, default=shown_text)
+    except (TypeError, ValueError):
+        return json.dumps(plain(value, []), ensure_ascii=False, default=str)
+
+
+def _holds_steps(value: Any) -> bool:
+    if isinstance(value, AgentStepList | QueryWithSteps | AgentStep | StepHit | StepContext):
+        return True
+    if isinstance(value, list | tuple):
+        return any(_holds_steps(item) for item in cast("Sequence[Any]", value))
+    if isinstance(value, dict):
+        return any(_holds_steps(item) for item in cast("dict[Any, Any]", value).values())
+    return False
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, in which attributes of Python objects cannot be reached at all.
+
+    `{{ order.id }}` reads the key of a dict; methods of texts, lists and dicts may be called.
+    """
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Whether `obj.attr` may be read."""
+        plain_value = isinstance(obj, str | list | tuple | dict | int | float) or obj is None
+        of_jinja = type(obj).__module__.startswith("jinja2.")  # `loop.index`
+        return (plain_value or of_jinja) and super().is_safe_attribute(obj, attr, value)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Multiply, unless that would fill the memory."""
+        sizes = [abs(n) if isinstance(n, int | float) else len(n) for n in (left, right)]
+        if max(sizes, default=0) > _LARGEST_FACTOR:
+            raise SecurityError(f"{max(sizes):,} is too large for {operator!r} in a prompt")
+        return super().call_binop(context, operator, left, right)
+
+
+def _environment(finalize: Callable[[Any], Any]) -> _Sandbox:
+    return _Sandbox(
+        undefined=StrictUndefined, finalize=finalize, autoescape=False, keep_trailing_newline=True
+    )
+
+
+_TO_PROMPT = _environment(shown_text)
+_TO_RECORD = _environment(_recorded_text)
+
+
+@lru_cache(maxsize=_KEPT_TEMPLATES)
+def _prompt_template(template: str, where: str) -> Template:
+    return _compiled(_TO_PROMPT, template, where)
+
+
+@lru_cache(maxsize=_KEPT_TEMPLATES)
+def _record_template(template: str, where: str) -> Template:
+    return _compiled(_TO_RECORD, template, where)
+
+
+def _compiled(environment: _Sandbox, template: str, where: str) -> Template:
+    try:
+        return environment.from_string(template)
+    except (TemplateError, RecursionError) as error:
+        raise PromptError(f"{where} cannot be read: {error}") from error
+
+
+def _filled(template: Template, values: Mapping[str, Any], where: str) -> str:
+    """Render in pieces, so that a prompt that would grow without end is stopped.
+
+    Raises:
+        PromptError: It failed; the text says at what.
+    """
+    pieces: list[str] = []
+    left = _MOST_CHARACTERS
+    try:
+        for piece in template.generate(**values):
+            pieces.append(piece)
+            left -= len(piece)
+            if left < 0:
+                raise PromptError(f"{where} grew over {_MOST_CHARACTERS:,} characters.")
+    except PromptError:
+        raise
+    except Exception as error:  # whatever an expression in a prompt can raise
+        raise PromptError(f"{where} cannot be filled in: {error}") from error
+    return "".join(pieces)

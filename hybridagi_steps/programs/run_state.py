@@ -1,0 +1,89 @@
+"""What one run of an agent knows and gives back: session, result. Plain values, no behaviour.
+
+A run's state never stands on the interpreter or on a tool, so that one agent serves many threads
+and a copy of it begins with nothing. `ProgramSession` is what programs and tools read and write;
+`AgentOutput` is what the caller gets.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hybridagi_steps.records.predictions import AgentStepList, PredictionModel
+
+FinishReason = Literal["max_iters", "finished", "error"]
+"""How a run ended."""
+
+
+class ChatMessage(BaseModel):
+    """Something said between the agent and its user."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    role: Literal["user", "assistant"]
+    """Who said it."""
+    content: str
+    """What was said."""
+
+
+class ProgramSession(BaseModel):
+    """What a run knows: pass it to the next call to go on with the conversation."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    query: str = ""
+    """What the user asked."""
+    objective: str = ""
+    """What the run works towards; at first the query."""
+    variables: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Results by the name their node's `var_out` gave them, and the caller's own."""
+    chat_history: list[ChatMessage] = Field(default_factory=list[ChatMessage])
+    """What was said, oldest first."""
+
+    def say(self, content: str, role: Literal["user", "assistant"] = "assistant") -> None:
+        """Add a message."""
+        self.chat_history.append(ChatMessage(role=role, content=content))
+
+    def going_on(self, query: str, variables: dict[str, Any]) -> ProgramSession:
+        """Return the session of the next run: the same conversation and variables, a new query."""
+        said = [message.model_copy() for message in self.chat_history]
+        following = ProgramSession(
+            query=query,
+            objective=query,
+            variables={**self.variables, **variables},
+            chat_history=said,
+        )
+        if query:
+            following.say(query, "user")
+        return following
+
+
+class RunError(BaseModel):
+    """Why a run ended early."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    type: str
+    """The name of the error's class."""
+    message: str
+    """What it said."""
+
+
+class AgentOutput(PredictionModel):
+    """What a `GraphInterpreter` gives back."""
+
+    finish_reason: FinishReason = "finished"
+    """Whether the program came to its end, ran out of steps, or failed."""
+    final_answer: str = ""
+    """What was last said to the user; if nothing was said, the last result as text."""
+    program_trace: AgentStepList = Field(default_factory=AgentStepList)
+    """The run's steps, the failing one included, as they were recorded."""
+    session: ProgramSession = Field(default_factory=ProgramSession)
+    """What the run knew at its end."""
+    error: RunError | None = None
+    """Why it did not finish, None when it did."""

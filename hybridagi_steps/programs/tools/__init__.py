@@ -1,0 +1,37 @@
+"""The tools of graph programs. An Action names one; the interpreter is given them as a list.
+
+Besides the tools here, plain functions, `dspy.Tool`s and MCP tools work as they are. A tool of your
+own is a subclass of `GraphTool`. A tool holds no state of a run: it is shared by every copy of an
+agent and by every thread.
+"""
+
+from __future__ import annotations
+
+from hybridagi_steps.programs.tools.answering import ChainOfThought, Predict
+from hybridagi_steps.programs.tools.function_tool import DSPyTool, FunctionTool, tools_by_name
+from hybridagi_steps.programs.tools.graph_tool import CallProgram, GraphTool, ToolUse
+from hybridagi_steps.programs.tools.recalling import PastActionSearch
+from hybridagi_steps.programs.tools.reusing import (
+    CallGraphProgram,
+    GraphProgramSearch,
+    ReadGraphProgram,
+)
+from hybridagi_steps.programs.tools.talking import AskUser, Speak, UpdateObjective
+
+__all__ = [
+    "AskUser",
+    "CallGraphProgram",
+    "CallProgram",
+    "ChainOfThought",
+    "DSPyTool",
+    "FunctionTool",
+    "GraphProgramSearch",
+    "GraphTool",
+    "PastActionSearch",
+    "Predict",
+    "ReadGraphProgram",
+    "Speak",
+    "ToolUse",
+    "UpdateObjective",
+    "tools_by_name",
+]

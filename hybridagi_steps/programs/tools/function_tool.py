@@ -1,0 +1,257 @@
+"""Plain functions, `dspy.Tool`s and MCP tools as tools of a graph program.
+
+Arguments are checked against the function's own signature before it runs, so that a model's
+"three" never reaches a parameter that is a number. Whatever the function returns is the result.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast, get_type_hints
+
+import dspy
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from hybridagi_steps.errors import InvalidSettingError, ToolInputError
+from hybridagi_steps.programs.tools.graph_tool import (
+    INPUTS,
+    Asked,
+    GraphTool,
+    ToolUse,
+    called_aside,
+    node_signature,
+    settled,
+)
+
+
+class _CallTool(GraphTool):
+    """A tool that is called with named arguments, which a model writes as one JSON object.
+
+    Args:
+        name: What Actions call it.
+        description: What it does, as a model is told.
+        schemas: JSON schema of each argument, by name.
+        lm: The language model that its nodes ask.
+    """
+
+    def __init__(
+        self, name: str, description: str, schemas: Mapping[str, Any], lm: Any = None
+    ) -> None:
+        super().__init__(name=name, lm=lm)
+        self.description = description
+        self.schemas = dict(schemas)
+
+    def predictor(self, purpose: str) -> dspy.Module | None:
+        """Return a new predictor for one node; None when there are no arguments."""
+        if not self.schemas:
+            return None
+        told = f"Call the tool {self.name} with the arguments that the prompt asks for."
+        if self.description:
+            told += f"\nWhat it does: {self.description}"
+        told += f"\nIts arguments, as JSON schemas: {json.dumps(self.schemas, default=str)}"
+        asked = {"arguments": Asked(dict[str, Any], "The arguments by name, a JSON object")}
+        predictor = dspy.Predict(node_signature(told, purpose, INPUTS, asked))
+        if self.lm is not None:
+            predictor.set_lm(self.lm)
+        return predictor
+
+    def from_prompt(self, prompt: str) -> dict[str, Any]:
+        """Return the prompt as arguments: a JSON object of them, or the only one.
+
+        Raises:
+            ToolInputError: There are several and the prompt is no JSON object.
+        """
+        if not self.schemas:
+            return {}
+        given = _json(prompt)
+        if isinstance(given, dict) and set(cast("dict[str, Any]", given)) <= set(self.schemas):
+            return cast("dict[str, Any]", given)
+        if len(self.schemas) > 1:
+            raise ToolInputError(
+                f"{self.name} takes {', '.join(self.schemas)}: without a language model its prompt "
+                "must be a JSON object with these keys."
+            )
+        [(name, schema)] = self.schemas.items()
+        is_text = schema.get("type", "string") == "string"
+        return {name: prompt if is_text or given is None else given}
+
+    def from_prediction(self, prediction: Any) -> dict[str, Any]:
+        """Return the arguments that a language model came up with.
+
+        Raises:
+            ToolInputError: They are no JSON object.
+        """
+        arguments = prediction["arguments"]
+        if not isinstance(arguments, dict):
+            raise ToolInputError(f"{self.name} takes named arguments, not {arguments!r:.200}.")
+        return cast("dict[str, Any]", arguments)
+
+
+class FunctionTool(_CallTool):
+    """A function, or coroutine function, as a tool.
+
+    Args:
+        function: Called with named arguments, checked and converted by its annotations.
+        name: What Actions call it; by default the function's name.
+        description: What it does; by default its docstring.
+        lm: The language model that its nodes ask.
+
+    Raises:
+        InvalidSettingError: It is no function, or takes arguments without names.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str | None = None,
+        description: str | None = None,
+        lm: Any = None,
+    ) -> None:
+        if not callable(function) or isinstance(function, type):
+            raise InvalidSettingError(f"a FunctionTool needs a function, not {function!r:.80}.")
+        shown = name or str(getattr(function, "__name__", type(function).__name__))
+        self.function = function
+        self._model = _arguments_model(function, shown)
+        described = description if description is not None else inspect.getdoc(function) or ""
+        schema = self._model.model_json_schema()
+        super().__init__(shown, described, _schemas(schema), lm)
+
+    def use(self, use: ToolUse) -> Any:
+        """Call the function.
+
+        Raises:
+            ToolInputError: The arguments do not fit.
+        """
+        return settled(self.function(**self._checked(use)), self.name)
+
+    async def ause(self, use: ToolUse) -> Any:
+        """Call the function, in a thread unless it is a coroutine function."""
+        return await called_aside(self.function, **self._checked(use))
+
+    def _checked(self, use: ToolUse) -> dict[str, Any]:
+        try:
+            model = self._model.model_validate(use.arguments)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise ToolInputError(
+                f"{self.name} was called with arguments that do not fit: {where}: {first['msg']}."
+            ) from error
+        given = {
+            field.alias or key: getattr(model, key)
+            for key, field in type(model).model_fields.items()
+            if key in model.model_fields_set
+        }
+        return {**given, **(model.model_extra or {})}
+
+
+class DSPyTool(_CallTool):
+    """A `dspy.Tool`, MCP tools among them, as a tool of a graph program.
+
+    Args:
+        tool: The tool.
+        lm: The language model that its nodes ask.
+    """
+
+    def __init__(self, tool: dspy.Tool, lm: Any = None) -> None:
+        super().__init__(str(tool.name), tool.desc or "", tool.args or {}, lm)
+        self.tool = tool
+        self.own = (tool,)
+
+    def use(self, use: ToolUse) -> Any:
+        """Call the tool; an asynchronous one is run to its end."""
+        with dspy.context(allow_tool_async_sync_conversion=True):
+            return self.tool(**use.arguments)
+
+    async def ause(self, use: ToolUse) -> Any:
+        """Await the tool, in a thread when it is a plain function."""
+        if inspect.iscoroutinefunction(self.tool.func):
+            return await self.tool.acall(**use.arguments)
+        return await called_aside(self.tool, **use.arguments)
+
+
+def tools_by_name(tools: Iterable[Any] | Mapping[str, Any]) -> dict[str, GraphTool]:
+    """Return tools of any kind by the name that Actions call them.
+
+    Args:
+        tools: GraphTools, `dspy.Tool`s and functions.
+
+    Raises:
+        InvalidSettingError: Something else, or two tools of one name.
+    """
+    given = tools.values() if isinstance(tools, Mapping) else tools
+    found: dict[str, GraphTool] = {}
+    for each in given:
+        tool = _as_tool(each)
+        if tool.name in found:
+            raise InvalidSettingError(f"two tools are named {tool.name!r}; give one another name.")
+        found[tool.name] = tool
+    return found
+
+
+def _as_tool(given: Any) -> GraphTool:
+    if isinstance(given, GraphTool):
+        return given
+    if isinstance(given, dspy.Tool):
+        return DSPyTool(given)
+    if isinstance(given, type | dspy.Module) or not callable(given):
+        shown = given.__name__ if isinstance(given, type) else type(given).__name__
+        raise InvalidSettingError(
+            f"{shown} is no tool: give a tool object such as Speak(), a dspy.Tool, or a function; "
+            "a module becomes one as FunctionTool(lambda question: module(question=question))."
+        )
+    return FunctionTool(given)
+
+
+def _arguments_model(function: Callable[..., Any], name: str) -> type[BaseModel]:
+    """Return a model of a function's arguments; field names are safe, aliases are the real ones."""
+    target = function if inspect.isroutine(function) else type(function).__call__
+    try:
+        hints = get_type_hints(target, include_extras=True)
+        parameters = inspect.signature(function).parameters.values()
+    except (NameError, TypeError, ValueError) as error:
+        raise InvalidSettingError(f"the arguments of {name} cannot be read: {error}") from error
+    fields: dict[str, Any] = {}
+    extra = "forbid"
+    for number, parameter in enumerate(parameters):
+        if parameter.kind is parameter.VAR_KEYWORD:
+            extra = "allow"
+            continue
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+            raise InvalidSettingError(
+                f"{name} takes {parameter.name!r} by place; a tool's arguments have names."
+            )
+        kind = hints.get(parameter.name, Any)
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[f"argument_{number}"] = (kind, Field(default, alias=parameter.name))
+    config = ConfigDict(extra=cast("Any", extra), arbitrary_types_allowed=True)
+    return create_model(f"{name}_arguments", __config__=config, **fields)
+
+
+def _schemas(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of each argument, with shared definitions beside the first that needs them.
+
+    A required argument has no `default`; that is how a model knows.
+    """
+    properties: dict[str, Any] = {
+        name: {key: value for key, value in each.items() if key != "title"}
+        for name, each in schema.get("properties", {}).items()
+    }
+    definitions = schema.get("$defs")
+    if definitions and properties:
+        first = next(iter(properties))
+        properties[first] = {**properties[first], "$defs": definitions}
+    return properties
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

@@ -1,0 +1,184 @@
+"""GraphTool: what a tool of a graph program is.
+
+A tool says what a language model has to come up with (`asks_for`), gets that as arguments, and
+does its work. The predictor that asks the model belongs to the program's node, not to the tool: one
+tool serves many nodes, and each of them learns on its own.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, Self
+
+import dspy
+from dspy.signatures import make_signature
+
+from hybridagi_steps.errors import ToolInputError
+from hybridagi_steps.programs.graph_program import GraphProgram
+from hybridagi_steps.programs.program_library import ProgramLibrary
+from hybridagi_steps.programs.run_state import ProgramSession
+
+INPUTS: Mapping[str, str] = {
+    "objective": "What the whole run works towards",
+    "past_steps": "What was done before in this run",
+    "prompt": "What to do now",
+}
+"""What every node's predictor is told."""
+
+
+class CallProgram(NamedTuple):
+    """What a tool gives back to have a program run as part of its Action."""
+
+    name: str
+    program: GraphProgram | None = None
+    """The program itself; None to look it up among the agent's."""
+
+
+class Asked(NamedTuple):
+    """One thing that a language model has to come up with."""
+
+    kind: Any
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """One use of a tool: everything it may know of the run."""
+
+    arguments: dict[str, Any]
+    """What the tool is called with."""
+    session: ProgramSession
+    """The run's state, which the tool may change."""
+    library: ProgramLibrary
+    """The programs of the agent."""
+    memory: Any = None
+    """The step memory of the agent."""
+    run_ids: list[str] = field(default_factory=list[str])
+    """The runs that the use is part of."""
+
+
+class GraphTool:
+    """A tool of a graph program; subclass it to make one.
+
+    Copies are the tool itself: it keeps no state of a run.
+
+    Args:
+        name: What Actions call it; by default the name of the class.
+        lm: The language model that its nodes ask, instead of the one configured.
+    """
+
+    instructions: ClassVar[str] = "Do what the prompt asks for."
+    """What a language model is told about the tool."""
+    asks_for: Mapping[str, Asked] = {"answer": Asked(str, "The answer")}
+    """What a language model has to come up with; its names are the tool's arguments."""
+    own: tuple[Any, ...] = ()
+    """Modules inside the tool whose work the Action's step tells."""
+
+    def __init__(self, *, name: str | None = None, lm: Any = None) -> None:
+        self.name = name or type(self).__name__
+        self.lm = lm
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def predictor(self, purpose: str) -> dspy.Module | None:
+        """Return a new predictor for one node; None when there is nothing to come up with."""
+        if not self.asks_for:
+            return None
+        predictor = self.make_predictor(
+            node_signature(self.instructions, purpose, INPUTS, self.asks_for)
+        )
+        if self.lm is not None:
+            predictor.set_lm(self.lm)
+        return predictor
+
+    def make_predictor(self, signature: type[dspy.Signature]) -> dspy.Module:
+        """Return the DSPy module that fills in a signature."""
+        return dspy.Predict(signature)
+
+    def from_prompt(self, prompt: str) -> dict[str, Any]:
+        """Return the arguments when no language model is asked: the prompt as it is."""
+        return dict.fromkeys(list(self.asks_for)[:1], prompt)
+
+    def from_prediction(self, prediction: Any) -> dict[str, Any]:
+        """Return the arguments that a language model came up with."""
+        return {name: prediction[name] for name in self.asks_for}
+
+    def told_arguments(self, prompt: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments as the step remembers them."""
+        del prompt
+        return arguments
+
+    def told_result(self, result: Any, arguments: dict[str, Any]) -> Any:
+        """Return the result as the step remembers it.
+
+        Args:
+            result: What `use` gave.
+            arguments: The arguments as the step remembers them.
+        """
+        del arguments
+        return result
+
+    def use(self, use: ToolUse) -> Any:
+        """Do the work and return the result, or a `CallProgram`."""
+        raise NotImplementedError(f"{type(self).__name__} has no use()")
+
+    async def ause(self, use: ToolUse) -> Any:
+        """Do the work without blocking the event loop; by default as `use`."""
+        return self.use(use)
+
+
+def node_signature(
+    instructions: str, purpose: str, inputs: Mapping[str, str], outputs: Mapping[str, Asked]
+) -> type[dspy.Signature]:
+    """Return the signature of one node's predictor."""
+    fields: dict[str, Any] = {
+        name: (str, dspy.InputField(desc=desc)) for name, desc in inputs.items()
+    }
+    fields |= {
+        name: (asked.kind, dspy.OutputField(desc=asked.description))
+        for name, asked in outputs.items()
+    }
+    told = f"{instructions}\n\nPurpose of this step: {purpose}" if purpose else instructions
+    return make_signature(fields, told)
+
+
+def settled(value: Any, name: str) -> Any:
+    """Return what a callback gave, running it to its end when it is a coroutine.
+
+    Raises:
+        ToolInputError: It is one, and this thread's event loop is busy: only `acall` can await it.
+    """
+    if not inspect.isawaitable(value):
+        return value
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_awaited(value))
+    if inspect.iscoroutine(value):
+        value.close()
+    raise ToolInputError(f"{name} is asynchronous: call the agent with `await agent.acall(…)`.")
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+async def called_aside(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function or coroutine function without blocking the event loop."""
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - an object may have an async __call__
+    ):
+        return await function(*args, **kwargs)
+    value = await asyncio.to_thread(function, *args, **kwargs)
+    return await value if inspect.isawaitable(value) else value
