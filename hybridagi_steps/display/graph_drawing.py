@@ -20,7 +20,8 @@ MAX_DRAWN = 300
 _NAME, _SMALL, _LABEL = 13.0, 11.0, 11.0
 _WIDEST, _NARROWEST = 210.0, 64.0
 _INSIDE = {"box": 14.0, "pill": 18.0, "hexagon": 24.0, "call": 22.0}
-_LOOP = 30.0
+_LOOP, _CUT = 30.0, 14.0
+"""Room of an edge from a node to itself; how far a hexagon's corners are cut."""
 
 
 class _Look(NamedTuple):
@@ -177,9 +178,8 @@ def _shape(node: _Drawn, x: float, y: float) -> Iterator[str]:
         'stroke-width="1.5"'
     )
     if node.look.shape == "hexagon":
-        cut = 14
-        corners = [(left + cut, top), (right - cut, top), (right, y)]
-        corners += [(right - cut, bottom), (left + cut, bottom), (left, y)]
+        corners = [(left + _CUT, top), (right - _CUT, top), (right, y)]
+        corners += [(right - _CUT, bottom), (left + _CUT, bottom), (left, y)]
         listed = " ".join(f"{a:.1f},{b:.1f}" for a, b in corners)
         yield f'<polygon points="{listed}" {paint} stroke-linejoin="round"/>'
         return
@@ -240,8 +240,10 @@ def _label(way: Way, label: Sequence[str], whole: str) -> str:
 
 
 def _self_loop(node: _Drawn, x: float, y: float, number: int, text: str) -> str:
-    right = x + node.width / 2 - (12 if node.look.shape == "hexagon" else 0)
-    far, half = right + _LOOP - 4 + 4 * number, node.height / 2 - 6
+    half = node.height / 2 - 6
+    slant = _CUT * half / (node.height / 2) if node.look.shape == "hexagon" else 0.0
+    right = x + node.width / 2 - slant
+    far = right + _LOOP - 4 + 4 * number
     line = (
         f'<path d="M{right:.1f} {y + half:.1f}C{far:.1f} {y + half:.1f} {far:.1f} {y - half:.1f} '
         f'{right + 7:.1f} {y - half:.1f}" fill="none" stroke="currentColor" '

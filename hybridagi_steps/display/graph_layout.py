@@ -128,9 +128,8 @@ def _across(
     for row in layers.order:
         _settle(row, x, extents, [(0.0, 1.0)] * len(row))
     for step in range(_PASSES):
-        rows = layers.order if step % 2 == 0 else layers.order[::-1]
         late = step > _PASSES // 2
-        for row in rows:
+        for row in layers.order if step % 2 == 0 else layers.order[::-1]:
             wishes = list[tuple[float, float]]()
             for node in row:
                 near = above[node] if step % 2 == 0 else below[node]
@@ -139,7 +138,22 @@ def _across(
                 wish = sum((x[n] + s) * w for n, s, w in near) / weight if near else x[node]
                 wishes.append((wish, weight or 0.1))
             _settle(row, x, extents, wishes)
+        if late:
+            _straighten(layers, x, extents)
     return x
+
+
+def _straighten(layers: Layers, x: list[float], extents: Sequence[tuple[float, float]]) -> None:
+    """Move the bends of each long edge towards their common mean; nodes stay where they can."""
+    wish = list(x)
+    for chain in layers.chains:
+        bends = chain[1:-1]
+        if len(bends) > 1:
+            mean = sum(x[bend] for bend in bends) / len(bends)
+            for bend in bends:
+                wish[bend] = mean
+    for row in layers.order:
+        _settle(row, x, extents, [(wish[node], 1.0) for node in row])
 
 
 def _settle(
@@ -202,8 +216,9 @@ def _points(
     def inner() -> Iterator[tuple[float, float]]:
         for bend in chain[1:-1]:
             top, bottom = rows[row_of[bend]]
-            yield (x[bend], top)
-            yield (x[bend], bottom)
+            if bottom > top:  # a layer of nothing but bends need not be met at a point
+                yield (x[bend], top)
+                yield (x[bend], bottom)
 
     begin = (x[first] + ports[index, first, True], middle[first] + extents[first][1] / 2)
     finish = (x[last] + ports[index, last, False], middle[last] - extents[last][1] / 2)

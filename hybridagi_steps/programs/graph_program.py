@@ -15,7 +15,7 @@ from typing import Self
 
 from hybridagi_steps.errors import InvalidProgramError, ProgramError
 from hybridagi_steps.programs import program_files, program_text
-from hybridagi_steps.programs.program_checks import problems
+from hybridagi_steps.programs.program_checks import listed, problems
 from hybridagi_steps.programs.program_drawing import program_svg, shown_in_notebook
 from hybridagi_steps.programs.program_nodes import (
     END,
@@ -107,10 +107,8 @@ class GraphProgram:
         Raises:
             InvalidProgramError: Something is wrong; `problems` lists all of it.
         """
-        if programs is not None:
-            given = programs.values() if isinstance(programs, Mapping) else programs
-            programs = {program.name: program for program in given}
-        if found := problems(self, programs):
+        given = None if programs is None else {other.name: other for other in listed(programs)}
+        if found := problems(self, given):
             raise InvalidProgramError(self.name, found)
         return self
 

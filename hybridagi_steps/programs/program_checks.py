@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hybridagi_steps.errors import InvalidProgramError
 from hybridagi_steps.programs.program_nodes import (
@@ -65,7 +65,7 @@ def check_programs(programs: Iterable[ProgramGraph] | Mapping[str, ProgramGraph]
     Raises:
         InvalidProgramError: Something is wrong; `problems` names the program of each line.
     """
-    given = list(programs.values() if isinstance(programs, Mapping) else programs)
+    given = listed(programs)
     by_name = {program.name: program for program in given}
     counts = Counter(program.name for program in given)
     found = [
@@ -78,6 +78,13 @@ def check_programs(programs: Iterable[ProgramGraph] | Mapping[str, ProgramGraph]
         broken += [program.name] if lines else []
     if found:
         raise InvalidProgramError(", ".join(dict.fromkeys(broken)), found)
+
+
+def listed(programs: Iterable[ProgramGraph] | Mapping[str, ProgramGraph]) -> list[ProgramGraph]:
+    """Return programs that were given as a list or by name."""
+    if isinstance(programs, Mapping):
+        return list(cast("Mapping[str, ProgramGraph]", programs).values())
+    return list(programs)
 
 
 def _names(program: ProgramGraph) -> Iterator[str]:

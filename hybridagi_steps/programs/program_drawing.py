@@ -7,6 +7,7 @@ notebook is told to show something. Long texts are cut in the drawing and whole 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import Any
 
 from hybridagi_steps.display.graph_drawing import graph_svg
@@ -31,8 +32,7 @@ def shown_in_notebook(value: Any) -> bool:
     shell: Any = ipython.get_ipython() if ipython is not None else None
     if shell is None or not hasattr(shell, "kernel"):
         return False
-    from IPython.display import display  # pyright: ignore[reportMissingModuleSource]
-
+    display: Any = import_module("IPython.display").display
     display(value)
     return True
 

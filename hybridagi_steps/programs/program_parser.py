@@ -6,6 +6,10 @@ declared twice are errors with a line and a column. Lark takes a while to load, 
 loaded when the first text is read.
 """
 
+# Lark types its trees and errors in part only.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import json
@@ -131,13 +135,13 @@ def read(text: str, name: str | None = None) -> ReadText:
     except UnexpectedInput as error:
         line, column = _place(error, text)
         raise ProgramTextError(_explain(error, text), line=line, column=column, name=name) from None
-    except _Refused as error:
+    except _RefusedError as error:
         raise ProgramTextError(
             str(error), line=error.line, column=error.column, name=name
         ) from None
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     """Something in the text, at its place; gets the program's name on the way out."""
 
     def __init__(self, message: str, token: Token, skip: int = 0) -> None:
@@ -188,10 +192,10 @@ class _Reader:
             return
         if variable in self._ids:
             first = self._places[variable].line
-            raise _Refused(f"the node {variable!r} was declared in line {first} already", name)
+            raise _RefusedError(f"the node {variable!r} was declared in line {first} already", name)
         node = _node(variable, kind, [pair for pair in pairs if pair is not None])
         if node.id in self._ids.values():
-            raise _Refused(f"another node has the id {node.id!r} already", name)
+            raise _RefusedError(f"another node has the id {node.id!r} already", name)
         self._ids[variable], self._places[variable] = node.id, name
         self._found.nodes.append(node)
 
@@ -210,25 +214,27 @@ def _label(edge: Tree[Token]) -> str | None:
     if edge.data == "plain":
         return None
     token = cast("Token", edge.children[0])
-    return None if token.type == "WORD" and token == "NEXT" else _plain(token)
+    return None if (token.type, str(token)) == ("WORD", "NEXT") else _plain(token)
 
 
 def _node(variable: str, kind: Token, pairs: list[Tree[Token]]) -> Node:
     if kind not in _KINDS:
-        raise _Refused(f"expected {_WORDS['KIND']}, found {str(kind)!r}", kind)
+        raise _RefusedError(f"expected {_WORDS['KIND']}, found {str(kind)!r}", kind)
     made, values, keys = _KINDS[kind], dict[str, Any](), dict[str, Token]()
     known = [part.name for part in fields(made)]
     for pair in pairs:
         key, value = cast("tuple[Token, Any]", pair.children)
         if key in keys:
-            raise _Refused(f"{str(key)!r} stands twice in {variable!r}", key)
+            raise _RefusedError(f"{str(key)!r} stands twice in {variable!r}", key)
         # A drawing of old had a purpose on Control nodes: it says nothing and is let through.
         if key not in known:
-            raise _Refused(f"a {kind} has no property {str(key)!r}; it has {', '.join(known)}", key)
+            raise _RefusedError(
+                f"{str(key)!r} is no property of {kind}; it has {', '.join(known)}", key
+            )
         keys[str(key)], values[str(key)] = key, _value(value)
     values.setdefault("id", variable)
     if made is Control and values["id"] not in (START, END):
-        raise _Refused("a Control is 'start' or 'end'", keys.get("id", kind))
+        raise _RefusedError("a Control is 'start' or 'end'", keys.get("id", kind))
     try:
         return made(**values)
     except ValidationError as error:
@@ -240,9 +246,9 @@ def _refuse(error: ValidationError, kind: Token, keys: dict[str, Token]) -> NoRe
     first = error.errors()[0]
     place = str(first["loc"][0])
     if place not in keys:
-        raise _Refused(f"this {kind} needs the property {place!r}", kind) from None
+        raise _RefusedError(f"this {kind} needs the property {place!r}", kind) from None
     wanted = _TYPES.get(first["type"], first["msg"])
-    raise _Refused(f"{place!r} must be {wanted}", keys[place]) from None
+    raise _RefusedError(f"{place!r} must be {wanted}", keys[place]) from None
 
 
 def _value(part: Any) -> Any:
@@ -257,8 +263,8 @@ def _value(part: Any) -> Any:
 def _text(token: Token) -> str:
     """Return the text that a quoted string stands for.
 
-    Escapes are those of JSON, and \\'. Line ends inside the quotes count as one newline, whatever
-    the editor writes; what the text form itself writes has them escaped.
+    Escapes are those of JSON, and that of the single quote. Line ends inside the quotes count as
+    one newline, whatever the editor writes; what the text form itself writes has them escaped.
     """
     source, pieces, place = str(token), list[str](), 1
     last = len(source) - 1
@@ -276,7 +282,7 @@ def _text(token: Token) -> str:
         try:
             text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
         except UnicodeDecodeError:
-            raise _Refused("half a character (a lone surrogate) in this text", token) from None
+            raise _RefusedError("half a character (a lone surrogate) in this text", token) from None
     return text
 
 
@@ -291,7 +297,7 @@ def _escaped(source: str, place: int, token: Token) -> tuple[str, int]:
     shown = (
         "\\u needs four hexadecimal digits" if letter == "u" else f"there is no escape \\{letter}"
     )
-    raise _Refused(f"{shown}; write \\\\ for a backslash", token, place)
+    raise _RefusedError(f"{shown}; write \\\\ for a backslash", token, place)
 
 
 def _plain(token: Token) -> str:
@@ -310,14 +316,16 @@ def _description(text: str, token: Token) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise _Refused("half a character (a lone surrogate) in the description", token) from None
+        raise _RefusedError(
+            "half a character (a lone surrogate) in the description", token
+        ) from None
     return value
 
 
 def _variable(text: str, token: Token) -> str:
     name = text.strip()
     if not name.isidentifier():
-        raise _Refused(f"{name!r} cannot be the name of a variable", token)
+        raise _RefusedError(f"{name!r} cannot be the name of a variable", token)
     return name
 
 
