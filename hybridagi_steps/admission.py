@@ -141,11 +141,12 @@ def _check_id(step: AgentStep, name: str, value: object) -> None:
             f"{name} of step {str(step.id)[:40]!r} has {len(text)} characters; 1 to "
             f"{MAX_ID_LENGTH} are allowed."
         )
-    if not text.isprintable() and ("\x00" in text or _has_lone_surrogate(text)):
+    if not text.isprintable() and ("\x00" in text or has_lone_surrogate(text)):
         raise InvalidStepError(f"{name} {text!r} holds NUL or a lone surrogate.")
 
 
-def _has_lone_surrogate(text: str) -> bool:
+def has_lone_surrogate(text: str) -> bool:
+    """Tell whether a text holds half of a character, which no file can."""
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -155,7 +156,14 @@ def _redacted_or_refused(step: AgentStep, values: dict[str, Any], redact: Redact
     except InvalidStepError:
         raise
     except Exception as error:
-        # The cause is left out: its message may quote what was to be removed.
-        raise InvalidStepError(
-            f"redact failed on step {step.id} with {type(error).__name__}; nothing was stored."
-        ) from None
+        raise refused_redaction(id_text(step.id), error) from None
+
+
+def refused_redaction(step_id: str, error: Exception) -> InvalidStepError:
+    """Return the error to raise, `from None`, when `redact` failed.
+
+    The cause is left out: its message may quote what was to be removed.
+    """
+    return InvalidStepError(
+        f"redact failed on step {step_id} with {type(error).__name__}; nothing was stored."
+    )

@@ -12,15 +12,16 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from hybridagi_steps.admission import Redact, admitted, check_vector, redacted
 from hybridagi_steps.arguments import StepId, Steps, Where, check_page, id_texts, in_every_scope
 from hybridagi_steps.background import START_AT
 from hybridagi_steps.binding import AUTO, EmbedderBinding
+from hybridagi_steps.erasure import erase
 from hybridagi_steps.errors import (
-    InvalidFilterError,
     InvalidStepError,
     MemoryClosedError,
     MemoryNotPicklableError,
@@ -32,13 +33,11 @@ from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
 from hybridagi_steps.retrieval import Mode
 from hybridagi_steps.searching import Searcher
 from hybridagi_steps.step_index import IN_MEMORY, cache_path
-from hybridagi_steps.stores import address_text, open_store
+from hybridagi_steps.stores import Durability, address_text, open_store
 
 if TYPE_CHECKING:
     from hybridagi_steps.records.predictions import AgentStepList, Query, QueryList
-
-Durability = Literal["normal", "full"]
-"""`normal` survives a kill of the process, `full` also a loss of power."""
+    from hybridagi_steps.sessions import SessionRepository
 
 _EVERYTHING = 2**62
 
@@ -76,13 +75,11 @@ class StepMemory:
             StorageError: The file is foreign, damaged, of a newer version, or cannot be opened.
             EmbedderMismatchError: The file was built with another embedder than the one named.
         """
-        self.address, self.namespace, self.durability = address_text(address), namespace, durability
-        self.redact = redact
+        self.address, self.namespace, self.redact = address_text(address), namespace, redact
+        self.durability: Durability = durability
         self._store = open_store(self.address, namespace=namespace, durability=durability)
-        self._closed = False
-        self._appended = 0
-        self._lock = threading.RLock()
-        self._pid = os.getpid()
+        self._closed, self._appended = False, 0
+        self._pid, self._lock = os.getpid(), threading.RLock()
         self._searcher: Searcher | None = None
         self._binding = EmbedderBinding(self._store, embedder)
         if self._binding.asked != AUTO:
@@ -110,6 +107,12 @@ class StepMemory:
 
     def _append(self, steps: Steps, *, replace: bool) -> None:
         self._check_open()
+        if kept := self._admitted(steps):
+            self._store.append(kept, replace=replace)
+            self._count(len(kept))
+
+    def _admitted(self, steps: Steps | Sequence[AgentStep]) -> list[AgentStep]:
+        """Return steps as they may be stored, their vectors checked."""
         kept = admitted(steps, self.redact)
         if any(step.vector is not None for step in kept):
             dimension = self._binding.bound().dimension
@@ -118,11 +121,22 @@ class StepMemory:
                     check_vector(step, dimension)
         if kept:
             self._binding.bind_early()
-            self._store.append(kept, replace=replace)
-            self._appended += len(kept)
-            if self._appended >= START_AT:
-                self._appended = 0
-                self._search.work_off()
+        return kept
+
+    def _count(self, added: int) -> None:
+        """Note that steps were stored; many of them begin to be indexed in the background."""
+        self._appended += added
+        if self._appended >= START_AT:
+            self._appended = 0
+            self._search.work_off()
+
+    def repository(self) -> SessionRepository:
+        """Return the sessions of this memory, for async callers; see `SessionRepository`."""
+        from hybridagi_steps.sessions import SessionRepository
+
+        return SessionRepository(
+            self._open_store, redact=self.redact, admit=self._admitted, stored=self._count
+        )
 
     def score(self, run_id: str, value: float, feedback: str | None = None) -> None:
         """Say how good a run was; its steps inherit it unless they have a score of their own.
@@ -146,24 +160,24 @@ class StepMemory:
         return deleted
 
     def clear(self) -> None:
-        """Delete every step of this namespace, trial runs included."""
+        """Delete every step and session of this namespace, trial runs included."""
         self._open_store.clear()
         self._forget_cache()
 
     def purge(self, where: Where) -> int:
         """Erase matching steps, trial runs included, from every file; return how many there were.
 
+        A filter of only a session or a user erases its messages, too; forks keep what they read.
+
         Raises:
             InvalidFilterError: No condition at all; `clear` deletes everything.
         """
-        if not StepFilter.of(where).model_dump(exclude_none=True):
-            raise InvalidFilterError("purge needs at least one condition; clear() deletes all.")
-        deleted = self.delete([step.id for step in self.iter_steps(where)])
+        erased = erase(self._open_store, StepFilter.of(where))
         self.vacuum()
-        return deleted
+        return erased
 
     def vacuum(self) -> None:
-        """Give the space of deleted steps back."""
+        """Delete what no session reads any more, and give the space of what is deleted back."""
         self._open_store.vacuum()
         self._forget_cache()
 
@@ -333,9 +347,14 @@ class StepMemory:
             raise MemoryNotPicklableError(
                 "a memory at ':memory:' cannot be pickled; give it a file."
             )
-        address = str(Path(self.address).absolute())
-        settings = (self._binding.asked, self.namespace, self.redact, self.durability)
-        return _reopened, (address, *settings)
+        opened = partial(
+            StepMemory,
+            embedder=self._binding.asked,
+            namespace=self.namespace,
+            redact=self.redact,
+            durability=self.durability,
+        )
+        return opened, (str(Path(self.address).absolute()),)
 
     def __repr__(self) -> str:
         return f"StepMemory({self.address!r}, namespace={self.namespace!r})"
@@ -373,18 +392,6 @@ class StepMemory:
 
     def _forget_cache(self) -> None:
         self._search.forget_cache()
-
-
-def _reopened(
-    address: str,
-    embedder: str | Embedder | None,
-    namespace: str,
-    redact: Redact | None,
-    durability: Durability,
-) -> StepMemory:
-    return StepMemory(
-        address, embedder=embedder, namespace=namespace, redact=redact, durability=durability
-    )
 
 
 def _step_list(steps: list[AgentStep]) -> AgentStepList:

@@ -3,13 +3,17 @@
 A session points at one branch. A branch is an append-only line that knows its parent and the last
 sequence it shares with it; so fork, retry and delete add one row and copy nothing. Every back-end
 of protocols.py keeps these, too; they stand apart because nothing that searches steps needs them.
+
+An AgentStep can be pinned to a position, (branch, sequence): the message it works towards. Then it
+belongs to every session whose lineage reads that branch that far, and to no other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from hybridagi_steps.protocols import Rows
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step
 
@@ -72,12 +76,16 @@ class SessionStore(Protocol):
 
         An unknown session is created. With `branch_id` they go to that branch of the session, which
         need not be its current one. AgentSteps are pinned to the branch and to the sequence of the
-        first message here. A key used before in this session returns what it stored then.
+        first message here, or of the next one when there is none; one that names no session gets
+        this one. A key used before in this session returns what it stored then, and stores nothing:
+        the same key must come with messages that say the same (ids and times may differ).
 
         Raises:
-            SequenceConflictError: The branch ends elsewhere than `expect_last`, or the key stored
-                other messages, or some that were deleted since.
-            DuplicateStepError: The id of a message or AgentStep is stored already.
+            SequenceConflictError: The branch ends elsewhere than `expect_last` or is not one of
+                this session, or the key stored other messages, or some that were deleted since.
+            UnknownSessionError: No such session, and a `branch_id`.
+            DuplicateStepError: The id of a message or AgentStep is stored already, or twice here.
+            InvalidStepError: An empty name, or one that holds NUL or a lone surrogate.
         """
         ...
 
@@ -89,7 +97,14 @@ class SessionStore(Protocol):
         *,
         branch_id: int | None = None,
     ) -> list[Step]:
-        """Return the messages from `start` to `end`, both inclusive, with this session's id."""
+        """Return the messages from `start` to `end`, both inclusive, with this session's id.
+
+        A range outside the session is empty.
+
+        Raises:
+            UnknownSessionError: No such session.
+            SequenceConflictError: The branch is not one of this session.
+        """
         ...
 
     def message_dicts(
@@ -117,14 +132,26 @@ class SessionStore(Protocol):
 
 
 class BranchStore(Protocol):
-    """Fork, retry and delete: each adds one branch and copies nothing."""
+    """Fork, retry and delete: each adds one branch and copies nothing.
+
+    All of them raise `UnknownSessionError` for a session that is not there.
+    """
 
     def fork(self, session_id: str, sequence: int, new_session_id: str | None = None) -> str:
-        """Start a session that shares messages 1 to `sequence` with this one; return its id."""
+        """Start a session that shares messages 1 to `sequence` with this one; return its id.
+
+        Raises:
+            UnknownSequenceError: The session is shorter than that.
+            SequenceConflictError: There is a session `new_session_id` already.
+        """
         ...
 
     def branch_at(self, session_id: str, sequence: int, reason: str = "retry") -> int:
-        """Start a branch after `sequence` to write an attempt to; the session stays as it is."""
+        """Start a branch after `sequence` to write an attempt to; the session stays as it is.
+
+        Raises:
+            UnknownSequenceError: The session is shorter than that.
+        """
         ...
 
     def adopt(self, session_id: str, branch_id: int, *, expect_branch: int | None = None) -> None:
@@ -144,6 +171,29 @@ class BranchStore(Protocol):
         """Return all branches of a session, oldest first, abandoned ones too."""
         ...
 
+    def hidden_rows(self) -> Rows:
+        """Return the rows of AgentSteps on branches that no session reads that far, ascending."""
+        ...
+
+
+class SessionRemoval(Protocol):
+    """Forgets sessions for good, which nothing but an explicit request does."""
+
+    def delete_session(self, session_id: str) -> tuple[int, int]:
+        """Delete a session with its attempts, and what no other session reads of it.
+
+        Messages and AgentSteps that a fork still reads stay with the fork. Idempotency keys and
+        token counts go too. An unknown session is no error.
+
+        Returns:
+            How many messages and how many AgentSteps were deleted.
+        """
+        ...
+
+    def sessions_of_user(self, user_id: str) -> list[str]:
+        """Return the sessions whose AgentSteps name this user and no other."""
+        ...
+
 
 class MessageTokenStore(Protocol):
     """Remembers how many tokens each message has, by the counter that said so."""
@@ -152,6 +202,10 @@ class MessageTokenStore(Protocol):
         """Return the counts known for these messages."""
         ...
 
-    def save_message_tokens(self, counts: dict[str, int], counter_id: str) -> None:
+    def save_message_tokens(self, counts: Mapping[str, int], counter_id: str) -> None:
         """Remember counts; messages that are gone are skipped."""
         ...
+
+
+class SessionBackend(SessionStore, BranchStore, SessionRemoval, MessageTokenStore, Protocol):
+    """All of it: what a back-end implements beside `StepStore`."""

@@ -36,16 +36,17 @@ from hybridagi_steps.protocols import (
 )
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.records.step_text import own_text, text_hash
 from hybridagi_steps.stores.body import decode_body, encode_body
+from hybridagi_steps.stores.commits import refuse_twice
+from hybridagi_steps.stores.in_memory_sessions import InMemorySessions
 from hybridagi_steps.stores.in_memory_state import RunScore, State, Stored
-from hybridagi_steps.stores.matching import matches, program_called
+from hybridagi_steps.stores.matching import Standing, matches, program_called
 from hybridagi_steps.stores.run_scores import check_score
 
 _PAGE = 500
 
 
-class InMemoryStepStore:
+class InMemoryStepStore(InMemorySessions):
     """Implements `StepStore`; see protocols.py for the contract. Safe for any number of threads."""
 
     def __init__(
@@ -67,17 +68,15 @@ class InMemoryStepStore:
     def append(self, steps: Sequence[AgentStep], *, replace: bool = False) -> list[int]:
         """Store steps, all or none."""
         encoded = [(id_text(step.id), encode_body(step), step) for step in steps]
+        ids = [step_id for step_id, _, _ in encoded]
+        refuse_twice(ids)
         with self._opened() as state:
-            ids: set[str] = set()
-            for step_id, _, _ in encoded:
-                if step_id in ids:
-                    raise DuplicateStepError(step_id, in_call=True)
-                if step_id in state.rows and not replace:
-                    raise DuplicateStepError(step_id)
-                ids.add(step_id)
-            old = sorted(state.rows[step_id] for step_id in ids if step_id in state.rows)
-            state.remove(old)
-            rows = [self._add(state, *entry) for entry in encoded]
+            old = {step_id: state.rows[step_id] for step_id in ids if step_id in state.rows}
+            if old and not replace:
+                raise DuplicateStepError(next(iter(old)))
+            pins = {step_id: state.steps[row].pin for step_id, row in old.items()}
+            state.remove(sorted(old.values()))
+            rows = [state.add_step(*entry, pin=pins.get(entry[0])) for entry in encoded]
             if old:
                 state.remove_empty_runs()
             return rows
@@ -104,6 +103,13 @@ class InMemoryStepStore:
         """Return the rows that match, ascending."""
         with self._opened() as state:
             return np.array([stored.row for stored in _matching(state, where)], dtype=np.int64)
+
+    def hidden_rows(self) -> Rows:
+        """Return the rows on branches that no session reads, ascending."""
+        with self._opened() as state:
+            hides = state.sessions.hides
+            found = [row for row, stored in state.steps.items() if hides(stored.pin)]
+            return np.array(found, dtype=np.int64)
 
     def read(self, rows: Sequence[int]) -> dict[int, AgentStep]:
         """Return the steps in these rows."""
@@ -219,7 +225,8 @@ class InMemoryStepStore:
             self._state = state.cleared()
 
     def vacuum(self) -> None:
-        """Do nothing: deleted steps are gone already."""
+        """Delete what no session reads; what was deleted before is gone already."""
+        self.sweep()
 
     def verify(self) -> list[str]:
         """Return what does not hold together."""
@@ -232,11 +239,12 @@ class InMemoryStepStore:
         """Return counts and sizes."""
         with self._opened() as state:
             embedded = sum(saved.vector.vector is not None for saved in state.vectors.values())
-            sessions = {stored.step.session_id for stored in state.steps.values()} - {None}
+            named = {stored.step.session_id for stored in state.steps.values()} - {None}
             return {
                 "steps": len(state.steps),
                 "runs": len(state.runs),
-                "sessions": len(sessions),
+                "sessions": len(named | state.sessions.sessions.keys()),
+                "messages": len(state.sessions.messages),
                 "embedded": embedded,
                 "text_only": len(state.vectors) - embedded,
                 "pending_texts": len(state.steps) - len(state.texts) + len(state.stale),
@@ -277,13 +285,6 @@ class InMemoryStepStore:
                 raise MemoryClosedError("this in-memory store was closed; its steps are gone.")
             yield self._state
 
-    def _add(self, state: State, step_id: str, body: str, step: AgentStep) -> int:
-        row = state.add(step_id, body).row
-        if step.vector is not None:
-            vector = np.asarray(step.vector, dtype=np.float32)
-            state.save_vector(row, text_hash(own_text(step)), vector)
-        return row
-
 
 def _shown(state: State, row: int, *, vectors: bool = False) -> AgentStep:
     """Return a copy of a step as readers see it: with its run's score when it has none."""
@@ -311,11 +312,29 @@ def _matching(state: State, where: StepFilter) -> list[Stored]:
         and stored.step.step_type == "ProgramCall"
         and program_called(stored.step) == where.program
     }
+    lineage = {} if where.session_id is None else state.sessions.lineage(where.session_id)
     return [
         stored
         for stored in everything
-        if matches(stored.step, where, score=state.score(stored), calls=calls)
+        if matches(
+            stored.step,
+            where,
+            _standing(state, stored, where, lineage),
+            score=state.score(stored),
+            calls=calls,
+        )
     ]
+
+
+def _standing(state: State, stored: Stored, where: StepFilter, lineage: dict[int, int]) -> Standing:
+    pin = stored.pin
+    if where.session_id is None:
+        in_session = True
+    elif pin is None:
+        in_session = stored.step.session_id == where.session_id
+    else:
+        in_session = pin.sequence <= lineage.get(pin.branch_id, 0)
+    return Standing(in_session, state.sessions.hides(pin))
 
 
 def _summary(state: State, run_id: str) -> RunSummary:

@@ -16,7 +16,10 @@ import numpy as np
 
 from hybridagi_steps.protocols import FloatVector, Position, TextRow, VectorRow
 from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.step_text import own_text, text_hash
+from hybridagi_steps.session_protocols import BranchPosition
 from hybridagi_steps.stores.body import decode_body
+from hybridagi_steps.stores.in_memory_branches import OPEN_END, Branch, Branches
 
 
 class Stored(NamedTuple):
@@ -26,6 +29,8 @@ class Stored(NamedTuple):
     id: str
     body: str
     step: AgentStep
+    pin: BranchPosition | None = None
+    """The message it works towards, when its session has messages."""
 
     @property
     def parent_id(self) -> str | None:
@@ -76,19 +81,36 @@ class State:
     vectors: dict[int, SavedVector] = field(default_factory=dict[int, SavedVector])
     stale: set[int] = field(default_factory=set[int])
     tombstones: list[int] = field(default_factory=list[int])
+    sessions: Branches = field(default_factory=Branches)
 
     def cleared(self) -> State:
         """Return an empty state of the next epoch."""
-        return State(self.epoch + 1, self.last_row, self.last_text, self.last_vector)
+        sessions = Branches(self.sessions.last_branch)
+        kept = (self.epoch + 1, self.last_row, self.last_text, self.last_vector)
+        return State(*kept, sessions=sessions)
 
     def position(self) -> Position:
         """Return how far a follower can follow."""
         return Position(self.epoch, self.last_text, self.last_vector, len(self.tombstones))
 
-    def add(self, step_id: str, body: str) -> Stored:
-        """Keep a step in a new row."""
+    def add_step(
+        self, step_id: str, body: str, step: AgentStep, *, pin: BranchPosition | None = None
+    ) -> int:
+        """Keep a step and the vector it brings; return its row.
+
+        Without a `pin` it is pinned to the end of its session, if that has messages.
+        """
+        if pin is None and (session := self.sessions.sessions.get(step.session_id or "")):
+            pin = session.branch.end._replace(sequence=session.branch.end.sequence + 1)
+        row = self._add(step_id, body, pin).row
+        if step.vector is not None:
+            vector = np.asarray(step.vector, dtype=np.float32)
+            self.save_vector(row, text_hash(own_text(step)), vector)
+        return row
+
+    def _add(self, step_id: str, body: str, pin: BranchPosition | None) -> Stored:
         self.last_row += 1
-        stored = Stored(self.last_row, step_id, body, decode_body(body))
+        stored = Stored(self.last_row, step_id, body, decode_body(body), pin)
         self.steps[stored.row] = stored
         self.rows[step_id] = stored.row
         if stored.step.run_id is not None:
@@ -111,6 +133,26 @@ class State:
                 del run[bisect_left(run, stored.place, key=_place)]
             if stored.parent_id is not None:
                 self.children[stored.parent_id].remove(row)
+
+    def sweep(self, only: list[Branch] | None = None) -> tuple[int, int]:
+        """Delete what no session reads of some branches, or of all; return messages and steps."""
+        messages, kept = self.sessions.sweep(only)
+        pinned = ((row, stored.pin) for row, stored in self.steps.items() if stored.pin)
+        rows = [row for row, pin in pinned if pin.sequence > kept.get(pin.branch_id, OPEN_END)]
+        self.remove(rows)
+        self.remove_empty_runs()
+        return messages, len(rows)
+
+    def users_of(self, session_id: str) -> set[str]:
+        """Return the users that the AgentSteps of a session's lineage name."""
+        lineage = self.sessions.lineage(session_id)
+        return {
+            stored.step.user_id
+            for stored in self.steps.values()
+            if stored.step.user_id is not None
+            and stored.pin is not None
+            and stored.pin.sequence <= lineage.get(stored.pin.branch_id, 0)
+        }
 
     def remove_empty_runs(self) -> None:
         """Forget runs without steps and what was said about them."""

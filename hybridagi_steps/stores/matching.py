@@ -8,13 +8,16 @@ missing key. Nothing here knows how steps are kept.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 
 Scalar = str | int | float | bool | None
 ScalarKind = Literal["null", "true", "false", "number", "text", "other"]
+
+ABANDONED = "abandoned"
+"""The scope that steps on branches show in which no session reads."""
 
 _CALL_TYPES = ("ProgramCall", "ProgramEnd")
 _INTEGERS = range(-(2**63), 2**63)
@@ -42,20 +45,35 @@ def program_called(step: AgentStep) -> str | None:
     return name if str(step.step_type) in _CALL_TYPES and isinstance(name, str) else None
 
 
+class Standing(NamedTuple):
+    """Where a step stands, as its session's branches have it."""
+
+    in_session: bool
+    """Whether it belongs to the lineage of the session asked for, if any."""
+    hidden: bool
+    """Whether it stands on a branch that no session reads that far."""
+
+
 def matches(
-    step: AgentStep, where: StepFilter, *, score: float | None, calls: Collection[str]
+    step: AgentStep,
+    where: StepFilter,
+    standing: Standing,
+    *,
+    score: float | None,
+    calls: Collection[str],
 ) -> bool:
     """Tell whether a step passes a filter.
 
     Args:
         step: The step.
         where: The filter.
+        standing: Where it stands among the branches.
         score: The step's own score, else its run's.
         calls: Ids of the ProgramCalls that name `where.program`.
     """
     return (
-        (where.scope == EVERY_SCOPE or step.scope == where.scope)
-        and (where.session_id is None or step.session_id == where.session_id)
+        _in_scope(step, where.scope, hidden=standing.hidden)
+        and standing.in_session
         and (where.run_id is None or step.run_id == where.run_id)
         and (where.user_id is None or step.user_id == where.user_id)
         and (where.step_types is None or step.step_type in where.step_types)
@@ -68,6 +86,14 @@ def matches(
         and _in_program(step, where, calls)
         and _has_metadata(step, where)
     )
+
+
+def _in_scope(step: AgentStep, scope: str | None, *, hidden: bool) -> bool:
+    if scope is None:
+        return step.scope is None and not hidden
+    if scope == ABANDONED:
+        return hidden or step.scope == scope
+    return scope in (EVERY_SCOPE, step.scope)
 
 
 def _in_program(step: AgentStep, where: StepFilter, calls: Collection[str]) -> bool:

@@ -37,10 +37,13 @@ CREATE TABLE step_key (
     parent_id TEXT, run_id TEXT, hop INTEGER NOT NULL, session_id TEXT, user_id TEXT,
     program_id TEXT, program TEXT, tool TEXT, step_type TEXT, scope TEXT, status TEXT,
     score REAL, created_at TEXT, metadata TEXT,
+    branch_id INTEGER,                 -- NULL: the step belongs to no message of a session
     PRIMARY KEY (namespace, row)
 ) WITHOUT ROWID;
 CREATE INDEX step_key_run ON step_key (namespace, run_id, hop, row) WHERE run_id IS NOT NULL;
 CREATE INDEX step_key_parent ON step_key (namespace, parent_id) WHERE parent_id IS NOT NULL;
+CREATE INDEX step_key_session ON step_key (namespace, session_id)
+    WHERE session_id IS NOT NULL AND branch_id IS NULL;
 
 -- The keys of steps that have none yet, taken from their bodies. The casts give each column the
 -- type it has in step_key: without them SQLite answers step_view by reading everything. n.id and
@@ -64,15 +67,16 @@ SELECT
     CAST(json_extract(s.body, '$.status') AS TEXT) AS status,
     CAST(json_extract(s.body, '$.score') AS REAL) AS score,
     CAST(json_extract(s.body, '$.created_at') AS TEXT) AS created_at,
-    CAST(json_extract(s.body, '$.metadata') AS TEXT) AS metadata
+    CAST(json_extract(s.body, '$.metadata') AS TEXT) AS metadata,
+    s.branch_id AS branch_id
 FROM namespace n CROSS JOIN agent_step s ON s.row > n.keys_through AND +s.namespace = n.id;
 
 CREATE VIEW step_view AS
 SELECT namespace, row, parent_id, run_id, hop, session_id, user_id, program_id, program, tool,
-       step_type, scope, status, score, created_at, metadata FROM step_key
+       step_type, scope, status, score, created_at, metadata, branch_id FROM step_key
 UNION ALL
 SELECT namespace, row, parent_id, run_id, hop, session_id, user_id, program_id, program, tool,
-       step_type, scope, status, score, created_at, metadata FROM step_tail;
+       step_type, scope, status, score, created_at, metadata, branch_id FROM step_tail;
 
 CREATE TABLE run (
     namespace INTEGER NOT NULL REFERENCES namespace (id),
@@ -121,19 +125,34 @@ CREATE TABLE stale_text (              -- steps whose parent arrived after their
     PRIMARY KEY (namespace, row)
 ) WITHOUT ROWID;
 
--- Sessions: a session points at a branch, a branch is an append-only line of messages.
+-- Sessions: a session points at a branch, a branch is an append-only line of messages. `reach` is the
+-- last sequence of a branch that any session reads: 9223372036854775807 for a branch that a session
+-- points at, 0 for one that nobody reads. Steps above it are hidden.
 CREATE TABLE branch (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    id INTEGER PRIMARY KEY AUTOINCREMENT,       -- never reused: a position keeps its meaning
     namespace INTEGER NOT NULL REFERENCES namespace (id),
-    parent_id INTEGER REFERENCES branch (id),
-    fork_sequence INTEGER NOT NULL,
+    session_id TEXT NOT NULL,                   -- whose attempt it is
+    parent_id INTEGER REFERENCES branch (id),   -- the branch that owns fork_sequence
+    fork_sequence INTEGER NOT NULL,             -- own messages begin at fork_sequence + 1
+    reach INTEGER NOT NULL,
+    pointed INTEGER NOT NULL,                   -- 1: a session points at it, or once did
+    reason TEXT NOT NULL,
+    created_at TEXT NOT NULL,
     CHECK ((parent_id IS NULL) = (fork_sequence = 0))
 );
+CREATE INDEX branch_session ON branch (namespace, session_id);
+CREATE INDEX branch_read ON branch (parent_id, fork_sequence) WHERE reach > 0;
+CREATE INDEX branch_limited ON branch (namespace) WHERE reach < 9223372036854775807;
 CREATE TABLE session (
     namespace INTEGER NOT NULL REFERENCES namespace (id),
     id TEXT NOT NULL,
     branch_id INTEGER NOT NULL REFERENCES branch (id),
-    PRIMARY KEY (namespace, id)
+    created_at TEXT NOT NULL,
+    updated_at TEXT NOT NULL,
+    forked_from TEXT,
+    forked_at INTEGER,
+    PRIMARY KEY (namespace, id),
+    CHECK ((forked_from IS NULL) = (forked_at IS NULL))
 ) WITHOUT ROWID;
 CREATE TABLE message (
     row INTEGER PRIMARY KEY,
@@ -151,8 +170,14 @@ CREATE TABLE append_key (
     key TEXT NOT NULL,
     branch_id INTEGER NOT NULL,
     first INTEGER NOT NULL,
-    last INTEGER NOT NULL,
+    last INTEGER NOT NULL,                      -- first - 1: the commit had no message
     PRIMARY KEY (namespace, session_id, key)
+) WITHOUT ROWID;
+CREATE TABLE message_token (                    -- derived: how long a message is, in tokens
+    message_row INTEGER NOT NULL REFERENCES message (row),
+    counter TEXT NOT NULL,
+    tokens INTEGER NOT NULL,
+    PRIMARY KEY (message_row, counter)
 ) WITHOUT ROWID;
 
 -- What a large store looks like to SQLite's planner: a namespace says little, a run or a parent a
@@ -163,5 +188,7 @@ INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES
     ('step_key', 'step_key', '100000 50000 1'),
     ('step_key', 'step_key_run', '100000 50000 20 2 1'),
     ('step_key', 'step_key_parent', '100000 50000 2'),
+    ('step_key', 'step_key_session', '100000 50000 20 1'),
+    ('agent_step', 'agent_step_lineage', '100000 50000 100 1'),
     ('step_text', 'step_text_seq', '100000 50000 1'),
     ('embedding', 'embedding_seq', '100000 50000 1');

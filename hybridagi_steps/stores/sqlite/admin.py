@@ -9,6 +9,7 @@ from typing import Any
 from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.protocols import StoreIdentity
 from hybridagi_steps.records.agent_step import id_text
+from hybridagi_steps.stores.sqlite.branches import BranchTables
 from hybridagi_steps.stores.sqlite.removal import (
     remove_all,
     remove_empty_runs,
@@ -16,7 +17,6 @@ from hybridagi_steps.stores.sqlite.removal import (
     runs_of,
 )
 from hybridagi_steps.stores.sqlite.schema import latest_version
-from hybridagi_steps.stores.sqlite.tables import Tables
 from hybridagi_steps.stores.sqlite.where import is_storable, json_array
 
 _ROWS = """SELECT row FROM agent_step
@@ -30,7 +30,10 @@ _OTHER_EMBEDDER = (
 _COUNTS = {
     "steps": "SELECT count(*) FROM agent_step WHERE namespace = ?",
     "runs": "SELECT count(DISTINCT run_id) FROM step_view WHERE namespace = ?",
-    "sessions": "SELECT count(DISTINCT session_id) FROM step_view WHERE namespace = ?",
+    "sessions": """SELECT count(*) FROM (
+        SELECT session_id FROM step_view WHERE namespace = ?1 AND session_id IS NOT NULL
+        UNION SELECT id FROM session WHERE namespace = ?1)""",
+    "messages": "SELECT count(*) FROM message WHERE namespace = ?",
     "embedded": "SELECT count(*) FROM embedding WHERE namespace = ? AND vector IS NOT NULL",
     "text_only": "SELECT count(*) FROM embedding WHERE namespace = ? AND vector IS NULL",
     "pending_texts": """SELECT (SELECT count(*) FROM agent_step WHERE namespace = n.id)
@@ -75,7 +78,7 @@ _SHOWN_ROWS = 5
 _WAL_RESET_FIXED = (3, 51, 3)
 
 
-class AdminTables(Tables):
+class AdminTables(BranchTables):
     """Implements `StoreAdmin`; see protocols.py for the contract."""
 
     def identity(self) -> StoreIdentity:
@@ -111,7 +114,8 @@ class AdminTables(Tables):
             remove_all(connection, self._namespace)
 
     def vacuum(self) -> None:
-        """Give space back; afterwards nothing deleted is left in any file."""
+        """Delete what no session reads; give space back. Nothing deleted is left in any file."""
+        self.sweep()
         self._db.compact()
 
     def verify(self) -> list[str]:

@@ -36,6 +36,12 @@ _FORGET_ALL = (
     "DELETE FROM step_key WHERE namespace = :namespace",
     "DELETE FROM run WHERE namespace = :namespace",
     "DELETE FROM agent_step WHERE namespace = :namespace",
+    "DELETE FROM append_key WHERE namespace = :namespace",
+    """DELETE FROM message_token WHERE message_row IN
+       (SELECT row FROM message WHERE namespace = :namespace)""",
+    "DELETE FROM message WHERE namespace = :namespace",
+    "DELETE FROM session WHERE namespace = :namespace",
+    "DELETE FROM branch WHERE namespace = :namespace",
     """UPDATE namespace SET epoch = epoch + 1, keys_through = 0, texts_through = 0,
        vectors_through = 0 WHERE id = :namespace""",
 )

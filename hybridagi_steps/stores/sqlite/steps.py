@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,15 +18,34 @@ from hybridagi_steps.protocols import Rows, RunSummary
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.step_text import own_text, text_hash
+from hybridagi_steps.session_protocols import BranchPosition
 from hybridagi_steps.stores.body import encode_body
+from hybridagi_steps.stores.commits import refuse_twice
 from hybridagi_steps.stores.run_scores import check_score
 from hybridagi_steps.stores.sqlite.removal import remove_empty_runs, remove_rows, runs_of
 from hybridagi_steps.stores.sqlite.tables import Tables
-from hybridagi_steps.stores.sqlite.where import condition, is_storable, json_array
+from hybridagi_steps.stores.sqlite.where import (
+    HIDDEN_ROWS,
+    SOME_HIDDEN,
+    Condition,
+    condition,
+    is_storable,
+    json_array,
+)
 
-_INSERT = """INSERT INTO agent_step (row, namespace, id, body) VALUES (
-    max(coalesce((SELECT max(row) FROM agent_step), 0),
-        (SELECT value FROM meta WHERE key = 'row_floor')) + 1, ?, ?, ?)"""
+_NEXT_ROW = """max(coalesce((SELECT max(row) FROM agent_step), 0),
+    (SELECT value FROM meta WHERE key = 'row_floor')) + 1"""
+_INSERT = f"INSERT INTO agent_step (row, namespace, id, body) VALUES ({_NEXT_ROW}, ?, ?, ?)"  # noqa: S608 - no value in it
+# A step recorded into a session that has messages works towards its next one.
+_INSERT_IN_SESSION = f"""INSERT INTO agent_step (row, namespace, id, body, branch_id, sequence)
+    SELECT {_NEXT_ROW}, ?, ?, ?, b.id, 1 + coalesce(
+        (SELECT max(sequence) FROM message WHERE branch_id = b.id), b.fork_sequence)
+    FROM (SELECT 1) LEFT JOIN session s ON s.namespace = ? AND s.id = ?
+    LEFT JOIN branch b ON b.id = s.branch_id"""  # noqa: S608 - no value in it
+_INSERT_PINNED = f"""INSERT INTO agent_step (row, namespace, id, body, branch_id, sequence)
+    VALUES ({_NEXT_ROW}, ?, ?, ?, ?, ?)"""  # noqa: S608 - no value in it
+_PINS = """SELECT id, branch_id, sequence FROM agent_step
+    WHERE branch_id IS NOT NULL AND row IN (SELECT value FROM json_each(?))"""
 _INSERT_GIVEN = """INSERT INTO embedding
     (namespace, row, model, dimension, text_hash, given, scoped, vector)
     VALUES (?, ?, (SELECT embedder FROM namespace WHERE id = ?), ?, ?, 1, ?, ?)"""
@@ -64,12 +84,13 @@ class StepTables(Tables):
         if len(steps) == 1 and not replace and steps[0].vector is None:
             return [self._append_one(steps[0])]
         encoded = [(id_text(step.id), encode_body(step), step) for step in steps]
-        _refuse_twice([step_id for step_id, _, _ in encoded])
+        refuse_twice([step_id for step_id, _, _ in encoded])
         if not encoded:
             return []
         with self._db.writing() as connection:
-            runs = self._remove_old(connection, [entry[0] for entry in encoded]) if replace else []
-            rows = [self._insert(connection, *entry) for entry in encoded]
+            ids = [step_id for step_id, _, _ in encoded]
+            runs, pins = self._remove_old(connection, ids) if replace else ([], {})
+            rows = [self._insert(connection, *entry, pin=pins.get(entry[0])) for entry in encoded]
             remove_empty_runs(connection, self._namespace, runs)
         return rows
 
@@ -86,13 +107,12 @@ class StepTables(Tables):
     ) -> list[AgentStep]:
         """Return one page of the steps that match."""
         self._catch_up()
-        sql, values = condition(where, self._namespace)
         down = " DESC" if newest_first else ""
         order = f"k.row{down}" if where.run_id is None else f"k.hop{down}, k.row{down}"
-        query = (
-            f"SELECT k.row, k.hop FROM step_view k WHERE {sql} ORDER BY {order} LIMIT ? OFFSET ?"  # noqa: S608 - parts are ours, values are bound
-        )
         with self._db.reading() as connection:
+            sql, values = self._condition(connection, where)
+            query = f"""SELECT k.row, k.hop FROM step_view k
+                WHERE {sql} ORDER BY {order} LIMIT ? OFFSET ?"""  # noqa: S608 - parts are ours, values are bound
             rows = [row for row, _ in connection.execute(query, (*values, limit, offset))]
             steps = self._read(connection, rows)
         return self._listed(steps, rows)
@@ -102,6 +122,12 @@ class StepTables(Tables):
         self._catch_up()
         with self._db.reading() as connection:
             return np.array(self._matching(connection, where), dtype=np.int64)
+
+    def hidden_rows(self) -> Rows:
+        """Return the rows on branches that no session reads, ascending."""
+        with self._db.reading() as connection:
+            found = self._column(connection, HIDDEN_ROWS, self._namespace)
+        return np.array(sorted(found), dtype=np.int64)
 
     def read(self, rows: Sequence[int]) -> dict[int, AgentStep]:
         """Return the steps in these rows."""
@@ -148,22 +174,43 @@ class StepTables(Tables):
     def _append_one(self, step: AgentStep) -> int:
         step_id, body = id_text(step.id), encode_body(step)
         try:
-            return self._db.insert(_INSERT, (self._namespace, step_id, body))
+            return self._db.insert(*self._insertion(step_id, body, step))
         except sqlite3.IntegrityError as error:
             raise DuplicateStepError(step_id) from error
 
-    def _remove_old(self, connection: sqlite3.Connection, ids: Sequence[str]) -> list[str]:
-        """Remove the steps that are being replaced; return the runs they belonged to."""
+    def _insertion(
+        self, step_id: str, body: str, step: AgentStep, pin: BranchPosition | None = None
+    ) -> tuple[str, tuple[Any, ...]]:
+        """Return the INSERT for a step: pinned where said, else to the end of its session."""
+        values = (self._namespace, step_id, body)
+        if pin is not None:
+            return _INSERT_PINNED, (*values, *pin)
+        if step.session_id is None:
+            return _INSERT, values
+        return _INSERT_IN_SESSION, (*values, self._namespace, step.session_id)
+
+    def _remove_old(
+        self, connection: sqlite3.Connection, ids: Sequence[str]
+    ) -> tuple[list[str], dict[str, BranchPosition]]:
+        """Remove the steps that are being replaced; return their runs, and where they stood."""
         rows = sorted(self._rows_of(connection, ids).values())
         runs = runs_of(connection, self._namespace, rows)
+        pinned = connection.execute(_PINS, (json_array(rows),)).fetchall()
         remove_rows(connection, self._namespace, rows)
-        return runs
+        return runs, {step_id: BranchPosition(*pin) for step_id, *pin in pinned}
 
     def _insert(
-        self, connection: sqlite3.Connection, step_id: str, body: str, step: AgentStep
+        self,
+        connection: sqlite3.Connection,
+        step_id: str,
+        body: str,
+        step: AgentStep,
+        *,
+        pin: BranchPosition | None = None,
     ) -> int:
+        sql, values = self._insertion(step_id, body, step, pin)
         try:
-            row = connection.execute(_INSERT, (self._namespace, step_id, body)).lastrowid or 0
+            row = connection.execute(sql, values).lastrowid or 0
         except sqlite3.IntegrityError as error:
             raise DuplicateStepError(step_id) from error
         if step.vector is not None:
@@ -177,8 +224,13 @@ class StepTables(Tables):
         asked = json_array([step_id for step_id in ids if is_storable(step_id)])
         return dict(connection.execute(_ROWS_BY_ID, (self._namespace, asked)).fetchall())
 
+    def _condition(self, connection: sqlite3.Connection, where: StepFilter) -> Condition:
+        """Return the WHERE clause; it speaks of hidden steps only when there are any."""
+        hides = connection.execute(SOME_HIDDEN, (self._namespace,)).fetchone() is not None
+        return condition(where, self._namespace, hides=hides)
+
     def _matching(self, connection: sqlite3.Connection, where: StepFilter) -> list[int]:
-        sql, values = condition(where, self._namespace)
+        sql, values = self._condition(connection, where)
         query = f"SELECT k.row FROM step_view k WHERE {sql} ORDER BY k.row"  # noqa: S608 - parts are ours, values are bound
         return self._column(connection, query, *values)
 
@@ -211,11 +263,3 @@ class StepTables(Tables):
         return RunSummary(
             run_id, session_id, scope, steps, errors, first, started_at, ended_at, score, feedback
         )
-
-
-def _refuse_twice(ids: Sequence[str]) -> None:
-    seen: set[str] = set()
-    for step_id in ids:
-        if step_id in seen:
-            raise DuplicateStepError(step_id, in_call=True)
-        seen.add(step_id)

@@ -25,7 +25,7 @@ _TAIL_LENGTH = """SELECT coalesce((SELECT max(row) FROM agent_step), 0) - keys_t
     FROM namespace WHERE id = ?"""
 _WRITE_KEYS = """INSERT INTO step_key
     SELECT namespace, row, parent_id, run_id, hop, session_id, user_id, program_id, program, tool,
-           step_type, scope, status, score, created_at, metadata
+           step_type, scope, status, score, created_at, metadata, branch_id
     FROM step_tail WHERE namespace = ? AND row <= ?"""
 
 

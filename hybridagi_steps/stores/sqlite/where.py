@@ -13,7 +13,7 @@ import orjson
 
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.stores.matching import scalar_kind
+from hybridagi_steps.stores.matching import ABANDONED, scalar_kind
 
 Condition = tuple[str, list[Any]]
 """SQL with its parameters."""
@@ -21,6 +21,25 @@ Condition = tuple[str, list[Any]]
 _CALLS_OF_PROGRAM = """k.program_id IN (
     SELECT s.id FROM step_view c JOIN agent_step s ON s.row = c.row
     WHERE c.namespace = ? AND c.program = ? AND c.step_type = 'ProgramCall')"""
+SOME_HIDDEN = """SELECT 1 FROM branch
+    WHERE namespace = ? AND reach < 9223372036854775807 LIMIT 1"""
+"""Finds a row when some branch is not read to its end."""
+HIDDEN_ROWS = """SELECT s.row FROM branch b JOIN agent_step s
+    ON s.namespace = b.namespace AND s.branch_id = b.id AND s.sequence > b.reach
+    WHERE b.namespace = ? AND b.reach < 9223372036854775807"""
+"""The steps on branches that no session reads that far."""
+_LINEAGE = """k.row IN (
+    WITH RECURSIVE chain(branch_id, parent_id, below, last) AS (
+        SELECT b.id, b.parent_id, b.fork_sequence, 9223372036854775807
+        FROM session s JOIN branch b ON b.id = s.branch_id WHERE s.namespace = ? AND s.id = ?
+        UNION ALL
+        SELECT b.id, b.parent_id, b.fork_sequence, chain.below
+        FROM chain JOIN branch b ON b.id = chain.parent_id)
+    SELECT s.row FROM chain CROSS JOIN agent_step s
+    ON s.namespace = ? AND s.branch_id = chain.branch_id AND s.sequence <= chain.last
+    UNION ALL
+    SELECT u.row FROM step_view u
+    WHERE u.namespace = ? AND u.session_id = ? AND u.branch_id IS NULL)"""
 _SCORE = """coalesce(k.score, (
     SELECT score FROM run r WHERE r.namespace = k.namespace AND r.run_id = k.run_id))"""
 _METADATA = """EXISTS (
@@ -34,9 +53,9 @@ _KINDS = {
 }
 
 
-def condition(where: StepFilter, namespace: int) -> Condition:
-    """Return the WHERE clause for rows `k` of `step_view`."""
-    parts = list(_conditions(where, namespace))
+def condition(where: StepFilter, namespace: int, *, hides: bool) -> Condition:
+    """Return the WHERE clause for rows `k` of `step_view`; `hides`: some steps are abandoned."""
+    parts = list(_conditions(where, namespace, hides))
     sql = " AND ".join(part for part, _ in parts)
     return sql, [value for _, values in parts for value in values]
 
@@ -55,14 +74,11 @@ def is_storable(text: str) -> bool:
     return True
 
 
-def _conditions(where: StepFilter, namespace: int) -> Iterator[Condition]:
+def _conditions(where: StepFilter, namespace: int, hides: bool) -> Iterator[Condition]:
     yield "k.namespace = ?", [namespace]
-    if where.scope is None:
-        yield "k.scope IS NULL", []
-    elif where.scope != EVERY_SCOPE:
-        yield from _equal("k.scope", where.scope)
+    yield from _in_scope(where.scope, namespace, hides)
     yield from _equal("k.run_id", where.run_id)
-    yield from _of_session(where)
+    yield from _of_session(where.session_id, namespace)
     yield from _equal("k.user_id", where.user_id)
     yield from _one_of("k.step_type", where.step_types)
     yield from _one_of("k.status", where.status)
@@ -91,9 +107,27 @@ def _conditions(where: StepFilter, namespace: int) -> Iterator[Condition]:
         yield _metadata(key, value)
 
 
-def _of_session(where: StepFilter) -> Iterator[Condition]:
-    """The one place that says which steps a session has; branches will change it."""
-    yield from _equal("k.session_id", where.session_id)
+def _in_scope(scope: str | None, namespace: int, hides: bool) -> Iterator[Condition]:
+    """A user's own history, one scope, or everything; what is abandoned is a scope of its own."""
+    hidden = f"k.row IN ({HIDDEN_ROWS})"
+    if scope is None:
+        yield "k.scope IS NULL", []
+        if hides:
+            yield f"NOT {hidden}", [namespace]
+    elif scope == ABANDONED:
+        yield f"(k.scope = ? OR {hidden})", [scope, namespace]
+    elif scope != EVERY_SCOPE:
+        yield from _equal("k.scope", scope)
+
+
+def _of_session(session_id: str | None, namespace: int) -> Iterator[Condition]:
+    """The steps of a session's lineage, and those recorded under its name without messages."""
+    if session_id is None:
+        return
+    if not is_storable(session_id):
+        yield "FALSE", []
+        return
+    yield _LINEAGE, [namespace, session_id, namespace, namespace, session_id]
 
 
 def _equal(column: str, value: str | None) -> Iterator[Condition]:

@@ -1,0 +1,118 @@
+"""What a commit to a session means, the same for every store: its checks, and what it returns.
+
+Stores differ in how they keep rows; whether a writer is stale, whether a repeated key means the
+same commit, and how steps are told their session must not differ. Nothing here reads or writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hybridagi_steps.errors import DuplicateStepError, InvalidStepError, SequenceConflictError
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.message import Step
+from hybridagi_steps.session_protocols import BranchPosition
+from hybridagi_steps.stores.message_body import message_dict
+
+ATTEMPT_HOURS = 24
+"""Hours for which a branch that no session ever pointed at counts as an attempt under way."""
+
+
+def check_names(session_id: str, messages: Sequence[Step], key: str | None) -> None:
+    """Check the names that a database compares.
+
+    Raises:
+        InvalidStepError: One is empty, or holds NUL or a lone surrogate; nothing was written.
+    """
+    names = [("session id", session_id), *(("message id", message.id) for message in messages)]
+    for what, name in (*names, *([("idempotency key", key)] if key is not None else [])):
+        if not name or any(c == "\x00" or "\ud800" <= c <= "\udfff" for c in name):
+            raise InvalidStepError(
+                f"the {what} {name!r} is empty, or holds NUL or a lone surrogate; use another."
+            )
+
+
+def check_end(session_id: str, end: BranchPosition, expected: int | BranchPosition | None) -> None:
+    """Check that a line ends where its writer believes.
+
+    Raises:
+        SequenceConflictError: It does not.
+    """
+    if expected is None or expected == (end if isinstance(expected, tuple) else end.sequence):
+        return
+    raise SequenceConflictError(
+        f"session {session_id!r} ends at sequence {end.sequence} of branch {end.branch_id}, not at "
+        f"{expected}: somebody else has written. Read it again, then decide."
+    )
+
+
+def check_repeated(
+    session_id: str, key: str, stored: Sequence[str], given: Sequence[str], *, visible: bool
+) -> None:
+    """Check that a key used before comes with the same messages again.
+
+    Ids and times may differ: who repeats a request makes them anew. What is said must not.
+
+    Args:
+        session_id: The session.
+        key: The idempotency key.
+        stored: Bodies of what the key stored, oldest first.
+        given: Bodies of what comes with it now.
+        visible: Whether the session still has what was stored.
+
+    Raises:
+        SequenceConflictError: They differ, or were deleted since.
+    """
+    if not visible:
+        raise SequenceConflictError(
+            f"session {session_id!r}: what the key {key!r} stored was deleted since. "
+            "Use a new key to write it again."
+        )
+    if list(map(message_dict, stored)) != list(map(message_dict, given)):
+        raise SequenceConflictError(
+            f"session {session_id!r}: the key {key!r} stored other messages than these. "
+            "Use a new key for each commit."
+        )
+
+
+def refuse_twice(ids: Sequence[str]) -> None:
+    """Check that no id stands twice in one call.
+
+    Raises:
+        DuplicateStepError: One does.
+    """
+    seen: set[str] = set()
+    for step_id in ids:
+        if step_id in seen:
+            raise DuplicateStepError(step_id, in_call=True)
+        seen.add(step_id)
+
+
+def in_use(session_id: str) -> SequenceConflictError:
+    """Return the error to raise when a new session's id is taken."""
+    return SequenceConflictError(
+        f"there is a session {session_id!r} already; name another, or none to get a new id."
+    )
+
+
+def stale_pointer(session_id: str, points_at: int, expected: int) -> SequenceConflictError:
+    """Return the error to raise when a session points elsewhere than its caller thinks."""
+    return SequenceConflictError(
+        f"session {session_id!r} points at branch {points_at}, not at {expected}: somebody else "
+        "has moved it. Read it again, then decide."
+    )
+
+
+def with_session(step: AgentStep, session_id: str) -> AgentStep:
+    """Return an AgentStep that names its session; the one given is not changed."""
+    if step.session_id is not None:
+        return step
+    return step.model_copy(update={"session_id": session_id})
+
+
+def placed(messages: Sequence[Step], session_id: str, last: int) -> list[Step]:
+    """Return messages as they stand in their session, after `last`; those given are not changed."""
+    return [
+        message.model_copy(update={"session_id": session_id, "sequence": sequence})
+        for sequence, message in enumerate(messages, last + 1)
+    ]

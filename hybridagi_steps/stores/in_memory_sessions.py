@@ -1,0 +1,279 @@
+"""Sessions of the in-memory store: the same contract as sqlite/sessions.py, under one lock."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from uuid import uuid4
+
+from hybridagi_steps.errors import DuplicateStepError
+from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.message import Step, utc_now
+from hybridagi_steps.session_protocols import Attempt, BranchPosition, SessionSummary
+from hybridagi_steps.stores.body import encode_body
+from hybridagi_steps.stores.commits import (
+    check_end,
+    check_names,
+    check_repeated,
+    in_use,
+    placed,
+    refuse_twice,
+    stale_pointer,
+    with_session,
+)
+from hybridagi_steps.stores.in_memory_branches import (
+    OPEN_END,
+    Branch,
+    Branches,
+    KeptMessage,
+    Session,
+    UsedKey,
+)
+from hybridagi_steps.stores.in_memory_state import State
+from hybridagi_steps.stores.message_body import (
+    decode_message,
+    encode_message,
+    message_dict,
+    preview,
+)
+
+
+class InMemorySessions(ABC):
+    """Implements `SessionBackend`; see session_protocols.py."""
+
+    @abstractmethod
+    def _opened(self) -> AbstractContextManager[State]:
+        """Give the state while nobody else has it."""
+
+    def commit(
+        self,
+        session_id: str,
+        messages: Sequence[Step],
+        agent_steps: Sequence[AgentStep] = (),
+        *,
+        branch_id: int | None = None,
+        expect_last: int | BranchPosition | None = None,
+        idempotency_key: str | None = None,
+    ) -> list[Step]:
+        """Add messages and AgentSteps at the end, all or none."""
+        check_names(session_id, messages, idempotency_key)
+        bodies = [encode_message(message) for message in messages]
+        steps = [with_session(step, session_id) for step in agent_steps]
+        encoded = [(id_text(step.id), encode_body(step), step) for step in steps]
+        refuse_twice([message.id for message in messages])
+        refuse_twice([step_id for step_id, _, _ in encoded])
+        with self._opened() as state:
+            held = state.sessions
+            known = branch_id is not None or session_id in held.sessions
+            branch = held.branch_of(session_id, branch_id) if known else None
+            used = held.keys.get((session_id, idempotency_key or ""))
+            if used is not None:
+                return _repeated(held, session_id, idempotency_key or "", used, bodies)
+            end = branch.end if branch else BranchPosition(held.last_branch + 1, 0)
+            check_end(session_id, end, expect_last)
+            _refuse_known(state, [m.id for m in messages], [step_id for step_id, _, _ in encoded])
+            branch = branch or held.create(session_id).branch
+            for number, message in enumerate(messages, end.sequence + 1):
+                kept = KeptMessage(number, message.id, bodies[number - end.sequence - 1])
+                branch.messages.append(kept)
+                held.messages[kept.id] = kept
+            for entry in encoded:
+                state.add_step(*entry, pin=BranchPosition(branch.id, end.sequence + 1))
+            if idempotency_key is not None:
+                used = UsedKey(branch, end.sequence + 1, branch.end.sequence)
+                held.keys[session_id, idempotency_key] = used
+            held.sessions[session_id].updated_at = utc_now().isoformat()
+        return placed(messages, session_id, end.sequence)
+
+    def messages(
+        self,
+        session_id: str,
+        start: int = 1,
+        end: int | None = None,
+        *,
+        branch_id: int | None = None,
+    ) -> list[Step]:
+        """Return the messages from `start` to `end`, with this session's id."""
+        found = self._rows(session_id, start, end, branch_id)
+        return [decode_message(row.body, row.id, session_id, row.sequence) for row in found]
+
+    def message_dicts(
+        self,
+        session_id: str,
+        start: int = 1,
+        end: int | None = None,
+        *,
+        branch_id: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return the same messages as providers take them."""
+        return [message_dict(row.body) for row in self._rows(session_id, start, end, branch_id)]
+
+    def session_end(self, session_id: str, *, branch_id: int | None = None) -> BranchPosition:
+        """Return where a session ends."""
+        with self._opened() as state:
+            return state.sessions.branch_of(session_id, branch_id).end
+
+    def sessions(self, *, limit: int, offset: int = 0) -> list[SessionSummary]:
+        """Return sessions, the one written last first."""
+        with self._opened() as state:
+            named = sorted(state.sessions.sessions.values(), key=lambda session: session.id)
+            newest = sorted(named, key=lambda session: session.updated_at, reverse=True)
+            return [_summary(session) for session in newest[offset : offset + limit]]
+
+    def fork(self, session_id: str, sequence: int, new_session_id: str | None = None) -> str:
+        """Start a session that shares messages 1 to `sequence` with this one."""
+        made = str(uuid4()) if new_session_id is None else new_session_id
+        check_names(made, [], None)
+        with self._opened() as state:
+            asked = state.sessions.branch_of(session_id, None)
+            if made in state.sessions.sessions:
+                raise in_use(made)
+            state.sessions.create(made, (asked, sequence), session_id)
+        return made
+
+    def branch_at(self, session_id: str, sequence: int, reason: str = "retry") -> int:
+        """Start a branch after `sequence`; the session stays as it is."""
+        with self._opened() as state:
+            asked = state.sessions.branch_of(session_id, None)
+            return state.sessions.new_branch(
+                session_id, asked, sequence, reason=reason, pointed=False
+            ).id
+
+    def adopt(self, session_id: str, branch_id: int, *, expect_branch: int | None = None) -> None:
+        """Let the session point at one of its branches."""
+        with self._opened() as state:
+            tip = state.sessions.branch_of(session_id, None)
+            if expect_branch is not None and tip.id != expect_branch:
+                raise stale_pointer(session_id, tip.id, expect_branch)
+            state.sessions.point(session_id, state.sessions.branch_of(session_id, branch_id))
+
+    def hide_from(self, session_id: str, start: int) -> int:
+        """Hide the messages from `start` on, in this session only."""
+        with self._opened() as state:
+            held = state.sessions
+            tip = held.branch_of(session_id, None)
+            kept = max(start, 1) - 1
+            hidden = tip.end.sequence - kept
+            if hidden > 0:
+                branch = held.new_branch(session_id, tip, kept, reason="delete", pointed=False)
+                held.point(session_id, branch)
+        return max(hidden, 0)
+
+    def attempts(self, session_id: str) -> list[Attempt]:
+        """Return all branches of a session, oldest first."""
+        with self._opened() as state:
+            tip = state.sessions.branch_of(session_id, None)
+            return [
+                Attempt(
+                    branch.id,
+                    branch.fork_sequence,
+                    len(branch.messages),
+                    branch.reason,
+                    branch.created_at,
+                    current=branch is tip,
+                )
+                for branch in state.sessions.branches.values()
+                if branch.session_id == session_id
+            ]
+
+    def delete_session(self, session_id: str) -> tuple[int, int]:
+        """Delete a session with its attempts, and what no other session reads of it."""
+        with self._opened() as state:
+            own = state.sessions.remove(session_id)
+            gone = state.sweep(own) if own else (0, 0)
+            for branch in own:
+                branch.session_id = ""
+            return gone
+
+    def sessions_of_user(self, user_id: str) -> list[str]:
+        """Return the sessions whose AgentSteps name this user and no other."""
+        with self._opened() as state:
+            return [
+                session_id
+                for session_id in sorted(state.sessions.sessions)
+                if state.users_of(session_id) == {user_id}
+            ]
+
+    def sweep(self) -> tuple[int, int]:
+        """Delete what no session and no attempt under way reads; return messages and steps."""
+        with self._opened() as state:
+            return state.sweep()
+
+    def message_tokens(self, message_ids: Sequence[str], counter_id: str) -> dict[str, int]:
+        """Return the counts known for these messages."""
+        with self._opened() as state:
+            tokens = state.sessions.tokens
+            return {
+                message_id: tokens[message_id, counter_id]
+                for message_id in message_ids
+                if (message_id, counter_id) in tokens
+            }
+
+    def save_message_tokens(self, counts: Mapping[str, int], counter_id: str) -> None:
+        """Remember counts; messages that are gone are skipped."""
+        with self._opened() as state:
+            for message_id, count in counts.items():
+                if message_id in state.sessions.messages:
+                    state.sessions.tokens[message_id, counter_id] = count
+
+    def _rows(
+        self, session_id: str, start: int, end: int | None, branch_id: int | None
+    ) -> list[KeptMessage]:
+        with self._opened() as state:
+            branch = state.sessions.branch_of(session_id, branch_id)
+            return list(branch.rows(max(start, 1), OPEN_END if end is None else end))
+
+
+def _refuse_known(state: State, message_ids: Sequence[str], step_ids: Sequence[str]) -> None:
+    for message_id in message_ids:
+        if message_id in state.sessions.messages:
+            raise DuplicateStepError(message_id)
+    for step_id in step_ids:
+        if step_id in state.rows:
+            raise DuplicateStepError(step_id)
+
+
+def _repeated(
+    held: Branches, session_id: str, key: str, used: UsedKey, bodies: Sequence[str]
+) -> list[Step]:
+    """Return what an earlier commit stored under a key."""
+    stored = [kept for kept in used.branch.messages if used.first <= kept.sequence <= used.last]
+    whole = len(stored) == used.last - used.first + 1
+    check_repeated(
+        session_id,
+        key,
+        [kept.body for kept in stored],
+        bodies,
+        visible=whole and _is_read(held, session_id, used),
+    )
+    return [decode_message(kept.body, kept.id, session_id, kept.sequence) for kept in stored]
+
+
+def _is_read(held: Branches, session_id: str, used: UsedKey) -> bool:
+    """Whether a session has what a commit stored, or it is an attempt under way."""
+    if used.last < used.first or not used.branch.pointed:
+        return True
+    owners = held.sessions[session_id].branch.chain(used.last, used.last)
+    return bool(owners) and owners[0][0] is used.branch
+
+
+def _summary(session: Session) -> SessionSummary:
+    return SessionSummary(
+        session_id=session.id,
+        branch_id=session.branch.id,
+        messages=session.branch.end.sequence,
+        first_message=_first_message(session.branch),
+        created_at=session.created_at,
+        updated_at=session.updated_at,
+        forked_from=session.forked_from,
+        forked_at=session.forked_at,
+    )
+
+
+def _first_message(branch: Branch) -> str:
+    for kept in branch.rows(1, 20):
+        if message_dict(kept.body)["role"] == "user":
+            return preview(kept.body)
+    return ""

@@ -1,0 +1,191 @@
+"""Fork, retry, delete and forget in SQLite. All but forgetting add one row and copy nothing.
+
+What no session reads any more stays on its branch, hidden, until `sweep` removes it: vacuum sweeps
+everything, deleting a session what only that session read. A young branch that no session has ever
+pointed at is an attempt under way, which a sweep leaves alone.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from datetime import timedelta
+from uuid import uuid4
+
+from hybridagi_steps.records.message import utc_now
+from hybridagi_steps.session_protocols import Attempt, BranchPosition
+from hybridagi_steps.stores.commits import ATTEMPT_HOURS, check_names, in_use, stale_pointer
+from hybridagi_steps.stores.sqlite.lineage import (
+    branch_of,
+    end_of,
+    narrow_reach,
+    new_branch,
+    tip_of,
+    widen_reach,
+)
+from hybridagi_steps.stores.sqlite.removal import remove_empty_runs, remove_rows, runs_of
+from hybridagi_steps.stores.sqlite.sessions import SessionTables
+from hybridagi_steps.stores.sqlite.where import is_storable, json_array
+
+_POINT = """UPDATE session SET branch_id = ?, updated_at = ? WHERE namespace = ? AND id = ?"""
+_POINTED = "UPDATE branch SET pointed = 1 WHERE id = ?"
+_ATTEMPTS = """SELECT id, fork_sequence,
+        (SELECT count(*) FROM message WHERE branch_id = b.id), reason, created_at
+    FROM branch b WHERE namespace = ? AND session_id = ? ORDER BY id"""
+_SESSION_KEYS = "DELETE FROM append_key WHERE namespace = ? AND session_id = ?"
+_SESSION_ROW = "DELETE FROM session WHERE namespace = ? AND id = ?"
+_GIVEN_UP = "UPDATE branch SET pointed = 1 WHERE namespace = ? AND session_id = ?"
+_DISOWN = "UPDATE branch SET session_id = '' WHERE namespace = ? AND session_id = ?"
+# What sessions and attempts under way read of each branch; branches not listed are read by nobody.
+_KEPT = """WITH RECURSIVE chain(branch_id, parent_id, below, last) AS (
+    SELECT b.id, b.parent_id, b.fork_sequence, 9223372036854775807 FROM branch b
+    WHERE b.namespace = :namespace
+        AND (b.reach = 9223372036854775807 OR (NOT b.pointed AND b.created_at >= :since))
+    UNION ALL
+    SELECT b.id, b.parent_id, b.fork_sequence, chain.below
+    FROM chain JOIN branch b ON b.id = chain.parent_id)
+SELECT branch_id, max(last) AS last FROM chain GROUP BY branch_id"""
+_LIMITED = f"""SELECT b.id, coalesce(k.last, 0) FROM branch b
+    LEFT JOIN ({_KEPT}) k ON k.branch_id = b.id
+    WHERE b.namespace = :namespace AND b.reach < 9223372036854775807
+        AND coalesce(k.last, 0) < 9223372036854775807"""  # noqa: S608 - no value in it
+_STEPS_BEYOND = """SELECT row FROM agent_step
+    WHERE namespace = ? AND branch_id = ? AND sequence > ?"""
+_FORGET_TOKENS = """DELETE FROM message_token WHERE message_row IN
+    (SELECT row FROM message WHERE branch_id = ? AND sequence > ?)"""
+_FORGET_MESSAGES = "DELETE FROM message WHERE branch_id = ? AND sequence > ?"
+_USERS = """SELECT DISTINCT k.user_id FROM step_view k
+    WHERE k.namespace = ? AND k.user_id IS NOT NULL AND k.row IN (
+    WITH RECURSIVE chain(branch_id, parent_id, below, last) AS (
+        SELECT id, parent_id, fork_sequence, 9223372036854775807 FROM branch WHERE id = ?
+        UNION ALL
+        SELECT b.id, b.parent_id, b.fork_sequence, chain.below
+        FROM chain JOIN branch b ON b.id = chain.parent_id)
+    SELECT s.row FROM chain CROSS JOIN agent_step s
+    ON s.namespace = ? AND s.branch_id = chain.branch_id AND s.sequence <= chain.last)"""
+
+
+class BranchTables(SessionTables):
+    """Implements `BranchStore` and `SessionRemoval`; see session_protocols.py."""
+
+    def fork(self, session_id: str, sequence: int, new_session_id: str | None = None) -> str:
+        """Start a session that shares messages 1 to `sequence` with this one."""
+        made = str(uuid4()) if new_session_id is None else new_session_id
+        check_names(made, [], None)
+        with self._db.writing() as connection:
+            asked = branch_of(connection, self._namespace, session_id, None)
+            if tip_of(connection, self._namespace, made) is not None:
+                raise in_use(made)
+            shares = BranchPosition(asked, sequence)
+            self._create_session(connection, made, shares=shares, forked_from=session_id)
+        return made
+
+    def branch_at(self, session_id: str, sequence: int, reason: str = "retry") -> int:
+        """Start a branch after `sequence`; the session stays as it is."""
+        with self._db.writing() as connection:
+            return self._branch_at(connection, session_id, sequence, reason)
+
+    def adopt(self, session_id: str, branch_id: int, *, expect_branch: int | None = None) -> None:
+        """Let the session point at one of its branches."""
+        with self._db.writing() as connection:
+            tip = branch_of(connection, self._namespace, session_id, None)
+            if expect_branch is not None and tip != expect_branch:
+                raise stale_pointer(session_id, tip, expect_branch)
+            self._point(connection, session_id, branch_id, tip)
+
+    def hide_from(self, session_id: str, start: int) -> int:
+        """Hide the messages from `start` on, in this session only."""
+        with self._db.writing() as connection:
+            tip = branch_of(connection, self._namespace, session_id, None)
+            kept = max(start, 1) - 1
+            hidden = end_of(connection, tip).sequence - kept
+            if hidden > 0:
+                branch = self._branch_at(connection, session_id, kept, "delete")
+                self._point(connection, session_id, branch, tip)
+        return max(hidden, 0)
+
+    def attempts(self, session_id: str) -> list[Attempt]:
+        """Return all branches of a session, oldest first."""
+        with self._db.reading() as connection:
+            tip = branch_of(connection, self._namespace, session_id, None)
+            found = connection.execute(_ATTEMPTS, (self._namespace, session_id))
+            return [Attempt(*values, current=values[0] == tip) for values in found]
+
+    def delete_session(self, session_id: str) -> tuple[int, int]:
+        """Delete a session with its attempts, and what no other session reads of it."""
+        with self._db.writing() as connection:
+            tip = tip_of(connection, self._namespace, session_id)
+            if tip is None:
+                return 0, 0
+            key = (self._namespace, session_id)
+            for statement in (_SESSION_KEYS, _SESSION_ROW, _GIVEN_UP):
+                connection.execute(statement, key)
+            narrow_reach(connection, tip)
+            own = "SELECT id FROM branch WHERE namespace = ? AND session_id = ?"
+            gone = self._sweep(connection, self._column(connection, own, *key))
+            connection.execute(_DISOWN, key)
+            return gone
+
+    def sessions_of_user(self, user_id: str) -> list[str]:
+        """Return the sessions whose AgentSteps name this user and no other."""
+        if not is_storable(user_id):
+            return []
+        listed = "SELECT id, branch_id FROM session WHERE namespace = ? ORDER BY id"
+        with self._db.reading() as connection:
+            sessions = connection.execute(listed, (self._namespace,)).fetchall()
+            return [
+                session_id
+                for session_id, branch in sessions
+                if self._column(connection, _USERS, self._namespace, branch, self._namespace)
+                == [user_id]
+            ]
+
+    def sweep(self) -> tuple[int, int]:
+        """Delete what no session and no attempt under way reads; return messages and steps."""
+        with self._db.writing() as connection:
+            return self._sweep(connection)
+
+    def _sweep(
+        self, connection: sqlite3.Connection, only: Sequence[int] | None = None
+    ) -> tuple[int, int]:
+        """Sweep all branches, or `only` some and their ancestors."""
+        since = (utc_now() - timedelta(hours=ATTEMPT_HOURS)).isoformat()
+        asked = {"namespace": self._namespace, "since": since}
+        limited: list[tuple[int, int]] = connection.execute(_LIMITED, asked).fetchall()
+        if only is not None:
+            wanted = set(only)
+            limited = [found for found in limited if found[0] in wanted]
+        messages, rows = 0, list[int]()
+        for branch, last in limited:
+            rows += self._column(connection, _STEPS_BEYOND, self._namespace, branch, last)
+            connection.execute(_FORGET_TOKENS, (branch, last))
+            messages += connection.execute(_FORGET_MESSAGES, (branch, last)).rowcount
+        runs = runs_of(connection, self._namespace, rows)
+        remove_rows(connection, self._namespace, sorted(rows))
+        remove_empty_runs(connection, self._namespace, runs)
+        gone = json_array([branch for branch, last in limited if last == 0])
+        connection.execute(
+            "DELETE FROM branch WHERE id IN (SELECT value FROM json_each(?))", (gone,)
+        )
+        return messages, len(rows)
+
+    def _branch_at(
+        self, connection: sqlite3.Connection, session_id: str, sequence: int, reason: str
+    ) -> int:
+        tip = branch_of(connection, self._namespace, session_id, None)
+        after = BranchPosition(tip, sequence)
+        return new_branch(
+            connection, self._namespace, session_id, after, reason=reason, pointed=False
+        )
+
+    def _point(
+        self, connection: sqlite3.Connection, session_id: str, branch_id: int, tip: int
+    ) -> None:
+        """Move the session's pointer from `tip`; what is read moves with it."""
+        branch = branch_of(connection, self._namespace, session_id, branch_id)
+        key = (branch, utc_now().isoformat(), self._namespace, session_id)
+        connection.execute(_POINT, key)
+        connection.execute(_POINTED, (branch,))
+        if branch != tip:
+            widen_reach(connection, branch)
+            narrow_reach(connection, tip)

@@ -1,0 +1,187 @@
+"""Which messages a branch shows: its lineage, where it ends, and how far each branch is read.
+
+A lineage is a chain of ranges, one per branch. It is resolved first, by one recursive query, and
+each range is then read by itself, oldest first. Two rules keep this fast: a message at or below a
+fork point never changes, and the parent of a new branch is the branch that *owns* the fork point,
+so a thousand retries of one turn stay two links deep. These are functions on a connection; the
+transaction is the caller's.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hybridagi_steps.errors import (
+    SequenceConflictError,
+    UnknownSequenceError,
+    UnknownSessionError,
+)
+from hybridagi_steps.records.message import utc_now
+from hybridagi_steps.session_protocols import BranchPosition
+from hybridagi_steps.stores.sqlite.where import is_storable
+
+OPEN_END = 2**63 - 1
+"""The last sequence of a range that still grows; SQLite's largest integer."""
+
+_CHAIN = """WITH RECURSIVE chain(branch_id, parent_id, below, last) AS (
+    SELECT id, parent_id, fork_sequence, :end FROM branch WHERE id = :branch
+    UNION ALL
+    SELECT b.id, b.parent_id, b.fork_sequence, min(chain.below, :end)
+    FROM chain JOIN branch b ON b.id = chain.parent_id WHERE chain.below >= :start)
+SELECT branch_id, below + 1, last FROM chain WHERE below < :end"""
+_RANGE = """SELECT sequence, id, body FROM message
+    WHERE branch_id = ? AND sequence BETWEEN ? AND ? ORDER BY sequence"""
+_END = """SELECT coalesce((SELECT max(sequence) FROM message WHERE branch_id = b.id),
+    b.fork_sequence) FROM branch b WHERE id = ?"""
+_TIP = "SELECT branch_id FROM session WHERE namespace = ? AND id = ?"
+_OWNER = "SELECT session_id FROM branch WHERE namespace = ? AND id = ?"
+_NEW_BRANCH = """INSERT INTO branch
+    (namespace, session_id, parent_id, fork_sequence, reach, pointed, reason, created_at)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
+_WIDEN = "UPDATE branch SET reach = ? WHERE id = ? AND reach < ?"
+_PARENT = "SELECT parent_id, fork_sequence FROM branch WHERE id = ?"
+_MEASURED = """SELECT b.parent_id, b.reach, CASE
+        WHEN EXISTS (SELECT 1 FROM session s
+                     WHERE s.namespace = b.namespace AND s.id = b.session_id AND s.branch_id = b.id)
+        THEN 9223372036854775807
+        ELSE coalesce((SELECT max(c.fork_sequence) FROM branch c
+                       WHERE c.parent_id = b.id AND c.reach > 0), 0) END
+    FROM branch b WHERE id = ?"""
+
+
+class Link(NamedTuple):
+    """The part of one branch that a session sees; both ends are inclusive."""
+
+    branch_id: int
+    first: int
+    last: int
+
+
+class Row(NamedTuple):
+    """One stored message."""
+
+    sequence: int
+    id: str
+    body: str
+
+
+def branch_of(
+    connection: sqlite3.Connection, namespace: int, session_id: str, branch_id: int | None
+) -> int:
+    """Return the branch that is asked: the session's current one, or another of its own.
+
+    Raises:
+        UnknownSessionError: No such session.
+        SequenceConflictError: The branch is not one of this session.
+    """
+    tip = tip_of(connection, namespace, session_id)
+    if tip is None:
+        raise UnknownSessionError(session_id)
+    if branch_id is None or branch_id == tip:
+        return tip
+    owner = connection.execute(_OWNER, (namespace, branch_id)).fetchone()
+    if owner is None or owner[0] != session_id:
+        raise not_its_branch(session_id, branch_id)
+    return branch_id
+
+
+def not_its_branch(session_id: str, branch_id: int) -> SequenceConflictError:
+    """Return the error to raise for a branch that a session does not have."""
+    return SequenceConflictError(
+        f"branch {branch_id} is not one of session {session_id!r}; attempts() lists them."
+    )
+
+
+def tip_of(connection: sqlite3.Connection, namespace: int, session_id: str) -> int | None:
+    """Return the branch a session points at, None for an unknown session."""
+    if not is_storable(session_id):
+        return None
+    found = connection.execute(_TIP, (namespace, session_id)).fetchone()
+    return found[0] if found else None
+
+
+def end_of(connection: sqlite3.Connection, branch_id: int) -> BranchPosition:
+    """Return where a branch ends."""
+    return BranchPosition(branch_id, connection.execute(_END, (branch_id,)).fetchone()[0])
+
+
+def links(
+    connection: sqlite3.Connection, branch_id: int, start: int = 1, end: int = OPEN_END
+) -> list[Link]:
+    """Return the ranges that make up a branch between `start` and `end`, oldest first."""
+    asked = {"branch": branch_id, "start": start, "end": end}
+    return [Link(*row) for row in connection.execute(_CHAIN, asked)][::-1]
+
+
+def rows(
+    connection: sqlite3.Connection, branch_id: int, start: int = 1, end: int = OPEN_END
+) -> Iterator[Row]:
+    """Yield the messages of a branch from `start` to `end`, both inclusive, in order.
+
+    Complexity: O(links above `start` + messages returned); index order is the order wanted.
+    """
+    for link in links(connection, branch_id, start, end):
+        asked = (link.branch_id, max(link.first, start), link.last)
+        yield from map(Row._make, connection.execute(_RANGE, asked))
+
+
+def new_branch(
+    connection: sqlite3.Connection,
+    namespace: int,
+    session_id: str,
+    after: BranchPosition | None = None,
+    *,
+    reason: str,
+    pointed: bool,
+) -> int:
+    """Add a branch that continues after a position, as a child of the branch that owns it.
+
+    Args:
+        connection: The writer.
+        namespace: Whose branch.
+        session_id: The session it belongs to.
+        after: A branch, and the last sequence to share with it; None shares nothing.
+        reason: Why it was made.
+        pointed: Whether the session will point at it in this transaction.
+
+    Raises:
+        UnknownSequenceError: `after` lies beyond the end of its branch.
+    """
+    parent, shared = None, after.sequence if after else 0
+    if after is not None:
+        last = end_of(connection, after.branch_id).sequence
+        if not 0 <= shared <= last:
+            raise UnknownSequenceError(session_id, shared, last)
+        if shared:
+            [owner] = links(connection, after.branch_id, shared, shared)
+            parent = owner.branch_id
+    reach = OPEN_END if pointed else 0
+    place = (namespace, session_id, parent, shared)
+    made = (reach, int(pointed), reason, utc_now().isoformat())
+    return connection.execute(_NEW_BRANCH, (*place, *made)).lastrowid or 0
+
+
+def widen_reach(connection: sqlite3.Connection, branch_id: int) -> None:
+    """Note that a session points at a branch from now on, and so reads what it shares."""
+    reach, branch = OPEN_END, branch_id
+    while connection.execute(_WIDEN, (reach, branch, reach)).rowcount:
+        parent, shared = connection.execute(_PARENT, (branch,)).fetchone()
+        if parent is None:
+            return
+        reach, branch = shared, parent
+
+
+def narrow_reach(connection: sqlite3.Connection, branch_id: int | None) -> None:
+    """Note how far a branch is read after something stopped reading it, and so its ancestors."""
+    while branch_id is not None:
+        found = connection.execute(_MEASURED, (branch_id,)).fetchone()
+        if found is None:
+            return
+        parent, known, measured = found
+        if known == measured:
+            return
+        update = "UPDATE branch SET reach = ? WHERE id = ?"
+        connection.execute(update, (measured, branch_id))
+        branch_id = parent

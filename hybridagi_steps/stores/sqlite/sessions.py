@@ -1,0 +1,281 @@
+"""Messages of sessions in SQLite: commit and read.
+
+A commit is one transaction: look the key up, check where the session ends, write the messages with
+the next sequences and the AgentSteps pinned to them. Who else writes waits in line at the file
+lock, so sequences have no gap and no duplicate under any number of threads and processes.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from hybridagi_steps.errors import (
+    DamagedFileError,
+    DuplicateStepError,
+)
+from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.message import Step, utc_now
+from hybridagi_steps.session_protocols import BranchPosition, SessionSummary
+from hybridagi_steps.stores.body import encode_body
+from hybridagi_steps.stores.commits import (
+    check_end,
+    check_names,
+    check_repeated,
+    placed,
+    refuse_twice,
+    with_session,
+)
+from hybridagi_steps.stores.message_body import (
+    decode_message,
+    encode_message,
+    message_dict,
+    preview,
+)
+from hybridagi_steps.stores.sqlite.lineage import (
+    OPEN_END,
+    Link,
+    Row,
+    branch_of,
+    end_of,
+    links,
+    new_branch,
+    rows,
+    tip_of,
+)
+from hybridagi_steps.stores.sqlite.steps import StepTables
+from hybridagi_steps.stores.sqlite.where import is_storable, json_array
+
+_INSERT = "INSERT INTO message (namespace, branch_id, sequence, id, body) VALUES (?, ?, ?, ?, ?)"
+_NEW_SESSION = """INSERT INTO session
+    (namespace, id, branch_id, created_at, updated_at, forked_from, forked_at)
+    VALUES (?, ?, ?, ?, ?, ?, ?)"""
+_TOUCH = "UPDATE session SET updated_at = ? WHERE namespace = ? AND id = ?"
+_USED = """SELECT branch_id, first, last FROM append_key
+    WHERE namespace = ? AND session_id = ? AND key = ?"""
+_USE = "INSERT INTO append_key VALUES (?, ?, ?, ?, ?, ?)"
+_STORED = """SELECT sequence, id, body FROM message
+    WHERE branch_id = ? AND sequence BETWEEN ? AND ? ORDER BY sequence"""
+_SESSIONS = """SELECT id, branch_id, created_at, updated_at, forked_from, forked_at FROM session
+    WHERE namespace = ? ORDER BY updated_at DESC, id LIMIT ? OFFSET ?"""
+_SAVE_TOKENS = """INSERT OR REPLACE INTO message_token (message_row, counter, tokens)
+    SELECT row, ?, ? FROM message WHERE namespace = ? AND id = ?"""
+_TOKENS = """SELECT m.id, t.tokens FROM message m
+    JOIN message_token t ON t.message_row = m.row AND t.counter = ?
+    WHERE m.namespace = ? AND m.id IN (SELECT value FROM json_each(?))"""
+_FIRST_MESSAGES = 20
+"""Messages looked at for the first one of a user."""
+
+T = TypeVar("T")
+
+
+class SessionTables(StepTables):
+    """Implements `SessionStore` and `MessageTokenStore`; see session_protocols.py."""
+
+    def commit(
+        self,
+        session_id: str,
+        messages: Sequence[Step],
+        agent_steps: Sequence[AgentStep] = (),
+        *,
+        branch_id: int | None = None,
+        expect_last: int | BranchPosition | None = None,
+        idempotency_key: str | None = None,
+    ) -> list[Step]:
+        """Add messages and AgentSteps at the end, all or none."""
+        check_names(session_id, messages, idempotency_key)
+        bodies = [encode_message(message) for message in messages]
+        steps = [with_session(step, session_id) for step in agent_steps]
+        encoded = [(id_text(step.id), encode_body(step), step) for step in steps]
+        refuse_twice([message.id for message in messages])
+        refuse_twice([step_id for step_id, _, _ in encoded])
+        with self._db.writing() as connection:
+            end = self._end_to_write(connection, session_id, branch_id)
+            if idempotency_key is not None:
+                used = self._used(connection, session_id, idempotency_key, bodies)
+                if used is not None:
+                    return used
+            check_end(session_id, end, expect_last)
+            branch, last = end
+            added = [
+                Row(n, m.id, b)
+                for n, (m, b) in enumerate(zip(messages, bodies, strict=True), last + 1)
+            ]
+            for row in added:
+                self._insert_message(connection, branch, row)
+            for entry in encoded:
+                self._insert(connection, *entry, pin=BranchPosition(branch, last + 1))
+            if idempotency_key is not None:
+                key = (self._namespace, session_id, idempotency_key)
+                connection.execute(_USE, (*key, branch, last + 1, last + len(added)))
+            touched = (utc_now().isoformat(), self._namespace, session_id)
+            connection.execute(_TOUCH, touched)
+        return placed(messages, session_id, last)
+
+    def messages(
+        self,
+        session_id: str,
+        start: int = 1,
+        end: int | None = None,
+        *,
+        branch_id: int | None = None,
+    ) -> list[Step]:
+        """Return the messages from `start` to `end`, with this session's id."""
+        return self._each(
+            session_id,
+            (start, end, branch_id),
+            lambda row: decode_message(row.body, row.id, session_id, row.sequence),
+        )
+
+    def message_dicts(
+        self,
+        session_id: str,
+        start: int = 1,
+        end: int | None = None,
+        *,
+        branch_id: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return the same messages as providers take them."""
+        return self._each(session_id, (start, end, branch_id), lambda row: message_dict(row.body))
+
+    def session_end(self, session_id: str, *, branch_id: int | None = None) -> BranchPosition:
+        """Return where a session ends."""
+        with self._db.reading() as connection:
+            return end_of(connection, branch_of(connection, self._namespace, session_id, branch_id))
+
+    def sessions(self, *, limit: int, offset: int = 0) -> list[SessionSummary]:
+        """Return sessions, the one written last first."""
+        with self._db.reading() as connection:
+            found = connection.execute(_SESSIONS, (self._namespace, limit, offset)).fetchall()
+            return [self._session(connection, *values) for values in found]
+
+    def message_tokens(self, message_ids: Sequence[str], counter_id: str) -> dict[str, int]:
+        """Return the counts known for these messages."""
+        asked = json_array([text for text in message_ids if is_storable(text)])
+        with self._db.reading() as connection:
+            return dict(connection.execute(_TOKENS, (counter_id, self._namespace, asked)))
+
+    def save_message_tokens(self, counts: Mapping[str, int], counter_id: str) -> None:
+        """Remember counts; messages that are gone are skipped."""
+        values = [
+            (counter_id, count, self._namespace, message_id)
+            for message_id, count in counts.items()
+            if is_storable(message_id)
+        ]
+        with self._db.writing() as connection:
+            connection.executemany(_SAVE_TOKENS, values)
+
+    def _each(
+        self,
+        session_id: str,
+        asked: tuple[int, int | None, int | None],
+        read: Callable[[Row], T],
+    ) -> list[T]:
+        """Return what `read` makes of each message asked for."""
+        start, end, branch_id = asked
+        last = OPEN_END if end is None else min(end, OPEN_END)
+        with self._db.reading() as connection:
+            branch = branch_of(connection, self._namespace, session_id, branch_id)
+            found = list(rows(connection, branch, max(start, 1), last))
+        try:
+            return [read(row) for row in found]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedFileError(
+                f"{self._db.path}: session {session_id!r} has a row that is no message "
+                f"({error!r}); restore a backup."
+            ) from error
+
+    def _end_to_write(
+        self, connection: sqlite3.Connection, session_id: str, branch_id: int | None
+    ) -> BranchPosition:
+        """Return where the next message goes; an unknown session is created."""
+        if branch_id is None and tip_of(connection, self._namespace, session_id) is None:
+            self._create_session(connection, session_id)
+        branch = branch_of(connection, self._namespace, session_id, branch_id)
+        return end_of(connection, branch)
+
+    def _create_session(
+        self,
+        connection: sqlite3.Connection,
+        session_id: str,
+        *,
+        shares: BranchPosition | None = None,
+        forked_from: str | None = None,
+    ) -> int:
+        """Add a session, empty or sharing messages with another; return its branch."""
+        reason = "start" if forked_from is None else "fork"
+        branch = new_branch(
+            connection, self._namespace, session_id, shares, reason=reason, pointed=True
+        )
+        now, forked_at = utc_now().isoformat(), shares.sequence if shares else None
+        session = (self._namespace, session_id, branch, now, now, forked_from, forked_at)
+        connection.execute(_NEW_SESSION, session)
+        return branch
+
+    def _insert_message(self, connection: sqlite3.Connection, branch_id: int, row: Row) -> None:
+        try:
+            connection.execute(_INSERT, (self._namespace, branch_id, *row))
+        except sqlite3.IntegrityError as error:
+            raise DuplicateStepError(row.id) from error
+
+    def _used(
+        self, connection: sqlite3.Connection, session_id: str, key: str, bodies: Sequence[str]
+    ) -> list[Step] | None:
+        """Return what an earlier commit stored under this key; None when the key is new.
+
+        Raises:
+            SequenceConflictError: It stored other messages, or the session lost them since.
+        """
+        found = connection.execute(_USED, (self._namespace, session_id, key)).fetchone()
+        if found is None:
+            return None
+        link = Link(*found)
+        stored = [Row(*row) for row in connection.execute(_STORED, link)]
+        whole = len(stored) == link.last - link.first + 1
+        check_repeated(
+            session_id,
+            key,
+            [row.body for row in stored],
+            bodies,
+            visible=whole and self._is_read(connection, session_id, link),
+        )
+        return [decode_message(row.body, row.id, session_id, row.sequence) for row in stored]
+
+    def _is_read(self, connection: sqlite3.Connection, session_id: str, link: Link) -> bool:
+        """Whether a session has what a commit stored, or it is an attempt under way."""
+        if link.last < link.first:
+            return True
+        tip = tip_of(connection, self._namespace, session_id) or 0
+        owners = links(connection, tip, link.last, link.last)
+        if owners and owners[0].branch_id == link.branch_id:
+            return True
+        sql = "SELECT 1 FROM branch WHERE id = ? AND NOT pointed"
+        return connection.execute(sql, (link.branch_id,)).fetchone() is not None
+
+    def _session(
+        self,
+        connection: sqlite3.Connection,
+        session_id: str,
+        branch_id: int,
+        created_at: str,
+        updated_at: str,
+        forked_from: str | None,
+        forked_at: int | None,
+    ) -> SessionSummary:
+        return SessionSummary(
+            session_id=session_id,
+            branch_id=branch_id,
+            messages=end_of(connection, branch_id).sequence,
+            first_message=self._first_message(connection, branch_id),
+            created_at=created_at,
+            updated_at=updated_at,
+            forked_from=forked_from,
+            forked_at=forked_at,
+        )
+
+    def _first_message(self, connection: sqlite3.Connection, branch_id: int) -> str:
+        for row in rows(connection, branch_id, 1, _FIRST_MESSAGES):
+            if message_dict(row.body)["role"] == "user":
+                return preview(row.body)
+        return ""
