@@ -38,6 +38,7 @@ from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
 from hybridagi_steps.records.step_text import own_text, text_hash, whole_text
 from hybridagi_steps.retrieval import Mode, RankedRow, Scope, SearchQuery, search
+from hybridagi_steps.session_protocols import BranchStore
 from hybridagi_steps.step_index import StepIndex
 
 MAX_QUERY_LENGTH = 20_000
@@ -155,18 +156,24 @@ class Searcher:
 
     def _scope(self, where: StepFilter) -> Scope:
         asked = where.model_dump(exclude_none=True)
-        if asked.keys() == {"exclude_run_id"}:
+        if asked.keys() <= {"exclude_run_id"}:
             rows = self._all_but(where.exclude_run_id or [])
         else:
-            rows = self._store.rows(where) if asked else None
+            rows = self._store.rows(where)
         return Scope(self._index.shards(own_only=where.scope is None), rows)
 
-    def _all_but(self, run_ids: Iterable[str]) -> Rows:
-        """Return all rows but those of some runs: few rows to ask for instead of nearly all."""
+    def _all_but(self, run_ids: Iterable[str]) -> Rows | None:
+        """Return all rows but those of some runs and abandoned ones; None when all may be found.
+
+        Those are few rows to ask for, instead of nearly all.
+        """
         wheres = [StepFilter(run_id=run_id, scope=EVERY_SCOPE) for run_id in run_ids]
-        gone = [row for where in wheres for row in self._store.rows(where).tolist()]
+        abandoned = cast("BranchStore", self._store).hidden_rows()
+        gone = [abandoned, *(self._store.rows(where) for where in wheres)]
+        if not sum(map(len, gone)):
+            return None
         held = self._index.columns.held()
-        return held[~np.isin(held, gone)]
+        return held[~np.isin(held, np.concatenate(gone))]
 
     def _query(self, item: str | AgentStep, text: str, vector: FloatVector | None) -> SearchQuery:
         whole = whole_text(item) if isinstance(item, AgentStep) else None
