@@ -1,0 +1,228 @@
+"""ProgramMemory: graph programs kept beside the steps, found by name or by what they are for.
+
+A program is one entry in a namespace of its own in the same file, so what keeps steps safe and
+searchable keeps programs, and no search for experience ever meets one. What is embedded is the
+program's name, its description and the purposes of its nodes; the text form, from which the program
+comes back exactly, lies beside that. Programs are read again when another process changed them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+from hybridagi_steps.errors import InvalidQueryError, ProgramError, UnknownProgramError
+from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.programs.graph_program import GraphProgram
+from hybridagi_steps.programs.program_library import programs_of
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+
+NAMESPACE_SUFFIX = ".programs"
+"""Appended to a step memory's namespace."""
+
+
+class ProgramMemory:
+    """Programs that last.
+
+    Args:
+        memory: A StepMemory to keep them beside, or the address of one.
+        protected: Names of entry programs. Agents may not call or read these, nor anything that
+            they depend on.
+        embedder: As for a StepMemory; by default that of `memory`.
+
+    Example:
+        >>> programs = ProgramMemory(":memory:", embedder="hashing")
+        >>> from hybridagi_steps.programs import Action
+        >>> greet = GraphProgram("greet", "Greet a guest").add(Action("hi", "Speak", "Greet"))
+        >>> programs.add(greet.connect("start", "hi").connect("hi", "end"))
+        >>> [program.name for program in programs.search("welcome a guest")]
+        ['greet']
+    """
+
+    def __init__(
+        self,
+        memory: StepMemory | str | os.PathLike[str] = ":memory:",
+        *,
+        protected: Sequence[str] = ("main",),
+        embedder: Any = None,
+    ) -> None:
+        self.protected = tuple(protected)
+        self._steps = _beside(memory, embedder)
+        self._lock = threading.Lock()
+        self._read: dict[str, tuple[str, GraphProgram]] = {}
+
+    def add(self, programs: GraphProgram | str | Iterable[Any] | Mapping[str, Any]) -> None:
+        """Store programs; all or nothing.
+
+        Raises:
+            ProgramError: A name is taken; `update` replaces it.
+            InvalidProgramError: A program is not sound; what it calls may come later.
+        """
+        given = programs_of(programs)
+        names = [program.name for program in given]
+        taken = [name for name in names if name in self or names.count(name) > 1]
+        if taken:
+            raise ProgramError(f"a program {taken[0]!r} is there already; update() replaces it.")
+        self._steps.add([_entry(program.build()) for program in given])
+
+    def update(self, programs: GraphProgram | str | Iterable[Any] | Mapping[str, Any]) -> None:
+        """Store programs, replacing those of the same name; all or nothing.
+
+        Raises:
+            InvalidProgramError: A program is not sound; what it calls may come later.
+        """
+        self._steps.update([_entry(program.build()) for program in programs_of(programs)])
+
+    def remove(self, name: str) -> None:
+        """Forget a program.
+
+        Raises:
+            UnknownProgramError: There is none of this name.
+        """
+        if not self._steps.delete(_id(name)):
+            raise UnknownProgramError(name, self.names())
+
+    def get(self, name: str, /) -> GraphProgram:
+        """Return a program, a copy of your own.
+
+        Raises:
+            UnknownProgramError: There is none of this name.
+        """
+        found = self._steps.get_steps(_id(name))
+        if not found:
+            raise UnknownProgramError(name, self.names())
+        return self._program(found[0])
+
+    def names(self) -> list[str]:
+        """Return the names of all programs, sorted."""
+        return sorted(step.program or "" for step in self._steps.iter_steps())
+
+    def exist(self, name: str) -> bool:
+        """Return whether a program has this name."""
+        return self._steps.exist(_id(name))
+
+    def search(self, query: str, k: int = 5) -> list[GraphProgram]:
+        """Find programs by what they are for, best first, without protected ones.
+
+        Raises:
+            InvalidQueryError: An empty query, or k below 1.
+        """
+        if k < 1:
+            raise InvalidQueryError(f"k is at least 1, not {k!r}.")
+        hidden = self._protected_names()
+        hits = self._steps.search(query, k + len(hidden))
+        found = [hit.step for hit in hits if hit.step.program not in hidden]
+        return [self._program(step) for step in found[:k]]
+
+    def dependencies(self, name: str) -> list[str]:
+        """Return the names of all programs that one calls, however far down, nearest first.
+
+        A name that no program has is listed too.
+
+        Raises:
+            UnknownProgramError: There is no program `name`.
+        """
+        found: dict[str, None] = {}
+        waiting = self.get(name).calls()
+        while waiting:
+            called = waiting.pop(0)
+            if called not in found:
+                found[called] = None
+                waiting += self.get(called).calls() if called in self else []
+        return list(found)
+
+    def is_protected(self, name: str, /) -> bool:
+        """Return whether agents must leave a program alone."""
+        return name in self._protected_names()
+
+    def close(self) -> None:
+        """Release the file."""
+        self._steps.close()
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.exist(name)
+
+    def __iter__(self) -> Iterator[GraphProgram]:
+        return (self.get(name) for name in self.names())
+
+    def __len__(self) -> int:
+        return len(self.names())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (self._steps, self.protected)
+
+    def __repr__(self) -> str:
+        return f"ProgramMemory({self._steps.address!r}, {len(self)} programs)"
+
+    def _protected_names(self) -> set[str]:
+        entries = [name for name in self.protected if name in self]
+        return {*self.protected, *(each for name in entries for each in self.dependencies(name))}
+
+    def _program(self, step: AgentStep) -> GraphProgram:
+        """Return the program of an entry; its text is parsed once."""
+        name, text = step.program or "", str((step.metadata or {})["text"])
+        with self._lock:
+            known = self._read.get(name)
+        if known is None or known[0] != text:
+            known = (text, GraphProgram.from_cypher(text, name))
+            with self._lock:
+                self._read[name] = known
+        copied = GraphProgram(name, known[1].description, known[1].var_in)
+        copied.nodes, copied.edges = dict(known[1].nodes), list(known[1].edges)
+        return copied
+
+
+def _beside(memory: StepMemory | str | os.PathLike[str], embedder: Any) -> StepMemory:
+    if isinstance(memory, StepMemory):
+        return StepMemory(
+            memory.address,
+            embedder=embedder if embedder is not None else memory.embedder,
+            namespace=memory.namespace + NAMESPACE_SUFFIX,
+            durability=memory.durability,
+        )
+    return StepMemory(
+        memory,
+        embedder="auto" if embedder is None else embedder,
+        namespace=f"default{NAMESPACE_SUFFIX}",
+    )
+
+
+def _reopened(steps: StepMemory, protected: Sequence[str]) -> ProgramMemory:
+    opened = ProgramMemory.__new__(ProgramMemory)
+    opened.__dict__.update(
+        protected=tuple(protected), _steps=steps, _lock=threading.Lock(), _read={}
+    )
+    return opened
+
+
+def _id(name: str) -> UUID:
+    return uuid5(NAMESPACE_URL, f"hybridagi-steps:program:{name}")
+
+
+def _entry(program: GraphProgram) -> AgentStep:
+    purposes = [getattr(node, "purpose", "") for node in program.nodes.values()]
+    return AgentStep(
+        id=_id(program.name),
+        step_type=AgentStepType.Action,
+        inputs={
+            "purpose": f"{program.name}: {program.description}",
+            "program": program.name,
+            "arguments": {"does": "; ".join(purpose for purpose in purposes if purpose)},
+        },
+        metadata={"text": program.to_cypher(), "calls": program.calls()},
+    )
