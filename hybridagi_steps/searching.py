@@ -114,12 +114,17 @@ class Searcher:
         self._background.stop()
         if self._index.in_use:
             self.save()
+        self._index.close()
 
     def save(self) -> None:
         """Bring the index up to date and write its cache when that is worth it."""
         with self._lock:
             self._follow()
-            self._index.save()
+            worth_saving = self._index.worth_saving()
+        if worth_saving:
+            self._index.finish_builds()  # may take seconds: others search meanwhile
+            with self._lock:
+                self._index.save()
 
     def forget_cache(self) -> None:
         """Delete the cache file, after something was deleted from the store."""

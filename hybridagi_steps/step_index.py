@@ -58,14 +58,17 @@ class StepIndex:
         """Follow `store`; `cache` is the file to start from and to save to."""
         self._store, self._store_id, self._cache = store, store_id, cache
         self._model: tuple[str, int] = ("", 0)
+        self.own = self.scoped = Shard(LexicalIndex(), FaissIndex(1))
         self._reset()
 
     def _reset(self) -> None:
+        self.close()
         self.columns = StepColumns()
         self.own = Shard(LexicalIndex(), FaissIndex(self._model[1] or 1))
         self.scoped = Shard(LexicalIndex(), FaissIndex(self._model[1] or 1))
         self.position = _NOTHING
         self._unsaved = 0
+        self._codes_saved = self._codes_made()
 
     @property
     def in_use(self) -> bool:
@@ -95,21 +98,42 @@ class StepIndex:
             self._apply(changes)
             self.position = changes.position
 
+    def worth_saving(self) -> bool:
+        """Return whether the cache should be written: many steps, and much that is new to it."""
+        if self._cache is None or not self.in_use or len(self.columns) < _WORTH_CACHING:
+            return False
+        return (
+            self._unsaved > _STALE_SHARE * len(self.columns)
+            or self._codes_made() != self._codes_saved
+        )
+
+    def finish_builds(self) -> None:
+        """Wait for what is built in the background; needs no lock."""
+        for shard in self.shards(own_only=False):
+            shard.vectors.finish_build()
+
+    def close(self) -> None:
+        """Abandon what is built in the background."""
+        for shard in self.shards(own_only=False):
+            shard.vectors.close()
+
     def save(self) -> bool:
-        """Write the cache when it is worth it: many steps, and many of them new to it."""
-        size = len(self.columns)
-        enough = size >= _WORTH_CACHING and self._unsaved > _STALE_SHARE * size
-        if self._cache is None or not self.in_use or not enough:
+        """Write the cache when it is worth it."""
+        if self._cache is None or not self.worth_saving():
             return False
         arrays = {
             f"{part}/{name}": array
             for part, held in self._parts().items()
             for name, array in held.items()
         }
-        header = {**self._identity(), "position": list(self.position), "steps": size}
+        header = {
+            **self._identity(),
+            "position": list(self.position),
+            "steps": len(self.columns),
+        }
         saved = save_cache(self._cache, header, arrays)
         if saved:
-            self._unsaved = 0
+            self._unsaved, self._codes_saved = 0, self._codes_made()
         return saved
 
     def forget_cache(self) -> None:
@@ -174,7 +198,11 @@ class StepIndex:
             log.warning("the index cache does not fit together (%s); building it anew", error)
             self._reset()
             return
-        self.position = position
+        self.position, self._codes_saved = position, self._codes_made()
+
+    def _codes_made(self) -> list[int]:
+        """Return what tells whether codes are others than before."""
+        return [shard.vectors.trained_on for shard in self.shards(own_only=False)]
 
     def _revive(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take over the arrays of a cache file."""

@@ -78,7 +78,7 @@ def small_tiers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _small_tiers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(faiss_index, "CODES_FROM_BYTES", 4 * 16 * 60)
-    patch.setattr(faiss_index, "FETCH", 24)
+    patch.setattr(faiss_index, "FETCH", 48)
     patch.setattr(faiss_index, "LARGEST_FETCH", 0.4)
     patch.setattr(faiss_index, "CODE_BATCH", 40)
 
@@ -140,9 +140,9 @@ def test_recall_on_many_clustered_vectors_is_that_of_the_oracle() -> None:
 @pytest.mark.usefixtures("small_tiers")
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.3, 0.6, 0.95])
 def test_a_filter_of_any_width_is_answered_within_it(share: float) -> None:
-    vectors = clustered(2_000, 16)
+    vectors = clustered(2_000, 64)
     rows = np.arange(2_000) * 7 + 3
-    index, oracle = FaissIndex(16), Oracle(16)
+    index, oracle = FaissIndex(64), Oracle(64)
     index.add(rows, vectors)
     oracle.add(rows, vectors)
     chosen = np.sort(np.random.default_rng(4).choice(rows, int(2_000 * share), replace=False))

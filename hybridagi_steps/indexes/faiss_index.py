@@ -1,4 +1,4 @@
-"""The vector index: one planner over exact search and one-bit codes with an exact second look.
+"""The vector index: one planner over exact search and four-bit codes with an exact second look.
 
 All scores are exact cosines of float32 unit vectors, whichever way was taken; only which rows are
 looked at can be estimated. A search takes the cheapest way that is right for it:
@@ -7,10 +7,12 @@ looked at can be estimated. A search takes the cheapest way that is right for it
 * else the codes name candidates, scored exactly together with the rows not yet encoded. If one of
   the best k stands outside the nearest quarter of the candidates, more may stand beyond the last:
   four times as many are fetched, and if that does not settle it, everything is scanned. A wide
-  filter and tombstones thin the candidates out, so more are fetched.
+  filter and tombstones thin the candidates out, so more are fetched, from more lists.
 
-Codes are built by the first search that wants them. One lock serialises everything; it is whole
-after a fork.
+Codes are built when a search first wants them, and anew when the rows have doubled or a tenth of
+the codes stands for rows that are gone. A large build runs in a thread of its own; until it ends
+the old codes answer, or, if there are none, an exact scan. One lock serialises everything else; it
+is whole after a fork.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.errors import DamagedFileError, VectorError
+from hybridagi_steps.indexes.code_build import CodeBuild
 from hybridagi_steps.indexes.vector_store import (
     Mask,
     Positions,
@@ -30,29 +33,28 @@ from hybridagi_steps.indexes.vector_store import (
     unit_rows,
 )
 from hybridagi_steps.locks import ForkSafeLock
-from hybridagi_steps.protocols import FloatVector, Rows, ScoredRows
+from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows, ScoredRows
 
 if TYPE_CHECKING:
-    from hybridagi_steps.indexes.rabitq_codes import RabitqCodes
+    from hybridagi_steps.indexes.scan_codes import ScanCodes
 
-# Measured with one thread on two cores with AVX-512 and 32 MiB of shared cache, k = 10. Codes and
-# second look against an exact scan, ms: d = 256: 8,000 rows .26 / .12, 16,000 .33 / .34, 32,000
-# .41 / 1.1, 100,000 .8 / 3.7; d = 384: 8,000 .26 / .18, 16,000 .35 / .9, 100,000 .9 / 5.5;
-# d = 768: 16,000 .40 / 1.4. They cross where the vectors take 12 to 16 MiB.
-CODES_FROM_BYTES = 16 * 2**20
+CODES_FROM_BYTES = 4 * 2**20
 """Size of the vectors searched from which codes are asked instead of scanning them."""
+LISTS_FROM = 2**19
+"""Rows from which codes are cut into lists, of which a search scans the nearest."""
+BUILD_AT_ONCE = 32_768
+"""Most rows whose codes the search that first wants them waits for, about 0.4 s."""
 CODE_BATCH = 2_048
 """Fresh rows are scanned exactly until there are so many, then encoded at once."""
-FETCH = 320
-"""Candidates fetched first; at least ten per result wanted. On 100,000 real step texts with changed
-values: recall@10 .9997 at 0.73 ms; 256 and NEAR_SHARE 2 give .9993 at 0.67 ms; numpy takes 3.65."""
+FETCH = 160
+"""Candidates fetched first; at least ten per result wanted."""
 NEAR_SHARE = 4
-"""The best k must stand among one in so many of the candidates. Of vectors without any structure
-(random ones), whose neighbours are hardest to tell, 99 % are found so; with 2 it is 93 to 98 %."""
+"""The best k must stand among one in so many of the candidates."""
 LARGEST_FETCH = 0.1
 """Share of the rows searched from which fetching candidates takes longer than scoring all."""
 COMPACT_SHARE = 0.1
-"""Share of dead positions from which they are dropped."""
+"""Share of dead positions from which they are dropped, and of dead codes, from which all are made
+anew."""
 TIE_SLACK = 4e-6
 """More than float32 products of unit vectors are off by: what is closer is compared exactly."""
 
@@ -67,7 +69,8 @@ class FaissIndex:
     def __init__(self, dimension: int) -> None:
         self.dimension = dimension
         self._store = VectorStore(dimension)
-        self._codes: RabitqCodes | None = None
+        self._codes: ScanCodes | None = None
+        self._build: CodeBuild | None = None
         self._exact_rows = CODES_FROM_BYTES // (4 * dimension)
         self._lock = ForkSafeLock()
 
@@ -145,24 +148,50 @@ class FaissIndex:
             scores[held] = exact_similarities(unit, self._store.vectors[positions[held]])
             return scores
 
+    @property
+    def trained_on(self) -> int:
+        """How many rows there were when the codes were learnt; 0: there are none."""
+        with self._lock:
+            return 0 if self._codes is None else self._codes.trained_on
+
+    def finish_build(self) -> None:
+        """Make the codes that searches want; wait for those that are being made."""
+        with self._lock:
+            if len(self._store) <= self._exact_rows:
+                return
+            self._build_if_outdated()
+            build = self._build
+        if build is not None:
+            build.wait()
+        with self._lock:
+            while self._codes is not None and self._encode_fresh(self._codes):
+                pass
+
+    def close(self) -> None:
+        """Abandon a build that is going on: it ends after the piece at hand."""
+        with self._lock:
+            if self._build is not None:
+                self._build.abandon()
+
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return everything as arrays for a cache file; views that later writes leave alone.
 
         Codes are made for it where searches want them: else every process would make its own.
         """
+        self.finish_build()
         with self._lock:
-            store = self._store
-            if len(store) > self._exact_rows:
-                self._fresh_codes()
+            store, codes = self._store, self._codes
             arrays: dict[str, npt.NDArray[Any]] = {
                 "rows": store.rows,
                 "vectors": store.vectors,
                 "alive": store.alive.copy(),
             }
-            if self._codes is not None:
-                arrays["codes"] = self._codes.to_bytes()
-                arrays["codes_maker"] = np.frombuffer(self._codes.maker, np.uint8)
-                arrays["trained_on"] = np.array([self._codes.trained_on], np.int64)
+            if codes is not None:
+                arrays["codes"] = codes.to_bytes()
+                arrays["codes_maker"] = np.frombuffer(codes.maker, np.uint8)
+                arrays["trained_on"] = np.array([codes.trained_on], np.int64)
+                if codes.places is not None:
+                    arrays["places"] = codes.places
             return arrays
 
     @classmethod
@@ -216,21 +245,35 @@ class FaissIndex:
     def _search_one(self, query: FloatVector, k: int, scope: _Scope) -> ScoredRows:
         if scope.size <= max(k, self._exact_rows):
             return self._exact(query, k, scope)
-        codes = self._fresh_codes()
-        store = self._store
-        fetch = max(FETCH, 10 * k) * store.count // scope.size
-        fresh = np.arange(codes.count, store.count)
-        for limit in (fetch, 4 * fetch):
-            if limit > LARGEST_FETCH * scope.size:
+        codes = self._current_codes()
+        if codes is None:
+            return self._exact(query, k, scope)
+        vectors = self._store.vectors
+        fresh, fresh_scores = self._fresh(query, codes.count, scope.allowed)
+        thinness = max(codes.total, len(vectors)) / scope.size
+        fetch = int(max(FETCH, 10 * k) * thinness)
+        for times in (1, 4):
+            if times * fetch > LARGEST_FETCH * scope.size:
                 break
-            candidates = _allowed(codes.nearest(query, limit), scope.allowed)
-            near, far = np.split(candidates, [len(candidates) // NEAR_SHARE])
-            near = np.concatenate([near, _allowed(fresh, scope.allowed)])
-            far_best = float((store.vectors[far] @ query).max(initial=-np.inf))
-            found = self._best(query, k, near, store.vectors[near] @ query)
+            candidates = _allowed(codes.nearest(query, times * fetch, thinness), scope.allowed)
+            scores = vectors[candidates] @ query
+            end = len(candidates) // NEAR_SHARE
+            near = np.concatenate([candidates[:end], fresh])
+            found = self._best(query, k, near, np.concatenate([scores[:end], fresh_scores]))
+            far_best = scores[end:].max(initial=-np.inf)
             if len(found.rows) == k and far_best < found.scores[-1] - TIE_SLACK:
                 return found
         return self._exact(query, k, scope)
+
+    def _fresh(
+        self, query: FloatVector, encoded: int, allowed: Mask | None
+    ) -> tuple[Positions, FloatVector]:
+        """Score the positions that have no codes yet."""
+        scores = self._store.vectors[encoded:] @ query
+        fresh = np.arange(encoded, encoded + len(scores))
+        if allowed is None:
+            return fresh, scores
+        return fresh[allowed[encoded:]], scores[allowed[encoded:]]
 
     def _exact(self, query: FloatVector, k: int, scope: _Scope) -> ScoredRows:
         """Score every position of the scope."""
@@ -257,21 +300,67 @@ class FaissIndex:
         order = np.lexsort((rows, -exact))[:k]
         return ScoredRows(rows[order], exact[order])
 
-    def _fresh_codes(self) -> RabitqCodes:
-        """Bring the codes up to date, but for a tail of less than a batch."""
-        vectors, codes = self._store.vectors, self._codes
-        if codes is None or len(vectors) >= 2 * codes.trained_on:
-            from hybridagi_steps.indexes.rabitq_codes import RabitqCodes
+    def _current_codes(self) -> ScanCodes | None:
+        """Return the codes, of all but the freshest rows; None while there are none yet."""
+        self._build_if_outdated()
+        if self._codes is not None:
+            self._encode_fresh(self._codes)
+        return self._codes
 
-            codes = self._codes = RabitqCodes.of(vectors)
-        elif len(vectors) - codes.count >= CODE_BATCH:
-            codes.add(vectors[codes.count :])
-        return codes
+    def _encode_fresh(self, codes: ScanCodes) -> bool:
+        """Encode fresh rows if they are many; no more than a search can wait for."""
+        from hybridagi_steps.indexes.scan_codes import PIECE
+
+        fresh = self._store.vectors[codes.count :]
+        if len(fresh) < CODE_BATCH:
+            return False
+        codes.add(fresh[:PIECE])
+        return True
+
+    def _build_if_outdated(self) -> None:
+        count, codes = self._store.count, self._codes
+        outdated = (
+            codes is None
+            or count >= 2 * codes.trained_on
+            or (count >= LISTS_FROM and not codes.lists)
+            or codes.total > (1 + COMPACT_SHARE) * codes.count
+        )
+        if not outdated or (self._build and (self._build.going_on or self._build.failed)):
+            return
+        from hybridagi_steps.indexes import scan_codes
+
+        pieces = scan_codes.build(self._vectors, lists=count >= LISTS_FROM)
+        if count > BUILD_AT_ONCE:
+            self._build = CodeBuild(pieces, self._adopt)
+            return
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as end:
+                self._codes = end.value
+                return
+
+    def _vectors(self) -> FloatMatrix:
+        with self._lock:
+            return self._store.vectors
+
+    def _adopt(self, codes: ScanCodes, build: CodeBuild) -> None:
+        """Take over what was built, unless positions have changed since it began."""
+        with self._lock:
+            if build is self._build:
+                self._codes, self._build = codes, None
 
     def _compact_if_worth_it(self) -> None:
-        if self._store.dead > max(64, COMPACT_SHARE * self._store.count):
-            self._store.compact()
+        if self._store.dead <= max(64, COMPACT_SHARE * self._store.count):
+            return
+        kept = self._store.compact()
+        if self._build is not None:
+            self._build.abandon()
+            self._build = None
+        if kept is None:
             self._codes = None
+        elif self._codes is not None:
+            self._codes.keep(kept)
 
 
 class _Scope(NamedTuple):
@@ -286,12 +375,12 @@ def _allowed(positions: Positions, allowed: Mask | None) -> Positions:
     return positions if allowed is None else positions[allowed[positions]]
 
 
-def _revived_codes(arrays: Mapping[str, npt.NDArray[Any]]) -> RabitqCodes | None:
+def _revived_codes(arrays: Mapping[str, npt.NDArray[Any]]) -> ScanCodes | None:
     """Revive the codes; None if there are none, or another FAISS wrote them."""
     if "codes" not in arrays:
         return None
-    from hybridagi_steps.indexes.rabitq_codes import RabitqCodes
+    from hybridagi_steps.indexes.scan_codes import ScanCodes
 
-    if arrays["codes_maker"].tobytes() != RabitqCodes.maker:
+    if arrays["codes_maker"].tobytes() != ScanCodes.maker:
         return None
-    return RabitqCodes.from_bytes(arrays["codes"], int(arrays["trained_on"][0]))
+    return ScanCodes.from_bytes(arrays["codes"], int(arrays["trained_on"][0]), arrays.get("places"))

@@ -170,13 +170,18 @@ class VectorStore:
         table[rows - first + 1] = True
         return table[np.clip(self.rows - first + 1, 0, span + 1)] & self.alive
 
-    def compact(self) -> None:
-        """Drop dead positions and sort by row: every position may change."""
+    def compact(self) -> Positions | None:
+        """Drop dead positions and sort by row: every position may change.
+
+        Returns:
+            The old position of each new one, ascending; None if sorting changed their order.
+        """
         order, self._rows = self._order()
         self._vectors = self._vectors[order]
         self.count, self.dead = len(order), 0
         self._alive = np.ones(self.count, np.bool_)
         self._ascending, self._by_row = True, None
+        return order if (order[1:] > order[:-1]).all() else None
 
     def _order(self) -> tuple[Positions, Rows]:
         """Positions that hold a row, by row number, and these numbers."""

@@ -1,0 +1,218 @@
+"""Four-bit codes of unit vectors: a fast estimate of which positions deserve an exact look.
+
+Each pair of neighbouring dimensions is replaced by the nearest of 16 learned points, so codes are
+an eighth of the vectors, and FAISS scans them 32 at a time. Large bodies are also cut into lists
+around learned centres, of which a search scans the nearest eighth. It knows FAISS and nothing of
+rows or tombstones.
+
+Every call runs in one OpenMP thread: a forked child whose parent used more hangs in its first
+parallel region. The setting belongs to the calling thread and is put back, so the user's own use
+of FAISS keeps its threads. FAISS takes half a second to load; whoever needs no codes imports
+nothing of this module.
+
+Reference: André, Kermarrec and Le Scouarnec 2015, "Cache locality is not enough: High-Performance
+Nearest Neighbor Search with Product Quantization Fast Scan"; the layout is FAISS's.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from math import ceil, isqrt
+from typing import Any
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+
+from hybridagi_steps.errors import DamagedFileError
+from hybridagi_steps.indexes.vector_store import Positions
+from hybridagi_steps.protocols import FloatMatrix, FloatVector
+
+PIECE = 16_384
+"""Vectors encoded in one go: some 0.1 s, with lists 0.3 s. Nothing waits longer for a build."""
+LISTS_SEARCHED = 1 / 8
+"""Share of the lists that a search scans."""
+
+_CODEBOOK_SAMPLE = 16_384
+_CODEBOOK_ROUNDS = 8
+_SAMPLE_PER_LIST = 48
+_CENTRE_ROUNDS = 6
+
+Building = Generator[None, None, "ScanCodes"]
+"""Builds piece by piece: whoever drives it may stop between two pieces."""
+
+
+@contextmanager
+def _one_thread() -> Generator[None]:
+    """Let FAISS use one thread in this thread, and put its setting back."""
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+class ScanCodes:
+    """Codes of positions 0 … count - 1, about d / 4 bytes each.
+
+    Args:
+        index: A trained FAISS index of four-bit codes.
+        trained_on: How many vectors there were when it was trained.
+        places: The position of each code, -1 for none; None: codes stand where they were added.
+    """
+
+    maker = f"faiss {faiss.__version__} 4-bit pairs".encode()
+    """Whose format `to_bytes` writes; codes of another maker are made anew, not trusted."""
+
+    def __init__(self, index: Any, trained_on: int, places: Positions | None = None) -> None:
+        self._index, self.trained_on, self._places = index, trained_on, places
+        self.count = int(index.ntotal) if places is None else int(places.max(initial=-1)) + 1
+
+    @classmethod
+    def from_bytes(
+        cls, code_bytes: npt.NDArray[np.uint8], trained_on: int, places: Positions | None
+    ) -> ScanCodes:
+        """Revive what `to_bytes` gave. The bytes must come from a checked file.
+
+        Raises:
+            DamagedFileError: They hold another kind of index, or places that do not fit it.
+        """
+        index: Any = faiss.deserialize_index(code_bytes)
+        if not isinstance(index, faiss.IndexPQFastScan | faiss.IndexIVFPQFastScan):
+            raise DamagedFileError(f"cached codes are a {type(index).__name__}.")
+        if places is not None and places.shape != (index.ntotal,):
+            raise DamagedFileError(f"{index.ntotal} codes have {len(places)} places.")
+        return cls(index, trained_on, places)
+
+    def to_bytes(self) -> npt.NDArray[np.uint8]:
+        """Return the codes in FAISS's own format."""
+        return faiss.serialize_index(self._index)
+
+    @property
+    def places(self) -> Positions | None:
+        """The position of each code, -1 for none; None if codes stand where they were added."""
+        return self._places
+
+    @property
+    def total(self) -> int:
+        """Number of codes, those of positions that are gone too."""
+        return int(self._index.ntotal)
+
+    @property
+    def lists(self) -> int:
+        """Number of lists they are cut into; 0: none, all codes are scanned."""
+        return int(getattr(self._index, "nlist", 0))
+
+    @property
+    def dimension(self) -> int:
+        """Length of the vectors."""
+        return int(self._index.d)
+
+    def add(self, vectors: FloatMatrix) -> None:
+        """Encode the next positions."""
+        with _one_thread():
+            self._index.add(vectors)
+        if self._places is not None:
+            fresh = np.arange(self.count, self.count + len(vectors))
+            self._places = np.concatenate([self._places, fresh])
+        self.count += len(vectors)
+
+    def keep(self, kept: Positions) -> None:
+        """Follow a compaction: position n is what was `kept[n]`, ascending; the rest is gone."""
+        moved = np.full(max(self.count, int(kept.max(initial=-1)) + 1), -1, np.intp)
+        moved[kept] = np.arange(len(kept))
+        places = np.arange(self.total) if self._places is None else self._places
+        self._places = np.where(places < 0, -1, moved[places])
+        self.count = int(np.searchsorted(kept, self.count))
+
+    def nearest(self, query: FloatVector, limit: int, wideness: float) -> Positions:
+        """Return up to `limit` positions by estimated similarity, best first.
+
+        Args:
+            query: Shape (d,).
+            limit: Most positions wanted.
+            wideness: How many times more lists than usual are scanned.
+        """
+        with _one_thread():
+            if lists := self.lists:
+                self._index.nprobe = min(lists, ceil(lists * LISTS_SEARCHED * wideness))
+            _, found = self._index.search(query[None, :], min(limit, self.total))
+        codes = found[0]
+        if codes[-1] < 0:
+            codes = codes[codes >= 0]
+        if self._places is None:
+            return codes
+        places = self._places[codes]
+        return places[places >= 0]
+
+
+def build(vectors: Callable[[], FloatMatrix], *, lists: bool) -> Building:
+    """Learn from unit vectors and encode them, piece by piece.
+
+    Args:
+        vectors: Returns all of them, shape (n, d). Later calls may return more; those before must
+            not have changed.
+        lists: Whether to cut the codes into lists.
+
+    Returns:
+        Codes of all positions there were when the last piece ended.
+    """
+    first = vectors()
+    index = _flat(first.shape[1])
+    if lists:
+        centres = yield from _centres(first)
+        index = _with_lists(centres)
+    index.pq.cp.niter = _CODEBOOK_ROUNDS
+    index.pq.cp.min_points_per_centroid = 1  # else small bodies make FAISS write to stderr
+    with _one_thread():
+        index.train(_sample(first, _CODEBOOK_SAMPLE))
+    codes = ScanCodes(index, len(first))
+    while len(rest := vectors()[codes.count :]):
+        yield
+        codes.add(rest[:PIECE])
+    return codes
+
+
+def _flat(dimension: int) -> Any:
+    return faiss.IndexPQFastScan(dimension, _pairs(dimension), 4, faiss.METRIC_INNER_PRODUCT)
+
+
+def _with_lists(centres: FloatMatrix) -> Any:
+    count, dimension = centres.shape
+    quantizer = faiss.IndexFlatIP(dimension)
+    quantizer.add(centres)
+    index = faiss.IndexIVFPQFastScan(
+        quantizer, dimension, count, _pairs(dimension), 4, faiss.METRIC_INNER_PRODUCT
+    )
+    index.by_residual = False  # one table per query instead of one per list
+    return index
+
+
+def _pairs(dimension: int) -> int:
+    return dimension // 2 if dimension % 2 == 0 else dimension
+
+
+def _centres(vectors: FloatMatrix) -> Generator[None, None, FloatMatrix]:
+    """Return the centres of lists, as many as the root of the number of vectors."""
+    count = isqrt(len(vectors))
+    sample = _sample(vectors, _SAMPLE_PER_LIST * count)
+    clustering: Any = faiss.Kmeans(
+        vectors.shape[1], count, niter=1, spherical=True, min_points_per_centroid=1
+    )
+    for _ in range(_CENTRE_ROUNDS):
+        yield
+        with _one_thread():
+            clustering.train(sample, init_centroids=clustering.centroids)
+    return clustering.centroids
+
+
+def _sample(vectors: FloatMatrix, size: int) -> FloatMatrix:
+    """Return at most `size` of the vectors, evenly spaced."""
+    chosen = np.linspace(0, len(vectors) - 1, min(size, len(vectors))).astype(np.intp)
+    return vectors[chosen]

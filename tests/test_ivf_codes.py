@@ -1,0 +1,301 @@
+"""Large bodies: codes in lists, built in a thread of their own while searches go on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from hybridagi_steps.errors import DamagedFileError
+from hybridagi_steps.indexes import faiss_index, scan_codes
+from hybridagi_steps.indexes.faiss_index import FaissIndex
+from hybridagi_steps.indexes.scan_codes import ScanCodes
+from hybridagi_steps.protocols import FloatMatrix, Rows
+
+D = 32
+COUNT = 6_000
+
+
+def clustered(count: int, seed: int = 0) -> FloatMatrix:
+    """Unit vectors around shared centres, as texts about the same things have them."""
+    random = np.random.default_rng(seed)
+    centres = np.random.default_rng(99).standard_normal((60, D))
+    vectors = centres[random.integers(0, len(centres), count)]
+    vectors = vectors + 0.6 * random.standard_normal((count, D))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def recall(index: FaissIndex, vectors: FloatMatrix, queries: FloatMatrix, rows: Rows) -> float:
+    """Return the share of the true ten best among `rows` that the index finds; check scores."""
+    shares: list[float] = []
+    for query in queries:
+        kth = float(np.sort(vectors[rows] @ query)[-10])
+        (found,) = index.search(query[None], 10, rows=None if len(rows) == len(vectors) else rows)
+        np.testing.assert_allclose(found.scores, vectors[found.rows] @ query, atol=1e-5)
+        assert set(found.rows.tolist()) <= set(rows.tolist())
+        shares.append(float(np.mean(found.scores >= kth - 2e-6)))
+    return float(np.mean(shares))
+
+
+@pytest.fixture(autouse=True)
+def small_tiers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let lists and threads come into play with a few thousand vectors."""
+    with monkeypatch.context() as patch:
+        patch.setattr(faiss_index, "CODES_FROM_BYTES", 4 * D * 30)
+        patch.setattr(faiss_index, "LISTS_FROM", 2_000)
+        patch.setattr(faiss_index, "BUILD_AT_ONCE", 1_000)
+        patch.setattr(faiss_index, "CODE_BATCH", 300)
+        patch.setattr(scan_codes, "PIECE", 500)
+        yield
+
+
+class Gate:
+    """Holds every build before its first piece until it is opened."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.opened, self.builds = threading.Event(), 0
+        real = scan_codes.build
+        gate = self
+
+        def build(vectors: Callable[[], FloatMatrix], *, lists: bool) -> scan_codes.Building:
+            gate.builds += 1
+            while not gate.opened.wait(0.001):
+                yield
+            return (yield from real(vectors, lists=lists))
+
+        patch.setattr(scan_codes, "build", build)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    made = Gate(monkeypatch)
+    yield made
+    made.opened.set()
+
+
+def built(vectors: FloatMatrix) -> FaissIndex:
+    index = FaissIndex(D)
+    index.add(np.arange(len(vectors)), vectors)
+    index.finish_build()
+    return index
+
+
+def test_lists_find_what_an_exact_search_finds() -> None:
+    vectors = clustered(COUNT)
+    index = built(vectors)
+    assert index.trained_on == COUNT
+    assert recall(index, vectors, clustered(100, seed=1), np.arange(COUNT)) >= 0.98
+    for row in range(50):
+        assert index.search(vectors[row : row + 1], 1)[0].rows.tolist() == [row]
+
+
+@pytest.mark.parametrize(("share", "least"), [(0.01, 0.999), (0.1, 0.98), (0.5, 0.98), (0.9, 0.98)])
+def test_filters_are_kept_to(share: float, least: float) -> None:
+    vectors = clustered(COUNT)
+    index = built(vectors)
+    chosen = np.random.default_rng(2).choice(COUNT, int(COUNT * share), replace=False)
+    assert recall(index, vectors, clustered(60, seed=1), np.sort(chosen)) >= least
+
+
+def test_searches_are_exact_while_the_first_codes_are_made(gate: Gate) -> None:
+    vectors = clustered(COUNT)
+    index = FaissIndex(D)
+    index.add(np.arange(COUNT), vectors)
+    assert recall(index, vectors, clustered(30, seed=1), np.arange(COUNT)) == 1
+    assert (index.trained_on, gate.builds) == (0, 1)
+    gate.opened.set()
+    index.finish_build()
+    assert index.trained_on == COUNT
+    assert gate.builds == 1
+
+
+def test_rows_added_and_removed_during_a_build_count_at_once(gate: Gate) -> None:
+    vectors = clustered(COUNT)
+    index = FaissIndex(D)
+    index.add(np.arange(3_000), vectors[:3_000])
+    index.search(vectors[:1], 1)
+    for row in range(3_000, 4_500):
+        index.add([row], vectors[row : row + 1])
+        if row % 50 == 0:
+            assert index.search(vectors[row : row + 1], 1)[0].rows.tolist() == [row]
+        if row == 3_700:
+            index.remove(np.arange(100))
+            gate.opened.set()
+    index.finish_build()
+    for row in range(4_000, 4_500, 10):
+        assert index.search(vectors[row : row + 1], 1)[0].rows.tolist() == [row]
+    assert index.search(vectors[7:8], 1)[0].rows.tolist() != [7]
+    assert recall(index, vectors, clustered(40, seed=1), np.arange(100, 4_500)) >= 0.98
+
+
+def test_the_old_codes_answer_until_those_of_twice_as_many_rows_are_ready(gate: Gate) -> None:
+    gate.opened.set()
+    vectors = clustered(COUNT)
+    index = built(vectors[: COUNT // 2])
+    gate.opened.clear()
+    index.add(np.arange(COUNT // 2, COUNT), vectors[COUNT // 2 :])
+    assert recall(index, vectors, clustered(60, seed=1), np.arange(COUNT)) >= 0.98
+    assert (index.trained_on, gate.builds) == (COUNT // 2, 2)
+    gate.opened.set()
+    index.finish_build()
+    assert index.trained_on == COUNT
+    assert recall(index, vectors, clustered(60, seed=1), np.arange(COUNT)) >= 0.98
+
+
+def test_codes_follow_removals_and_are_made_anew_when_a_tenth_is_gone(gate: Gate) -> None:
+    gate.opened.set()
+    vectors = clustered(COUNT)
+    index = built(vectors)
+    gate.opened.clear()
+    random = np.random.default_rng(3)
+    gone = random.choice(COUNT, COUNT // 7, replace=False)
+    left = np.setdiff1d(np.arange(COUNT), gone)
+    assert index.remove(gone) == len(gone)
+    assert recall(index, vectors, clustered(60, seed=1), left) >= 0.98
+    assert (index.trained_on, gate.builds) == (COUNT, 2)
+    gate.opened.set()
+    index.finish_build()
+    assert index.trained_on == len(left)
+    assert recall(index, vectors, clustered(60, seed=1), left) >= 0.98
+
+
+def test_positions_that_move_during_a_build_spoil_nothing(gate: Gate) -> None:
+    vectors = clustered(COUNT)
+    index = FaissIndex(D)
+    index.add(np.arange(COUNT), vectors)
+    index.search(vectors[:1], 1)
+    index.remove(np.arange(0, COUNT, 3))  # positions move: what is being built is of no use
+    gate.opened.set()
+    index.finish_build()
+    left = np.setdiff1d(np.arange(COUNT), np.arange(0, COUNT, 3))
+    assert index.trained_on == len(left)
+    assert recall(index, vectors, clustered(60, seed=1), left) >= 0.98
+
+
+def test_closing_during_a_build_ends_it_and_searches_still_answer(gate: Gate) -> None:
+    vectors = clustered(COUNT)
+    index = FaissIndex(D)
+    index.add(np.arange(COUNT), vectors)
+    index.search(vectors[:1], 1)
+    index.close()
+    for thread in threading.enumerate():
+        if thread.name == "hybridagi-steps-index":
+            thread.join(20)
+            assert not thread.is_alive()
+    assert index.trained_on == 0
+
+
+def test_arrays_bring_lists_back_after_a_compaction_too() -> None:
+    vectors = clustered(COUNT)
+    index = built(vectors)
+    gone = np.random.default_rng(3).choice(COUNT, COUNT // 7, replace=False)
+    index.remove(gone)
+    arrays = index.to_arrays()
+    left = np.setdiff1d(np.arange(COUNT), gone)
+    revived = FaissIndex.from_arrays(D, arrays)
+    assert revived.trained_on == index.trained_on
+    assert recall(revived, vectors, clustered(40, seed=1), left) >= 0.98
+
+
+def test_codes_whose_places_do_not_fit_are_refused() -> None:
+    arrays = built(clustered(COUNT)).to_arrays()
+    with pytest.raises(DamagedFileError, match="places"):
+        FaissIndex.from_arrays(D, arrays | {"places": np.arange(7)})
+
+
+def test_codes_that_cannot_be_built_are_named_and_searches_stay_exact(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(vectors: FloatMatrix) -> scan_codes.Building:
+        yield
+        raise MemoryError("no room for centres")
+
+    monkeypatch.setattr(scan_codes, "_centres", fail)
+    vectors = clustered(COUNT)
+    index = built(vectors)
+    assert "no room for centres" in caplog.text
+    assert recall(index, vectors, clustered(20, seed=1), np.arange(COUNT)) == 1
+
+
+@pytest.mark.parametrize("lists", [False, True])
+@pytest.mark.parametrize("dimension", [3, 6, 50])
+def test_any_dimension_can_be_encoded(lists: bool, dimension: int) -> None:
+    vectors = np.random.default_rng(0).standard_normal((900, dimension)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    pieces = scan_codes.build(lambda: vectors, lists=lists)
+    codes: ScanCodes | None = None
+    while codes is None:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            codes = end.value
+    assert codes.count == 900
+    assert 5 in codes.nearest(vectors[5], 40, 1.0)
+
+
+FORK = """
+    import os, threading, time, warnings
+    import numpy as np
+    from hybridagi_steps.indexes import faiss_index, scan_codes
+    from hybridagi_steps.indexes.faiss_index import FaissIndex
+    warnings.simplefilter("ignore")
+    faiss_index.LISTS_FROM, faiss_index.BUILD_AT_ONCE, scan_codes.PIECE = 2_000, 1_000, 100
+    vectors = np.random.default_rng(0).standard_normal((40_000, 64)).astype(np.float32)
+    index = FaissIndex(64)
+    index.add(np.arange(40_000), vectors)
+    forked_during_build = 0
+    for attempt in range(8):
+        index.search(vectors[:1], 1)
+        time.sleep(0.02 * attempt)
+        forked_during_build += index.trained_on == 0
+        child = os.fork()
+        if child == 0:
+            ok = index.search(vectors[7:8], 1)[0].rows.tolist() == [7]
+            index.finish_build()
+            ok = ok and index.trained_on == 40_000
+            ok = ok and index.search(vectors[8:9], 1)[0].rows.tolist() == [8]
+            os._exit(0 if ok else 3)
+        assert os.waitpid(child, 0)[1] == 0, "the child answered wrongly"
+    assert forked_during_build
+    print("fine")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_child_forked_during_a_build_searches_and_builds_its_own() -> None:
+    assert _run(FORK) == ("fine", 0)
+
+
+LEAVE = """
+    import numpy as np
+    from hybridagi_steps.indexes import faiss_index, scan_codes
+    from hybridagi_steps.indexes.faiss_index import FaissIndex
+    faiss_index.BUILD_AT_ONCE, scan_codes.PIECE = 1_000, 10
+    vectors = np.random.default_rng(0).standard_normal((60_000, 64)).astype(np.float32)
+    index = FaissIndex(64)
+    index.add(np.arange(60_000), vectors)
+    index.search(vectors[:1], 1)
+    print("fine", flush=True)
+"""
+
+
+def test_a_program_that_ends_during_a_build_ends_cleanly() -> None:
+    assert _run(LEAVE) == ("fine", 0)
+
+
+def _run(script: str) -> tuple[str, int]:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert not done.stderr, done.stderr
+    return done.stdout.strip(), done.returncode
