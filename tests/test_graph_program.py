@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -274,6 +275,17 @@ class TestVariables:
         assert caller.build()  # what an unknown program sets cannot be known
         other = chain(speak("a"), name="middle")
         assert "'facts'" in only(problems(caller, [other]))
+
+    def test_what_is_called_by_a_tool_may_set_anything(self) -> None:
+        call = Action("call", "CallGraphProgram", "Call what fits", "Which?")
+        assert chain(call, speak("tell", "{{ facts }}", var_in=["facts"])).build()
+
+    def test_thousands_of_nodes_are_checked_in_no_time(self) -> None:
+        nodes = [speak(f"n{n}", "{{ x }}", var_in=["x"], var_out="x") for n in range(2_000)]
+        program = chain(speak("first", var_out="x"), *nodes)
+        start = time.process_time()
+        program.build()
+        assert time.process_time() - start < 5
 
     @pytest.mark.parametrize("name", ["", "two words", "1st"])
     def test_a_name_that_no_variable_can_have(self, name: str) -> None:

@@ -9,7 +9,7 @@ dead end is not called a dead end again.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
@@ -27,6 +27,7 @@ from hybridagi_steps.programs.program_nodes import (
     ProgramGraph,
 )
 from hybridagi_steps.programs.program_paths import can_finish, reached, steps_back, steps_on
+from hybridagi_steps.programs.program_variables import unset_variables, var_in_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -50,7 +51,7 @@ def problems(
     else:
         found += [*_ways_out(program), *_ways(program)]
     found += _prompts(program)
-    found += _variables(program, programs)
+    found += unset_variables(program, programs)
     if programs is not None:
         found += _calls(program, {**programs, program.name: program})
     return found
@@ -209,7 +210,7 @@ def _prompts(program: ProgramGraph) -> Iterator[str]:
             except RecursionError:
                 yield f"the {part} of {node.id!r} is nested too deeply"
             else:
-                declared = {*_var_in(node), *PROVIDED, *environment.globals}
+                declared = {*var_in_of(node), *PROVIDED, *environment.globals}
                 for name in sorted(used - declared):
                     yield f"the {part} of {node.id!r} uses {name!r}, which its var_in does not list"
 
@@ -226,56 +227,6 @@ def _templates_of(node: Node) -> list[tuple[str, str]]:
     if isinstance(node, Action):
         return [("prompt", node.prompt)]
     return [("question", node.question)] if isinstance(node, Decision) else []
-
-
-def _var_in(node: Node) -> Sequence[str]:
-    return node.var_in if isinstance(node, Action | Decision) else ()
-
-
-def _variables(program: ProgramGraph, programs: Mapping[str, ProgramGraph] | None) -> Iterator[str]:
-    """Yield variables that are read where no way from `start` has set them."""
-    back = steps_back(program.edges)
-    for node in program.nodes.values():
-        wanted = [*_var_in(node)]
-        needed = "reads"
-        if isinstance(node, Program) and programs and node.program in programs:
-            wanted, needed = list(programs[node.program].var_in), f"calls {node.program!r} with"
-        written = [node.var_out] if isinstance(node, Action) and node.var_out is not None else []
-        for name in dict.fromkeys([*_var_in(node), *written]):
-            if not name.isidentifier():
-                yield f"{name!r} at {node.id!r} cannot be the name of a variable"
-        before = reached(back[node.id], back)
-        known = {*PROVIDED, *program.var_in}
-        for other in before & program.nodes.keys():
-            known |= _set_by(program.nodes[other], programs)
-        for name in dict.fromkeys(wanted):
-            if name.isidentifier() and name not in known and "*" not in known:
-                yield (
-                    f"{node.id!r} {needed} the variable {name!r}, which nothing before it sets: "
-                    "give an Action before it this var_out, or the program this var_in"
-                )
-
-
-def _set_by(node: Node, programs: Mapping[str, ProgramGraph] | None) -> Set[str]:
-    """Return the variables that a node may set; "*" stands for any."""
-    if isinstance(node, Action):
-        return set() if node.var_out is None else {node.var_out}
-    if not isinstance(node, Program):
-        return set()
-    if programs is None or node.program not in programs:
-        return {"*"}
-    names, waiting, seen = set[str](), [node.program], set[str]()
-    while waiting:
-        name = waiting.pop()
-        if name in seen or name not in programs:
-            continue
-        seen.add(name)
-        for inner in programs[name].nodes.values():
-            if isinstance(inner, Action) and inner.var_out is not None:
-                names.add(inner.var_out)
-            elif isinstance(inner, Program):
-                waiting.append(inner.program)
-    return names
 
 
 def _calls(program: ProgramGraph, programs: Mapping[str, ProgramGraph]) -> Iterator[str]:

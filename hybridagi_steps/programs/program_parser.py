@@ -72,7 +72,7 @@ _WORDS = {
     "KIND": "Control, Action, Decision or Program",
     "LBRACE": "'{'",
     "LPAR": "'('",
-    "LSQB": "a list in [ ]",
+    "LSQB": "'['",
     "MINUS": "an edge, -[:LABEL]->",
     "NULL": "null",
     "NUMBER": "",
@@ -226,7 +226,6 @@ def _node(variable: str, kind: Token, pairs: list[Tree[Token]]) -> Node:
         key, value = cast("tuple[Token, Any]", pair.children)
         if key in keys:
             raise _RefusedError(f"{str(key)!r} stands twice in {variable!r}", key)
-        # A drawing of old had a purpose on Control nodes: it says nothing and is let through.
         if key not in known:
             raise _RefusedError(
                 f"{str(key)!r} is no property of {kind}; it has {', '.join(known)}", key
