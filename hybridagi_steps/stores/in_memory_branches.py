@@ -185,7 +185,7 @@ class Branches:
             return []
         for key in [key for key in self.keys if key[0] == session_id]:
             del self.keys[key]
-        own = [branch for branch in self.branches.values() if branch.session_id == session_id]
+        own = [b for b in self.branches.values() if b.session_id in (session_id, "")]
         for branch in own:
             branch.pointed = True
         self._reach = None

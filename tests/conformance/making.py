@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from hybridagi_steps.protocols import Position, StepStore, TextRow, VectorRow
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.message import Step
+from hybridagi_steps.session_protocols import SessionBackend, SessionStore
 from hybridagi_steps.stores.sqlite import SqliteStepStore
+
+
+class SessionStepStore(StepStore, SessionBackend, Protocol):
+    """All that a back-end is asked in tests."""
+
 
 START = Position(0, 0, 0, 0)
 EVERYTHING = StepFilter(scope="*")
@@ -36,6 +43,26 @@ NASTY = [
 def step(**values: Any) -> AgentStep:
     """Make an Action, or what `values` say."""
     return AgentStep.model_validate({"step_type": "Action", **values})
+
+
+def message(content: Any = "hello", role: str = "user", **values: Any) -> Step:
+    """Make a message that belongs nowhere yet."""
+    return Step.model_validate({"session_id": "-", "role": role, "content": content, **values})
+
+
+def said(count: int, first: int = 1) -> list[Step]:
+    """Make messages that say their own numbers, by turns of user and assistant."""
+    numbers = range(first, first + count)
+    return [message(str(n), "user" if n % 2 else "assistant") for n in numbers]
+
+
+def contents(store: SessionStore, session_id: str, **asked: Any) -> list[Any]:
+    """Return what a session says, read both ways, which must agree."""
+    steps = store.messages(session_id, **asked)
+    dicts = store.message_dicts(session_id, **asked)
+    assert dicts == [found.to_message_dict() for found in steps]
+    assert all(found.session_id == session_id for found in steps)
+    return [found.content for found in steps]
 
 
 def ids(steps: Sequence[AgentStep]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What every StepStore promises, run in full on every back-end.
+"""What every StepStore and SessionBackend promises, run in full on every back-end.
 
 Subclass `StepStoreContract` and give it two fixtures: `store`, an empty store, and `other`, an
 empty store of another namespace, beside the first where the back-end can do that.
@@ -7,10 +7,20 @@ empty store of another namespace, beside the first where the back-end can do tha
 from __future__ import annotations
 
 from conformance.admin_contract import AdminContract
+from conformance.branch_contract import BranchContract
 from conformance.derived_contract import DerivedContract, RunContract
 from conformance.filter_contract import FilterContract
+from conformance.session_contract import SessionContract
 from conformance.steps_contract import StepsContract
 
 
-class StepStoreContract(StepsContract, FilterContract, RunContract, DerivedContract, AdminContract):
+class StepStoreContract(
+    StepsContract,
+    FilterContract,
+    RunContract,
+    DerivedContract,
+    SessionContract,
+    BranchContract,
+    AdminContract,
+):
     """All of it."""

@@ -9,6 +9,7 @@ from typing import Any
 from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.protocols import StoreIdentity
 from hybridagi_steps.records.agent_step import id_text
+from hybridagi_steps.stores.sqlite.branch_checks import BRANCH_INVARIANTS
 from hybridagi_steps.stores.sqlite.branches import BranchTables
 from hybridagi_steps.stores.sqlite.removal import (
     remove_all,
@@ -73,6 +74,7 @@ _INVARIANTS = {
         (SELECT 1 FROM agent_step s WHERE s.row = d.row)""",
     "a step of no namespace": """SELECT row FROM agent_step s WHERE NOT EXISTS
         (SELECT 1 FROM namespace n WHERE n.id = s.namespace)""",
+    **BRANCH_INVARIANTS,
 }
 _SHOWN_ROWS = 5
 _WAL_RESET_FIXED = (3, 51, 3)

@@ -121,7 +121,7 @@ class BranchTables(SessionTables):
             for statement in (_SESSION_KEYS, _SESSION_ROW, _GIVEN_UP):
                 connection.execute(statement, key)
             narrow_reach(connection, tip)
-            own = "SELECT id FROM branch WHERE namespace = ? AND session_id = ?"
+            own = "SELECT id FROM branch WHERE namespace = ? AND session_id IN (?, '')"
             gone = self._sweep(connection, self._column(connection, own, *key))
             connection.execute(_DISOWN, key)
             return gone

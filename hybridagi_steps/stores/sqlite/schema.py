@@ -21,7 +21,9 @@ APPLICATION_ID = 0x48535450
 """Marks our files in byte 68 of the header: "HSTP"."""
 
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
-_EXPECTED_TABLES = {"meta", "namespace", "agent_step", "step_key", "step_text", "embedding"}
+_EXPECTED_TABLES = frozenset(
+    "meta namespace agent_step step_key step_text embedding session branch message".split()  # noqa: SIM905 - names read better so
+)
 
 
 @cache

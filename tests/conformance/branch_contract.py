@@ -1,0 +1,270 @@
+"""What every store promises about fork, retry, delete and forgetting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from conformance.making import (
+    EVERYTHING,
+    SessionStepStore,
+    contents,
+    ids,
+    message,
+    said,
+    step,
+)
+from hybridagi_steps.errors import (
+    SequenceConflictError,
+    UnknownSequenceError,
+    UnknownSessionError,
+)
+from hybridagi_steps.records.filters import StepFilter
+
+
+def of_session(store: SessionStepStore, session_id: str, **where: object) -> list[str]:
+    """Return the ids of a session's AgentSteps, asked in all ways, which must agree."""
+    asked = StepFilter.of({"session_id": session_id, **where})
+    found = ids(store.find(asked, limit=99))
+    assert sorted(ids(list(store.read(store.rows(asked).tolist()).values()))) == sorted(found)
+    return found
+
+
+def in_scope(store: SessionStepStore, scope: str | None = None) -> list[str]:
+    return ids(store.find(StepFilter(scope=scope), limit=99))
+
+
+class BranchContract:
+    """`BranchStore` and `SessionRemoval`."""
+
+    def test_a_fork_shares_and_goes_its_own_way(self, store: SessionStepStore) -> None:
+        store.commit("s", said(5))
+        fork = store.fork("s", 3)
+        assert contents(store, fork) == ["1", "2", "3"]
+        store.commit("s", [message("6")])
+        store.commit(fork, [message("four")])
+        assert contents(store, "s") == ["1", "2", "3", "4", "5", "6"]
+        assert contents(store, fork) == ["1", "2", "3", "four"]
+        assert store.messages(fork)[0].id == store.messages("s")[0].id
+        assert contents(store, fork, start=3, end=4) == ["3", "four"]
+        listed = {found.session_id: found for found in store.sessions(limit=9)}
+        assert (listed[fork].forked_from, listed[fork].forked_at) == ("s", 3)
+        assert (listed[fork].messages, listed[fork].first_message) == (4, "1")
+        assert store.stats()["messages"] == 7, "nothing is copied"
+        assert store.verify() == []
+
+    def test_a_fork_is_asked_by_name_and_place(self, store: SessionStepStore) -> None:
+        store.commit("s", said(2))
+        assert store.fork("s", 0, "empty") == "empty"
+        assert contents(store, "empty") == []
+        with pytest.raises(SequenceConflictError, match="empty"):
+            store.fork("s", 1, "empty")
+        for beyond in (3, -1, 10**6):
+            with pytest.raises(UnknownSequenceError):
+                store.fork("s", beyond, "new")
+            with pytest.raises(UnknownSequenceError):
+                store.branch_at("s", beyond)
+        for ask in (store.fork, store.branch_at, store.adopt, store.hide_from):
+            with pytest.raises(UnknownSessionError):
+                ask("nobody", 1)
+        assert len(store.sessions(limit=9)) == 2
+
+    def test_forks_of_forks(self, store: SessionStepStore) -> None:
+        store.commit("0", said(3))
+        for n in range(6):
+            store.fork(str(n), n + 2, str(n + 1))
+            store.commit(str(n + 1), [message(f"of {n + 1}")])
+        assert contents(store, "6") == ["1", "2", *(f"of {n}" for n in range(1, 7))]
+        assert contents(store, "6", start=4, end=5) == ["of 2", "of 3"]
+        assert contents(store, "0") == ["1", "2", "3"]
+        assert store.verify() == []
+
+    def test_a_retry_loses_nothing_and_moves_when_it_is_done(self, store: SessionStepStore) -> None:
+        store.commit("s", said(4))
+        old = store.session_end("s")
+        attempt = store.branch_at("s", 3)
+        store.commit("s", [message("better")], branch_id=attempt, expect_last=3)
+        assert contents(store, "s") == ["1", "2", "3", "4"]
+        assert contents(store, "s", branch_id=attempt) == ["1", "2", "3", "better"]
+        assert store.session_end("s", branch_id=attempt) == (attempt, 4)
+        store.adopt("s", attempt, expect_branch=old.branch_id)
+        assert contents(store, "s") == ["1", "2", "3", "better"]
+        assert contents(store, "s", branch_id=old.branch_id) == ["1", "2", "3", "4"]
+        with pytest.raises(SequenceConflictError):
+            store.adopt("s", attempt, expect_branch=old.branch_id)
+        first, second = store.attempts("s")
+        assert (first.branch_id, first.forked_at, first.messages) == (old.branch_id, 0, 4)
+        assert (second.branch_id, second.forked_at, second.messages) == (attempt, 3, 1)
+        assert (first.reason, second.reason) == ("start", "retry")
+        assert (first.current, second.current) == (False, True)
+        store.adopt("s", old.branch_id)
+        assert contents(store, "s") == ["1", "2", "3", "4"]
+        assert store.verify() == []
+
+    def test_a_branch_belongs_to_one_session(self, store: SessionStepStore) -> None:
+        store.commit("s", said(2))
+        store.commit("t", said(2))
+        foreign = store.session_end("t").branch_id
+        asks: list[Callable[[int], object]] = [
+            lambda branch: store.adopt("s", branch),
+            lambda branch: store.commit("s", [message()], branch_id=branch),
+            lambda branch: store.messages("s", branch_id=branch),
+            lambda branch: store.session_end("s", branch_id=branch),
+        ]
+        for ask in asks:
+            for branch in (foreign, 10**6, -1):
+                with pytest.raises(SequenceConflictError):
+                    ask(branch)
+        assert contents(store, "t") == ["1", "2"]
+
+    def test_deleting_hides_in_this_session_only(self, store: SessionStepStore) -> None:
+        store.commit("s", said(5))
+        fork = store.fork("s", 4)
+        assert store.hide_from("s", 3) == 3
+        assert contents(store, "s") == ["1", "2"]
+        assert contents(store, fork) == ["1", "2", "3", "4"]
+        assert store.hide_from("s", 3) == store.hide_from("s", 99) == 0
+        store.commit("s", [message("three")])
+        assert contents(store, "s") == ["1", "2", "three"]
+        assert store.hide_from("s", -5) == 3
+        assert contents(store, "s") == []
+        store.commit("s", [message("anew")])
+        assert contents(store, "s") == ["anew"]
+        assert [tried.reason for tried in store.attempts("s")] == ["start", "delete", "delete"]
+        assert store.verify() == []
+
+    def test_a_thousand_retries_stay_at_depth_two(self, store: SessionStepStore) -> None:
+        store.commit("s", said(4))
+        for n in range(50):
+            attempt = store.branch_at("s", 3)
+            store.commit("s", [message(f"try {n}")], branch_id=attempt)
+            store.adopt("s", attempt)
+        assert contents(store, "s") == ["1", "2", "3", "try 49"]
+        assert len(store.attempts("s")) == 51
+        assert store.verify() == []
+
+    def test_a_session_means_its_lineage(self, store: SessionStepStore) -> None:
+        for n in range(1, 5):
+            store.commit("s", [message(str(n))], [step(id=f"s{n}")])
+        store.fork("s", 2, "fork")
+        store.commit("fork", [message("3'")], [step(id="f3")])
+        store.commit("s", [message("5")], [step(id="s5")])
+        assert of_session(store, "s") == ["s1", "s2", "s3", "s4", "s5"]
+        assert of_session(store, "fork") == ["s1", "s2", "f3"]
+        store.fork("fork", 3, "fork2")
+        assert of_session(store, "fork2") == ["s1", "s2", "f3"]
+        assert of_session(store, "fork2", scope="*") == ["s1", "s2", "f3"]
+        assert of_session(store, "nobody") == []
+        assert in_scope(store) == ["s1", "s2", "s3", "s4", "f3", "s5"]
+
+    def test_steps_recorded_without_messages_go_by_name(self, store: SessionStepStore) -> None:
+        store.append([step(id="before", session_id="s"), step(id="else", session_id="t")])
+        assert of_session(store, "s") == ["before"]
+        store.commit("s", said(2))
+        store.append([step(id="after", session_id="s")])
+        store.append([step(id=f"batch{n}", session_id="s") for n in range(2)])
+        assert of_session(store, "s") == ["before", "after", "batch0", "batch1"]
+        store.fork("s", 2, "fork")
+        assert of_session(store, "fork") == [], "they work towards message 3"
+        store.commit("s", [message("3")])
+        store.fork("s", 3, "fork3")
+        assert of_session(store, "fork3") == ["after", "batch0", "batch1"]
+        store.append([step(id="after", session_id="s", outputs={"n": 1})], replace=True)
+        assert of_session(store, "fork3") == ["batch0", "batch1", "after"], "it keeps its place"
+        assert store.stats()["sessions"] == 4
+
+    def test_abandoned_steps_hide_like_a_scope(self, store: SessionStepStore) -> None:
+        store.commit("s", said(2), [step(id="a1")])
+        store.commit("s", [message("3")], [step(id="a3"), step(id="trial", scope="compile:x")])
+        old = store.session_end("s").branch_id
+        attempt = store.branch_at("s", 2)
+        store.commit("s", [message("three")], [step(id="b3")], branch_id=attempt)
+        assert (in_scope(store), in_scope(store, "abandoned")) == (["a1", "a3"], ["b3"])
+        store.adopt("s", attempt)
+        assert in_scope(store) == of_session(store, "s") == ["a1", "b3"]
+        assert in_scope(store, "abandoned") == ["a3", "trial"]
+        assert in_scope(store, "*") == ["a1", "a3", "trial", "b3"]
+        assert in_scope(store, "compile:x") == ["trial"]
+        hidden = store.read(store.hidden_rows().tolist()).values()
+        assert ids(list(hidden)) == ["a3", "trial"]
+        assert ids(store.get(["a3"])) == ["a3"]
+        store.adopt("s", old)
+        assert in_scope(store) == ["a1", "a3"]
+        store.fork("s", 3, "fork")
+        store.hide_from("s", 1)
+        assert in_scope(store) == of_session(store, "fork") == ["a1", "a3"], "the fork reads them"
+        assert of_session(store, "s") == []
+        assert store.verify() == []
+
+    def test_vacuum_removes_what_no_session_reads(self, store: SessionStepStore) -> None:
+        store.commit("s", said(3), [step(id="kept")])
+        store.commit("s", said(2, 4), [step(id="gone", run_id="r")])
+        store.save_message_tokens({found.id: 1 for found in store.messages("s")}, "c")
+        store.fork("s", 4, "fork")
+        store.hide_from("s", 3)
+        under_way = store.branch_at("s", 1)
+        store.commit("s", [message("trying")], [step(id="try")], branch_id=under_way)
+        store.vacuum()
+        assert contents(store, "s") == ["1", "2"]
+        assert contents(store, "fork") == ["1", "2", "3", "4"]
+        assert contents(store, "s", branch_id=under_way) == ["1", "trying"]
+        assert store.stats()["messages"] == 5
+        assert in_scope(store, "*") == ["kept", "gone", "try"]
+        store.delete_session("fork")
+        store.vacuum()
+        assert store.stats()["messages"] == 3
+        assert in_scope(store, "*") == ["kept", "try"]
+        assert store.runs(limit=9) == []
+        store.adopt("s", under_way)
+        assert contents(store, "s") == ["1", "trying"]
+        assert store.verify() == []
+
+    def test_an_attempt_given_up_by_deleting_its_session_goes_too(
+        self, store: SessionStepStore
+    ) -> None:
+        store.commit("s", said(2))
+        store.commit("s", [message("x")], branch_id=store.branch_at("s", 1))
+        assert store.delete_session("s") == (3, 0)
+        assert store.stats()["messages"] == 0
+        assert store.verify() == []
+
+    def test_deleting_a_session_leaves_what_forks_read(self, store: SessionStepStore) -> None:
+        store.commit("s", said(2), [step(id="a")])
+        store.commit("s", said(2, 3), [step(id="b")], idempotency_key="k")
+        store.fork("s", 2, "fork")
+        store.fork("fork", 1, "twig")
+        assert store.delete_session("s") == (2, 1)
+        assert store.delete_session("s") == (0, 0)
+        with pytest.raises(UnknownSessionError):
+            store.messages("s")
+        assert contents(store, "fork") == ["1", "2"]
+        assert of_session(store, "fork") == ["a"]
+        assert of_session(store, "s") == [], "what is left belongs to the fork"
+        store.commit("s", said(2, 3), idempotency_key="k")
+        assert contents(store, "s") == ["3", "4"], "a new session, a new key"
+        assert len(store.attempts("s")) == 1
+        assert store.delete_session("fork") == (1, 0), "the twig reads on to 1"
+        assert contents(store, "twig") == ["1"]
+        assert store.stats()["messages"] == 3
+        assert store.verify() == []
+
+    def test_sessions_of_a_user(self, store: SessionStepStore) -> None:
+        store.commit("one", said(2), [step(id="a", user_id="u")])
+        store.commit("both", said(1), [step(id="b", user_id="u"), step(id="c", user_id="v")])
+        store.commit("none", said(1), [step(id="d")])
+        store.fork("one", 1, "fork")
+        assert store.sessions_of_user("u") == ["fork", "one"]
+        assert store.sessions_of_user("v") == store.sessions_of_user("\ud800") == []
+
+    def test_clear_forgets_sessions_and_never_reuses_a_branch(
+        self, store: SessionStepStore
+    ) -> None:
+        store.commit("s", said(3), [step()], idempotency_key="k")
+        before = store.session_end("s")
+        store.clear()
+        assert store.sessions(limit=9) == []
+        assert store.find(EVERYTHING, limit=9) == []
+        store.commit("s", said(3), idempotency_key="k")
+        assert store.session_end("s").branch_id > before.branch_id
+        assert store.verify() == []
