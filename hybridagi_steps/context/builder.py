@@ -1,0 +1,256 @@
+"""ContextBuilder: from a session to the messages that a language model reads, under a budget.
+
+In order: the system prompt; what opens the conversation, always a user; the tail of the session as
+it is; what was recalled, quoted as data in one user message; the newest unit. So the beginning of a
+growing session's prompts stays the same, byte for byte, as long as the tail's beginning stands, and
+what changes from one to the next stands at the end. The newest unit is never cut or left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Literal, overload
+
+from hybridagi_steps.arguments import Where
+from hybridagi_steps.context.compaction import compact, expand, replaced, summarised
+from hybridagi_steps.context.excerpts import extractive_summary
+from hybridagi_steps.context.layout import Layout, Quoted, least_tokens, planned
+from hybridagi_steps.context.recall import block_text, dependencies, fitted, found, query_of
+from hybridagi_steps.context.receipt import Receipt, ReceiptEntry
+from hybridagi_steps.context.sources import Source, own_history, source_of
+from hybridagi_steps.errors import ContextBudgetError, InvalidSettingError
+from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.messages.provider_out import (
+    AnthropicPrompt,
+    anthropic_prompt,
+    openai_messages,
+)
+from hybridagi_steps.messages.units import Unit, message_units
+from hybridagi_steps.protocols import TokenCounter
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.message import Step
+from hybridagi_steps.token_counters import MESSAGE_TOKENS, MessageCounter, token_counter
+
+_RECALL_SHARE = 0.35
+"""Share of the room that recall may take from a tail that does not fit."""
+
+
+@dataclass(slots=True)
+class Context:
+    """Messages for a language model, and the receipt of what is in them."""
+
+    messages: list[dict[str, Any]]
+    """In OpenAI's form, the system prompt first if there is one."""
+    receipt: Receipt
+    """What was kept and dropped, why, and what it costs."""
+    system: str | None
+    """The system prompt."""
+    steps: list[Step]
+    """The messages without the system prompt, as Steps."""
+    _originals: list[Step] = field(default_factory=list[Step], repr=False)
+
+    @overload
+    def for_provider(self, style: Literal["openai"] = "openai") -> list[dict[str, Any]]: ...
+    @overload
+    def for_provider(self, style: Literal["anthropic"]) -> AnthropicPrompt: ...
+    def for_provider(
+        self, style: Literal["openai", "anthropic"] = "openai"
+    ) -> list[dict[str, Any]] | AnthropicPrompt:
+        """Return the context in a provider's form; Anthropic's has the system prompt beside it."""
+        if style == "openai":
+            return self.messages
+        if style == "anthropic":
+            return anthropic_prompt(self.system, self.steps)
+        raise InvalidSettingError(f"style is openai or anthropic, not {style!r}.")
+
+    def expand(self, summary_id: str) -> list[Step]:
+        """Return the messages that a summary in this context stands for, as they were."""
+        ids = {i for step in self.steps if step.id == summary_id for i in summarised(step)}
+        return [step for step in self._originals if step.id in ids and not summarised(step)]
+
+    def _repr_html_(self) -> str:
+        """Show the context in a notebook."""
+        from hybridagi_steps.display.context import context_html
+
+        return context_html(self.messages, self.receipt.shown())
+
+
+class ContextBuilder:
+    """Builds contexts of sessions, under a token budget.
+
+    Example:
+        >>> asked = Step(session_id="s", role="user", content="Hello")
+        >>> ContextBuilder(budget=100).build(steps=[asked]).messages
+        [{'role': 'user', 'content': 'Hello'}]
+    """
+
+    def __init__(
+        self,
+        memory: StepMemory | None = None,
+        budget: int = 4_000,
+        recent: int | None = 6,
+        k: int = 5,
+        *,
+        counter: Any = "auto",
+        where: Where = None,
+    ) -> None:
+        """Set what every context of this builder gets.
+
+        Args:
+            memory: Where sessions are read and older steps are found. Without one, `build` takes
+                `steps`, and only they are searched.
+            budget: Most tokens of a context.
+            recent: Newest units shown as they are: a unit is a message, or calls with their
+                results. None shows as many as fit.
+            k: Most older steps recalled; what they depend on comes on top where there is room.
+            counter: Counts tokens: whatever `token_counter` takes.
+            where: Which steps of the memory may be recalled; by default those of the same user, if
+                the session's steps name one.
+
+        Raises:
+            InvalidSettingError: A number that means nothing, or no token counter.
+            InvalidFilterError: An unknown key in `where`.
+        """
+        _check_number("budget", budget, 1)
+        _check_number("k", k, 0)
+        if recent is not None:
+            _check_number("recent", recent, 1)
+        self.memory, self.budget, self.recent, self.k = memory, budget, recent, k
+        self.where = None if where is None else StepFilter.of(where)
+        self._count = MessageCounter(token_counter(counter))
+
+    @property
+    def counter(self) -> TokenCounter:
+        """Who counts the tokens."""
+        return self._count.counter
+
+    def build(
+        self,
+        *,
+        session_id: str | None = None,
+        steps: Iterable[AgentStep] | Iterable[Step] | None = None,
+        query: str | None = None,
+        system_prompt: str | None = None,
+    ) -> Context:
+        """Return the context of a session as it stands.
+
+        Args:
+            session_id: A session of the memory.
+            steps: Or its messages, or the AgentSteps of a run, in order.
+            query: What to recall older steps for; by default the last request and what was done
+                last. It is no message of its own, unless the session is empty.
+            system_prompt: By default what leading system messages say.
+
+        Raises:
+            ContextBudgetError: System prompt and newest unit do not fit into the budget.
+            UnknownSessionError: The memory has no such session.
+            InvalidSettingError: Neither a session nor steps, or both.
+        """
+        source = source_of(self.memory, session_id, steps, query)
+        conversation = message_units(source.messages)
+        system = conversation.system if system_prompt is None else system_prompt
+        units, standing = replaced(conversation.units)
+        costs = source.tokens(units, self._count)
+        needed = least_tokens(self._count, system, units[-1], sum(costs[-1]))
+        if needed > self.budget:
+            raise ContextBudgetError(needed, self.budget)
+        receipt = Receipt(self.budget, self.counter.counter_id)
+        if system and system.strip():
+            cost = self._count.message({"role": "system", "content": system})
+            receipt.kept.append(ReceiptEntry("system", "the system prompt", cost))
+        layout = self._laid_out(units, costs, self.budget - needed, query, source, receipt)
+        layout.report(receipt, source, self._count)
+        receipt.dropped += [
+            source.entry(message, f"stands in summary {standing[message.id]}", 0)
+            for unit in conversation.units
+            for message in unit.messages
+            if message.id in standing
+        ]
+        shown = layout.messages(source.session_id)
+        messages = openai_messages(system, shown)
+        return Context(messages, receipt, system, shown, _originals=source.messages)
+
+    def compact(
+        self,
+        *,
+        session_id: str | None = None,
+        steps: Iterable[AgentStep] | Iterable[Step] | None = None,
+        summarise: Any = extractive_summary,
+    ) -> Step:
+        """Return a summary of what is older than the recent units; append it to the session.
+
+        From then on contexts show it instead of what it stands for; nothing is deleted.
+
+        Args:
+            session_id: A session of the memory.
+            steps: Or its messages.
+            summarise: A function from a text to a shorter one; by default no language model.
+
+        Raises:
+            InvalidSettingError: Nothing is older.
+        """
+        messages = source_of(self.memory, session_id, steps, None).messages
+        return compact(messages, keep=self.recent or 6, summarise=summarise)
+
+    def expand(
+        self,
+        messages: Iterable[Step],
+        *,
+        session_id: str | None = None,
+    ) -> list[Step]:
+        """Return messages with every summary replaced by what it stands for.
+
+        Args:
+            messages: Messages with summaries among them.
+            session_id: The session that holds the originals, where they do not stand beside.
+        """
+        held = [] if session_id is None else source_of(self.memory, session_id, None, None).messages
+        return expand(messages, held)
+
+    def _laid_out(
+        self,
+        units: Sequence[Unit],
+        costs: Sequence[Sequence[int]],
+        room: int,
+        query: str | None,
+        source: Source,
+        receipt: Receipt,
+    ) -> Layout:
+        """Return what is shown: the tail, what stands before it, what is recalled."""
+        layout = planned(units, costs, room, self.recent, self._count)
+        if not self.k or (not layout.hidden and self.memory is None):
+            return layout
+        share = layout.left
+        if layout.cut_short:
+            share = max(share, int(room * _RECALL_SHARE))
+        asked = query if query and query.strip() else query_of(units)
+        recalled = self._recalled(layout, share, asked, source, receipt)
+        if recalled is not None and recalled.tokens > layout.left:
+            layout = planned(units, costs, room - recalled.tokens, self.recent, self._count)
+        layout.recalled = recalled
+        return layout
+
+    def _recalled(
+        self, layout: Layout, room: int, query: str, source: Source, receipt: Receipt
+    ) -> Quoted | None:
+        """Return the message that quotes older steps, if one fits."""
+        where = self.where or own_history(self.memory, source)
+        shown = layout.shown_ids(source)
+        steps = found(query, self.k, layout.hidden, self.memory, where, shown, receipt.notes)
+        known = {step.id for step in steps}
+        steps += islice(dependencies(layout.tail[-2:], layout.hidden, known), self.k)
+        kept = fitted(steps, room - MESSAGE_TOKENS, query, self._count.text)
+        while kept:
+            cost = self._count.message({"content": block_text(kept)})
+            if cost <= room:
+                return Quoted(kept, cost)
+            kept.pop()
+        return None
+
+
+def _check_number(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidSettingError(f"{name} is a whole number, at least {least}; got {value!r}.")

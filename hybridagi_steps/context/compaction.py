@@ -1,0 +1,118 @@
+"""Compaction that destroys nothing: a message that stands for others, and names them.
+
+A summary is a Step like any other. Stored at the end of a session it takes the place of the
+messages it names whenever a context is built; these stay in the session, can be found, and
+`expand` puts them back. It speaks as a user and is fenced as data: a summary of what anybody said
+must never become an instruction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from hybridagi_steps.context.excerpts import extractive_summary
+from hybridagi_steps.context.recall import unit_text
+from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.messages.quoting import PREFACE, fenced
+from hybridagi_steps.messages.units import Unit, message_units
+from hybridagi_steps.records.message import MessageRole, Step
+
+SUMMARY_OF = "summary_of"
+"""Metadata key: ids of the messages that a summary stands for, in order."""
+
+Summarise = Callable[[str], str]
+"""A text in, a shorter text out."""
+
+
+def compact(
+    messages: Iterable[Step], *, keep: int = 6, summarise: Summarise = extractive_summary
+) -> Step:
+    """Return a message that stands for all but the last units of a conversation.
+
+    Args:
+        messages: The conversation; it stays as it is. Earlier summaries in it are taken up.
+        keep: Newest units that are not summarised.
+        summarise: Makes the text; by default the fragments that matter, without a language model.
+
+    Raises:
+        InvalidSettingError: There is nothing older than the last `keep` units.
+    """
+    given = list(messages)
+    units = message_units(given).units
+    older = units[: max(0, len(units) - keep)]
+    if not older:
+        raise InvalidSettingError(
+            f"the conversation has {len(units)} units and {keep} are kept: nothing to compact."
+        )
+    known = {message.id for message in given}
+    ids = [m.id for unit in older for m in unit.messages if m.id in known]
+    text = summarise("\n\n".join(map(unit_text, older)))
+    about = f"{len(ids)} earlier messages"
+    last = older[-1].messages[-1]
+    return Step(
+        session_id=last.session_id,
+        role=MessageRole.USER,
+        content=f"{PREFACE}\n{fenced('summary', text, of=about, first=ids[0], last=ids[-1])}",
+        metadata={SUMMARY_OF: _all_ids(ids, given)},
+    )
+
+
+def expand(messages: Iterable[Step], originals: Iterable[Step] = ()) -> list[Step]:
+    """Return a conversation with every summary replaced by the messages it stands for.
+
+    Args:
+        messages: A conversation with summaries in it.
+        originals: Where the messages are that are no longer beside their summary.
+    """
+    given = list(messages)
+    known = {message.id: message for message in (*originals, *given)}
+    named = {step_id for message in given for step_id in summarised(message)}
+    found: list[Step] = []
+    for message in given:
+        if ids := summarised(message):
+            found += [known[step_id] for step_id in ids if step_id in known]
+        elif message.id not in named:
+            found.append(message)
+    return list({message.id: message for message in found}.values())
+
+
+def summarised(message: Step) -> list[str]:
+    """Return the ids of the messages that a message stands for; none if it is no summary."""
+    ids: Any = (message.metadata or {}).get(SUMMARY_OF)
+    return [str(step_id) for step_id in ids] if isinstance(ids, list) else []  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def replaced(units: Sequence[Unit]) -> tuple[list[Unit], dict[str, str]]:
+    """Return units with the summaries among them in the place of what they stand for.
+
+    Returns:
+        The units; and for each message that is not shown the summary that stands for it.
+    """
+    standing: dict[str, str] = {}
+    summaries: dict[str, Unit] = {}
+    seen: set[str] = set()
+    for unit in units:
+        own = unit.messages[0].id
+        if ids := summarised(unit.messages[0]):
+            summaries[own] = unit
+            standing |= {step_id: own for step_id in ids if step_id in seen}
+        seen.update(message.id for message in unit.messages)
+    shown: dict[str, Unit] = {}
+    for unit in units:
+        top = unit.messages[0].id
+        while top in standing:  # a summary may stand for earlier summaries
+            top = standing[top]
+        shown.setdefault(top, summaries.get(top, unit))
+    return list(shown.values()), standing
+
+
+def _all_ids(ids: list[str], messages: Sequence[Step]) -> list[str]:
+    """Return ids with those that summaries among them stand for, each once."""
+    by_id = {message.id: message for message in messages}
+    found: dict[str, None] = {}
+    for step_id in ids:
+        for inner in summarised(by_id[step_id]):
+            found[inner] = None
+        found[step_id] = None
+    return list(found)

@@ -1,0 +1,219 @@
+"""How a context is laid out, and what each part of it costs.
+
+The tail comes first by right; a summary, and the request that the tail answers, stand before it
+where there is room; a conversation that would not begin with a user gets a synthetic opening.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hybridagi_steps.context.compaction import summarised
+from hybridagi_steps.context.recall import Recalled, block_text
+from hybridagi_steps.context.receipt import Receipt, ReceiptEntry
+from hybridagi_steps.context.sources import Source
+from hybridagi_steps.context.tail import tail_start
+from hybridagi_steps.messages.provider_out import OPENING
+from hybridagi_steps.messages.units import SYNTHETIC, Unit
+from hybridagi_steps.records.message import MessageRole, Step
+from hybridagi_steps.token_counters import MessageCounter
+
+OPENING_MESSAGE = {"role": MessageRole.USER.value, "content": OPENING}
+RECALLED_STEPS = "recalled_steps"
+"""Metadata key: ids of the steps that a recall message quotes."""
+
+
+@dataclass(slots=True)
+class Quoted:
+    """The message that quotes older steps, and its cost."""
+
+    steps: list[Recalled]
+    tokens: int
+
+    def message(self, session_id: str) -> Step:
+        """Return it as a message: a user's, never the system's."""
+        return Step(
+            id="recalled",
+            session_id=session_id,
+            role=MessageRole.USER,
+            content=block_text(self.steps),
+            metadata={SYNTHETIC: True, RECALLED_STEPS: [step.id for step in self.steps]},
+        )
+
+
+@dataclass(slots=True)
+class Layout:
+    """What is shown of a conversation."""
+
+    units: Sequence[Unit]
+    costs: Sequence[Sequence[int]]
+    """Tokens of each message of each unit."""
+    start: int
+    """Position of the tail's first unit."""
+    front: list[int]
+    """Positions of the units shown before the tail: summaries, the tail's request."""
+    opening: bool
+    """Whether a synthetic user opens the conversation."""
+    left: int
+    """Tokens that are not used."""
+    recent: int | None
+    recalled: Quoted | None = None
+    _hidden: list[Unit] = field(default_factory=list[Unit])
+
+    @property
+    def tail(self) -> Sequence[Unit]:
+        """The newest units, shown as they are."""
+        return self.units[self.start :]
+
+    @property
+    def hidden(self) -> list[Unit]:
+        """The units that are not shown as they are, in order."""
+        if not self._hidden and self.start:
+            front = set(self.front)
+            self._hidden = [self.units[n] for n in range(self.start) if n not in front]
+        return self._hidden
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the tail is shorter than was asked for."""
+        wanted = 0 if self.recent is None else max(0, len(self.units) - self.recent)
+        return self.start > wanted
+
+    def messages(self, session_id: str) -> list[Step]:
+        """Return the messages in order."""
+        before = [*self.front, *range(self.start, len(self.units) - 1)]
+        shown = [message for n in before for message in self.units[n].messages]
+        if self.opening:
+            shown.insert(0, _opening(session_id))
+        if self.recalled is not None:
+            shown.append(self.recalled.message(session_id))
+        return shown + self.units[-1].messages
+
+    def report(self, receipt: Receipt, source: Source, counter: MessageCounter) -> None:
+        """Write down what is shown and what is not."""
+        if self.opening:
+            why = "a conversation begins with a user"
+            receipt.kept.append(ReceiptEntry("opening", why, counter.message(OPENING_MESSAGE)))
+        last = len(self.units) - 1
+        for place in (*self.front, *range(self.start, last)):
+            self._keep(receipt, source, place, self._why(place))
+        if self.recalled is not None:
+            _report_recalled(receipt, self.recalled)
+        self._keep(receipt, source, last, "newest")
+        quoted = {step.id for step in self.recalled.steps} if self.recalled else set[str]()
+        front = set(self.front)
+        why = "older than the tail, not recalled" if not self.cut_short else "no room"
+        for place in range(self.start):
+            if place in front:
+                continue
+            for message, tokens in zip(self.units[place].messages, self.costs[place], strict=True):
+                entry = source.entry(message, why, tokens)
+                if entry.id not in quoted and message.id not in quoted:
+                    _add(receipt.dropped, entry)
+
+    def shown_ids(self, source: Source) -> set[str]:
+        """Return the ids of the messages and steps that are shown as they are."""
+        shown = [*self.front, *range(self.start, len(self.units))]
+        ids = {message.id for n in shown for message in self.units[n].messages}
+        return ids | {
+            source.entry(message, "", 0).id for n in shown for message in self.units[n].messages
+        }
+
+    def _keep(self, receipt: Receipt, source: Source, place: int, why: str) -> None:
+        unit = self.units[place]
+        for message, tokens in zip(unit.messages, self.costs[place], strict=True):
+            _add(receipt.kept, source.entry(message, why, tokens))
+        receipt.notes += [f"{unit.messages[0].id}: {note}" for note in unit.notes]
+
+    def _why(self, place: int) -> str:
+        if place < self.start:
+            ids = summarised(self.units[place].messages[0])
+            return f"summary of {len(ids)} messages" if ids else "the request before the tail"
+        steady = self.recent is not None and place < len(self.units) - self.recent
+        return "recent, keeps the prefix stable" if steady else "recent"
+
+
+def least_tokens(
+    counter: MessageCounter, system: str | None, newest: Unit, newest_tokens: int
+) -> int:
+    """Return what the smallest context costs: system prompt and newest unit.
+
+    A newest unit that cannot begin a conversation costs its opening, too.
+    """
+    needed = newest_tokens
+    if system and system.strip():
+        needed += counter.message({"role": "system", "content": system})
+    return needed if newest.begins_with_user() else needed + counter.message(OPENING_MESSAGE)
+
+
+def planned(
+    units: Sequence[Unit],
+    costs: Sequence[Sequence[int]],
+    room: int,
+    recent: int | None,
+    counter: MessageCounter,
+) -> Layout:
+    """Return a layout without anything recalled.
+
+    Args:
+        units: The conversation; at least one unit.
+        costs: Tokens of each message of each unit.
+        room: Tokens beyond what `least_tokens` counts.
+        recent: Units of the tail; None for as many as fit.
+        counter: Counts tokens.
+    """
+    tokens = [sum(row) for row in costs]
+    newest, opening_tokens = len(units) - 1, counter.message(OPENING_MESSAGE)
+    if not units[newest].begins_with_user():
+        room += opening_tokens  # counted already, and may be needed for something better
+    summaries = [n for n in range(newest) if summarised(units[n].messages[0])]
+    pinned = sum(tokens[n] for n in summaries)
+    if pinned > room // 2:
+        summaries, pinned = [], 0
+    start = tail_start(tokens, room - pinned, recent)
+    while True:
+        left = room - pinned - sum(tokens[start:newest])
+        front = [n for n in summaries if n < start]
+        left += sum(tokens[n] for n in summaries if n >= start)
+        if units[start].begins_with_user():
+            return Layout(units, costs, start, front, False, left, recent)
+        request = _request_before(units, start)
+        if request is not None and request not in front and tokens[request] <= left:
+            front = sorted([*front, request])
+            return Layout(units, costs, start, front, False, left - tokens[request], recent)
+        if front or opening_tokens <= left:
+            spent = 0 if front else opening_tokens
+            return Layout(units, costs, start, front, not front, left - spent, recent)
+        start += 1
+
+
+def _request_before(units: Sequence[Unit], start: int) -> int | None:
+    """Return the position of what the user asked last before the tail."""
+    asked = (n for n in range(start - 1, -1, -1) if units[n].begins_with_user())
+    return next((n for n in asked if not summarised(units[n].messages[0])), None)
+
+
+def _opening(session_id: str) -> Step:
+    return Step(
+        id="opening",
+        session_id=session_id,
+        role=MessageRole.USER,
+        content=OPENING,
+        metadata={SYNTHETIC: True},
+    )
+
+
+def _report_recalled(receipt: Receipt, recalled: Quoted) -> None:
+    for step in recalled.steps:
+        receipt.kept.append(ReceiptEntry(step.id, f"recalled: {step.why}", step.tokens))
+    frame = recalled.tokens - sum(step.tokens for step in recalled.steps)
+    receipt.kept.append(ReceiptEntry("recalled", "marks what was recalled as data", frame))
+
+
+def _add(entries: list[ReceiptEntry], entry: ReceiptEntry) -> None:
+    """Add an entry; neighbours about one step become one."""
+    if entries and entries[-1].id == entry.id and entries[-1].why == entry.why:
+        entries[-1] = entry._replace(tokens=entries[-1].tokens + entry.tokens)
+    else:
+        entries.append(entry)

@@ -1,0 +1,233 @@
+"""Older steps worth another look: found by meaning and words, quoted as data with their origin.
+
+What left the tail of a session is ranked by the words it shares with what is being done now; what
+memory holds of other runs is searched; both ranks are fused (Cormack et al. 2009, "Reciprocal rank
+fusion"). An older unit that first named an id or number which the newest messages use is a
+dependency: it comes along behind what was found. Long texts are cut down to what matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from hybridagi_steps.context.excerpts import excerpt, identifiers, words
+from hybridagi_steps.errors import EmbedderError
+from hybridagi_steps.exchange.conversation import text_of
+from hybridagi_steps.exchange.records import as_object
+from hybridagi_steps.indexes.lexical import Document, LexicalIndex
+from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.messages.agent_steps import shown_steps
+from hybridagi_steps.messages.names import field_lines, json_text
+from hybridagi_steps.messages.quoting import PREFACE, fenced
+from hybridagi_steps.messages.units import Unit
+from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.filters import StepFilter, StepHit
+from hybridagi_steps.records.message import MessageRole, Step
+
+_RANK_OFFSET = 60
+_OVERFETCH = 20
+_LEAST_TOKENS = 24
+_CHARACTERS_PER_TOKEN = 3
+_QUERY_REQUEST, _QUERY_LAST = 300, 400
+_COMMONEST = 0.3
+"""A word in more than this share of the older units tells none of them apart."""
+
+Count = Callable[[str], int]
+"""Tokens of a text."""
+
+
+@dataclass(slots=True)
+class Recalled:
+    """One older step, ready to be quoted."""
+
+    id: str
+    run_id: str | None
+    made: datetime
+    text: str
+    why: str
+    unit: Unit | None = None
+    """The unit of this session it is, if it is one."""
+    tokens: int = 0
+
+    def quoted(self) -> str:
+        """Return the step between marks, with its origin."""
+        when = self.made.isoformat(timespec="seconds")
+        return fenced("recalled_step", self.text, id=self.id, run=self.run_id, when=when)
+
+
+def query_of(units: Sequence[Unit]) -> str:
+    """Return what a session is about right now: the last request, and what was done since."""
+    request = next((unit for unit in reversed(units) if unit.begins_with_user()), None)
+    asked = text_of(request.messages[0].content)[:_QUERY_REQUEST] if request else ""
+    last = units[-1] if units else None
+    done = unit_text(last)[-_QUERY_LAST:] if last is not None and last is not request else ""
+    return " | ".join(text for text in (asked.strip(), done.strip()) if text)
+
+
+def unit_text(unit: Unit) -> str:
+    """Return what a unit's messages say, as lines of text."""
+    return "\n".join(line for message in unit.messages for line in _message_lines(message))
+
+
+def step_lines(step: AgentStep) -> str:
+    """Return what a step did and what came of it, with nothing cut."""
+    called = f"{step.tool or step.program or ''}({json_text(step.arguments)})"
+    lines = [step.purpose, called if step.tool or step.program or step.arguments else ""]
+    if outputs := step.outputs:
+        lines.append(f"-> {field_lines(outputs)}")
+    return f"{step.step_type}: " + "\n".join(line for line in lines if line)
+
+
+def found(
+    query: str,
+    k: int,
+    older: Sequence[Unit],
+    memory: StepMemory | None,
+    where: StepFilter,
+    shown_ids: Collection[str],
+    notes: list[str],
+) -> list[Recalled]:
+    """Return the k older steps that matter most for a query, best first.
+
+    Args:
+        query: What is being done now.
+        k: Most steps wanted.
+        older: The session's units that are not shown.
+        memory: Where other steps are searched; None searches the older units only.
+        where: Which of its steps may be found.
+        shown_ids: Steps that are shown already.
+        notes: Receives what could not be done.
+    """
+    if not query.strip() or k < 1:
+        return []
+    by_step = {step_id: unit for unit in older for m in unit.messages for step_id in shown_steps(m)}
+    ranked: dict[str, tuple[float, Recalled]] = {}
+
+    def rank(step: Recalled, place: int) -> None:
+        known = ranked.get(step.id, (0.0, step))
+        ranked[step.id] = (known[0] + 1 / (_RANK_OFFSET + place), known[1])
+
+    for place, unit in enumerate(_by_words(query, older, k)):
+        rank(recalled_unit(unit, "shares words with what is done now"), place)
+    for place, hit in enumerate(_searched(query, k, memory, where, shown_ids, notes)):
+        unit = by_step.get(id_text(hit.step.id))
+        why = f"similar: {hit.why}" if hit.why else "similar"
+        rank(recalled_unit(unit, why) if unit else _recalled_step(hit.step, why), place)
+    best = sorted(ranked.values(), key=lambda scored: -scored[0])
+    return [step for _, step in best[:k]]
+
+
+def dependencies(
+    newest: Sequence[Unit], older: Sequence[Unit], known: Collection[str]
+) -> Iterator[Recalled]:
+    """Yield the older units that first named an id or number which the newest units use.
+
+    Args:
+        newest: Units that are shown.
+        older: Units that are not, in order.
+        known: Ids of what is quoted already.
+    """
+    used = dict.fromkeys(i for unit in reversed(newest) for i in identifiers(unit_text(unit)))
+    texts = [unit_text(unit) for unit in older]
+    taken = set(known)
+    for name in used:
+        holding = [n for n, text in enumerate(texts) if name in text]
+        if not holding or len(holding) > max(1, _COMMONEST * len(older)):
+            continue
+        step = recalled_unit(older[holding[0]], f"first named {name[:60]}")
+        if step.id not in taken:
+            taken.add(step.id)
+            yield step
+
+
+def fitted(steps: Sequence[Recalled], room: int, query: str, count: Count) -> list[Recalled]:
+    """Return the steps that fit into so many tokens, in their order.
+
+    Each may take half of what is left, the last all of it; a longer text is cut to what matters.
+    """
+    wanted = words(query)
+    kept: list[Recalled] = []
+    room -= count(block_text([]))
+    for place, step in enumerate(steps):
+        share = room if place == len(steps) - 1 else room // 2
+        if _fit(step, share, wanted, count):
+            kept.append(step)
+            room -= step.tokens
+    return kept
+
+
+def block_text(steps: Sequence[Recalled]) -> str:
+    """Return the text of the message that quotes recalled steps."""
+    quoted = "\n".join(step.quoted() for step in steps)
+    return f"{PREFACE}\n<recalled>\n{quoted}\n</recalled>"
+
+
+def recalled_unit(unit: Unit, why: str) -> Recalled:
+    """Return a unit of the session as something to quote."""
+    first = unit.messages[0]
+    step_id = next(iter(shown_steps(first)), first.id)
+    return Recalled(step_id, first.run_id, first.created_at, unit_text(unit), why, unit)
+
+
+def _recalled_step(step: AgentStep, why: str) -> Recalled:
+    return Recalled(id_text(step.id), step.run_id, step.created_at, step_lines(step), why)
+
+
+def _fit(step: Recalled, room: int, wanted: Collection[str], count: Count) -> bool:
+    """Cut a step's text so that it fits; False if nothing worth reading would be left."""
+    step.tokens = count("\n" + step.quoted())
+    if step.tokens <= room:
+        return True
+    whole = step.text
+    frame = step.tokens - count(whole)
+    characters = (room - frame) * _CHARACTERS_PER_TOKEN
+    while characters >= _LEAST_TOKENS * _CHARACTERS_PER_TOKEN:
+        step.text = excerpt(whole, characters, wanted)
+        step.tokens = count("\n" + step.quoted())
+        if step.tokens <= room:
+            return True
+        characters = characters * 4 // 5
+    step.text = whole
+    return False
+
+
+def _by_words(query: str, older: Sequence[Unit], k: int) -> list[Unit]:
+    """Return the older units that share the rarest words with the query, best first."""
+    if not older:
+        return []
+    index = LexicalIndex()
+    index.add(Document(n, words(unit_text(unit))) for n, unit in enumerate(older))
+    rows, _ = index.match(words(query)).top(2 * k)
+    return [older[int(row)] for row in rows]
+
+
+def _searched(
+    query: str,
+    k: int,
+    memory: StepMemory | None,
+    where: StepFilter,
+    shown_ids: Collection[str],
+    notes: list[str],
+) -> list[StepHit]:
+    if memory is None:
+        return []
+    wanted = k + min(len(shown_ids), _OVERFETCH)
+    try:
+        hits = memory.search(query, wanted, where=where)
+    except EmbedderError as error:
+        notes.append(f"searched by words only: {error}")
+        hits = memory.search(query, wanted, where=where, mode="lexical")
+    return [hit for hit in hits if id_text(hit.step.id) not in shown_ids][:k]
+
+
+def _message_lines(message: Step) -> Iterator[str]:
+    text = text_of(message.content)
+    if message.role is MessageRole.TOOL:
+        yield f"result: {text}"
+    elif text:
+        yield f"{message.role.value}: {text}"
+    for call in message.tool_calls or ():
+        function = as_object(call.get("function"))
+        yield f"call: {function.get('name')}({function.get('arguments')})"

@@ -1,0 +1,72 @@
+"""The receipt of a context: what is in it, what is not, why, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from hybridagi_steps.token_counters import ESTIMATE
+
+
+class ReceiptEntry(NamedTuple):
+    """One message or step that was kept or dropped."""
+
+    id: str
+    """Id of the message, or of the AgentStep where AgentSteps were given; `system`, `opening` and
+    `recalled` name what the builder itself wrote."""
+    why: str
+    """Why it is in, or out."""
+    tokens: int
+    """What it costs; of something dropped, what it would have cost."""
+
+
+@dataclass(slots=True)
+class Receipt:
+    """What a context holds and leaves out."""
+
+    budget: int
+    """Tokens there were."""
+    counter_id: str
+    """Who counted; begins with `estimate:` if nobody knows."""
+    kept: list[ReceiptEntry] = field(default_factory=list[ReceiptEntry])
+    """What is in the context, in order; their tokens add up to all of it."""
+    dropped: list[ReceiptEntry] = field(default_factory=list[ReceiptEntry])
+    """What is not, in the order of the session."""
+    notes: list[str] = field(default_factory=list[str])
+    """What was repaired, and what could not be done."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the whole context."""
+        return sum(entry.tokens for entry in self.kept)
+
+    @property
+    def estimated(self) -> bool:
+        """Whether the tokens are an estimate."""
+        return self.counter_id.startswith(ESTIMATE)
+
+    def __str__(self) -> str:
+        """The receipt as lines of text."""
+        about = "about " if self.estimated else ""
+        head = f"{about}{self.tokens:,} of {self.budget:,} tokens ({self.counter_id})"
+        kept = [f"+ {e.id}: {e.why}, {e.tokens:,}" for e in self.kept]
+        dropped = [f"- {e.id}: {e.why}, {e.tokens:,}" for e in self.dropped]
+        return "\n".join([head, *kept, *dropped, *(f"! {note}" for note in self.notes)])
+
+    def shown(self) -> dict[str, Any]:
+        """Return the receipt as plain data for display."""
+        return {
+            "tokens": self.tokens,
+            "budget": self.budget,
+            "counter": self.counter_id,
+            "estimated": self.estimated,
+            "kept": [entry._asdict() for entry in self.kept],
+            "dropped": [entry._asdict() for entry in self.dropped],
+            "notes": self.notes,
+        }
+
+    def _repr_html_(self) -> str:
+        """Show the receipt in a notebook."""
+        from hybridagi_steps.display.context import receipt_html
+
+        return receipt_html(self.shown())

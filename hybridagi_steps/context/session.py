@@ -1,0 +1,70 @@
+"""Contexts of stored sessions as the seeds know them: one call to build, one to sum up.
+
+`repo` is anything with the asynchronous `get_steps`; with `budget=None` every message of the range
+goes in. The messages are what was stored, without conversion; only what a strict provider would
+refuse is repaired.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from hybridagi_steps.context.builder import ContextBuilder
+from hybridagi_steps.messages.provider_out import openai_messages
+from hybridagi_steps.messages.units import flat, message_units
+from hybridagi_steps.records.message import Step
+
+
+class StepReader(Protocol):
+    """What is needed of a session repository."""
+
+    async def get_steps(
+        self, session_id: str, start_seq: int | None = None, end_seq: int | None = None
+    ) -> list[Step]:
+        """Return the messages of a session in a range of sequences, both ends included."""
+        ...
+
+
+async def build_context_from_steps(
+    session_id: str,
+    repo: StepReader,
+    system_prompt: str | None = None,
+    start_seq: int | None = None,
+    end_seq: int | None = None,
+    budget: int | None = None,
+) -> list[dict[str, Any]]:
+    """Return a session as messages, ready to be sent.
+
+    Args:
+        session_id: The session.
+        repo: Where it is stored.
+        system_prompt: Put before everything; by default what leading system messages say.
+        start_seq: First sequence, 1 for the beginning.
+        end_seq: Last sequence, included.
+        budget: Most tokens; the newest messages that fit are kept. None keeps all.
+
+    Raises:
+        ContextBudgetError: System prompt and newest unit do not fit into the budget.
+    """
+    steps = await repo.get_steps(session_id, start_seq=start_seq, end_seq=end_seq)
+    if budget is not None:
+        builder = ContextBuilder(budget=budget, recent=None, k=0)
+        return builder.build(steps=steps, system_prompt=system_prompt).messages
+    system, units = message_units(steps)
+    return openai_messages(system if system_prompt is None else system_prompt, flat(units))
+
+
+async def get_context_summary(session_id: str, repo: StepReader) -> dict[str, Any]:
+    """Return how many messages of each kind a session has, and its range of sequences."""
+    steps = await repo.get_steps(session_id)
+    sequences = [step.sequence for step in steps]
+    return {
+        "total_steps": len(steps),
+        "user_steps": sum(step.is_user_step() for step in steps),
+        "assistant_steps": sum(step.is_assistant_step() for step in steps),
+        "tool_steps": sum(step.is_tool_step() for step in steps),
+        "sequence_range": {
+            "min": min(sequences, default=0),
+            "max": max(sequences, default=0),
+        },
+    }

@@ -1,0 +1,194 @@
+"""Steps as messages that OpenAI and Anthropic accept, pictures and documents included.
+
+A sound message goes out as it is, byte for byte. Both forms get the repairs of `units`; here what
+belongs to a message by itself is put right: blank content, arguments that are no JSON object, names
+that no provider takes, content parts of the other provider's form. Anthropic's form also merges
+neighbours of one role, begins with a user and has its results first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple, cast, overload
+
+from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.exchange.records import as_arguments, as_object
+from hybridagi_steps.messages.agent_steps import IS_ERROR, NO_RESULT
+from hybridagi_steps.messages.media import anthropic_part, openai_part, text_parts
+from hybridagi_steps.messages.names import json_text, tool_name
+from hybridagi_steps.messages.provider_in import THINKING
+from hybridagi_steps.messages.units import flat, message_units
+from hybridagi_steps.records.message import MessageRole, Step
+
+EMPTY = "(empty message)"
+"""Stands for content that is blank, which providers refuse."""
+OPENING = "Continue."
+"""What the user says where a conversation must begin with one and does not."""
+
+
+class AnthropicPrompt(NamedTuple):
+    """A request in Anthropic's form: its system prompt stands beside the messages."""
+
+    system: str | None
+    messages: list[dict[str, Any]]
+
+
+@overload
+def to_provider(
+    messages: Iterable[Step], style: Literal["openai"] = "openai", *, system: str | None = None
+) -> list[dict[str, Any]]: ...
+@overload
+def to_provider(
+    messages: Iterable[Step], style: Literal["anthropic"], *, system: str | None = None
+) -> AnthropicPrompt: ...
+def to_provider(
+    messages: Iterable[Step],
+    style: Literal["openai", "anthropic"] = "openai",
+    *,
+    system: str | None = None,
+) -> list[dict[str, Any]] | AnthropicPrompt:
+    """Return messages as a provider takes them; the messages given stay as they are.
+
+    Args:
+        messages: A conversation, whole or not.
+        style: Whose form.
+        system: The system prompt; by default what leading system messages say.
+
+    Returns:
+        For OpenAI a list of messages; for Anthropic the system prompt and the messages.
+    """
+    known, units = message_units(messages)
+    prompt = known if system is None else system
+    if style == "openai":
+        return openai_messages(prompt, flat(units))
+    if style == "anthropic":
+        return anthropic_prompt(prompt, flat(units))
+    raise InvalidSettingError(f"style is openai or anthropic, not {style!r}.")
+
+
+def openai_messages(system: str | None, messages: Iterable[Step]) -> list[dict[str, Any]]:
+    """Return a system prompt and sound units' messages in OpenAI's form."""
+    head = [{"role": "system", "content": system}] if system and system.strip() else []
+    return [*head, *map(openai_message, messages)]
+
+
+def openai_message(step: Step) -> dict[str, Any]:
+    """Return one message in OpenAI's form."""
+    message = step.to_message_dict()
+    if step.tool_calls:
+        message["tool_calls"] = [_sound_call(call) for call in step.tool_calls]
+    if step.name:
+        message["name"] = tool_name(step.name)
+    content = message["content"]
+    if isinstance(content, list):
+        parts = [openai_part(part) for part in cast("list[dict[str, Any]]", content)]
+        if step.role is not MessageRole.USER:
+            parts = text_parts(parts)
+        message["content"] = content = [part for part in parts if not _is_blank(part)]
+    if not content or (isinstance(content, str) and not content.strip()):
+        message["content"] = None if step.tool_calls else _placeholder(step)
+    return message
+
+
+def anthropic_prompt(system: str | None, messages: Iterable[Step]) -> AnthropicPrompt:
+    """Return a system prompt and sound units' messages in Anthropic's form."""
+    turns: list[tuple[str, list[dict[str, Any]]]] = []
+    for step in messages:
+        role = "assistant" if step.role is MessageRole.ASSISTANT else "user"
+        if not turns and role != "user":
+            turns.append(("user", [_text_block(OPENING)]))
+        if not turns or turns[-1][0] != role:
+            turns.append((role, []))
+        turns[-1][1].extend(_blocks(step))
+    if turns and turns[-1][0] == "assistant":
+        _strip_end(turns[-1][1])
+    prompt = system if system and system.strip() else None
+    return AnthropicPrompt(prompt, [{"role": r, "content": _shortest(b)} for r, b in turns])
+
+
+def _blocks(step: Step) -> list[dict[str, Any]]:
+    if step.role is MessageRole.TOOL:
+        return [_result_block(step)]
+    blocks = _content_blocks(step.content)
+    if step.role is MessageRole.ASSISTANT:
+        thinking: Any = (step.metadata or {}).get(THINKING) or []
+        blocks = [*thinking, *blocks, *(_call_block(call) for call in step.tool_calls or [])]
+    return blocks or [_text_block(_placeholder(step))]
+
+
+def _result_block(step: Step) -> dict[str, Any]:
+    blocks = _content_blocks(step.content) or [_text_block(NO_RESULT)]
+    block: dict[str, Any] = {
+        "type": "tool_result",
+        "tool_use_id": step.tool_call_id,
+        "content": _shortest(blocks),
+    }
+    if (step.metadata or {}).get(IS_ERROR):
+        block["is_error"] = True
+    return block
+
+
+def _call_block(call: dict[str, Any]) -> dict[str, Any]:
+    sound = _sound_call(call)
+    function = sound["function"]
+    arguments = as_arguments(function["arguments"])
+    return {"type": "tool_use", "id": sound["id"], "name": function["name"], "input": arguments}
+
+
+def _content_blocks(content: Any) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [_text_block(content)] if content.strip() else []
+    parts = map(anthropic_part, cast("list[dict[str, Any]]", content or []))
+    return [part for part in parts if not _is_blank(part)]
+
+
+def _sound_call(call: dict[str, Any]) -> dict[str, Any]:
+    """Return a call whose name and arguments are well-formed; the same object if they were."""
+    function = as_object(call.get("function"))
+    name, arguments = tool_name(function.get("name")), _sound_arguments(function.get("arguments"))
+    kept = {"name": name, "arguments": arguments}
+    if function == kept and call.get("type") == "function":
+        return call
+    return {"id": call["id"], "type": "function", "function": kept}
+
+
+def _sound_arguments(arguments: Any) -> str:
+    """Return arguments as the text of a JSON object, as they were written if they are one."""
+    if not isinstance(arguments, str):
+        return json_text(as_arguments(arguments))
+    try:
+        if isinstance(json.loads(arguments, parse_constant=_refuse), dict):
+            return arguments
+    except (ValueError, RecursionError):
+        pass  # models write broken JSON at times; the next line keeps it as it was written
+    return json_text({"value": arguments} if arguments.strip() else {})
+
+
+def _refuse(constant: str) -> Any:
+    """Refuse NaN and Infinity, which Python reads and no provider does."""
+    raise ValueError(constant)
+
+
+def _placeholder(step: Step) -> str:
+    return NO_RESULT if step.role is MessageRole.TOOL else EMPTY
+
+
+def _text_block(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _is_blank(part: dict[str, Any]) -> bool:
+    return part.get("type") == "text" and not str(part.get("text") or "").strip()
+
+
+def _shortest(blocks: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return a single plain text block as its text, and others as they are."""
+    (first, *others) = blocks
+    return first["text"] if not others and first.keys() == {"type", "text"} else blocks
+
+
+def _strip_end(blocks: list[dict[str, Any]]) -> None:
+    """Take white space from the end of the last text: Anthropic refuses it there."""
+    if blocks[-1].get("type") == "text":
+        blocks[-1] = {**blocks[-1], "text": blocks[-1]["text"].rstrip()}

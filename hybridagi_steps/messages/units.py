@@ -1,0 +1,186 @@
+"""Messages in units that stay together, repaired where a strict provider would refuse them.
+
+A unit is one message, or an assistant's calls with all their results. Histories are not always
+whole: a process dies between call and result, a range begins in the middle, two turns interleave,
+agents repeat call ids. The originals stay as they are; of what goes to a provider
+
+* a call without a result is answered with a synthetic error,
+* results stand right after their calls; such a unit takes the place of its last result,
+* a result without a call becomes a user's message that quotes it as data,
+* a call id that is missing, repeated or of a form that a provider refuses is replaced,
+* a system message amid the conversation becomes a user's note: no provider takes it there.
+
+Each repair is told in the unit's notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from hybridagi_steps.exchange.conversation import text_of
+from hybridagi_steps.exchange.records import as_object
+from hybridagi_steps.messages.agent_steps import INTERRUPTED, IS_ERROR
+from hybridagi_steps.messages.names import call_id, is_call_id, tool_name
+from hybridagi_steps.messages.quoting import PREFACE, fenced
+from hybridagi_steps.records.message import MessageRole, Step
+
+SYNTHETIC = "synthetic"
+"""Metadata key: a message that nobody said; it makes the others acceptable."""
+
+
+@dataclass(slots=True)
+class Unit:
+    """Messages that stay together."""
+
+    messages: list[Step]
+    """As a provider gets them, in order."""
+    place: int
+    """Position of its last message in the conversation, from 0."""
+    notes: list[str] = field(default_factory=list[str])
+    """What was repaired."""
+
+    def begins_with_user(self) -> bool:
+        """Whether a conversation may begin with this unit."""
+        return self.messages[0].role is MessageRole.USER
+
+
+class Conversation(NamedTuple):
+    """A system prompt and the units after it."""
+
+    system: str | None
+    units: list[Unit]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """An assistant's message and the results that came for it."""
+
+    message: Step
+    calls: list[dict[str, Any]]
+    unit: Unit
+    results: list[Step | None]
+
+
+def message_units(messages: Iterable[Step]) -> Conversation:
+    """Return a conversation in units, repaired; the messages given stay as they are.
+
+    Complexity: linear in the number of messages.
+    """
+    given = list(messages)
+    begin = next((n for n, step in enumerate(given) if step.role is not MessageRole.SYSTEM), None)
+    leading = given if begin is None else given[:begin]
+    system = "\n\n".join(text for step in leading if (text := text_of(step.content)))
+    grouping = _Grouping()
+    for place in range(len(leading), len(given)):
+        grouping.add(given[place], place)
+    return Conversation(system or None, grouping.close())
+
+
+class _Grouping:
+    """Puts messages together as they come; knows the calls that wait."""
+
+    def __init__(self) -> None:
+        self._units: list[Unit] = []
+        self._open: dict[str, list[tuple[_Waiting, int]]] = {}
+        self._with_calls: list[_Waiting] = []
+        self._used: set[str] = set()
+
+    def add(self, step: Step, place: int) -> None:
+        """Take the next message."""
+        if step.role is MessageRole.ASSISTANT and step.tool_calls:
+            self._calls(step, place)
+        elif step.role is MessageRole.TOOL:
+            self._result(step, place)
+        elif step.role is MessageRole.SYSTEM:
+            note = "a system message amid the conversation was made a note"
+            self._units.append(Unit([_note(step)], place, [note]))
+        else:
+            self._units.append(Unit([step], place))
+
+    def close(self) -> list[Unit]:
+        """Return the units in order, every call answered."""
+        for waiting in self._with_calls:
+            _fill(waiting)
+        if any(unit.notes for unit in self._units):
+            self._units.sort(key=lambda unit: unit.place)
+        return self._units
+
+    def _calls(self, step: Step, place: int) -> None:
+        calls = [as_object(call) for call in step.tool_calls or []]
+        unit = Unit([step], place)
+        waiting = _Waiting(step, calls, unit, [None] * len(calls))
+        for number, call in enumerate(calls):
+            native = call.get("id")
+            known = native if isinstance(native, str) else ""
+            unique, attempt = known, 0
+            while not is_call_id(unique) or unique in self._used:
+                unique, attempt = call_id(step.id, number, known, attempt), attempt + 1
+            if unique != native:
+                calls[number] = {**call, "id": unique}
+                unit.notes.append(f"call id {known!r:.60} became {unique}")
+            self._used.add(unique)
+            self._open.setdefault(known, []).append((waiting, number))
+        if unit.notes:
+            unit.messages[0] = step.model_copy(update={"tool_calls": calls})
+        self._units.append(unit)
+        self._with_calls.append(waiting)
+
+    def _result(self, step: Step, place: int) -> None:
+        slots = self._open.get(step.tool_call_id or "")
+        if not slots:
+            note = "a result without its call was quoted"
+            self._units.append(Unit([_quoted(step)], place, [note]))
+            return
+        waiting, number = slots.pop()
+        call = waiting.calls[number]
+        if call["id"] != step.tool_call_id:
+            step = step.model_copy(update={"tool_call_id": call["id"]})
+        waiting.results[number] = step
+        if self._units[-1] is not waiting.unit:
+            waiting.unit.notes.append("a result that came later was put beside its call")
+        waiting.unit.place = place
+
+
+def _fill(waiting: _Waiting) -> None:
+    """Put the results of a unit in the order of its calls, and answer what has none."""
+    for number, call in enumerate(waiting.calls):
+        result = waiting.results[number]
+        if result is None:
+            result = _interrupted(waiting.message, call, number)
+            waiting.unit.notes.append(f"call {call['id']} has no result")
+        waiting.unit.messages.append(result)
+
+
+def _interrupted(step: Step, call: dict[str, Any], number: int) -> Step:
+    return Step(
+        id=f"{step.id}:interrupted:{number}",
+        session_id=step.session_id,
+        run_id=step.run_id,
+        role=MessageRole.TOOL,
+        content=INTERRUPTED,
+        tool_call_id=call["id"],
+        name=tool_name(as_object(call.get("function")).get("name")),
+        metadata={SYNTHETIC: True, IS_ERROR: True},
+        created_at=step.created_at,
+    )
+
+
+def _quoted(step: Step) -> Step:
+    text = fenced("tool_result", text_of(step.content), id=step.id, tool=step.name)
+    return _as_user(step, f"{PREFACE}\n{text}")
+
+
+def _note(step: Step) -> Step:
+    return _as_user(step, f"[system note] {text_of(step.content)}")
+
+
+def _as_user(step: Step, text: str) -> Step:
+    changed = {"role": MessageRole.USER, "content": text, "tool_call_id": None, "name": None}
+    return step.model_copy(update=changed)
+
+
+def flat(units: Sequence[Unit]) -> list[Step]:
+    """Return the messages of units, in order."""
+    return [message for unit in units for message in unit.messages]
