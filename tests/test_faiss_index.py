@@ -85,7 +85,7 @@ def _small_tiers(patch: pytest.MonkeyPatch) -> None:
 
 def operations() -> st.SearchStrategy[list[tuple[str, list[int]]]]:
     rows = st.lists(st.integers(0, 400), min_size=1, max_size=120)
-    names = st.sampled_from(["add", "add", "add_next", "add_next", "remove", "search", "filter"])
+    names = st.sampled_from(["add", "add_next", "add_next", "remove", "build", "search", "filter"])
     return st.lists(st.tuples(names, rows), min_size=1, max_size=14)
 
 
@@ -109,6 +109,8 @@ def test_every_history_answers_like_the_oracle(
                 oracle.add(rows, vectors)
             elif name == "remove":
                 assert index.remove(rows) == oracle.remove(rows)
+            elif name == "build":
+                index.finish_build()
             else:
                 scope = (
                     None if name == "search" else np.unique(np.append(rows, np.arange(1000, 1200)))
@@ -129,6 +131,7 @@ def test_recall_on_many_clustered_vectors_is_that_of_the_oracle() -> None:
     vectors = clustered(30_000, 128)
     index = FaissIndex(128)
     index.add(np.arange(30_000), vectors)
+    index.finish_build()
     queries = clustered(60, 128, seed=1) * 0.3 + vectors[:60]
     queries /= np.linalg.norm(queries, axis=1, keepdims=True)
     kth = np.sort(queries @ vectors.T, axis=1)[:, -10]
@@ -144,6 +147,7 @@ def test_a_filter_of_any_width_is_answered_within_it(share: float) -> None:
     rows = np.arange(2_000) * 7 + 3
     index, oracle = FaissIndex(64), Oracle(64)
     index.add(rows, vectors)
+    index.finish_build()
     oracle.add(rows, vectors)
     chosen = np.sort(np.random.default_rng(4).choice(rows, int(2_000 * share), replace=False))
     for query in vectors[:20]:
@@ -162,6 +166,7 @@ def test_a_wide_filter_of_rows_in_any_order_and_spread_sees_no_removed_row(scale
         holder.add(rows, vectors)
         holder.remove(rows[:30])
         holder.add(rows[60:90], vectors[:30])
+    index.finish_build()
     chosen = np.sort(np.append(rows[10:700], [10_000 * scale, -(10_000 * scale)]))
     for query in vectors[:20]:
         (found,) = index.search(query[None], 5, rows=chosen)
@@ -175,6 +180,7 @@ def test_equal_vectors_come_in_row_order_even_beyond_the_candidates() -> None:
     order = np.random.default_rng(0).permutation(1_500)
     index = FaissIndex(16)
     index.add(order, vectors[order])
+    index.finish_build()
     (found,) = index.search(vectors[:1], 12)
     assert found.rows.tolist() == [0, *range(200, 211)]
     assert found.scores.tolist() == [1.0] * 12
@@ -185,7 +191,7 @@ def test_fresh_and_removed_rows_count_at_once() -> None:
     vectors = clustered(600, 16)
     index = FaissIndex(16)
     index.add(np.arange(500), vectors[:500])
-    index.search(vectors[:1], 3)
+    index.finish_build()
     index.add(np.array([500]), vectors[500:501])
     assert index.search(vectors[500:501], 1)[0].rows.tolist() == [500]
     assert index.remove(np.array([500, 500, 99_999])) == 1
@@ -255,7 +261,7 @@ def test_arrays_bring_the_same_index_back_and_are_never_written_to() -> None:
     vectors = clustered(700, 16)
     index = FaissIndex(16)
     index.add(np.arange(700), vectors)
-    index.search(vectors[:1], 3)
+    index.finish_build()
     index.remove(np.arange(20, 40))
     arrays = index.to_arrays()
     for array in arrays.values():
@@ -281,6 +287,7 @@ def test_codes_of_another_faiss_are_made_anew() -> None:
     expected = index.search(vectors[:1], 5)[0].rows.tolist()
     strange = {"codes": np.arange(9, dtype=np.uint8), "codes_maker": np.zeros(3, np.uint8)}
     revived = FaissIndex.from_arrays(16, index.to_arrays() | strange)
+    assert revived.trained_on == 0
     assert revived.search(vectors[:1], 5)[0].rows.tolist() == expected
 
 
@@ -290,6 +297,8 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     arrays = index.to_arrays()
     with pytest.raises(DamagedFileError, match="dimensions"):
         FaissIndex.from_arrays(5, arrays)
+    with pytest.raises(DamagedFileError, match="lack codes_maker"):
+        FaissIndex.from_arrays(4, arrays | {"codes": np.zeros(9, np.uint8)})
     with pytest.raises(DamagedFileError, match="lacks vectors"):
         FaissIndex.from_arrays(4, {"rows": arrays["rows"], "alive": arrays["alive"]})
     with pytest.raises(DamagedFileError):
@@ -336,6 +345,7 @@ FORK = """
         faiss.omp_set_num_threads(4)
         flat = faiss.IndexFlatL2(128); flat.add(vectors); flat.search(vectors[:500], 5)
     if "searched" in sys.argv:
+        index.finish_build()
         assert index.search(vectors[3:4], 2)[0].rows[0] == 3
         assert "threads" not in sys.argv or faiss.omp_get_max_threads() == 4
     stop = threading.Event()
@@ -344,6 +354,7 @@ FORK = """
             index.search(vectors[:4], 5)
             index.add(np.array([40_000]), vectors[:1])
     if "busy" in sys.argv:
+        index.finish_build()
         threading.Thread(target=busy, daemon=True).start()
     for attempt in range(5):
         child = os.fork()

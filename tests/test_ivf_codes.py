@@ -49,7 +49,6 @@ def small_tiers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
         patch.setattr(faiss_index, "CODES_FROM_BYTES", 4 * D * 30)
         patch.setattr(faiss_index, "LISTS_FROM", 2_000)
-        patch.setattr(faiss_index, "BUILD_AT_ONCE", 1_000)
         patch.setattr(faiss_index, "CODE_BATCH", 300)
         patch.setattr(scan_codes, "PIECE", 500)
         yield
@@ -245,7 +244,7 @@ FORK = """
     from hybridagi_steps.indexes import faiss_index, scan_codes
     from hybridagi_steps.indexes.faiss_index import FaissIndex
     warnings.simplefilter("ignore")
-    faiss_index.LISTS_FROM, faiss_index.BUILD_AT_ONCE, scan_codes.PIECE = 2_000, 1_000, 100
+    faiss_index.LISTS_FROM, scan_codes.PIECE = 2_000, 100
     vectors = np.random.default_rng(0).standard_normal((40_000, 64)).astype(np.float32)
     index = FaissIndex(64)
     index.add(np.arange(40_000), vectors)
@@ -274,9 +273,9 @@ def test_a_child_forked_during_a_build_searches_and_builds_its_own() -> None:
 
 LEAVE = """
     import numpy as np
-    from hybridagi_steps.indexes import faiss_index, scan_codes
+    from hybridagi_steps.indexes import scan_codes
     from hybridagi_steps.indexes.faiss_index import FaissIndex
-    faiss_index.BUILD_AT_ONCE, scan_codes.PIECE = 1_000, 10
+    scan_codes.PIECE = 10
     vectors = np.random.default_rng(0).standard_normal((60_000, 64)).astype(np.float32)
     index = FaissIndex(64)
     index.add(np.arange(60_000), vectors)

@@ -10,9 +10,8 @@ looked at can be estimated. A search takes the cheapest way that is right for it
   filter and tombstones thin the candidates out, so more are fetched, from more lists.
 
 Codes are built when a search first wants them, and anew when the rows have doubled or a tenth of
-the codes stands for rows that are gone. A large build runs in a thread of its own; until it ends
-the old codes answer, or, if there are none, an exact scan. One lock serialises everything else; it
-is whole after a fork.
+the codes stands for rows that are gone, in a thread of its own: until it ends the old codes answer
+or, if there are none, an exact scan. One lock serialises everything else; it is whole after a fork.
 """
 
 from __future__ import annotations
@@ -42,8 +41,6 @@ CODES_FROM_BYTES = 4 * 2**20
 """Size of the vectors searched from which codes are asked instead of scanning them."""
 LISTS_FROM = 2**19
 """Rows from which codes are cut into lists, of which a search scans the nearest."""
-BUILD_AT_ONCE = 32_768
-"""Most rows whose codes the search that first wants them waits for, about 0.4 s."""
 CODE_BATCH = 2_048
 """Fresh rows are scanned exactly until there are so many, then encoded at once."""
 FETCH = 160
@@ -186,13 +183,7 @@ class FaissIndex:
                 "vectors": store.vectors,
                 "alive": store.alive.copy(),
             }
-            if codes is not None:
-                arrays["codes"] = codes.to_bytes()
-                arrays["codes_maker"] = np.frombuffer(codes.maker, np.uint8)
-                arrays["trained_on"] = np.array([codes.trained_on], np.int64)
-                if codes.places is not None:
-                    arrays["places"] = codes.places
-            return arrays
+            return arrays if codes is None else arrays | codes.to_arrays()
 
     @classmethod
     def from_arrays(cls, dimension: int, arrays: Mapping[str, npt.NDArray[Any]]) -> FaissIndex:
@@ -203,16 +194,12 @@ class FaissIndex:
         Raises:
             DamagedFileError: They do not fit together or are of another dimension.
         """
-        needed = {"rows", "vectors", "alive"}
-        if "codes" in arrays:
-            needed |= {"codes_maker", "trained_on"}
-        missing = needed - arrays.keys()
-        if missing:
+        if missing := {"rows", "vectors", "alive"} - arrays.keys():
             raise DamagedFileError(f"the cached index lacks {', '.join(sorted(missing))}.")
         store = VectorStore.restore(arrays["rows"], arrays["vectors"], arrays["alive"])
         index = cls(dimension)
         index._store = store
-        codes = _revived_codes(arrays)
+        codes = _codes_of(arrays)
         code_dimension = dimension if codes is None else codes.dimension
         if not dimension == store.dimension == code_dimension:
             raise DamagedFileError(
@@ -330,15 +317,7 @@ class FaissIndex:
         from hybridagi_steps.indexes import scan_codes
 
         pieces = scan_codes.build(self._vectors, lists=count >= LISTS_FROM)
-        if count > BUILD_AT_ONCE:
-            self._build = CodeBuild(pieces, self._adopt)
-            return
-        while True:
-            try:
-                next(pieces)
-            except StopIteration as end:
-                self._codes = end.value
-                return
+        self._build = CodeBuild(pieces, self._adopt)
 
     def _vectors(self) -> FloatMatrix:
         with self._lock:
@@ -375,12 +354,9 @@ def _allowed(positions: Positions, allowed: Mask | None) -> Positions:
     return positions if allowed is None else positions[allowed[positions]]
 
 
-def _revived_codes(arrays: Mapping[str, npt.NDArray[Any]]) -> ScanCodes | None:
-    """Revive the codes; None if there are none, or another FAISS wrote them."""
+def _codes_of(arrays: Mapping[str, npt.NDArray[Any]]) -> ScanCodes | None:
     if "codes" not in arrays:
         return None
     from hybridagi_steps.indexes.scan_codes import ScanCodes
 
-    if arrays["codes_maker"].tobytes() != ScanCodes.maker:
-        return None
-    return ScanCodes.from_bytes(arrays["codes"], int(arrays["trained_on"][0]), arrays.get("places"))
+    return ScanCodes.from_arrays(arrays)

@@ -20,7 +20,7 @@ Nearest Neighbor Search with Product Quantization Fast Scan"; the layout is FAIS
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from math import ceil, isqrt
 from typing import Any
@@ -38,10 +38,11 @@ PIECE = 16_384
 LISTS_SEARCHED = 1 / 8
 """Share of the lists that a search scans."""
 
-_CODEBOOK_SAMPLE = 16_384
-_CODEBOOK_ROUNDS = 8
+_CODEBOOK_SAMPLE = 4_096
+_CODEBOOK_ROUNDS = 4
 _SAMPLE_PER_LIST = 48
 _CENTRE_ROUNDS = 6
+_MAKER = f"faiss {faiss.__version__} 4-bit pairs".encode()
 
 Building = Generator[None, None, "ScanCodes"]
 """Builds piece by piece: whoever drives it may stop between two pieces."""
@@ -67,37 +68,39 @@ class ScanCodes:
         places: The position of each code, -1 for none; None: codes stand where they were added.
     """
 
-    maker = f"faiss {faiss.__version__} 4-bit pairs".encode()
-    """Whose format `to_bytes` writes; codes of another maker are made anew, not trusted."""
-
     def __init__(self, index: Any, trained_on: int, places: Positions | None = None) -> None:
         self._index, self.trained_on, self._places = index, trained_on, places
         self.count = int(index.ntotal) if places is None else int(places.max(initial=-1)) + 1
 
     @classmethod
-    def from_bytes(
-        cls, code_bytes: npt.NDArray[np.uint8], trained_on: int, places: Positions | None
-    ) -> ScanCodes:
-        """Revive what `to_bytes` gave. The bytes must come from a checked file.
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> ScanCodes | None:
+        """Revive what `to_arrays` gave; None if another FAISS made it, which is not trusted.
+
+        The arrays must come from a checked file.
 
         Raises:
-            DamagedFileError: They hold another kind of index, or places that do not fit it.
+            DamagedFileError: They hold another kind of index, or do not fit together.
         """
-        index: Any = faiss.deserialize_index(code_bytes)
+        if missing := {"codes", "codes_maker", "trained_on"} - arrays.keys():
+            raise DamagedFileError(f"the cached codes lack {', '.join(sorted(missing))}.")
+        if arrays["codes_maker"].tobytes() != _MAKER:
+            return None
+        index: Any = faiss.deserialize_index(arrays["codes"])
         if not isinstance(index, faiss.IndexPQFastScan | faiss.IndexIVFPQFastScan):
-            raise DamagedFileError(f"cached codes are a {type(index).__name__}.")
+            raise DamagedFileError(f"the cached codes are a {type(index).__name__}.")
+        places = arrays.get("places")
         if places is not None and places.shape != (index.ntotal,):
-            raise DamagedFileError(f"{index.ntotal} codes have {len(places)} places.")
-        return cls(index, trained_on, places)
+            raise DamagedFileError(f"{index.ntotal} cached codes have {len(places)} places.")
+        return cls(index, int(arrays["trained_on"][0]), places)
 
-    def to_bytes(self) -> npt.NDArray[np.uint8]:
-        """Return the codes in FAISS's own format."""
-        return faiss.serialize_index(self._index)
-
-    @property
-    def places(self) -> Positions | None:
-        """The position of each code, -1 for none; None if codes stand where they were added."""
-        return self._places
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return everything as arrays for a cache file, the codes in FAISS's own format."""
+        arrays = {
+            "codes": faiss.serialize_index(self._index),
+            "codes_maker": np.frombuffer(_MAKER, np.uint8),
+            "trained_on": np.array([self.trained_on], np.int64),
+        }
+        return arrays if self._places is None else arrays | {"places": self._places}
 
     @property
     def total(self) -> int:
