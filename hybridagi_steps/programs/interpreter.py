@@ -23,7 +23,12 @@ from hybridagi_steps.programs.driving import adriven, driven
 from hybridagi_steps.programs.graph_program import GraphProgram
 from hybridagi_steps.programs.node_predictors import predictors_of
 from hybridagi_steps.programs.program_checks import check_programs
-from hybridagi_steps.programs.program_library import ProgramLibrary, ProgramShelf, programs_of
+from hybridagi_steps.programs.program_library import (
+    EntryGuard,
+    ProgramLibrary,
+    ProgramShelf,
+    programs_of,
+)
 from hybridagi_steps.programs.program_run import ProgramRun, RunSettings
 from hybridagi_steps.programs.recording import record
 from hybridagi_steps.programs.run_state import AgentOutput, ProgramSession
@@ -82,7 +87,7 @@ class GraphInterpreter(dspy.Module):
         self.commit_decision_steps = commit_decision_steps
         self.max_corrections = max_corrections
         self.decision_lm = decision_lm
-        known = _reachable(self.programs, entrypoint)
+        known = _known(self.programs)
         check_programs(known)
         self.nodes = predictors_of(known, self.tools, decision_lm)
         self._check_recall()
@@ -142,7 +147,8 @@ class GraphInterpreter(dspy.Module):
             decision_lm=self.decision_lm,
             max_corrections=self.max_corrections,
         )
-        return ProgramRun(settings, before.going_on(text, variables))
+        following = before.going_on(text, variables)
+        return ProgramRun(settings, following, {"query": text, **variables})
 
     def _check_recall(self) -> None:
         for tool in self.tools.values():
@@ -156,9 +162,10 @@ def _check_least(name: str, value: int, least: int) -> None:
         raise InvalidSettingError(f"{name} is a number of at least {least}, not {value!r}.")
 
 
-def _library(programs: Any, entrypoint: str) -> ProgramLibrary:
+def _library(programs: Any, entrypoint: str) -> EntryGuard | ProgramShelf:
+    library: EntryGuard | ProgramShelf
     if all(callable(getattr(programs, verb, None)) for verb in ("names", "get", "is_protected")):
-        library = cast("ProgramLibrary", programs)
+        library = EntryGuard(cast("ProgramLibrary", programs), entrypoint)
     else:
         given = programs_of(programs)
         check_programs(given)
@@ -168,19 +175,11 @@ def _library(programs: Any, entrypoint: str) -> ProgramLibrary:
     return library
 
 
-def _reachable(library: ProgramLibrary, entrypoint: str) -> list[GraphProgram]:
+def _known(library: EntryGuard | ProgramShelf) -> list[GraphProgram]:
     """Return the programs that have predictors from the start: all that were given as a list.
 
     Of a memory, which may hold thousands, those that the entry program depends on.
     """
-    if isinstance(library, ProgramShelf):
-        return [library.get(name) for name in library.names()]
-    known = set(library.names())
-    found: dict[str, GraphProgram] = {}
-    waiting = [entrypoint]
-    while waiting:
-        name = waiting.pop()
-        if name in known and name not in found:
-            found[name] = library.get(name)
-            waiting += found[name].calls()
-    return list(found.values())
+    if isinstance(library, EntryGuard):
+        return library.reachable()
+    return [library.get(name) for name in library.names()]

@@ -45,7 +45,7 @@ class ProgramShelf:
 
     def __init__(self, programs: Iterable[GraphProgram], protected: Sequence[str] = ()) -> None:
         self._programs = {program.name: program for program in programs}
-        self._protected = frozenset(dependencies(protected, self._programs))
+        self._protected = frozenset(_closure(protected, self._programs))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -80,6 +80,52 @@ class ProgramShelf:
         return name in self._protected
 
 
+class EntryGuard:
+    """A library in which one more program is protected, with all that it depends on.
+
+    Args:
+        library: The library.
+        entrypoint: The program that runs begin with.
+    """
+
+    def __init__(self, library: ProgramLibrary, entrypoint: str) -> None:
+        self.library = library
+        self.entrypoint = entrypoint
+
+    def names(self) -> list[str]:
+        """Return the names of all programs, sorted."""
+        return self.library.names()
+
+    def get(self, name: str, /) -> GraphProgram:
+        """Return a program."""
+        return self.library.get(name)
+
+    def search(self, query: str, k: int = 5) -> list[GraphProgram]:
+        """Return the programs that fit a query best, without protected ones."""
+        hidden = self._guarded()
+        found = self.library.search(query, k + len(hidden))
+        return [program for program in found if program.name not in hidden][:k]
+
+    def is_protected(self, name: str, /) -> bool:
+        """Whether agents must leave the program alone."""
+        return self.library.is_protected(name) or name in self._guarded()
+
+    def reachable(self) -> list[GraphProgram]:
+        """Return the entry program and all that it depends on, as far as they are known."""
+        known = set(self.library.names())
+        found: dict[str, GraphProgram] = {}
+        waiting = [self.entrypoint]
+        while waiting:
+            name = waiting.pop(0)
+            if name in known and name not in found:
+                found[name] = self.library.get(name)
+                waiting += found[name].calls()
+        return list(found.values())
+
+    def _guarded(self) -> set[str]:
+        return {program.name for program in self.reachable()}
+
+
 def open_to_agents(library: ProgramLibrary, name: str) -> GraphProgram:
     """Return a program that an agent asked for by name.
 
@@ -95,7 +141,7 @@ def open_to_agents(library: ProgramLibrary, name: str) -> GraphProgram:
     return library.get(name)
 
 
-def dependencies(names: Iterable[str], programs: Mapping[str, GraphProgram]) -> list[str]:
+def _closure(names: Iterable[str], programs: Mapping[str, GraphProgram]) -> list[str]:
     """Return the programs of these names and all that they call, nearest first."""
     waiting = [name for name in names if name in programs]
     found: dict[str, None] = {}

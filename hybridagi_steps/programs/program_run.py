@@ -14,12 +14,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError
 
-from hybridagi_steps.errors import DecisionError, LimitReachedError, UnknownToolError
+from hybridagi_steps.errors import (
+    DecisionError,
+    LimitReachedError,
+    ToolInputError,
+    UnknownToolError,
+)
 from hybridagi_steps.programs import step_shapes as shapes
 from hybridagi_steps.programs.adapters import StepContext
 from hybridagi_steps.programs.call_steps import FunctionStep
@@ -57,51 +62,61 @@ class RunSettings:
     max_corrections: int
 
 
+class Result(NamedTuple):
+    """What an Action or a program gave."""
+
+    value: Any
+    """The thing itself, for variables and tools."""
+    told: Any
+    """The same for the record: recalled steps stand in it as their ids."""
+
+
 class ProgramRun:
     """One run.
 
     Args:
         settings: What the interpreter decides.
         session: The run's state, changed as it goes.
+        arguments: What the caller gave, as the entry program's call tells it.
     """
 
-    def __init__(self, settings: RunSettings, session: ProgramSession) -> None:
+    def __init__(
+        self, settings: RunSettings, session: ProgramSession, arguments: dict[str, Any]
+    ) -> None:
         self._settings = settings
         self._session = session
+        self._arguments = arguments
         self._steps = RunSteps(settings.memory)
         self._recalled: dict[str, QueryWithSteps] = {}
         self._new_predictors: dict[str, dspy.Module | None] = {}
         self._visited = 0
         self._depth = 0
-        self._last: Any = None
-        self._spoken: str | None = None
+        self._last: Result | None = None
+        self._spoken: Result | None = None
 
     def work(self) -> Work[AgentOutput]:
         """Run the entry program to its end, its limit or its first error."""
         entry = self._settings.entrypoint
-        variables = {**self._session.variables}
         purpose = self._settings.library.get(entry).description or entry
-        arguments = {"query": self._session.query, **variables}
         finish: FinishReason = "finished"
         failure: RunError | None = None
         try:
-            yield from self._call(entry, purpose, arguments)
+            yield from self._call(entry, purpose, self._arguments)
         except Exception as error:
             out_of_steps = isinstance(error, LimitReachedError) and error.limit == "max_iters"
             finish = "max_iters" if out_of_steps else "error"
             failure = RunError(**shapes.error_fields(error)["error"])
         return AgentOutput(
             finish_reason=finish,
-            final_answer=self._answer(),
+            final_answer="" if self._answer is None else shown_text(self._answer.value),
             program_trace=AgentStepList(steps=self._steps.steps),
             session=self._session,
             error=failure,
         )
 
-    def _answer(self) -> str:
-        if self._spoken is not None:
-            return self._spoken
-        return "" if self._last is None else shown_text(self._last)
+    @property
+    def _answer(self) -> Result | None:
+        return self._spoken or self._last
 
     # -- programs
 
@@ -111,7 +126,7 @@ class ProgramRun:
         purpose: str,
         arguments: dict[str, Any],
         program: GraphProgram | None = None,
-    ) -> Work[Any]:
+    ) -> Work[Result]:
         """Run a program between its ProgramCall and its ProgramEnd; return its last result."""
         told = FunctionStep("program", name, purpose)
         is_entry = self._depth == 0
@@ -128,9 +143,10 @@ class ProgramRun:
             while node_id != END:
                 node_id = yield from self._visit(program, program.nodes[node_id])
             self._depth -= 1
-            result = self._last
-            step.outcome = {"final_answer": self._answer()} if is_entry else {"result": result}
-        self._last = before if result is None else result
+            result = self._last or Result(None, None)
+            told_answer = None if self._answer is None else self._answer.told
+            step.outcome = {"final_answer": told_answer} if is_entry else {"result": result.told}
+        self._last = self._last or before
         return result
 
     def _visit(self, program: GraphProgram, node: Node) -> Work[str]:
@@ -166,22 +182,24 @@ class ProgramRun:
             prompt, remembered = self._prompt(program, node, node.prompt)
             if predictor is None:
                 given = tool.from_prompt(prompt)
-                kept = given if remembered == prompt else tool.from_prompt(remembered)
+                kept = given if remembered == prompt else _kept(tool, remembered)
             else:
                 prediction = yield from self._asked(predictor, self._inputs(prompt=prompt))
                 kept = given = tool.from_prediction(prediction)
             arguments.update(tool.told_arguments(remembered, kept))
-            result = yield from self._used(tool, node, given)
-            step.outcome = tool.told_result(result, kept)
-        if isinstance(result, QueryWithSteps) and step.written is not None:
-            self._recalled[str(step.written.id)] = result
+            result = yield from self._used(tool, node, given, kept)
+            step.outcome = result.told
+        if isinstance(result.value, QueryWithSteps) and step.written is not None:
+            self._recalled[str(step.written.id)] = result.value
         if isinstance(tool, Speak):
-            self._spoken = shown_text(result)
+            self._spoken = result
         self._last = result
         if node.var_out is not None:
-            self._session.variables[node.var_out] = result
+            self._session.variables[node.var_out] = result.value
 
-    def _used(self, tool: GraphTool, node: Action, arguments: dict[str, Any]) -> Work[Any]:
+    def _used(
+        self, tool: GraphTool, node: Action, arguments: dict[str, Any], kept: dict[str, Any]
+    ) -> Work[Result]:
         use = ToolUse(
             arguments=arguments,
             session=self._session,
@@ -195,7 +213,7 @@ class ProgramRun:
         if isinstance(result, CallProgram):
             purpose = node.purpose or result.name
             return (yield from self._call(result.name, purpose, {}, result.program))
-        return result
+        return Result(result, tool.told_result(result, kept))
 
     # -- decisions
 
@@ -326,6 +344,14 @@ class ProgramRun:
             return step
         texts = [str(each) for each in found.steps]
         return step.model_copy(update={"outputs": {"result": texts}})
+
+
+def _kept(tool: GraphTool, remembered: str) -> dict[str, Any]:
+    """Return the arguments that the remembered form of a prompt makes."""
+    try:
+        return tool.from_prompt(remembered)
+    except ToolInputError:
+        return {"prompt": remembered}
 
 
 def _parts(module: dspy.Module | None) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from hybridagi_steps.programs.tools.reusing import (
     ReadGraphProgram,
 )
 from hybridagi_steps.programs.tools.talking import AskUser, Speak, UpdateObjective
+from hybridagi_steps.programs.tools.tool_box import ToolBox
 
 __all__ = [
     "AskUser",
@@ -31,6 +32,7 @@ __all__ = [
     "Predict",
     "ReadGraphProgram",
     "Speak",
+    "ToolBox",
     "ToolUse",
     "UpdateObjective",
     "tools_by_name",

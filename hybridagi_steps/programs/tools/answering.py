@@ -23,6 +23,10 @@ class Predict(GraphTool):
         del arguments
         return {"prompt": prompt}
 
+    def told_result(self, result: Any, arguments: dict[str, Any]) -> Any:
+        """Return the answer as the step remembers it."""
+        return arguments.get("answer", result)
+
     def use(self, use: ToolUse) -> Any:
         """Return the answer."""
         return use.arguments["answer"]

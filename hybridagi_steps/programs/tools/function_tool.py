@@ -30,7 +30,7 @@ from hybridagi_steps.programs.tools.graph_tool import (
 )
 
 
-class _CallTool(GraphTool):
+class CallTool(GraphTool):
     """A tool that is called with named arguments, which a model writes as one JSON object.
 
     Args:
@@ -93,7 +93,7 @@ class _CallTool(GraphTool):
         return cast("dict[str, Any]", arguments)
 
 
-class FunctionTool(_CallTool):
+class FunctionTool(CallTool):
     """A function, or coroutine function, as a tool.
 
     Args:
@@ -151,7 +151,7 @@ class FunctionTool(_CallTool):
         return {**given, **(model.model_extra or {})}
 
 
-class DSPyTool(_CallTool):
+class DSPyTool(CallTool):
     """A `dspy.Tool`, MCP tools among them, as a tool of a graph program.
 
     Args:

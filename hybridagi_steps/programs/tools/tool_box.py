@@ -1,0 +1,112 @@
+"""ToolBox: several tools behind one name, for Actions that choose a tool when they run.
+
+A graph names its tools, so a program that is to work with anybody's tools needs one name for all of
+them. Which tool is used, and with what, is for the language model to say; the step tells both.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import dspy
+
+from hybridagi_steps.errors import InvalidSettingError, ToolInputError, UnknownToolError
+from hybridagi_steps.programs.decision_labels import chosen
+from hybridagi_steps.programs.tools.function_tool import CallTool, tools_by_name
+from hybridagi_steps.programs.tools.graph_tool import (
+    INPUTS,
+    Asked,
+    GraphTool,
+    ToolUse,
+    node_signature,
+)
+
+
+class ToolBox(GraphTool):
+    """Uses whichever of several tools is needed.
+
+    Args:
+        tools: Functions and `dspy.Tool`s.
+        name: What Actions call the box.
+        lm: The language model that its nodes ask.
+
+    Raises:
+        InvalidSettingError: No tools, or some that are not called with named arguments.
+    """
+
+    def __init__(
+        self, tools: Iterable[Any] | Mapping[str, Any], name: str = "Act", lm: Any = None
+    ) -> None:
+        super().__init__(name=name, lm=lm)
+        found = tools_by_name(tools)
+        self.tools = {key: tool for key, tool in found.items() if isinstance(tool, CallTool)}
+        if not self.tools or len(self.tools) < len(found):
+            raise InvalidSettingError(f"the tool box {name!r} needs functions or dspy.Tools.")
+        self.own = tuple(part for tool in self.tools.values() for part in tool.own)
+
+    def predictor(self, purpose: str) -> dspy.Module:
+        """Return a new predictor that chooses a tool and its arguments."""
+        listed = "\n".join(
+            f"- {tool.name}: {tool.description} "
+            f"Arguments, as JSON schemas: {json.dumps(tool.schemas, default=str)}"
+            for tool in self.tools.values()
+        )
+        asked = {
+            "tool": Asked(str, f"one of: {', '.join(self.tools)}"),
+            "arguments": Asked(dict[str, Any], "The tool's arguments by name, a JSON object"),
+        }
+        told = f"Choose one of these tools, and its arguments, as the prompt asks.\n{listed}"
+        predictor = dspy.Predict(node_signature(told, purpose, INPUTS, asked))
+        if self.lm is not None:
+            predictor.set_lm(self.lm)
+        return predictor
+
+    def from_prompt(self, prompt: str) -> dict[str, Any]:
+        """Return tool and arguments from a JSON object with these two keys.
+
+        Raises:
+            ToolInputError: The prompt is none.
+        """
+        try:
+            given = json.loads(prompt)
+            return {"tool": given["tool"], "arguments": dict(given.get("arguments") or {})}
+        except (ValueError, TypeError, KeyError) as error:
+            raise ToolInputError(
+                f"without a language model {self.name} takes a JSON object with the keys tool and "
+                "arguments."
+            ) from error
+
+    def from_prediction(self, prediction: Any) -> dict[str, Any]:
+        """Return the tool and the arguments that a language model came up with."""
+        return {"tool": str(prediction["tool"]), "arguments": prediction["arguments"]}
+
+    def use(self, use: ToolUse) -> Any:
+        """Use the tool that was chosen.
+
+        Raises:
+            UnknownToolError: There is none of this name.
+            ToolInputError: The arguments do not fit.
+        """
+        tool, inner = self._chosen(use)
+        return tool.use(inner)
+
+    async def ause(self, use: ToolUse) -> Any:
+        """Use the tool that was chosen."""
+        tool, inner = self._chosen(use)
+        return await tool.ause(inner)
+
+    def _chosen(self, use: ToolUse) -> tuple[GraphTool, ToolUse]:
+        named, arguments = use.arguments["tool"], use.arguments["arguments"]
+        name = named if named in self.tools else chosen(str(named), list(self.tools))
+        if name is None:
+            raise UnknownToolError(str(named), list(self.tools))
+        if not isinstance(arguments, dict):
+            raise ToolInputError(f"{name} takes named arguments, not {arguments!r:.200}.")
+        return self.tools[name], replace(use, arguments=arguments)
