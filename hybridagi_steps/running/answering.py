@@ -1,0 +1,279 @@
+"""How a program is brought to answer inside a run.
+
+It gets its context, its tools go through the gate, its tokens are shown as they come, and a failing
+provider is asked again as long as nothing has been said. The program itself is not changed.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import anyio.to_thread
+import dspy
+import orjson
+from dspy.utils.exceptions import is_retryable_lm_error
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_after_delay,
+    wait_random_exponential,
+)
+
+from hybridagi_steps.messages.names import is_call_id
+from hybridagi_steps.programs import step_shapes as shapes
+from hybridagi_steps.programs.dspy_settings import overriding
+from hybridagi_steps.programs.recorder import StepRecorder
+from hybridagi_steps.programs.recording import record_step
+from hybridagi_steps.running import programs_called as called
+from hybridagi_steps.running.listening import Piece, listeners_of, streamed
+from hybridagi_steps.running.run import RUN, ActiveRun
+from hybridagi_steps.running.run_callback import RunCallback
+from hybridagi_steps.running.session_prompt import Messages, with_session
+from hybridagi_steps.running.tool_gate import GATE, ToolGate
+from hybridagi_steps.running.turn import ToolTurn
+
+_LONGEST_WAIT_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class Prompt:
+    """What a program is given."""
+
+    content: Any
+    """The user's message: a text, or a provider's content parts."""
+    before: Messages = field(default_factory=Messages)
+    """Earlier messages."""
+    after: Messages = field(default_factory=Messages)
+    """What this turn has done already, when it is resumed."""
+    inputs: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Further inputs of a DSPy program."""
+
+    @property
+    def text(self) -> str:
+        """The user's message as text."""
+        if isinstance(self.content, list):
+            parts = cast("list[Any]", self.content)
+            texts = [p["text"] for p in parts if isinstance(p, dict) and "text" in p]
+            return "\n".join(map(str, texts))
+        return self.content if isinstance(self.content, str) else called.text_of(self.content)
+
+
+@dataclass(slots=True)
+class Agent:
+    """A program with what a runner knows about it."""
+
+    program: Any
+    input_field: str | None
+    """The input that takes the user's message; None when the program takes messages."""
+    output_field: str | None
+    tools: Mapping[str, Any]
+    """Its tools by name."""
+
+    @property
+    def name(self) -> str:
+        """What steps call it."""
+        found = called.inner(self.program)
+        return str(getattr(found, "__name__", None) or type(found).__name__)
+
+
+async def answer(run: ActiveRun, agent: Agent, prompt: Prompt) -> called.Reply | None:
+    """Return what a program answers; None when it gave nothing.
+
+    Raises:
+        RunStopped: The run was stopped.
+        Exception: Whatever the program raised.
+    """
+    callbacks: list[Any] = [c for c in dspy.settings.get("callbacks", []) if not _of_run(c, run)]
+    gate = ToolGate(run)
+    adapter = with_session(_plain_adapter(), prompt.before, prompt.after)
+    with overriding(
+        adapter=adapter,
+        callbacks=[*callbacks, run.recorder, RunCallback(run)],
+        send_stream=None,
+        stream_listeners=[],
+        **{GATE: gate, RUN: run},
+    ):
+        given = await _with_retries(run, partial(_given, run, agent, prompt, gate))
+    return called.reply_of(given, agent.output_field)
+
+
+async def _with_retries(run: ActiveRun, attempt: Callable[[], Any]) -> Any:
+    """Try again while the provider fails and nothing has been said or done."""
+
+    def worth_it(error: BaseException) -> bool:
+        return _is_passing(error) and not run.spoke and run.stopped is None
+
+    def report(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        if error is not None:
+            run.error("provider", error, retrying=True, attempt=state.attempt_number)
+
+    retrying = AsyncRetrying(
+        stop=stop_after_attempt(run.config.max_retries + 1)
+        | stop_after_delay(run.config.retry_seconds),
+        wait=wait_random_exponential(multiplier=0.5, max=_LONGEST_WAIT_SECONDS),
+        retry=retry_if_exception(worth_it),
+        before_sleep=report,
+        reraise=True,
+    )
+    return await retrying(attempt)
+
+
+def _is_passing(error: BaseException) -> bool:
+    """Whether a provider's failure may pass: rate limits, timeouts, its own errors."""
+    if not isinstance(error, Exception):
+        return False
+    status = getattr(error, "status_code", None)
+    passing = isinstance(status, int) and (status in (408, 409, 429) or status >= 500)
+    return passing or is_retryable_lm_error(error) or isinstance(error, ConnectionError)
+
+
+async def _given(run: ActiveRun, agent: Agent, prompt: Prompt, gate: ToolGate) -> Any:
+    """Return what a program gives, recorded as one program."""
+    if called.leaves_program_call(agent.program):
+        return await _module(run, agent, prompt)
+
+    async def program(message: Any) -> Any:  # noqa: ARG001 - shown as the program's argument
+        if called.is_module(agent.program):
+            return await _module(run, agent, prompt)
+        return await _conversation(run, agent, prompt, gate)
+
+    purpose = shapes.purpose_of(called.inner(agent.program)) or agent.name
+    recorded = record_step(kind="program", name=agent.name, purpose=purpose)(program)
+    return await recorded(message=prompt.content)
+
+
+async def _module(run: ActiveRun, agent: Agent, prompt: Prompt) -> Any:
+    """Return what a DSPy module gives, its tokens shown while it runs."""
+    inputs = {**prompt.inputs, cast("str", agent.input_field): prompt.text}
+    call = partial(called.call_module, agent.program)
+    listeners = listeners_of(agent.program, agent.output_field)
+
+    async def by_name(**named: Any) -> Any:
+        return await call(named)
+
+    if not listeners:
+        return await by_name(**inputs)
+    given: Any = None
+    async for item in streamed(by_name, listeners)(**inputs):
+        if isinstance(item, Piece):
+            run.piece(item)
+        elif isinstance(item, dspy.Prediction):
+            given = item.given
+    return given
+
+
+async def _conversation(run: ActiveRun, agent: Agent, prompt: Prompt, gate: ToolGate) -> Any:
+    """Return the answer of a callable over messages, its tools called for it."""
+    asked: Messages = [*prompt.before, {"role": "user", "content": prompt.content}, *prompt.after]
+    known = len(run.turn.messages)
+    while True:
+        run.check_limits()
+        run.meter.ask()
+        so_far = [step.to_message_dict() for step in run.turn.messages[known:]]
+        messages = [*asked, *so_far]
+        await run.tell("on_model_start", messages)
+        given = await _said(run, agent.program, messages)
+        await run.tell("on_model_end", given)
+        reply = called.reply_of(given, None)
+        if reply is not None and reply.usage:
+            run.meter.reported(reply.usage, reply.model_name)
+        if reply is None or not reply.tool_calls or not agent.tools:
+            return given
+        await _call_tools(run, agent, reply, gate)
+
+
+async def _said(run: ActiveRun, program: Any, messages: Messages) -> Any:
+    """Return what one call of a callable says: a text, a message, or pieces of either."""
+    if inspect.iscoroutinefunction(program) or inspect.isasyncgenfunction(program):
+        given = program(messages)
+    else:
+        given = await anyio.to_thread.run_sync(partial(program, messages), abandon_on_cancel=True)
+    if inspect.isawaitable(given):
+        given = await given
+    if not hasattr(given, "__aiter__"):
+        return given
+    text: list[str] = []
+    async for piece in cast("AsyncIterator[Any]", given):
+        if isinstance(piece, Mapping) and "role" in piece:
+            return cast("Mapping[str, Any]", piece)
+        content, reasoning = _parts(piece)
+        text.append(content or "")
+        run.piece(Piece((id(program), len(run.turn.messages)), content, reasoning, None))
+    return "".join(text)
+
+
+def _parts(piece: Any) -> tuple[str | None, str | None]:
+    if isinstance(piece, Mapping):
+        return piece.get("content"), piece.get("reasoning_content")
+    return str(piece), None
+
+
+async def _call_tools(run: ActiveRun, agent: Agent, reply: called.Reply, gate: ToolGate) -> None:
+    """Call the tools that a message asks for, side by side."""
+    turns = [_tool_turn(call) for call in reply.tool_calls or []]
+    run.turn.announce(turns, reply.content, reply.reasoning)
+    await asyncio.gather(*(_call_tool(run, agent, turn, gate) for turn in turns))
+
+
+async def _call_tool(run: ActiveRun, agent: Agent, turn: ToolTurn, gate: ToolGate) -> None:
+    tool = agent.tools.get(turn.name)
+    if tool is None:
+        begun = await anyio.to_thread.run_sync(run.begin_tool, turn.name, turn.arguments)
+        known = ", ".join(sorted(agent.tools))
+        run.end_tool(begun, f"Error: no tool is named {turn.name}; there are {known}.", 0.0, _ERROR)
+        return
+    try:
+        await gate.acall(tool, turn.arguments)
+    except Exception as error:  # the gate has stored it as the call's result
+        run.hooks.tell_soon("on_error", error)
+
+
+_ERROR: dict[str, Any] = {"is_error": True}
+
+
+def _tool_turn(call: Mapping[str, Any]) -> ToolTurn:
+    function: Mapping[str, Any] = call.get("function") or {}
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            arguments = {"arguments": arguments}
+    turn = ToolTurn(str(function.get("name")), arguments if isinstance(arguments, dict) else {})
+    if is_call_id(call.get("id")):
+        turn.call_id = call["id"]
+    return turn
+
+
+def _plain_adapter() -> Any:
+    return dspy.settings.get("adapter")
+
+
+def _of_run(callback: Any, run: ActiveRun) -> bool:
+    """Whether a callback belongs to a run around this one, or records what this run records."""
+    if isinstance(callback, RunCallback):
+        return True
+    return isinstance(callback, StepRecorder) and callback.memory is run.line.memory
+
+
+def tools_of(program: Any, given: Sequence[Any]) -> dict[str, Any]:
+    """Return the tools of a program by name: those given, and those its modules hold."""
+    tools = [tool if isinstance(tool, dspy.Tool) else dspy.Tool(tool) for tool in given]
+    if called.is_module(program):
+        for _, module in program.named_sub_modules():
+            held = getattr(module, "tools", None)
+            values = held.values() if isinstance(held, Mapping) else held or ()
+            tools += [tool for tool in values if isinstance(tool, dspy.Tool)]
+    return {str(tool.name): tool for tool in tools}

@@ -1,0 +1,261 @@
+"""One run from its first event to its last: prepare, answer, store, and end truthfully.
+
+Whatever happens, a run ends once, with one final event, and the turn it leaves is whole: open calls
+are answered, what was said is kept as a partial message, and the steps behind it are stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from hybridagi_steps.crossing import in_thread
+from hybridagi_steps.errors import LimitReachedError, MessageError
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
+from hybridagi_steps.records.event import StepEventType
+from hybridagi_steps.running.answering import Agent, Prompt, answer
+from hybridagi_steps.running.programs_called import Reply
+from hybridagi_steps.running.run import ActiveRun
+from hybridagi_steps.running.stopping import RunStopped, Stop
+
+_log = logging.getLogger("hybridagi_steps")
+_GRACE_SECONDS = 2.0
+"""How long a cancelled program may take to clean up before it is left alone."""
+
+
+@dataclass(slots=True)
+class Start:
+    """What a run begins with."""
+
+    prepare: Callable[[ActiveRun], Prompt]
+    """Stores the user's message if it is new and returns what the program is given; may block."""
+    finish: Callable[[ActiveRun], None] | None = None
+    """Called once the answer is stored, such as to adopt its branch; may block."""
+    data: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Said with RUN_STARTED."""
+
+
+@dataclass(slots=True)
+class Ending:
+    """How a run ended."""
+
+    status: str
+    """completed, failed or cancelled."""
+    reason: str
+    error: BaseException | None = None
+
+
+_FINAL = {
+    "completed": StepEventType.RUN_COMPLETED,
+    "failed": StepEventType.RUN_FAILED,
+    "cancelled": StepEventType.RUN_CANCELLED,
+}
+
+
+async def execute(run: ActiveRun, agent: Agent, start: Start) -> None:
+    """Run a program to its end; what goes wrong becomes events."""
+    run.emit(StepEventType.RUN_STARTED, data={"depth": run.info.depth, **start.data})
+    clock = None
+    if (seconds := run.config.timeout_seconds) is not None:
+        stop = Stop("timeout", f"the run took longer than {seconds:g} s.")
+        clock = asyncio.get_running_loop().call_later(seconds, run.stop, stop)
+    work = asyncio.get_running_loop().create_task(_work(run, agent, start))
+    try:
+        ending = await _ended(run, work)
+    except Exception as error:  # a defect of ours must still end the run
+        _log.exception("run %s could not be ended", run.info.run_id)
+        ending = Ending("failed", "error", error)
+    finally:
+        if clock is not None:
+            clock.cancel()
+    await _close(run, ending)
+
+
+async def _work(run: ActiveRun, agent: Agent, start: Start) -> None:
+    await run.tell("on_run_start")
+    run.check()
+    prompt = await in_thread(partial(start.prepare, run))
+    reply = await answer(run, agent, prompt)
+    run.check()
+    if reply is None:
+        raise MessageError(
+            f"{agent.name} returned nothing that can be an answer; return a text, a message, or a "
+            "Prediction with an output field."
+        )
+    await in_thread(partial(_store_answer, run, reply))
+    if start.finish is not None:
+        await in_thread(partial(start.finish, run))
+
+
+async def _ended(run: ActiveRun, work: asyncio.Task[None]) -> Ending:
+    """Wait for the work, or stop it; then leave a whole turn."""
+    stopping = asyncio.get_running_loop().create_task(run.stop_requested.wait())
+    try:
+        await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:  # the event loop is closing
+        run.stop(Stop("cancelled", "the event loop was closed."))
+    stopping.cancel()
+    if not work.done():
+        work.cancel()
+        await asyncio.wait({work}, timeout=_GRACE_SECONDS)
+    error = _error_of(work)
+    if error is None and work.done() and not work.cancelled():
+        return Ending("completed", "completed")
+    return await in_thread(partial(_cut_short, run, error))
+
+
+def _error_of(work: asyncio.Task[None]) -> BaseException | None:
+    return work.exception() if work.done() and not work.cancelled() else None
+
+
+def _store_answer(run: ActiveRun, reply: Reply) -> None:
+    run.turn.close_open_calls()
+    root = _program_end(run, Ending("completed", "completed"))
+    metadata: dict[str, Any] = {"outputs": reply.outputs} if reply.outputs else {}
+    run.turn.store_answer(
+        reply.content,
+        reasoning=reply.reasoning,
+        tool_calls=reply.tool_calls,
+        agent_step_id=None if root is None else str(root.id),
+        metadata={**metadata, "run": {"status": "completed", "reason": "completed"}},
+    )
+    run.turn.answered = True
+
+
+def _cut_short(run: ActiveRun, error: BaseException | None) -> Ending:
+    """Leave a whole turn behind a run that did not complete; return how it ended."""
+    ending = _ending_of(run, error)
+    if run.turn.answered and run.stopped is not None and error is None:
+        # It was stopped after its answer was stored: nothing is missing.
+        return Ending("completed", "completed")
+    try:
+        run.turn.close_open_calls()
+        step_id, text = run.drafts.newest_text()
+        partial_step = None
+        if step_id is not None and not run.turn.answered:
+            partial_step = _partial_step(run, text)
+        root = _program_end(run, ending)
+        if partial_step is None:
+            run.turn.store_rest()
+        else:
+            run.turn.store_answer(
+                text,
+                agent_step_id=partial_step,
+                metadata={
+                    "partial": True,
+                    "run": {"status": ending.status, "reason": ending.reason},
+                    "agent_step_ids": [partial_step, *([str(root.id)] if root else [])],
+                },
+            )
+    except Exception as problem:
+        run.error("storage", problem)
+        if ending.error is None:
+            ending = Ending("failed", "storage", problem)
+    return ending
+
+
+def _ending_of(run: ActiveRun, error: BaseException | None) -> Ending:
+    stop = error.stop if isinstance(error, RunStopped) else run.stopped
+    if stop is not None and (error is None or isinstance(error, RunStopped)):
+        if stop.reason == "cancelled":
+            return Ending("cancelled", "cancelled")
+        problem = stop.error
+        if stop.is_limit:
+            problem = LimitReachedError(stop.message, limit=stop.reason)
+        return Ending("failed", stop.reason, problem)
+    if error is None:
+        return Ending("cancelled", "cancelled")
+    return Ending("failed", "error", error)
+
+
+def _partial_step(run: ActiveRun, text: str) -> str:
+    """Mark the AgentStep of an answer that was cut short; return its id."""
+    for step in reversed(run.turn.kept()):
+        unfinished = step.status in ("cancelled", "error")
+        if step.step_type is AgentStepType.Action and unfinished and step.tool is None:
+            step.status, step.outputs = "partial", {**(step.outputs or {}), "text": text}
+            return str(step.id)
+    inputs = {"purpose": "answer", "arguments": {}}
+    return str(_added(run, AgentStepType.Action, inputs, {"text": text}, "partial").id)
+
+
+def _program_end(run: ActiveRun, ending: Ending) -> AgentStep | None:
+    """Say in the outermost ProgramEnd how the run ended; write one if the program could not."""
+    root = run.root_call
+    if root is None:
+        return None
+    end = run.root_end
+    if end is None:
+        status: StepStatus = "cancelled" if ending.status == "cancelled" else "error"
+        problem = {"type": type(ending.error).__name__, "message": str(ending.error)}
+        outputs = {"error": problem} if ending.error is not None else {}
+        inputs = {"program": root.program}
+        end = _added(run, AgentStepType.ProgramEnd, inputs, outputs, status)
+    how = {"status": ending.status, "reason": ending.reason}
+    end.metadata = {**(end.metadata or {}), "run": how}
+    return end
+
+
+def _added(
+    run: ActiveRun,
+    kind: AgentStepType,
+    inputs: dict[str, Any],
+    outputs: dict[str, Any],
+    status: StepStatus,
+) -> AgentStep:
+    """Add an AgentStep that the recorder could not write, behind all others."""
+    before = run.turn.last_step_id
+    root = run.root_call
+    made: list[AgentStep] = []
+
+    def store(hop: int, step_id: UUID) -> None:
+        step = AgentStep(
+            id=step_id,
+            parent_id=before,
+            hop=hop,
+            step_type=kind,
+            inputs=inputs,
+            outputs=outputs,
+            session_id=run.info.session_id,
+            user_id=run.info.user_id,
+            run_id=run.info.run_id,
+            program_id=None if root is None else str(root.id),
+            status=status,
+        )
+        made.append(step)
+        run.turn.keep(step)
+
+    recorded = run.recorder.run
+    assert recorded is not None  # noqa: S101 - handing_to gives one
+    recorded.commit(store)
+    return made[0]
+
+
+async def _close(run: ActiveRun, ending: Ending) -> None:
+    """Say how the run ended."""
+    run.turn.closed = True
+    run.consents.close()
+    metrics = run.meter.run_metrics()
+    if run.parent is not None:
+        run.parent.meter.nested(metrics)
+    data: dict[str, Any] = {
+        "status": ending.status,
+        "termination_reason": ending.reason,
+        "metrics": metrics.model_dump(mode="json", exclude_none=True),
+        "branch_id": run.line.branch_id,
+        "last_sequence": run.line.last,
+    }
+    if ending.error is not None:
+        data["error"] = {"type": type(ending.error).__name__, "message": str(ending.error)}
+        run.error("run", ending.error)
+        await run.tell("on_error", ending.error)
+    if run.recorder.errors:
+        data["recording_errors"] = [str(problem) for problem in run.recorder.errors]
+    await run.tell("on_run_end", ending.status, data)
+    await run.hooks.drain()
+    run.emit(_FINAL[ending.status], data=data)

@@ -1,0 +1,198 @@
+"""How a program is called: which field takes the message, which one is the answer, what it gave.
+
+A program is a DSPy module, sync or async, or a callable over provider messages that returns a text
+or a message, or yields pieces of text. What it gives back is read as one `Reply`.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import dspy
+import orjson
+
+from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.programs import step_shapes as shapes
+from hybridagi_steps.records.json_values import json_value
+
+_BESIDE_THE_ANSWER = (
+    "reasoning",
+    "rationale",
+    "trajectory",
+    "history",
+    "termination_reason",
+    "next_thought",
+    "finish_reason",
+    "program_trace",
+    "session",
+)
+_ANSWERS = ("answer", "response", "final_answer", "output", "reply", "text", "content", "result")
+
+
+@dataclass(slots=True)
+class Reply:
+    """What a program answered."""
+
+    content: str | None
+    reasoning: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    outputs: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Its other outputs, by name."""
+    usage: dict[str, Any] | None = None
+    model_name: str | None = None
+
+
+def is_module(program: Any) -> bool:
+    """Whether a program is a DSPy module."""
+    return isinstance(program, dspy.Module)
+
+
+def inner(program: Any) -> Any:
+    """Return the program inside wrappers that add no step of their own."""
+    while getattr(type(program), "adds_no_step", False):
+        program = program.program
+    return program
+
+
+def leaves_program_call(program: Any) -> bool:
+    """Whether recording a program writes a ProgramCall for it."""
+    found = inner(program)
+    return is_module(found) and not isinstance(found, dspy.Predict | dspy.ChainOfThought)
+
+
+def signature_of(program: Any) -> Any:
+    """Return the signature of a module, None when it has none of its own."""
+    found = inner(program)
+    if isinstance(found, dspy.ChainOfThought):
+        found = found.predict
+    return getattr(found, "signature", None)
+
+
+def input_field_of(program: Any, given: str | None) -> str:
+    """Return the input field that takes the user's message.
+
+    Raises:
+        InvalidSettingError: The program takes another number of inputs than one, and none was
+            named; or the one named is not among them.
+    """
+    fields, open_ended = _inputs_of(program)
+    if given is not None:
+        if given not in fields and not open_ended:
+            raise InvalidSettingError(
+                f"{_name(program)} has no input {given!r}; it has {', '.join(fields) or 'none'}."
+            )
+        return given
+    if len(fields) != 1:
+        raise InvalidSettingError(
+            f"{_name(program)} takes {', '.join(fields) or 'no named input'}: say which of them "
+            'is the user\'s message, as in StepRunner(program, memory, input_field="question").'
+        )
+    return fields[0]
+
+
+def output_field_of(program: Any, given: str | None) -> str | None:
+    """Return the output field that is the answer as far as the program tells before it runs."""
+    if given is not None:
+        return given
+    signature = signature_of(program)
+    if signature is None:
+        predictors = program.named_predictors()
+        signature = predictors[-1][1].signature if predictors else None
+    return None if signature is None else answer_field(list(signature.output_fields))
+
+
+def answer_field(names: list[str]) -> str | None:
+    """Return the output that reads as the answer: one known by name, else the last."""
+    candidates = [name for name in names if name not in _BESIDE_THE_ANSWER]
+    known = next((name for name in _ANSWERS if name in candidates), None)
+    return known or (candidates[-1] if candidates else None)
+
+
+async def call_module(program: Any, inputs: Mapping[str, Any]) -> Any:
+    """Call a module: on the event loop when it can, else in a thread."""
+    if hasattr(type(program), "aforward") and _really_async(program):
+        return await program.acall(**inputs)
+    return await cast("Any", dspy.asyncify(program))(**inputs)
+
+
+def _really_async(program: Any) -> bool:
+    """Whether a wrapper's inside is async, too: `Recorded` has both ways for any program."""
+    return hasattr(type(inner(program)), "aforward")
+
+
+def reply_of(given: Any, output_field: str | None) -> Reply | None:
+    """Read what a program gave; None when it gave nothing."""
+    if given is None:
+        return None
+    if isinstance(given, str):
+        return Reply(given)
+    if isinstance(given, Mapping) and "role" in given:
+        return _reply_of_message(cast("Mapping[str, Any]", given))
+    fields = shapes.output_fields(given)
+    name = output_field if output_field in fields else answer_field(list(fields))
+    if name is None or fields.get(name) is None:
+        return None
+    reasoning = fields.pop("reasoning", None)
+    content = text_of(fields.pop(name))
+    outputs = {
+        key: json_value(value, [])
+        for key, value in fields.items()
+        if key not in ("trajectory", "history", "program_trace", "session")
+    }
+    thought = None if reasoning is None else str(getattr(reasoning, "content", reasoning))
+    return Reply(content, thought, outputs=outputs)
+
+
+def _reply_of_message(message: Mapping[str, Any]) -> Reply | None:
+    content = message.get("content")
+    calls = message.get("tool_calls")
+    if content is None and not calls:
+        return None
+    return Reply(
+        None if content is None else text_of(content),
+        message.get("reasoning_content"),
+        [dict(call) for call in calls] if calls else None,
+        usage=message.get("usage"),
+        model_name=message.get("model"),
+    )
+
+
+def text_of(value: Any) -> str:
+    """Return a value as a message's text: texts as they are, all else as JSON."""
+    if isinstance(value, str):
+        return value
+    plain = json_value(value, [])
+    return plain if isinstance(plain, str) else orjson.dumps(plain).decode()
+
+
+def _inputs_of(program: Any) -> tuple[list[str], bool]:
+    """Return the names of a module's inputs, and whether it takes others, too."""
+    signature = signature_of(program)
+    if signature is not None:
+        return [
+            name for name, info in signature.input_fields.items() if not _carries_history(info)
+        ], False
+    kind = type(inner(program))
+    forward = getattr(kind, "aforward", None) or getattr(kind, "forward", None)
+    if forward is None:
+        return [], False
+    parameters = list(inspect.signature(forward).parameters.values())[1:]
+    kinds = {p.kind for p in parameters}
+    named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    required = [p.name for p in named if p.default is p.empty]
+    return required or [p.name for p in named], inspect.Parameter.VAR_KEYWORD in kinds
+
+
+def _carries_history(info: Any) -> bool:
+    return info.annotation is dspy.History or info.annotation.__name__ == "StepMessages"
+
+
+def _name(program: Any) -> str:
+    return type(program).__name__

@@ -1,0 +1,215 @@
+"""One run while it lives: its identity, its parts, and how others reach it.
+
+Everything that belongs to a run hangs on one `ActiveRun`; nothing of it is on the runner or on the
+program, so any number of runs stand side by side. DSPy's settings carry the run to the code inside,
+where tools, models and nested agents find it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from hybridagi_steps.admission import redacted
+from hybridagi_steps.programs.call_tree import Labels
+from hybridagi_steps.programs.recorder import StepRecorder
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.event import StepEventType
+from hybridagi_steps.records.message import Step
+from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
+from hybridagi_steps.running.consent import Consents
+from hybridagi_steps.running.drafts import Drafts
+from hybridagi_steps.running.event_line import EventLine
+from hybridagi_steps.running.hooks import HookCaller, RunInfo
+from hybridagi_steps.running.listening import Piece
+from hybridagi_steps.running.metering import Meter
+from hybridagi_steps.running.session_line import SessionLine
+from hybridagi_steps.running.stopping import RunStopped, RunVetoed, Stop
+from hybridagi_steps.running.turn import ToolTurn, Turn
+
+RUN = "hybridagi_steps_run"
+"""The DSPy setting that carries the run of the running code."""
+
+
+class ActiveRun:
+    """A run in flight; made on the event loop that it lives on.
+
+    Args:
+        session: Whose conversation it is.
+        line: Where its messages go.
+        config: What it may do.
+        hooks: Who is told of it.
+        parent: The run around it.
+    """
+
+    def __init__(
+        self,
+        session: AgentSession,
+        line: SessionLine,
+        config: StepRunnerConfig,
+        hooks: Sequence[Any],
+        parent: ActiveRun | None,
+    ) -> None:
+        labels = Labels.of(session.session_id, session.user_id, None, None)
+        self.recorder = StepRecorder.handing_to(self._keep, line.memory, labels)
+        run = self.recorder.run
+        assert run is not None  # noqa: S101 - handing_to gives one
+        self.session, self.line, self.config, self.parent = session, line, config, parent
+        self.info = RunInfo(
+            run.id,
+            session.session_id,
+            session.user_id,
+            None if parent is None else parent.info.run_id,
+            1 if parent is None else parent.info.depth + 1,
+        )
+        self._redact = line.memory.redact
+        self.events = EventLine(run.id, session.session_id)
+        self.meter = Meter(config)
+        self.hooks = HookCaller(hooks, self.info, self._hook_failed, self._vetoed)
+        self.drafts = Drafts(self.events, self._redact, self._step_started)
+        self.turn = Turn(
+            line, run.id, self.info.parent_run_id, self.drafts, self.meter, self._stored
+        )
+        self.consents = Consents(
+            run.id,
+            session.session_id,
+            config.consent,
+            config.consent_timeout_seconds,
+            self.emit,
+            self._hook_failed,
+        )
+        self.stopped: Stop | None = None
+        self.stop_requested = asyncio.Event()
+        self.spoke = False
+        """Whether the reader has seen anything of an answer, or a tool has begun."""
+        self.root_call: AgentStep | None = None
+        self.root_end: AgentStep | None = None
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+
+    @property
+    def tool_timeout_seconds(self) -> float | None:
+        """Longest a tool may take."""
+        return self.config.tool_timeout_seconds
+
+    def emit(self, kind: StepEventType, **fields: Any) -> None:
+        """Add an event, without what redaction takes out."""
+        data = fields.get("data")
+        if data is not None and self._redact is not None:
+            fields["data"] = redacted(data, self._redact)
+        self.events.emit(kind, **fields)
+
+    def error(self, where: str, error: BaseException, **more: Any) -> None:
+        """Report something that failed."""
+        about = {"where": where, "type": type(error).__name__, "message": str(error)}
+        self.emit(StepEventType.ERROR, data={**about, **more})
+
+    def stop(self, stop: Stop) -> bool:
+        """Stop the run, from any thread; return whether it was this that stopped it."""
+        with self._lock:
+            if self.stopped is not None or self.turn.closed:
+                return False
+            self.stopped = stop
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.stop_requested.set)
+        return True
+
+    def check(self) -> None:
+        """Let code of a stopped run go no further.
+
+        Raises:
+            RunStopped: The run was stopped.
+        """
+        if self.stopped is not None:
+            raise RunStopped(self.stopped)
+
+    def check_limits(self) -> None:
+        """Do so for a run that has spent what it may.
+
+        Raises:
+            RunStopped: The run was stopped, or is now.
+        """
+        self.check()
+        over = self.meter.over_limit()
+        if over is not None:
+            self.stop(over)
+            self.check()
+
+    def piece(self, piece: Piece) -> None:
+        """Show what a model has just said."""
+        if self.stopped is not None:
+            return
+        self.spoke = True
+        self.meter.first_token()
+        self.drafts.grow(piece.key, piece.content, piece.reasoning, piece.tool_calls)
+
+    async def tell(self, point: str, *args: Any) -> None:
+        """Tell the hooks."""
+        await self.hooks.tell(point, *args)
+
+    def tell_now(self, point: str, *args: Any) -> None:
+        """Tell the hooks from code that cannot wait."""
+        self.hooks.tell_now(point, *args)
+
+    def begin_tool(self, name: str, arguments: dict[str, Any]) -> ToolTurn:
+        """Store a tool call.
+
+        Raises:
+            RunStopped: It could not be stored; the tool must not run.
+        """
+        self.spoke = True
+        try:
+            return self.turn.begin_call(name, arguments)
+        except Exception as error:
+            raise self._cannot_store(error) from error
+
+    def end_tool(self, call: ToolTurn, text: str, seconds: float, note: dict[str, Any]) -> None:
+        """Store a tool's result.
+
+        Raises:
+            RunStopped: It could not be stored.
+        """
+        if self.stopped is not None and self.turn.closed:
+            return
+        try:
+            self.turn.end_call(call, text, self.meter.tool(seconds), note or None)
+        except Exception as error:
+            raise self._cannot_store(error) from error
+
+    def tool_failed(self, call: ToolTurn, error: Exception) -> None:
+        """Report a tool's error; the program goes on."""
+        self.error("tool", error, tool=call.name, call_id=call.call_id)
+        self.hooks.tell_soon("on_error", error)
+
+    def _cannot_store(self, error: Exception) -> RunStopped:
+        stop = Stop("storage", f"{type(error).__name__}: {error}", error)
+        self.stop(stop)
+        return RunStopped(self.stopped or stop)
+
+    def _keep(self, step: AgentStep) -> None:
+        self.turn.keep(step)
+        if step.step_type is AgentStepType.ProgramCall and step.program_id is None:
+            self.root_call, self.root_end = step, None
+        root = self.root_call
+        ends = root is not None and step.program_id == str(root.id)
+        if ends and step.step_type is AgentStepType.ProgramEnd:
+            self.root_end = step
+
+    def _stored(self, step: Step) -> None:
+        if not step.is_assistant_step():
+            self.events.emit(StepEventType.STEP_COMPLETED, step_id=step.id, snapshot=step)
+        self.hooks.tell_soon("on_step_end", step)
+        if not step.is_user_step():
+            data = self.meter.run_metrics().model_dump(mode="json", exclude_none=True)
+            self.emit(StepEventType.METRICS_SNAPSHOT, step_id=step.id, data=data)
+
+    def _step_started(self, step_id: str) -> None:
+        self.hooks.tell_soon("on_step_start", step_id)
+
+    def _hook_failed(self, point: str, error: Exception) -> None:
+        self.error("hook", error, hook=point)
+
+    def _vetoed(self, veto: RunVetoed) -> None:
+        self.stop(Stop("vetoed", str(veto) or "a hook has vetoed the run.", veto))

@@ -1,0 +1,97 @@
+"""What a run hears from DSPy: models asked and answering, and the tools that a model asks for.
+
+Stands behind the recorder among the callbacks, so a step is recorded before it is told of here.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import dspy
+from dspy.utils.callback import ACTIVE_CALL_ID, BaseCallback
+
+from hybridagi_steps.messages.names import is_call_id
+from hybridagi_steps.programs import step_shapes as shapes
+from hybridagi_steps.running.listening import CLOSING_TOOLS
+from hybridagi_steps.running.run import ActiveRun
+from hybridagi_steps.running.turn import ToolTurn
+
+
+class RunCallback(BaseCallback):
+    """Follows one run."""
+
+    def __init__(self, run: ActiveRun) -> None:
+        self._run = run
+        self._models: dict[str, Any] = {}
+        self._used_ids: set[str] = set()
+        self._said: dict[str | None, str] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RunCallback:
+        return self
+
+    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        """Stop here when the run was stopped or has spent what it may; else count and tell."""
+        self._run.check_limits()
+        self._run.meter.ask()
+        self._models[call_id] = instance
+        self._run.tell_now("on_model_start", _messages(inputs))
+        self._run.check()
+
+    def on_lm_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
+        """Add what it cost."""
+        model = self._models.pop(call_id, None)
+        if model is not None and exception is None:
+            self._run.meter.answered(model, outputs)
+            self._said[ACTIVE_CALL_ID.get()] = shapes.said(outputs)
+        self._run.tell_now("on_model_end", outputs)
+
+    def on_module_end(
+        self, call_id: str, outputs: Any, exception: BaseException | None = None
+    ) -> None:
+        """Note the tools that a predictor asks for."""
+        said = self._said.pop(call_id, None)
+        if exception is not None or not isinstance(outputs, dspy.Prediction):
+            return
+        calls = self._calls(outputs)
+        if calls:
+            thought = outputs.get("next_thought")
+            if thought is None or isinstance(thought, str):
+                # Beside native calls DSPy drops the text; it is what the model said.
+                self._run.turn.announce(calls, thought or said, None)
+            else:
+                self._run.turn.announce(calls, None, str(getattr(thought, "content", thought)))
+
+    def _calls(self, outputs: Any) -> list[ToolTurn]:
+        name = outputs.get("next_tool_name")
+        if isinstance(name, str):
+            arguments = outputs.get("next_tool_args")
+            asked = [ToolTurn(name, dict(arguments) if isinstance(arguments, dict) else {})]
+        else:
+            asked = [
+                self._turn(call)
+                for value in (outputs[key] for key in outputs.keys())  # noqa: SIM118 - no dict
+                if isinstance(value, dspy.ToolCalls)
+                for call in value.tool_calls
+            ]
+        return [call for call in asked if call.name not in CLOSING_TOOLS]
+
+    def _turn(self, call: Any) -> ToolTurn:
+        """Return a call with the provider's id, unless that is none or used before."""
+        turn = ToolTurn(str(call.name), dict(call.args or {}))
+        given = getattr(call, "id", None)
+        if is_call_id(given) and given not in self._used_ids:
+            turn.call_id = given
+            self._used_ids.add(given)
+        return turn
+
+
+def _messages(inputs: dict[str, Any]) -> list[dict[str, Any]]:
+    named: Any = inputs.get("messages") or (inputs.get("kwargs") or {}).get("messages")
+    if isinstance(named, list):
+        return named
+    prompt = inputs.get("prompt")
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else []

@@ -1,0 +1,72 @@
+"""Earlier messages in a program's prompts, as the messages they are.
+
+For one run the adapter that DSPy would use is replaced by one of the same kind that puts the
+session between the demos and the request. So any signature hears the conversation, tool calls
+included, and the program is not changed. What a resumed turn has done already stands behind the
+request: the model goes on from there.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUntypedBaseClass=false
+
+from __future__ import annotations
+
+import copy
+from functools import lru_cache
+from typing import Any, cast
+
+import dspy
+
+Messages = list[dict[str, Any]]
+
+
+class SessionSplice:
+    """Mixed in before an adapter class: its prompts hold the session's messages."""
+
+    before: Messages
+    """Earlier messages, oldest first."""
+    after: Messages
+    """What the turn has done already."""
+    plain: Any
+    """The adapter without the session."""
+
+    def format(
+        self, signature: type[dspy.Signature], demos: list[dict[str, Any]], inputs: dict[str, Any]
+    ) -> Messages:
+        """Return the messages with those of the session around the request."""
+        own = cast("Messages", cast("Any", super()).format(signature, demos, inputs))
+        return [*own[:-1], *self.before, *own[-1:], *self.after]
+
+    def _make_json_adapter_fallback(self) -> Any:
+        # When a chat answer cannot be read DSPy asks again through another adapter.
+        plain = cast("Any", super())._make_json_adapter_fallback()  # noqa: SLF001
+        return with_session(plain, self.before, self.after)
+
+
+def with_session(adapter: Any, before: Messages, after: Messages) -> Any:
+    """Return an adapter of the same kind whose prompts hold these messages.
+
+    Args:
+        adapter: DSPy's adapter; None is its default.
+        before: Messages between demos and request.
+        after: Messages behind the request.
+    """
+    plain = without_session(adapter) or dspy.ChatAdapter()
+    if not before and not after:
+        return plain
+    spliced = copy.copy(plain)
+    spliced.__class__ = _spliced_kind(type(plain))
+    spliced.before, spliced.after, spliced.plain = before, after, plain
+    return spliced
+
+
+def without_session(adapter: Any) -> Any:
+    """Return the adapter that was there before the session was added."""
+    return adapter.plain if isinstance(adapter, SessionSplice) else adapter
+
+
+@lru_cache(maxsize=64)
+def _spliced_kind(kind: type[Any]) -> type[Any]:
+    return type(f"Session{kind.__name__}", (SessionSplice, kind), {})

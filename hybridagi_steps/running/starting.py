@@ -1,0 +1,77 @@
+"""The ways a run begins: a new message, a message that is there already, a turn that was cut off.
+
+Each finds the user's message that is to be answered, what stands before it (the context) and what
+the turn has done since (which the model is shown behind the request).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from hybridagi_steps.context import ContextBuilder
+from hybridagi_steps.errors import ContextBudgetError, MessageError
+from hybridagi_steps.records.message import Step
+from hybridagi_steps.running.answering import Prompt
+from hybridagi_steps.running.execution import Start
+from hybridagi_steps.running.run import ActiveRun
+from hybridagi_steps.running.session_prompt import Messages
+
+
+def with_message(content: Any, inputs: Mapping[str, Any], **more: Any) -> Start:
+    """Begin with a new message of the user."""
+
+    def prepare(run: ActiveRun) -> Prompt:
+        before = run.line.last
+        asked = run.turn.store_user_message(content)
+        run.check()
+        return Prompt(asked.content, earlier(run, before), inputs=dict(inputs))
+
+    return Start(prepare, **more)
+
+
+def where_it_stands(inputs: Mapping[str, Any], **more: Any) -> Start:
+    """Begin with the last message of the user and what the turn has done since."""
+    return Start(partial(_standing, inputs), **more)
+
+
+def _standing(inputs: Mapping[str, Any], run: ActiveRun) -> Prompt:
+    last = run.line.last
+    newest = run.line.messages(max(1, last - run.config.max_history), last)
+    asked = last_user_message(run.info.session_id, newest)
+    since = [step for step in newest if step.sequence > asked.sequence]
+    return Prompt(
+        asked.content,
+        earlier(run, asked.sequence - 1),
+        [step.to_message_dict() for step in since],
+        dict(inputs),
+    )
+
+
+def last_user_message(session_id: str, messages: Sequence[Step]) -> Step:
+    """Return the newest message of a user.
+
+    Raises:
+        MessageError: There is none.
+    """
+    for step in reversed(messages):
+        if step.is_user_step():
+            return step
+    raise MessageError(f"session {session_id!r} has no message of a user to answer.")
+
+
+def earlier(run: ActiveRun, last: int) -> Messages:
+    """Return what was said before, the newest of it that the budget holds."""
+    steps = run.line.messages(max(1, last - run.config.max_history + 1), last)
+    if not steps:
+        return []
+    builder = ContextBuilder(budget=run.config.context_budget or _NO_LIMIT, recent=None, k=0)
+    try:
+        return builder.build(steps=steps).messages
+    except ContextBudgetError as error:
+        run.error("context", error)
+        return []
+
+
+_NO_LIMIT = 2**31

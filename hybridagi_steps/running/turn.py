@@ -1,0 +1,282 @@
+"""What is committed when: the messages of one turn, with the AgentSteps that led to them.
+
+A turn is the user's message, rounds of tool calls, and the answer. The unit of commit is one answer
+of a model (with its calls) or one tool result. Calls are stored before their tools run, so that a
+crash never hides what was asked for; results are stored in the order of the calls. A second round
+that begins while one is open waits on paper, not in practice: its tools run, its messages follow.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid4
+
+import orjson
+
+from hybridagi_steps.messages.agent_steps import INTERRUPTED
+from hybridagi_steps.messages.names import tool_name
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.json_values import json_value
+from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
+from hybridagi_steps.running.drafts import Drafts
+from hybridagi_steps.running.metering import Meter
+from hybridagi_steps.running.session_line import SessionLine
+
+NO_RESULT = "Error: no tool answered this call."
+
+
+@dataclass(slots=True, eq=False)
+class ToolTurn:
+    """One tool call and its result."""
+
+    name: str
+    arguments: dict[str, Any]
+    call_id: str = field(default_factory=lambda: f"call_{uuid4().hex[:24]}")
+    step_id: UUID = field(default_factory=uuid4)
+    """The AgentStep that tells it."""
+    begun: bool = False
+    result: Step | None = None
+    """The message to be stored, once there is one."""
+
+    def as_message_part(self) -> dict[str, Any]:
+        """Return the call as providers write it."""
+        arguments = orjson.dumps(json_value(self.arguments, [])).decode()
+        function = {"name": tool_name(self.name), "arguments": arguments}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+
+@dataclass(slots=True, eq=False)
+class Round:
+    """An assistant's message with calls, and their results."""
+
+    calls: list[ToolTurn]
+    content: str | None = None
+    reasoning: str | None = None
+    metrics: StepMetrics | None = None
+    stored: bool = False
+    answered: int = 0
+    """Results stored."""
+
+
+class Turn:
+    """The messages of one run.
+
+    Args:
+        line: Where they are stored.
+        run_id: The run.
+        parent_run_id: The run around it.
+        drafts: What the reader has seen of them.
+        meter: What they cost.
+        told: Is given each message once it is stored.
+    """
+
+    def __init__(
+        self,
+        line: SessionLine,
+        run_id: str,
+        parent_run_id: str | None,
+        drafts: Drafts,
+        meter: Meter,
+        told: Callable[[Step], None],
+    ) -> None:
+        self._line, self._run_id, self._parent_run_id = line, run_id, parent_run_id
+        self._drafts, self._meter, self._told = drafts, meter, told
+        self._rounds: list[Round] = []
+        self._announced: Round | None = None
+        self._steps: list[AgentStep] = []
+        self._lock = threading.Lock()
+        self._storing = threading.RLock()
+        self.closed = False
+        self.answered = False
+        """Whether the run's own answer is stored."""
+        self.last_step_id: UUID | str | None = None
+        """The AgentStep kept last."""
+        self.messages: list[Step] = []
+        """What this run has stored, in order."""
+
+    def keep(self, step: AgentStep) -> None:
+        """Keep an AgentStep for the next commit; late ones of a closed turn are dropped."""
+        with self._lock:
+            if self.closed:
+                return
+            if step.metrics is not None and step.metrics.llm_calls:
+                step.metrics.first_token_latency_ms = self._meter.first_token_ms
+            self._steps.append(step)
+            self.last_step_id = step.id
+
+    def kept(self) -> list[AgentStep]:
+        """Return the AgentSteps that are not stored yet."""
+        with self._lock:
+            return list(self._steps)
+
+    def store_user_message(self, content: Any) -> Step:
+        """Store what the user said; nothing else comes before it."""
+        return self._store(self._step(MessageRole.USER, content=content))
+
+    def announce(self, calls: list[ToolTurn], content: str | None, reasoning: str | None) -> None:
+        """Note which tools a model asked for; stored when the first of them begins.
+
+        A model that is asked again has been told of its calls before; those that no tool began to
+        serve (an unknown name) are answered here.
+        """
+        with self._lock:
+            for call in (call for each in self._rounds for call in each.calls):
+                if not call.begun and call.result is None:
+                    call.result = self._result(call, NO_RESULT, None, {"is_error": True})
+            self._announced = Round(calls, content or None, reasoning or None)
+
+    def begin_call(self, name: str, arguments: dict[str, Any]) -> ToolTurn:
+        """Return the turn of a tool that begins, stored if its turn has come."""
+        with self._lock:
+            call = self._announced_call(name, arguments)
+            if call is None:
+                call = ToolTurn(name, arguments)
+                self._rounds.append(Round([call], metrics=self._meter.message()))
+            call.begun = True
+        self._advance()
+        return call
+
+    def end_call(
+        self,
+        call: ToolTurn,
+        content: str,
+        metrics: StepMetrics | None,
+        metadata: dict[str, Any] | None = None,
+    ) -> None:
+        """Give a call its result; stored when all earlier ones are."""
+        call.result = self._result(call, content, metrics, metadata)
+        self._advance()
+
+    def close_open_calls(self) -> None:
+        """Answer calls that never got a result, so that the turn is whole."""
+        with self._lock:
+            self._announced = None
+            open_calls = [
+                call for each in self._rounds for call in each.calls if call.result is None
+            ]
+            for call in open_calls:
+                note = {"interrupted": True, "is_error": True}
+                call.result = self._result(call, INTERRUPTED, None, note)
+        self._advance()
+
+    def store_answer(
+        self,
+        content: str | None,
+        *,
+        reasoning: str | None = None,
+        tool_calls: list[dict[str, Any]] | None = None,
+        metadata: dict[str, Any] | None = None,
+        agent_step_id: str | None = None,
+    ) -> Step:
+        """Store what the assistant says, with all AgentSteps so far."""
+        step = self._step(
+            MessageRole.ASSISTANT,
+            content=content,
+            reasoning_content=reasoning,
+            tool_calls=tool_calls,
+            agent_step_id=agent_step_id,
+            metadata=metadata,
+            metrics=self._meter.message(),
+        )
+        return self._store(step)
+
+    def store_rest(self) -> None:
+        """Store AgentSteps that no message took along."""
+        with self._storing:
+            steps = self._take_steps()
+            if steps:
+                self._line.commit([], steps)
+
+    def _announced_call(self, name: str, arguments: dict[str, Any]) -> ToolTurn | None:
+        """Return the call that a model asked for, its round being open from now on."""
+        for each in (self._announced, *self._rounds):
+            waiting = [] if each is None else [c for c in each.calls if not c.begun]
+            fitting = [call for call in waiting if call.name == name]
+            exact = [call for call in fitting if call.arguments == arguments]
+            if not fitting or each is None:
+                continue
+            if each is self._announced:
+                each.metrics, self._announced = self._meter.message(), None
+                self._rounds.append(each)
+            return (exact or fitting)[0]
+        return None
+
+    def _advance(self) -> None:
+        """Store whatever has its turn."""
+        with self._storing:
+            while (step := self._next_due()) is not None:
+                self._store(step)
+
+    def _next_due(self) -> Step | None:
+        with self._lock:
+            while self._rounds:
+                first = self._rounds[0]
+                if not first.stored:
+                    first.stored = True
+                    return self._calls_message(first)
+                if first.answered == len(first.calls):
+                    self._rounds.pop(0)
+                    continue
+                result = first.calls[first.answered].result
+                first.answered += result is not None
+                return result
+            return None
+
+    def _calls_message(self, opened: Round) -> Step:
+        ids = [str(call.step_id) for call in opened.calls]
+        return self._step(
+            MessageRole.ASSISTANT,
+            content=opened.content,
+            reasoning_content=opened.reasoning,
+            tool_calls=[call.as_message_part() for call in opened.calls],
+            agent_step_id=ids[0] if len(ids) == 1 else None,
+            metadata={"agent_step_ids": ids},
+            metrics=opened.metrics,
+        )
+
+    def _result(
+        self,
+        call: ToolTurn,
+        content: str,
+        metrics: StepMetrics | None,
+        metadata: dict[str, Any] | None,
+    ) -> Step:
+        return self._step(
+            MessageRole.TOOL,
+            content=content,
+            tool_call_id=call.call_id,
+            name=tool_name(call.name),
+            agent_step_id=str(call.step_id),
+            metrics=metrics,
+            metadata=metadata,
+        )
+
+    def _step(self, role: MessageRole, **fields: Any) -> Step:
+        return Step(
+            session_id=self._line.session_id,
+            run_id=self._run_id,
+            parent_run_id=self._parent_run_id,
+            role=role,
+            **fields,
+        )
+
+    def _take_steps(self) -> list[AgentStep]:
+        with self._lock:
+            steps, self._steps = self._steps, []
+            return steps
+
+    def _store(self, step: Step) -> Step:
+        """Store one message with the AgentSteps so far; then tell of it."""
+        with self._storing:
+            step = self._line.admitted(step)
+            if step.is_assistant_step():
+                step = self._drafts.adopt(step)
+            [stored] = self._line.commit([step], self._take_steps())
+            self.messages.append(stored)
+            if stored.is_assistant_step():
+                self._drafts.complete(stored)
+        self._told(stored)
+        return stored

@@ -1,0 +1,332 @@
+"""StepRunner: one run of a program as a stream of events, and what it leaves behind."""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportArgumentType=false
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import dspy
+import pytest
+from runner_cases import (
+    SEARCHES,
+    SyncAgent,
+    answering,
+    check_stream,
+    collected,
+    kinds,
+    messages,
+    run,
+    said,
+    search,
+    snapshots,
+    thought,
+)
+
+from hybridagi_steps import AgentStepType, StepEventType, StepMemory
+from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError, SequenceConflictError
+from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
+from hybridagi_steps.running.runner import StepRunner
+from hybridagi_steps.testing import ScriptedLM, ToolCall, request_text
+
+QA = "question -> answer"
+
+
+def test_a_predictor_streams_its_answer(memory: StepMemory) -> None:
+    lm = answering("Paris is the capital of France.")
+    events = run(StepRunner(dspy.Predict(QA), memory), "chat", "Capital?", lm)
+    check_stream(memory, events)
+    assert kinds(events) == ["run_started", "step_completed", "step_completed", "run_completed"]
+    deltas = [event for event in events if event.type is StepEventType.STEP_DELTA]
+    assert len(deltas) > 2
+    assert said(memory, "chat") == [
+        ("user", "Capital?"),
+        ("assistant", "Paris is the capital of France."),
+    ]
+
+
+@pytest.mark.parametrize("adapter", [dspy.ChatAdapter, dspy.JSONAdapter, dspy.XMLAdapter])
+@pytest.mark.parametrize(
+    "text",
+    ["short", "  padded \n\n lines\n", 'quotes "and" {braces}, [[ brackets', "", "é漢字🎉" * 9],
+)
+def test_pieces_give_what_is_stored_whatever_the_adapter_and_the_text(
+    memory: StepMemory, adapter: Any, text: str
+) -> None:
+    lm = ScriptedLM([{"reasoning": f"thinking of {text}", "answer": text}])
+    with dspy.context(adapter=adapter()):
+        events = run(StepRunner(dspy.ChainOfThought(QA), memory), "chat", "Say it", lm)
+    check_stream(memory, events)
+    assert events[-1].type is StepEventType.RUN_COMPLETED
+    assert str(messages(memory, "chat")[1].content).strip() == text.strip()
+
+
+def test_steps_and_messages_are_linked_and_stored_together(memory: StepMemory) -> None:
+    lm = ScriptedLM(SEARCHES)
+    events = run(StepRunner(dspy.ReAct(QA, tools=[search]), memory), "chat", "Capital?", lm)
+    check_stream(memory, events)
+    user, asks, result, answer = messages(memory, "chat")
+    assert [step.sequence for step in (user, asks, result, answer)] == [1, 2, 3, 4]
+    steps = {str(step.id): step for step in memory.run(str(answer.run_id)).steps}
+    assert asks.content == "I look it up"
+    assert asks.tool_calls is not None
+    assert asks.tool_calls[0]["function"] == {"name": "search", "arguments": '{"query":"x"}'}
+    assert result.tool_call_id == asks.tool_calls[0]["id"]
+    assert result.content == "result for x"
+    assert asks.agent_step_id == result.agent_step_id
+    assert asks.metadata == {"agent_step_ids": [result.agent_step_id]}
+    assert steps[str(result.agent_step_id)].tool == "search"
+    assert steps[str(answer.agent_step_id)].step_type is AgentStepType.ProgramEnd
+    assert {step.session_id for step in steps.values()} == {"chat"}
+    assert [step.hop for step in steps.values()] == list(range(len(steps)))
+
+
+@pytest.mark.parametrize("program", [dspy.ReAct(QA, tools=[search]), SyncAgent()])
+def test_sync_and_async_programs_leave_the_same_messages(memory: StepMemory, program: Any) -> None:
+    events = run(StepRunner(program, memory), "chat", "Capital?", ScriptedLM(SEARCHES))
+    check_stream(memory, events)
+    assert said(memory, "chat") == [
+        ("user", "Capital?"),
+        ("assistant", "I look it up"),
+        ("tool", "result for x"),
+        ("assistant", "Paris"),
+    ]
+
+
+def test_native_tool_calls_of_one_answer_are_one_message(memory: StepMemory) -> None:
+    calls = [ToolCall("search", {"query": "a"}), ToolCall("search", {"query": "b"})]
+    lm = ScriptedLM([["I look", *calls], [ToolCall("submit", {"answer": "Paris"})]])
+    events = run(StepRunner(dspy.ReActV2(QA, tools=[search]), memory), "chat", "Capital?", lm)
+    check_stream(memory, events)
+    _, asks, first, second, answer = messages(memory, "chat")
+    assert [call["id"] for call in asks.tool_calls or []] == [
+        first.tool_call_id,
+        second.tool_call_id,
+    ]
+    assert asks.content == "I look"
+    assert (first.content, second.content) == ("result for a", "result for b")
+    assert answer.content == "Paris"
+
+
+def test_earlier_turns_reach_the_program_as_messages(memory: StepMemory) -> None:
+    lm = ScriptedLM([*SEARCHES, thought("easy", "finish"), {"reasoning": "r", "answer": "Two"}])
+    runner = StepRunner(dspy.ReAct(QA, tools=[search]), memory)
+    with dspy.context(lm=lm):
+        run(runner, "chat", "Capital?")
+        run(runner, "chat", "How many?")
+    asked = lm.requests[3]
+    assert [message.role for message in asked.messages] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+    ]
+    assert asked.messages[0].text == "Capital?"
+    assert asked.messages[3].text == "Paris"
+    assert "How many?" in request_text(asked)
+    assert "Paris" not in request_text(asked)
+
+
+def test_the_context_stays_within_its_budget(memory: StepMemory) -> None:
+    lm = answering(*(f"answer {n} " + "word " * 50 for n in range(6)))
+    runner = StepRunner(dspy.Predict(QA), memory, config=StepRunnerConfig(context_budget=150))
+    for n in range(6):
+        run(runner, "chat", f"question {n}", lm)
+    texts = [message.text or "" for message in lm.requests[-1].messages]
+    assert 1 < len(texts) < 6
+    assert texts[-2].startswith("answer 4")
+
+
+def test_other_sessions_are_not_heard(memory: StepMemory) -> None:
+    lm = answering("one", "two")
+    runner = StepRunner(dspy.Predict(QA), memory)
+    run(runner, "first", "a secret", lm)
+    run(runner, "second", "hello", lm)
+    assert "secret" not in str(lm.requests[-1].messages)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda messages: f"{len(messages)} heard",
+        lambda messages: {"role": "assistant", "content": f"{len(messages)} heard"},
+    ],
+)
+def test_a_callable_over_messages_is_a_program(memory: StepMemory, program: Any) -> None:
+    runner = StepRunner(program, memory)
+    run(runner, "chat", "Hello")
+    events = run(runner, "chat", "Again")
+    check_stream(memory, events)
+    assert messages(memory, "chat")[-1].content == "3 heard"
+    steps = memory.run(events[0].run_id).steps
+    assert [step.step_type.value for step in steps] == ["ProgramCall", "ProgramEnd"]
+
+
+def test_an_async_generator_streams_its_pieces(memory: StepMemory) -> None:
+    async def program(messages: list[dict[str, Any]]) -> AsyncIterator[str]:
+        for piece in ("Hel", "lo ", str(messages[-1]["content"])):
+            yield piece
+            await asyncio.sleep(0.001)
+
+    events = run(StepRunner(program, memory), "chat", "you")
+    check_stream(memory, events)
+    pieces = [event.delta.content for event in events if event.delta is not None]
+    assert pieces == ["Hel", "lo ", "you"]
+    assert messages(memory, "chat")[-1].content == "Hello you"
+
+
+def test_the_first_event_comes_at_once(memory: StepMemory) -> None:
+    runner = StepRunner(dspy.Predict(QA), memory)
+    run(runner, "warm", "up", answering("ok"))
+
+    async def first() -> float:
+        began = time.perf_counter()
+        stream = runner.run_stream("chat", "Hello")
+        event = await anext(stream)
+        took = time.perf_counter() - began
+        assert event.type is StepEventType.RUN_STARTED
+        await stream.aclose()
+        return took
+
+    with dspy.context(lm=answering("ok", delay_seconds=0.05)):
+        assert asyncio.run(first()) < 0.01
+
+
+def test_steps_of_a_user_carry_the_user(memory: StepMemory) -> None:
+    session = AgentSession("chat", user_id="ada")
+    events = run(StepRunner(dspy.Predict(QA), memory), session, "Hello", answering("Hi"))
+    assert {step.user_id for step in memory.run(events[0].run_id).steps} == {"ada"}
+
+
+def test_metrics_add_up_to_those_of_the_run(memory: StepMemory) -> None:
+    runner = StepRunner(dspy.ReAct(QA, tools=[search]), memory)
+    events = run(runner, "chat", "Capital?", ScriptedLM(SEARCHES))
+    costs = [step.metrics for step in snapshots(events) if step.metrics is not None]
+    total = (events[-1].data or {})["metrics"]
+    assert sum(cost.input_tokens or 0 for cost in costs) == total["input_tokens"] > 0
+    assert sum(cost.llm_calls or 0 for cost in costs) == total["llm_calls"] == 3
+    assert costs[0].first_token_latency_ms is not None
+    assert costs[1].tool_exec_time_ms is not None
+    snapshot = [event for event in events if event.type is StepEventType.METRICS_SNAPSHOT]
+    assert len(snapshot) == 3
+    answer = memory.run(events[0].run_id).steps[-2]
+    assert answer.metrics is not None
+    assert answer.metrics.first_token_latency_ms is not None
+
+
+def test_cached_tokens_of_a_provider_are_counted(memory: StepMemory) -> None:
+    usage = {"input_tokens": 10, "output_tokens": 5, "cache_read_input_tokens": 90}
+
+    def program(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"role": "assistant", "content": "Hi", "usage": usage, "model": "claude"}
+
+    events = run(StepRunner(program, memory), "chat", "Hello")
+    cost = snapshots(events)[-1].metrics
+    assert cost is not None
+    assert (cost.input_tokens, cost.cache_read_tokens, cost.model_name) == (100, 90, "claude")
+
+
+def test_a_session_has_one_run_at_a_time(memory: StepMemory) -> None:
+    first, second = (StepRunner(dspy.Predict(QA), memory) for _ in range(2))
+
+    async def both() -> None:
+        stream = first.run_stream("chat", "Hello")
+        await anext(stream)
+        with pytest.raises(SequenceConflictError, match="in flight"):
+            await collected(second.run_stream("chat", "Me too"))
+        await collected(stream)
+
+    with dspy.context(lm=answering("Hi", delay_seconds=0.05)):
+        asyncio.run(both())
+    assert said(memory, "chat") == [("user", "Hello"), ("assistant", "Hi")]
+    assert first.active_runs() == {}
+
+
+def test_somebody_else_writing_fails_the_run_and_mixes_nothing(memory: StepMemory) -> None:
+    async def program(messages: list[dict[str, Any]]) -> str:
+        await memory.repository().append("chat", [{"role": "user", "content": "intruder"}])
+        return "answer"
+
+    events = run(StepRunner(program, memory), "chat", "Hello")
+    assert events[-1].type is StepEventType.RUN_FAILED
+    assert (events[-1].data or {})["error"]["type"] == "SequenceConflictError"
+    assert said(memory, "chat") == [("user", "Hello"), ("user", "intruder")]
+
+
+def test_fifty_runs_side_by_side_do_not_mix(memory: StepMemory) -> None:
+    lm = ScriptedLM(
+        lambda request: {"answer": f"re: {request_text(request).splitlines()[1]}"},
+        delay_seconds=0.01,
+    )
+    runner = StepRunner(dspy.Predict(QA), memory)
+
+    async def all_of_them() -> list[list[Any]]:
+        streams = (runner.run_stream(f"s{n}", f"message {n}") for n in range(50))
+        return list(await asyncio.gather(*map(collected, streams)))
+
+    with dspy.context(lm=lm):
+        runs = asyncio.run(all_of_them())
+    for n, events in enumerate(runs):
+        check_stream(memory, events)
+        assert {event.session_id for event in events} == {f"s{n}"}
+        assert said(memory, f"s{n}")[1] == ("assistant", f"re: message {n}")
+        assert len(memory.run(events[0].run_id).steps) == 3
+
+
+def test_nothing_of_a_run_is_left_in_the_settings(memory: StepMemory) -> None:
+    before = dict(dspy.settings.copy())
+    run(StepRunner(dspy.ReAct(QA, tools=[search]), memory), "chat", "?", ScriptedLM(SEARCHES))
+    assert dict(dspy.settings.copy()) == before
+    assert search("outside") == dspy.Tool(search)(query="outside") == "result for outside"
+
+
+def test_a_program_with_several_inputs_needs_to_be_told_which(memory: StepMemory) -> None:
+    program = dspy.Predict("context, question -> answer")
+    with pytest.raises(InvalidSettingError, match="context, question"):
+        StepRunner(program, memory)
+    with pytest.raises(InvalidSettingError, match="no input 'message'"):
+        StepRunner(program, memory, input_field="message")
+    lm = answering("Hi")
+    runner = StepRunner(program, memory, input_field="question")
+    run(runner, "chat", "Hello", lm, inputs={"context": "greetings"})
+    assert "greetings" in request_text(lm.requests[0])
+
+
+def test_other_outputs_are_kept_beside_the_answer(memory: StepMemory) -> None:
+    lm = ScriptedLM([{"answer": "Paris", "confidence": 0.9}])
+    program = dspy.Predict("question -> answer, confidence: float")
+    run(StepRunner(program, memory), "chat", "Capital?", lm)
+    answer = messages(memory, "chat")[-1]
+    assert answer.content == "Paris"
+    assert (answer.metadata or {})["outputs"] == {"confidence": 0.9}
+
+
+def test_what_is_no_memory_or_program_is_refused(memory: StepMemory) -> None:
+    with pytest.raises(InvalidMemoryError):
+        StepRunner(dspy.Predict(QA), object())
+    with pytest.raises(InvalidSettingError):
+        StepRunner(None, memory)
+    with pytest.raises(InvalidSettingError):
+        StepRunnerConfig(max_steps=0)
+
+
+def test_redaction_reaches_pieces_messages_and_steps() -> None:
+    def redact(text: str) -> str:
+        return text.replace("hunter2-very-long-secret", "[secret]")
+
+    text = "x" * 300 + " the password is hunter2-very-long-secret, " + "y" * 300
+    with StepMemory(":memory:", embedder="hashing", redact=redact) as memory:
+        events = run(StepRunner(dspy.Predict(QA), memory), "chat", "Say it", answering(text))
+        check_stream(memory, events)
+        shown = "".join(e.delta.content or "" for e in events if e.delta is not None)
+        assert shown == redact(text)
+        assert sum(event.delta is not None for event in events) > 2
+        assert "hunter2" not in "".join(event.to_sse() for event in events)
+        assert "hunter2" not in str([s.to_dict() for s in memory.iter_steps()])
