@@ -308,12 +308,33 @@ class TestFiles:
         assert [path.name for path in tmp_path.iterdir()] == ["main.cypher"]
         assert GraphProgram.load(tmp_path / "main.cypher").description == "old"
 
+    def test_a_failing_disk_leaves_nothing_behind(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        GraphProgram("main", "old").save(tmp_path)
+
+        def fail(descriptor: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("os.fsync", fail)
+        with pytest.raises(OSError, match="No space left"):
+            GraphProgram("main", "new").save(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["main.cypher"]
+        assert GraphProgram.load(tmp_path / "main.cypher").description == "old"
+
+    def test_a_saved_file_has_the_permissions_of_any_file(self, tmp_path: Path) -> None:
+        (tmp_path / "other").touch()
+        saved = GraphProgram("main").save(tmp_path)
+        assert saved.stat().st_mode == (tmp_path / "other").stat().st_mode
+
     def test_what_is_not_there(self, tmp_path: Path) -> None:
         GraphProgram("known").save(tmp_path)
         with pytest.raises(UnknownProgramError, match="known are known"):
             GraphProgram.load(tmp_path / "other.cypher")
         with pytest.raises(UnknownProgramError):
             GraphProgram.load_folder(tmp_path / "nowhere")
+        with pytest.raises(ProgramError, match="is a folder; load_folder"):
+            GraphProgram.load(tmp_path)
 
     def test_errors_name_the_file(self, tmp_path: Path) -> None:
         path = tmp_path / "bad.cypher"

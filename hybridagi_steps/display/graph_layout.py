@@ -127,6 +127,7 @@ def _across(
             below[upper].append((lower, -shift, weight))
     for row in layers.order:
         _settle(row, x, extents, [(0.0, 1.0)] * len(row))
+    runs = _runs(layers, nodes)
     for step in range(_PASSES):
         late = step > _PASSES // 2
         for row in layers.order if step % 2 == 0 else layers.order[::-1]:
@@ -139,21 +140,44 @@ def _across(
                 wishes.append((wish, weight or 0.1))
             _settle(row, x, extents, wishes)
         if late:
-            _straighten(layers, x, extents)
+            _straighten(layers, x, extents, runs)
+    # Lines that press on each other agree bit by bit: projections on two convex sets in turn.
+    for _ in range(_PASSES):
+        _straighten(layers, x, extents, runs)
     return x
 
 
-def _straighten(layers: Layers, x: list[float], extents: Sequence[tuple[float, float]]) -> None:
-    """Move the bends of each long edge towards their common mean; nodes stay where they can."""
-    wish = list(x)
+def _runs(layers: Layers, count: int) -> list[list[int]]:
+    """Return what should stand in one line: the bends of an edge, and nodes with one way on."""
+    out, into = [0] * count, [0] * count
     for chain in layers.chains:
-        bends = chain[1:-1]
-        if len(bends) > 1:
-            mean = sum(x[bend] for bend in bends) / len(bends)
-            for bend in bends:
-                wish[bend] = mean
+        out[chain[0]] += 1
+        into[chain[-1]] += 1
+    run_of = {node: [node] for row in layers.order for node in row}
+    for chain in layers.chains:
+        single = out[chain[0]] == 1 and into[chain[-1]] == 1
+        line = chain if single else chain[1:-1]
+        for upper, lower in pairwise(line):
+            if run_of[upper] is not run_of[lower]:
+                run_of[upper] += run_of[lower]
+                run_of.update(dict.fromkeys(run_of[lower], run_of[upper]))
+    return list({id(run): run for run in run_of.values() if len(run) > 1}.values())
+
+
+def _straighten(
+    layers: Layers,
+    x: list[float],
+    extents: Sequence[tuple[float, float]],
+    runs: Sequence[Sequence[int]],
+) -> None:
+    """Move each run towards the mean of its places."""
+    wish, weight = list(x), [1.0] * len(x)
+    for run in runs:
+        mean = sum(x[node] for node in run) / len(run)
+        for node in run:
+            wish[node], weight[node] = mean, float(len(run))
     for row in layers.order:
-        _settle(row, x, extents, [(wish[node], 1.0) for node in row])
+        _settle(row, x, extents, [(wish[node], weight[node]) for node in row])
 
 
 def _settle(

@@ -177,6 +177,7 @@ class GraphProgram:
 
         Raises:
             UnknownProgramError: There is no such file.
+            ProgramError: It is a folder.
             ProgramTextError: It cannot be read; the error names the file, line and column.
         """
         name, text = program_files.read(Path(path))

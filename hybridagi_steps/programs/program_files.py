@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from urllib.parse import quote, unquote
+from uuid import uuid4
 
 from hybridagi_steps.errors import ProgramError, ProgramTextError, UnknownProgramError
 
@@ -28,7 +28,7 @@ def file_name(name: str) -> str:
 
     Example:
         >>> file_name("../plan"), file_name("ask user")
-        ('..%2Fplan.cypher', 'ask user.cypher')
+        ('%2E.%2Fplan.cypher', 'ask user.cypher')
     """
     try:
         stem = quote(name, safe=" ")
@@ -48,16 +48,17 @@ def write(folder: Path, name: str, text: str) -> Path:
     """Write a program's text under its name and return the file."""
     path = folder / file_name(name)
     folder.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile("wb", dir=folder, prefix=".saving-", delete=False) as file:
-        try:
+    # Opened by ourselves, so that the file gets the permissions of any new file.
+    temporary = folder / f".{uuid4().hex}.saving"
+    try:
+        with temporary.open("xb") as file:
             file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
-            Path(file.name).chmod(0o644)
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     return path
 
 
@@ -66,8 +67,11 @@ def read(path: Path) -> tuple[str, str]:
 
     Raises:
         UnknownProgramError: There is no such file.
+        ProgramError: It is a folder.
         ProgramTextError: It is not UTF-8.
     """
+    if path.is_dir():
+        raise ProgramError(f"{str(path)!r} is a folder; load_folder reads all programs in one.")
     try:
         data = path.read_bytes()
     except FileNotFoundError:
