@@ -191,6 +191,7 @@ def test_write_compares_with_a_bare_insert() -> None:
 def test_search_measures_a_file_it_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "MANY", 20)
     options: dict[str, Any] = {"sizes": "2100", "rounds": 8, "starts": 1, "embedder": "hashing"}
+    options["peers"] = "none"
     result = search.measure(**options, workdir=str(tmp_path))
     built = {file.name: file.stat().st_mtime_ns for file in tmp_path.glob("steps-2100-*.db")}
     found = result["steps"]["2100"]

@@ -6,12 +6,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hybridagi_steps.bench import peers as neighbours
-from hybridagi_steps.bench import sync_calls, write_peers
+from hybridagi_steps.bench import search_peers, sync_calls, write_peers
 from hybridagi_steps.bench.corpus import real_steps
-from hybridagi_steps.bench.peers import NOT_INSTALLED, OURS, SAVERS, WRITERS, Peer, chosen
+from hybridagi_steps.bench.peers import (
+    NOT_INSTALLED,
+    OURS,
+    SAVERS,
+    SEARCHERS,
+    WRITERS,
+    Peer,
+    chosen,
+)
+from hybridagi_steps.bench.peers.memory_index import MemoryIndex, RowsKnown
 
 RECORDS = [write_peers.record_of(step) for step in real_steps(40)]
 
@@ -70,6 +80,65 @@ class TestWriters:
         assert max(kept) == 7
         assert len(kept) >= 7
         loop.close()
+
+
+USERS = [f"user-{row % 10}" for row in range(300)]
+
+
+def unit_vectors(count: int) -> Any:
+    made = np.random.default_rng(3).normal(size=(count, 16)).astype(np.float32)
+    return made / np.linalg.norm(made, axis=1, keepdims=True)
+
+
+class TestSearchers:
+    @pytest.mark.parametrize("peer", SEARCHERS, ids=named)
+    def test_the_nearest_are_found_of_everybody_and_of_one_user(
+        self, peer: Peer, opened: Callable[..., Any]
+    ) -> None:
+        vectors, searcher = unit_vectors(300), opened(peer)
+        searcher.add(np.arange(200), vectors[:200], USERS[:200])
+        searcher.settle()
+        exact = np.argsort(-(vectors[:200] @ vectors[5]))
+        assert list(searcher.search(vectors[5], 5))[:3] == exact[:3].tolist()
+        of_user = [row for row in exact.tolist() if row % 10 == 7]
+        assert list(searcher.search_of(vectors[5], 5, "user-7"))[:3] == of_user[:3]
+        searcher.add(np.arange(200, 300), vectors[200:], USERS[200:])
+        assert next(iter(searcher.search(vectors[299], 5))) == 299
+        assert searcher.settings
+        searcher.close()
+
+    def test_known_rows_give_what_the_filter_gives(self, tmp_path: Path) -> None:
+        vectors, searcher = unit_vectors(300), MemoryIndex(tmp_path)
+        searcher.add(np.arange(300), vectors, USERS)
+        searcher.settle()
+        known = RowsKnown(searcher, "user-4")
+        assert known.search(vectors[9], 5) == searcher.search_of(vectors[9], 5, "user-4")
+        searcher.close()
+
+    def test_a_table_has_speed_recall_and_what_is_missing(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(search_peers, "ADDS", 20)
+        corpus = search_peers.Corpus(unit_vectors(400), (USERS * 2)[:400], unit_vectors(9))
+        ours = [peer for peer in SEARCHERS if peer.name in (OURS, search_peers.NUMPY)]
+        part = search_peers.measure_size(corpus, 300, 2, [*ours, fake("Nobody")])
+        found = part["peers"]
+        assert found["Nobody"] == {"missing": NOT_INSTALLED}
+        assert found[OURS]["everything"]["recall"] == 1.0
+        assert found[OURS]["settings"].startswith("exact scan")
+        assert found[search_peers.NUMPY]["everything"]["times_faster_than_numpy"] == 1.0
+        assert found[search_peers.KNOWN]["filtered"]["wall_ms"] > 0
+        tables = search_peers.peer_tables({"versions": {}, "sizes": {"300": part}})
+        assert [row[0] for row in tables[0].rows] == list(found)
+        assert all(len(row) == len(tables[0].columns) for row in tables[0].rows)
+
+    def test_vectors_are_made_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(search_peers, "ADDS", 10)
+        path = search_peers.corpus_file(tmp_path, 50, "hashing:32")
+        written = path.stat().st_mtime_ns
+        assert np.load(path).shape == (100 + 50 + 30, 32)
+        assert search_peers.corpus_file(tmp_path, 50, "hashing:32") == path
+        assert path.stat().st_mtime_ns == written
 
 
 def untraced(_peer: str, _durability: str) -> None:

@@ -2,7 +2,8 @@
 
 It fills one file per size with made-up steps (kept in `workdir`, built once) and asks the memory as
 a program would. The vector index is also asked alone, beside the plain numpy product over
-everything, which is both the oracle of its recall and the speed to beat.
+everything, which is both the oracle of its recall and the speed to beat. Others' indexes are asked
+in `search_peers`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import orjson
 
 from hybridagi_steps.bench.conditions import conditions
 from hybridagi_steps.bench.corpus import made_queries, made_steps
+from hybridagi_steps.bench.search_peers import measure_peers, peer_tables
 from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
 from hybridagi_steps.bench.timing import Sample, fastest, interleaved, ratio, timed, typical
 from hybridagi_steps.memory import StepMemory
@@ -60,6 +62,8 @@ def measure(
     starts: int = 5,
     embedder: str = "wordllama",
     workdir: str | None = None,
+    peers: str = "all",
+    million: bool = False,
 ) -> dict[str, Any]:
     """Return wall times in milliseconds, and the index's recall, for each number of steps.
 
@@ -69,14 +73,28 @@ def measure(
         starts: Fresh processes that open the memory.
         embedder: Name of the embedder.
         workdir: Folder in which the built files are kept for the next time.
+        peers: Whom to measure beside us: all, none, or names with commas between them.
+        million: Measure the vector index and its peers at 1,000,000 vectors too.
     """
+    counts = [int(size) for size in sizes.split(",")]
     with _folder(workdir) as folder:
         found = {
             str(size): _measured(_built(folder, size, embedder), folder, rounds, starts)
-            for size in map(int, sizes.split(","))
+            for size in counts
         }
-    options = conditions(sizes=sizes, rounds=rounds, starts=starts, embedder=embedder)
-    return {**options, "steps": found}
+        beside = measure_peers(
+            [*counts, *([1_000_000] if million else [])],
+            rounds=rounds,
+            embedder=embedder,
+            peers=peers,
+            folder=folder,
+        )
+    options = {"sizes": sizes, "rounds": rounds, "starts": starts, "embedder": embedder}
+    return {
+        **conditions(**options, peers=peers, million=million),
+        "steps": found,
+        "peers": beside,
+    }
 
 
 @contextmanager
@@ -270,7 +288,8 @@ def _tables(result: dict[str, Any]) -> list[Table]:
         add(f"{name}: times faster, both at their best", "index", part, "times_faster_at_best")
         add(f"{name}: recall@{K}", "index", part, "recall", digits=3)
     columns = ["", *(f"{int(size):,} steps" for size in sizes)]
-    return [Table(f"finding steps, {result['options']['embedder']}", columns, rows)]
+    title = f"finding steps, {result['options']['embedder']}"
+    return [Table(title, columns, rows), *peer_tables(result["peers"])]
 
 
 def _at(found: dict[str, Any], path: Sequence[str]) -> float:

@@ -149,7 +149,7 @@ SAVERS = (
 
 SEARCHERS = (
     Peer(OURS, _US, "memory_index:MemoryIndex"),
-    Peer("NumPy, exact", ("numpy",), "numpy_exact:NumpyExact"),
+    Peer("NumPy exact", ("numpy",), "numpy_exact:NumpyExact"),
     Peer("hnswlib", ("hnswlib",), "hnswlib_index:HnswlibIndex"),
     Peer("Qdrant Edge", ("qdrant-edge-py",), "qdrant_shard:QdrantShard"),
     Peer("Chroma", ("chromadb",), "chroma_collection:ChromaSearcher"),

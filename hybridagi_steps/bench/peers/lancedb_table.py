@@ -1,9 +1,9 @@
 """LanceDB's table: a version and a fragment of columns per commit, on local disk.
 
 It has no durability setting. Where steps are written the row holds the step's id, its run, its JSON
-text and its vector; where vectors are found, the row, the user and the vector, without an index up
-to 100,000 rows, as its guide advises (exact search is fast enough below), and IVF-PQ with exact
-refinement above; users have a bitmap index.
+text and its vector; where vectors are found, the row, the user and the vector, from 100,000 rows on
+with IVF-PQ and exact refinement (below, its guide says, a scan is fast enough); users have a bitmap
+index.
 """
 
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -24,7 +24,7 @@ from hybridagi_steps.memory import Durability
 from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows
 
 INDEX_FROM = 100_000
-"""Rows above which its documentation advises a vector index."""
+"""Rows from which its documentation advises a vector index."""
 _PROBES, _REFINE = 40, 20
 
 
@@ -111,7 +111,7 @@ class LanceSearcher:
         """Index the users, and the vectors where there are many."""
         table = self._found()
         table.create_index("user", config=Bitmap())
-        if table.count_rows() > INDEX_FROM:
+        if table.count_rows() >= INDEX_FROM:
             table.create_index("vector", config=IvfPq(distance_type="dot"))
             self._indexed = True
         table.optimize()
