@@ -135,7 +135,7 @@ class StepMemory:
         from hybridagi_steps.sessions import SessionRepository
 
         return SessionRepository(
-            self._open_store, redact=self.redact, admit=self._admitted, stored=self._count
+            self._open_store, memory=self, admit=self._admitted, stored=self._count
         )
 
     def score(self, run_id: str, value: float, feedback: str | None = None) -> None:

@@ -67,6 +67,7 @@ class SessionRepository:
         redact: Redact | None = None,
         admit: Callable[[Sequence[AgentStep]], list[AgentStep]] | None = None,
         stored: Callable[[int], None] | None = None,
+        memory: Any = None,
     ) -> None:
         """Keep sessions in `store`; `memory.repository()` is how people get one.
 
@@ -75,9 +76,10 @@ class SessionRepository:
             redact: Called with every text of a message before anything is stored.
             admit: Checks and redacts AgentSteps; by default as a memory does, vectors unchecked.
             stored: Told how many AgentSteps were stored.
+            memory: The memory that the sessions belong to; its `redact` holds for them, too.
         """
-        self.store = store
-        self._redact = redact
+        self.store, self.memory = store, memory
+        self._redact = redact = redact or getattr(memory, "redact", None)
         self._admit = admit or partial(admitted, redact=redact)
         self._stored = stored
 
@@ -152,20 +154,40 @@ class SessionRepository:
         """
 
         def write() -> list[Step]:
-            steps = self._admit(agent_steps) if agent_steps else []
-            kept = self.store.commit(
+            return self.commit_now(
                 session_id,
                 admitted_messages(messages, session_id, self._redact),
-                steps,
+                agent_steps,
                 branch_id=branch_id,
                 expect_last=expect_last,
                 idempotency_key=idempotency_key,
             )
-            if self._stored is not None and steps:
-                self._stored(len(steps))
-            return kept
 
         return await in_thread(write)
+
+    def commit_now(
+        self,
+        session_id: str,
+        messages: Sequence[Step],
+        agent_steps: Sequence[AgentStep] = (),
+        *,
+        branch_id: int | None = None,
+        expect_last: int | BranchPosition | None = None,
+        idempotency_key: str | None = None,
+    ) -> list[Step]:
+        """Do as `commit` does from code that is not async, with messages admitted before."""
+        steps = self._admit(agent_steps) if agent_steps else []
+        kept = self.store.commit(
+            session_id,
+            messages,
+            steps,
+            branch_id=branch_id,
+            expect_last=expect_last,
+            idempotency_key=idempotency_key,
+        )
+        if self._stored is not None and steps:
+            self._stored(len(steps))
+        return kept
 
     async def get_steps(
         self, session_id: str, start_seq: int | None = None, end_seq: int | None = None

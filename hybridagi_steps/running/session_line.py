@@ -10,7 +10,6 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from hybridagi_steps.admission import admitted
 from hybridagi_steps.errors import UnknownSessionError
 from hybridagi_steps.message_admission import admitted_messages
 from hybridagi_steps.records.agent_step import AgentStep
@@ -31,8 +30,8 @@ class SessionLine:
     def __init__(self, memory: Any, session_id: str, branch_id: int | None = None) -> None:
         self.session_id = session_id
         self._memory = memory
-        repository: SessionRepository = memory.repository()
-        self._store = repository.store
+        self._repository: SessionRepository = memory.repository()
+        self._store = self._repository.store
         self._asked_branch = branch_id
         self._end: BranchPosition | None = None
         self._lock = threading.Lock()
@@ -83,10 +82,10 @@ class SessionLine:
             SequenceConflictError: Somebody else has written to this branch.
         """
         with self._lock:
-            stored = self._store.commit(
+            stored = self._repository.commit_now(
                 self.session_id,
                 messages,
-                admitted(list(agent_steps), None),
+                agent_steps,
                 branch_id=self._asked_branch,
                 expect_last=self._end if self._end is not None else 0,
             )
