@@ -12,7 +12,7 @@ from hybridagi_steps.errors import DuplicateStepError, InvalidStepError, Sequenc
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.session_protocols import BranchPosition
-from hybridagi_steps.stores.message_body import message_dict
+from hybridagi_steps.stores.message_body import Written, message_dicts
 
 ATTEMPT_HOURS = 24
 """Hours for which a branch that no session ever pointed at counts as an attempt under way."""
@@ -47,7 +47,7 @@ def check_end(session_id: str, end: BranchPosition, expected: int | BranchPositi
 
 
 def check_repeated(
-    session_id: str, key: str, stored: Sequence[str], given: Sequence[str], *, visible: bool
+    session_id: str, key: str, stored: Sequence[Written], given: Sequence[Written], *, visible: bool
 ) -> None:
     """Check that a key used before comes with the same messages again.
 
@@ -56,8 +56,8 @@ def check_repeated(
     Args:
         session_id: The session.
         key: The idempotency key.
-        stored: Bodies of what the key stored, oldest first.
-        given: Bodies of what comes with it now.
+        stored: What the key stored, oldest first.
+        given: What comes with it now.
         visible: Whether the session still has what was stored.
 
     Raises:
@@ -68,7 +68,7 @@ def check_repeated(
             f"session {session_id!r}: what the key {key!r} stored was deleted since. "
             "Use a new key to write it again."
         )
-    if list(map(message_dict, stored)) != list(map(message_dict, given)):
+    if message_dicts(one.said for one in stored) != message_dicts(one.said for one in given):
         raise SequenceConflictError(
             f"session {session_id!r}: the key {key!r} stored other messages than these. "
             "Use a new key for each commit."

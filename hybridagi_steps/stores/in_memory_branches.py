@@ -19,6 +19,7 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.records.message import utc_now
 from hybridagi_steps.session_protocols import BranchPosition
 from hybridagi_steps.stores.commits import ATTEMPT_HOURS
+from hybridagi_steps.stores.message_body import Written
 
 OPEN_END = 2**63 - 1
 """The last sequence of a range that still grows."""
@@ -29,7 +30,7 @@ class KeptMessage(NamedTuple):
 
     sequence: int
     id: str
-    body: str
+    written: Written
 
 
 @dataclass(eq=False)

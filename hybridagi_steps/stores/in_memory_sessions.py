@@ -33,9 +33,10 @@ from hybridagi_steps.stores.in_memory_branches import (
 )
 from hybridagi_steps.stores.in_memory_state import State
 from hybridagi_steps.stores.message_body import (
+    Written,
     decode_message,
     encode_message,
-    message_dict,
+    message_dicts,
     preview,
 )
 
@@ -59,7 +60,7 @@ class InMemorySessions(ABC):
     ) -> list[Step]:
         """Add messages and AgentSteps at the end, all or none."""
         check_names(session_id, messages, idempotency_key)
-        bodies = [encode_message(message) for message in messages]
+        written = [encode_message(message) for message in messages]
         steps = [with_session(step, session_id) for step in agent_steps]
         encoded = [(id_text(step.id), encode_body(step), step) for step in steps]
         refuse_twice([message.id for message in messages])
@@ -70,13 +71,14 @@ class InMemorySessions(ABC):
             branch = held.branch_of(session_id, branch_id) if known else None
             used = held.keys.get((session_id, idempotency_key or ""))
             if used is not None:
-                return _repeated(held, session_id, idempotency_key or "", used, bodies)
+                return _repeated(held, session_id, idempotency_key or "", used, written)
             end = branch.end if branch else BranchPosition(held.last_branch + 1, 0)
             check_end(session_id, end, expect_last)
             _refuse_known(state, [m.id for m in messages], [step_id for step_id, _, _ in encoded])
             branch = branch or held.create(session_id).branch
-            for number, message in enumerate(messages, end.sequence + 1):
-                kept = KeptMessage(number, message.id, bodies[number - end.sequence - 1])
+            numbered = enumerate(zip(messages, written, strict=True), end.sequence + 1)
+            for number, (message, parts) in numbered:
+                kept = KeptMessage(number, message.id, parts)
                 branch.messages.append(kept)
                 held.messages[kept.id] = kept
             for entry in encoded:
@@ -97,7 +99,7 @@ class InMemorySessions(ABC):
     ) -> list[Step]:
         """Return the messages from `start` to `end`, with this session's id."""
         found = self._rows(session_id, start, end, branch_id)
-        return [decode_message(row.body, row.id, session_id, row.sequence) for row in found]
+        return [decode_message(row.written, row.id, session_id, row.sequence) for row in found]
 
     def message_dicts(
         self,
@@ -108,7 +110,8 @@ class InMemorySessions(ABC):
         branch_id: int | None = None,
     ) -> list[dict[str, Any]]:
         """Return the same messages as providers take them."""
-        return [message_dict(row.body) for row in self._rows(session_id, start, end, branch_id)]
+        found = self._rows(session_id, start, end, branch_id)
+        return message_dicts(row.written.said for row in found)
 
     def session_end(self, session_id: str, *, branch_id: int | None = None) -> BranchPosition:
         """Return where a session ends."""
@@ -236,7 +239,7 @@ def _refuse_known(state: State, message_ids: Sequence[str], step_ids: Sequence[s
 
 
 def _repeated(
-    held: Branches, session_id: str, key: str, used: UsedKey, bodies: Sequence[str]
+    held: Branches, session_id: str, key: str, used: UsedKey, given: Sequence[Written]
 ) -> list[Step]:
     """Return what an earlier commit stored under a key."""
     stored = [kept for kept in used.branch.messages if used.first <= kept.sequence <= used.last]
@@ -244,11 +247,11 @@ def _repeated(
     check_repeated(
         session_id,
         key,
-        [kept.body for kept in stored],
-        bodies,
+        [kept.written for kept in stored],
+        given,
         visible=whole and _is_read(held, session_id, used),
     )
-    return [decode_message(kept.body, kept.id, session_id, kept.sequence) for kept in stored]
+    return [decode_message(kept.written, kept.id, session_id, kept.sequence) for kept in stored]
 
 
 def _is_read(held: Branches, session_id: str, used: UsedKey) -> bool:
@@ -274,6 +277,6 @@ def _summary(session: Session) -> SessionSummary:
 
 def _first_message(branch: Branch) -> str:
     for kept in branch.rows(1, 20):
-        if message_dict(kept.body)["role"] == "user":
-            return preview(kept.body)
+        if (shown := preview(kept.written)) is not None:
+            return shown
     return ""

@@ -1,15 +1,17 @@
-"""The JSON body of a message: how every store writes a Step down and reads it back.
+"""The JSON of a message: how every store writes a Step down and reads it back.
 
-A body holds what the message says and whatever else is known of it; where it stands (id, session,
-sequence) is the store's to know, so a fork shows the same body in another session. It was checked
-when it was written: reading validates nothing, and a message for a provider is made from the body
-directly. Fields that are None are left out. This module knows nothing about where bodies are kept.
+It is written in two parts. `said` is the message as providers take it, so a context is read by
+parsing texts one after the other, without a conversion; `body` is all else that is known of it.
+Where it stands (id, session, sequence) is the store's to know, so a fork shows the same message in
+another session. It was checked when it was written: reading validates nothing. Fields that are None
+are left out of `body`. This module knows nothing about where the parts are kept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -20,13 +22,22 @@ from hybridagi_steps.stores.body import MAX_STEP_BYTES
 PREVIEW_LENGTH = 120
 """Characters of a message that a listing shows."""
 
-_ELSEWHERE = ("id", "session_id", "sequence")
+_SAID = ("role", "content", "tool_calls", "tool_call_id", "name")
+_ELSEWHERE = frozenset(("id", "session_id", "sequence", *_SAID))
 _FIELDS = frozenset(Step.model_fields)
 _ROLES: dict[str, MessageRole] = {role.value: role for role in MessageRole}
-_SENT = ("tool_calls", "tool_call_id", "name")
 
 
-def encode_message(message: Step) -> str:
+class Written(NamedTuple):
+    """A message as it is stored."""
+
+    said: str
+    """The message in its provider's form, as JSON."""
+    body: str
+    """All else that is known of it, as JSON."""
+
+
+def encode_message(message: Step) -> Written:
     """Return a message as JSON text, without its place.
 
     Raises:
@@ -39,44 +50,44 @@ def encode_message(message: Step) -> str:
         if value is not None and name not in _ELSEWHERE
     }
     try:
+        said = orjson.dumps(message.to_message_dict())
         body = orjson.dumps(values, default=_plain)
     except TypeError as error:
         raise InvalidStepError(
             f"message {message.id!r} holds a value that JSON cannot: {error}. Write it through a "
             "SessionRepository, which repairs such values, or store text instead."
         ) from error
-    if len(body) > MAX_STEP_BYTES:
-        raise StepTooLargeError(message.id, len(body), MAX_STEP_BYTES)
-    return body.decode()
+    if len(said) + len(body) > MAX_STEP_BYTES:
+        raise StepTooLargeError(message.id, len(said) + len(body), MAX_STEP_BYTES)
+    return Written(said.decode(), body.decode())
 
 
-def decode_message(body: str | bytes, message_id: str, session_id: str, sequence: int) -> Step:
-    """Return the message a body was written from, at the place given; nothing is validated."""
-    values: dict[str, Any] = orjson.loads(body)
+def decode_message(written: Written, message_id: str, session_id: str, sequence: int) -> Step:
+    """Return the message that was written, at the place given; nothing is validated."""
+    values: dict[str, Any] = orjson.loads(written.body)
+    for unknown in values.keys() - _FIELDS:
+        del values[unknown]
+    values.update(orjson.loads(written.said))
     values["role"] = _ROLES[values["role"]]
     values["created_at"] = datetime.fromisoformat(values["created_at"])
     if (metrics := values.get("metrics")) is not None:
         values["metrics"] = StepMetrics.model_construct(**metrics)
-    for unknown in values.keys() - _FIELDS:
-        del values[unknown]
     values["id"], values["session_id"], values["sequence"] = message_id, session_id, sequence
     return Step.model_construct(**values)
 
 
-def message_dict(body: str | bytes) -> dict[str, Any]:
-    """Return a message as providers take it; the same as `Step.to_message_dict`."""
-    values: dict[str, Any] = orjson.loads(body)
-    message: dict[str, Any] = {"role": values["role"], "content": values.get("content")}
-    for name in _SENT:
-        if value := values.get(name):
-            message[name] = value
-    return message
+def message_dicts(said: Iterable[str]) -> list[dict[str, Any]]:
+    """Return messages as providers take them; the same as `Step.to_message_dict` of each."""
+    return orjson.loads(f"[{','.join(said)}]")
 
 
-def preview(body: str | bytes) -> str:
-    """Return the beginning of what a message says, in one line."""
-    values: dict[str, Any] = orjson.loads(body)
-    content: Any = values.get("content_for_user") or values.get("content") or ""
+def preview(written: Written) -> str | None:
+    """Return the beginning of what a user says, in one line; None when it is no user."""
+    said: dict[str, Any] = orjson.loads(written.said)
+    if said["role"] != MessageRole.USER:
+        return None
+    shown: Any = orjson.loads(written.body).get("content_for_user")
+    content: Any = shown or said["content"] or ""
     if isinstance(content, list):
         texts = [part.get("text") for part in content if isinstance(part, dict)]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         content = " ".join(text for text in texts if isinstance(text, str))  # pyright: ignore[reportUnknownVariableType]

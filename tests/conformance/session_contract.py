@@ -259,7 +259,7 @@ class SessionContract:
         found = store.messages("s")
         assert [one.sequence for one in found] == list(range(1, len(found) + 1))
         wanted = {f"{w}.{n}.{m}" for w in range(8) for n in range(20) for m in range(1 + n % 3)}
-        assert {one.content for one in found} == wanted
+        assert {str(one.content) for one in found} == wanted
         assert len(found) == len(wanted)
         assert len(store.rows(StepFilter(session_id="s"))) == 160
         assert store.verify() == []

@@ -160,7 +160,8 @@ CREATE TABLE message (
     branch_id INTEGER NOT NULL REFERENCES branch (id),
     sequence INTEGER NOT NULL CHECK (sequence > 0),
     id TEXT NOT NULL,
-    body TEXT NOT NULL,
+    said TEXT NOT NULL,                         -- the message as providers take it
+    body TEXT NOT NULL,                         -- what else is known of it
     UNIQUE (namespace, id),
     UNIQUE (branch_id, sequence)
 );

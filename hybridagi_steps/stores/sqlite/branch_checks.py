@@ -11,7 +11,8 @@ _READ = """WITH RECURSIVE chain(branch_id, parent_id, below, last) AS (
 SELECT branch_id, max(last) AS last FROM chain GROUP BY branch_id"""
 
 BRANCH_INVARIANTS = {
-    "a message that is no JSON": "SELECT row FROM message WHERE NOT json_valid(body)",
+    "a message that is no JSON": """SELECT row FROM message
+        WHERE NOT (json_valid(said) AND json_valid(body))""",
     "a branch with a gap, or one that does not begin after its fork": """SELECT b.id
         FROM branch b JOIN message m ON m.branch_id = b.id GROUP BY b.id
         HAVING min(m.sequence) <> b.fork_sequence + 1

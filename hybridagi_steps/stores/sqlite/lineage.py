@@ -20,6 +20,7 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.records.message import utc_now
 from hybridagi_steps.session_protocols import BranchPosition
+from hybridagi_steps.stores.message_body import Written
 from hybridagi_steps.stores.sqlite.where import is_storable
 
 OPEN_END = 2**63 - 1
@@ -31,8 +32,12 @@ _CHAIN = """WITH RECURSIVE chain(branch_id, parent_id, below, last) AS (
     SELECT b.id, b.parent_id, b.fork_sequence, min(chain.below, :end)
     FROM chain JOIN branch b ON b.id = chain.parent_id WHERE chain.below >= :start)
 SELECT branch_id, below + 1, last FROM chain WHERE below < :end"""
-_RANGE = """SELECT sequence, id, body FROM message
+_RANGE = """SELECT sequence, id, said, body FROM message
     WHERE branch_id = ? AND sequence BETWEEN ? AND ? ORDER BY sequence"""
+_SAID = """SELECT said FROM message
+    WHERE branch_id = ? AND sequence BETWEEN ? AND ? ORDER BY sequence"""
+_STEPS = """SELECT row FROM agent_step
+    WHERE namespace = ? AND branch_id = ? AND sequence <= ?"""
 _END = """SELECT coalesce((SELECT max(sequence) FROM message WHERE branch_id = b.id),
     b.fork_sequence) FROM branch b WHERE id = ?"""
 _TIP = "SELECT branch_id FROM session WHERE namespace = ? AND id = ?"
@@ -64,7 +69,13 @@ class Row(NamedTuple):
 
     sequence: int
     id: str
+    said: str
     body: str
+
+    @property
+    def written(self) -> Written:
+        """The message itself."""
+        return Written(self.said, self.body)
 
 
 def branch_of(
@@ -125,6 +136,27 @@ def rows(
     for link in links(connection, branch_id, start, end):
         asked = (link.branch_id, max(link.first, start), link.last)
         yield from map(Row._make, connection.execute(_RANGE, asked))
+
+
+def said(
+    connection: sqlite3.Connection, branch_id: int, start: int = 1, end: int = OPEN_END
+) -> list[str]:
+    """Return the same messages as `rows`, only what they say, as JSON."""
+    found: list[str] = []
+    for link in links(connection, branch_id, start, end):
+        asked = (link.branch_id, max(link.first, start), link.last)
+        found += [text for (text,) in connection.execute(_SAID, asked)]
+    return found
+
+
+def steps_of(connection: sqlite3.Connection, namespace: int, session_id: str) -> list[int]:
+    """Return the rows of the AgentSteps that are pinned to a session's lineage."""
+    tip = tip_of(connection, namespace, session_id)
+    found: list[int] = []
+    for link in links(connection, tip) if tip is not None else []:
+        asked = (namespace, link.branch_id, link.last)
+        found += [row for (row,) in connection.execute(_STEPS, asked)]
+    return found
 
 
 def new_branch(

@@ -8,12 +8,14 @@ lock, so sequences have no gap and no duplicate under any number of threads and 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from hybridagi_steps.errors import (
     DamagedFileError,
     DuplicateStepError,
+    StepsError,
 )
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.message import Step, utc_now
@@ -28,9 +30,10 @@ from hybridagi_steps.stores.commits import (
     with_session,
 )
 from hybridagi_steps.stores.message_body import (
+    Written,
     decode_message,
     encode_message,
-    message_dict,
+    message_dicts,
     preview,
 )
 from hybridagi_steps.stores.sqlite.lineage import (
@@ -42,12 +45,14 @@ from hybridagi_steps.stores.sqlite.lineage import (
     links,
     new_branch,
     rows,
+    said,
     tip_of,
 )
 from hybridagi_steps.stores.sqlite.steps import StepTables
 from hybridagi_steps.stores.sqlite.where import is_storable, json_array
 
-_INSERT = "INSERT INTO message (namespace, branch_id, sequence, id, body) VALUES (?, ?, ?, ?, ?)"
+_INSERT = """INSERT INTO message (namespace, branch_id, sequence, id, said, body)
+    VALUES (?, ?, ?, ?, ?, ?)"""
 _NEW_SESSION = """INSERT INTO session
     (namespace, id, branch_id, created_at, updated_at, forked_from, forked_at)
     VALUES (?, ?, ?, ?, ?, ?, ?)"""
@@ -55,7 +60,7 @@ _TOUCH = "UPDATE session SET updated_at = ? WHERE namespace = ? AND id = ?"
 _USED = """SELECT branch_id, first, last FROM append_key
     WHERE namespace = ? AND session_id = ? AND key = ?"""
 _USE = "INSERT INTO append_key VALUES (?, ?, ?, ?, ?, ?)"
-_STORED = """SELECT sequence, id, body FROM message
+_STORED = """SELECT sequence, id, said, body FROM message
     WHERE branch_id = ? AND sequence BETWEEN ? AND ? ORDER BY sequence"""
 _SESSIONS = """SELECT id, branch_id, created_at, updated_at, forked_from, forked_at FROM session
     WHERE namespace = ? ORDER BY updated_at DESC, id LIMIT ? OFFSET ?"""
@@ -85,7 +90,7 @@ class SessionTables(StepTables):
     ) -> list[Step]:
         """Add messages and AgentSteps at the end, all or none."""
         check_names(session_id, messages, idempotency_key)
-        bodies = [encode_message(message) for message in messages]
+        written = [encode_message(message) for message in messages]
         steps = [with_session(step, session_id) for step in agent_steps]
         encoded = [(id_text(step.id), encode_body(step), step) for step in steps]
         refuse_twice([message.id for message in messages])
@@ -93,15 +98,13 @@ class SessionTables(StepTables):
         with self._db.writing() as connection:
             end = self._end_to_write(connection, session_id, branch_id)
             if idempotency_key is not None:
-                used = self._used(connection, session_id, idempotency_key, bodies)
+                used = self._used(connection, session_id, idempotency_key, written)
                 if used is not None:
                     return used
             check_end(session_id, end, expect_last)
             branch, last = end
-            added = [
-                Row(n, m.id, b)
-                for n, (m, b) in enumerate(zip(messages, bodies, strict=True), last + 1)
-            ]
+            numbered = enumerate(zip(messages, written, strict=True), last + 1)
+            added = [Row(number, one.id, *parts) for number, (one, parts) in numbered]
             for row in added:
                 self._insert_message(connection, branch, row)
             for entry in encoded:
@@ -122,11 +125,9 @@ class SessionTables(StepTables):
         branch_id: int | None = None,
     ) -> list[Step]:
         """Return the messages from `start` to `end`, with this session's id."""
-        return self._each(
-            session_id,
-            (start, end, branch_id),
-            lambda row: decode_message(row.body, row.id, session_id, row.sequence),
-        )
+        with self._readable(session_id):
+            found = self._asked(rows, session_id, start, end, branch_id)
+            return [decode_message(row.written, row.id, session_id, row.sequence) for row in found]
 
     def message_dicts(
         self,
@@ -137,7 +138,8 @@ class SessionTables(StepTables):
         branch_id: int | None = None,
     ) -> list[dict[str, Any]]:
         """Return the same messages as providers take them."""
-        return self._each(session_id, (start, end, branch_id), lambda row: message_dict(row.body))
+        with self._readable(session_id):
+            return message_dicts(self._asked(said, session_id, start, end, branch_id))
 
     def session_end(self, session_id: str, *, branch_id: int | None = None) -> BranchPosition:
         """Return where a session ends."""
@@ -166,20 +168,27 @@ class SessionTables(StepTables):
         with self._db.writing() as connection:
             connection.executemany(_SAVE_TOKENS, values)
 
-    def _each(
+    def _asked(
         self,
+        read: Callable[[sqlite3.Connection, int, int, int], Iterable[T]],
         session_id: str,
-        asked: tuple[int, int | None, int | None],
-        read: Callable[[Row], T],
+        start: int,
+        end: int | None,
+        branch_id: int | None,
     ) -> list[T]:
-        """Return what `read` makes of each message asked for."""
-        start, end, branch_id = asked
+        """Return what `read` finds in the range asked for."""
         last = OPEN_END if end is None else min(end, OPEN_END)
         with self._db.reading() as connection:
             branch = branch_of(connection, self._namespace, session_id, branch_id)
-            found = list(rows(connection, branch, max(start, 1), last))
+            return list(read(connection, branch, max(start, 1), last))
+
+    @contextmanager
+    def _readable(self, session_id: str) -> Generator[None]:
+        """Say so when what the file gave us is no message."""
         try:
-            return [read(row) for row in found]
+            yield
+        except StepsError:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedFileError(
                 f"{self._db.path}: session {session_id!r} has a row that is no message "
@@ -220,7 +229,7 @@ class SessionTables(StepTables):
             raise DuplicateStepError(row.id) from error
 
     def _used(
-        self, connection: sqlite3.Connection, session_id: str, key: str, bodies: Sequence[str]
+        self, connection: sqlite3.Connection, session_id: str, key: str, given: Sequence[Written]
     ) -> list[Step] | None:
         """Return what an earlier commit stored under this key; None when the key is new.
 
@@ -236,11 +245,11 @@ class SessionTables(StepTables):
         check_repeated(
             session_id,
             key,
-            [row.body for row in stored],
-            bodies,
+            [row.written for row in stored],
+            given,
             visible=whole and self._is_read(connection, session_id, link),
         )
-        return [decode_message(row.body, row.id, session_id, row.sequence) for row in stored]
+        return [decode_message(row.written, row.id, session_id, row.sequence) for row in stored]
 
     def _is_read(self, connection: sqlite3.Connection, session_id: str, link: Link) -> bool:
         """Whether a session has what a commit stored, or it is an attempt under way."""
@@ -276,6 +285,6 @@ class SessionTables(StepTables):
 
     def _first_message(self, connection: sqlite3.Connection, branch_id: int) -> str:
         for row in rows(connection, branch_id, 1, _FIRST_MESSAGES):
-            if message_dict(row.body)["role"] == "user":
-                return preview(row.body)
+            if (shown := preview(row.written)) is not None:
+                return shown
         return ""

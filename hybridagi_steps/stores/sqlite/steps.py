@@ -22,12 +22,14 @@ from hybridagi_steps.session_protocols import BranchPosition
 from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.commits import refuse_twice
 from hybridagi_steps.stores.run_scores import check_score
+from hybridagi_steps.stores.sqlite.lineage import steps_of
 from hybridagi_steps.stores.sqlite.removal import remove_empty_runs, remove_rows, runs_of
 from hybridagi_steps.stores.sqlite.tables import Tables
 from hybridagi_steps.stores.sqlite.where import (
     HIDDEN_ROWS,
     SOME_HIDDEN,
     Condition,
+    Lines,
     condition,
     is_storable,
     json_array,
@@ -225,9 +227,11 @@ class StepTables(Tables):
         return dict(connection.execute(_ROWS_BY_ID, (self._namespace, asked)).fetchall())
 
     def _condition(self, connection: sqlite3.Connection, where: StepFilter) -> Condition:
-        """Return the WHERE clause; it speaks of hidden steps only when there are any."""
+        """Return the WHERE clause, given what the branches say in this transaction."""
         hides = connection.execute(SOME_HIDDEN, (self._namespace,)).fetchone() is not None
-        return condition(where, self._namespace, hides=hides)
+        asked = where.session_id
+        pinned = [] if asked is None else steps_of(connection, self._namespace, asked)
+        return condition(where, self._namespace, Lines(hides, pinned))
 
     def _matching(self, connection: sqlite3.Connection, where: StepFilter) -> list[int]:
         sql, values = self._condition(connection, where)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -28,16 +28,7 @@ HIDDEN_ROWS = """SELECT s.row FROM branch b JOIN agent_step s
     ON s.namespace = b.namespace AND s.branch_id = b.id AND s.sequence > b.reach
     WHERE b.namespace = ? AND b.reach < 9223372036854775807"""
 """The steps on branches that no session reads that far."""
-_LINEAGE = """k.row IN (
-    WITH RECURSIVE chain(branch_id, parent_id, below, last) AS (
-        SELECT b.id, b.parent_id, b.fork_sequence, 9223372036854775807
-        FROM session s JOIN branch b ON b.id = s.branch_id WHERE s.namespace = ? AND s.id = ?
-        UNION ALL
-        SELECT b.id, b.parent_id, b.fork_sequence, chain.below
-        FROM chain JOIN branch b ON b.id = chain.parent_id)
-    SELECT s.row FROM chain CROSS JOIN agent_step s
-    ON s.namespace = ? AND s.branch_id = chain.branch_id AND s.sequence <= chain.last
-    UNION ALL
+_OF_SESSION = """k.row IN (SELECT value FROM json_each(?) UNION ALL
     SELECT u.row FROM step_view u
     WHERE u.namespace = ? AND u.session_id = ? AND u.branch_id IS NULL)"""
 _SCORE = """coalesce(k.score, (
@@ -53,9 +44,18 @@ _KINDS = {
 }
 
 
-def condition(where: StepFilter, namespace: int, *, hides: bool) -> Condition:
-    """Return the WHERE clause for rows `k` of `step_view`; `hides`: some steps are abandoned."""
-    parts = list(_conditions(where, namespace, hides))
+class Lines(NamedTuple):
+    """What the branches say about steps at this moment."""
+
+    hides: bool
+    """Whether some steps are abandoned."""
+    pinned: list[int]
+    """Rows of the steps in the lineage of the session asked for, if any."""
+
+
+def condition(where: StepFilter, namespace: int, lines: Lines) -> Condition:
+    """Return the WHERE clause for rows `k` of `step_view`."""
+    parts = list(_conditions(where, namespace, lines))
     sql = " AND ".join(part for part, _ in parts)
     return sql, [value for _, values in parts for value in values]
 
@@ -74,11 +74,11 @@ def is_storable(text: str) -> bool:
     return True
 
 
-def _conditions(where: StepFilter, namespace: int, hides: bool) -> Iterator[Condition]:
+def _conditions(where: StepFilter, namespace: int, lines: Lines) -> Iterator[Condition]:
     yield "k.namespace = ?", [namespace]
-    yield from _in_scope(where.scope, namespace, hides)
+    yield from _in_scope(where.scope, namespace, lines.hides)
     yield from _equal("k.run_id", where.run_id)
-    yield from _of_session(where.session_id, namespace)
+    yield from _of_session(where.session_id, namespace, lines.pinned)
     yield from _equal("k.user_id", where.user_id)
     yield from _one_of("k.step_type", where.step_types)
     yield from _one_of("k.status", where.status)
@@ -120,14 +120,14 @@ def _in_scope(scope: str | None, namespace: int, hides: bool) -> Iterator[Condit
         yield from _equal("k.scope", scope)
 
 
-def _of_session(session_id: str | None, namespace: int) -> Iterator[Condition]:
+def _of_session(session_id: str | None, namespace: int, pinned: list[int]) -> Iterator[Condition]:
     """The steps of a session's lineage, and those recorded under its name without messages."""
     if session_id is None:
         return
     if not is_storable(session_id):
         yield "FALSE", []
         return
-    yield _LINEAGE, [namespace, session_id, namespace, namespace, session_id]
+    yield _OF_SESSION, [json_array(pinned), namespace, session_id]
 
 
 def _equal(column: str, value: str | None) -> Iterator[Condition]:
