@@ -198,7 +198,7 @@ class TestPastActionSearch:
     def test_never_stores_what_it_recalled_again(self, memory: hs.StepMemory) -> None:
         memory.add(
             hs.AgentStep(
-                step_type="Action",
+                step_type=hs.AgentStepType.Action,
                 inputs={"purpose": "refund the flight", "tool": "refund", "arguments": {}},
                 outputs={"result": "NEEDLE paid back"},
             )
@@ -218,7 +218,11 @@ class TestPastActionSearch:
 
     def test_shows_later_prompts_what_it_found(self, memory: hs.StepMemory) -> None:
         memory.add(
-            hs.AgentStep(step_type="Action", inputs={"purpose": "refund"}, outputs={"r": "NEEDLE"})
+            hs.AgentStep(
+                step_type=hs.AgentStepType.Action,
+                inputs={"purpose": "refund"},
+                outputs={"r": "NEEDLE"},
+            )
         )
         program = chain(
             use("PastActionSearch", "refund"), Action("think", "Predict", "Think", "Go")
@@ -231,7 +235,11 @@ class TestPastActionSearch:
 
     def test_takes_a_filter_and_a_retriever(self, memory: hs.StepMemory) -> None:
         for user in ("ann", "bob"):
-            memory.add(hs.AgentStep(step_type="Action", inputs={"purpose": "refund"}, user_id=user))
+            memory.add(
+                hs.AgentStep(
+                    step_type=hs.AgentStepType.Action, inputs={"purpose": "refund"}, user_id=user
+                )
+            )
         program = chain(use("PastActionSearch", "refund"))
         for tool in (
             PastActionSearch(memory, where={"user_id": "bob"}),
