@@ -119,7 +119,9 @@ class TestNothingLiesOnAnything:
                 if number in (line.source, line.target):
                     continue
                 beside = [px for px, py in passed if abs(py - y) <= sizes[number][1] / 2]
-                assert all(abs(px - x) >= sizes[number][0] / 2 + BESIDE - 0.01 for px in beside)
+                assert all(
+                    abs(px - x) >= sizes[number][0] / 2 + BESIDE * 0.75 - 0.01 for px in beside
+                )
 
 
 class TestLayout:
@@ -139,6 +141,18 @@ class TestLayout:
         placed = place([(40.0, 40.0)] * 6, [Line(0, 3), Line(1, 2), Line(5, 4)])
         across = [x for x, _ in placed.centres]
         assert (across[0] < across[1]) == (across[3] < across[2])
+
+    @pytest.mark.parametrize("joined", [True, False])
+    def test_many_nodes_side_by_side_are_broken_into_rows(self, joined: bool) -> None:
+        lines = [Line(0, n) for n in range(1, 41)] + [Line(n, 41) for n in range(1, 41)]
+        placed = place([(150.0, 50.0)] * 42, lines if joined else [])
+        assert placed.width < 40 * (150 + BESIDE) / 2
+        assert placed.height < 20 * 50
+
+    def test_nodes_without_an_edge_come_last_and_first_comes_first(self) -> None:
+        placed = place([(80.0, 40.0)] * 12, [Line(0, 1), Line(1, 2)])
+        down = [y for _, y in placed.centres]
+        assert down[0] < down[1] < down[2] <= min(down[3:])
 
     def test_many_nodes_take_little_time(self) -> None:
         nodes, edges = random_graph(40, 7)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from hybridagi_steps.display.graph_layout import PORT, Line, Placed, Way, place
@@ -196,28 +197,33 @@ def _shape(node: _Drawn, x: float, y: float) -> Iterator[str]:
 def _edge(way: Way, label: Sequence[str], whole: str) -> str:
     """Return an edge: curves between layers, straight lines across them, a head, a label."""
     ahead = -1.0 if way.upward else 1.0
-    (x, y), tip = way.points[0], way.points[-1]
-    path = [f"M{x:.1f} {y:.1f}"]
-    stops = [*way.points[1:-1], (tip[0], tip[1] - 7 * ahead)]
-    for stop in stops:
-        at_label = way.label is not None and abs(y - way.label[1]) < 40 and x == stop[0]
-        if at_label and way.label and min(y, stop[1]) <= way.label[1] <= max(y, stop[1]):
-            half = (14.0 * len(label) + 5) / 2
-            before, after = way.label[1] - half * ahead, way.label[1] + half * ahead
-            path.append(f"V{before:.1f}M{x:.1f} {after:.1f}V{stop[1]:.1f}")
-        elif abs(x - stop[0]) < 0.05:
-            path.append(f"V{stop[1]:.1f}")
-        else:
-            half_way = (y + stop[1]) / 2
-            path.append(f"C{x:.1f} {half_way:.1f} {stop[0]:.1f} {half_way:.1f} ")
-            path.append(f"{stop[0]:.1f} {stop[1]:.1f}")
-        x, y = stop
+    tip = way.points[-1]
+    stops = [*way.points[:-1], (tip[0], tip[1] - 7 * ahead)]
+    pieces = (_piece(a, b, way, _label_size(label)) for a, b in pairwise(stops))
+    path = f"M{stops[0][0]:.1f} {stops[0][1]:.1f}{''.join(pieces)}"
     dashes = ' stroke-dasharray="5 4"' if way.upward else ""
     line = (
-        f'<path d="{"".join(path)}" fill="none" stroke="currentColor" '
+        f'<path d="{path}" fill="none" stroke="currentColor" '
         f'stroke-opacity=".55" stroke-width="1.3"{dashes}/>'
     )
     return f"<g>{line}{_head(tip, ahead)}{_label(way, label, whole)}</g>"
+
+
+def _piece(
+    here: tuple[float, float],
+    there: tuple[float, float],
+    way: Way,
+    label_size: tuple[float, float] | None,
+) -> str:
+    """Return an edge from one point to the next, interrupted where its label stands."""
+    (x, y), (to_x, to_y) = here, there
+    if way.label and label_size and min(y, to_y) < way.label[1] < max(y, to_y):
+        half = label_size[1] / 2 if to_y > y else -label_size[1] / 2
+        return f"V{way.label[1] - half:.1f}M{x:.1f} {way.label[1] + half:.1f}V{to_y:.1f}"
+    if abs(x - to_x) < 0.05:
+        return f"V{to_y:.1f}"
+    half_way = (y + to_y) / 2
+    return f"C{x:.1f} {half_way:.1f} {to_x:.1f} {half_way:.1f} {to_x:.1f} {to_y:.1f}"
 
 
 def _head(tip: tuple[float, float], ahead: float) -> str:

@@ -10,12 +10,16 @@ and coordinates are the next step's, `graph_layout`.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 SWEEPS = 24
 """Passes down and up; the order with the fewest crossings is kept."""
+
+MOST_BESIDE = 8
+"""Most nodes in a layer, so that a drawing is not wider than a page by far."""
 
 Arc = tuple[int, int]
 
@@ -98,7 +102,27 @@ def _depths(count: int, arcs: Sequence[Arc]) -> list[int]:
                 waiting.append(target)
     for node in first:
         depth[node] = min((depth[target] for target in after[node]), default=1) - 1
-    return depth
+    alone = {node for node in first if not after[node]}
+    return _narrowed(depth, arcs, alone)
+
+
+def _narrowed(depth: Sequence[int], arcs: Sequence[Arc], alone: Set[int]) -> list[int]:
+    """Move nodes down out of layers that are too wide; those without any edge come last.
+
+    A greedy form of Coffman and Graham 1972, "Optimal scheduling for two-processor systems".
+    """
+    before: list[list[int]] = [[] for _ in depth]
+    for source, target in arcs:
+        before[target].append(source)
+    narrow, beside = list(depth), Counter[int]()
+    for node in sorted(range(len(depth)), key=lambda node: (node in alone, depth[node])):
+        level = max((narrow[other] + 1 for other in before[node]), default=depth[node])
+        level = max(beside, default=0) if node in alone else level
+        while beside[level] >= MOST_BESIDE:
+            level += 1
+        narrow[node] = level
+        beside[level] += 1
+    return narrow
 
 
 def _few_crossings(layer: Sequence[int], chains: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -8,7 +8,7 @@ height of their layer and edges bend between layers only, so nothing can lie on 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -69,21 +69,53 @@ def place(sizes: Sequence[tuple[float, float]], lines: Sequence[Line]) -> Placed
         extents[bend] = size
     ports = _ports(layers)
     x = _across(layers, extents, ports, len(sizes))
-    rows = _down(layers, extents, x)
     left = min((x[n] - extents[n][0] / 2 for n in range(count)), default=0.0) - MARGIN
     right = max((x[n] + extents[n][0] / 2 for n in range(count)), default=0.0) + MARGIN
     x = [value - left for value in x]
-    row_of = {node: index for index, row in enumerate(layers.order) for node in row}
-    middle = [sum(rows[row_of[node]]) / 2 for node in range(count)]
+    rows = _down(layers, extents, x)
+    row_of = {node: rows[index] for index, row in enumerate(layers.order) for node in row}
+    frame = _Frame(x, extents, [row_of[node] for node in range(count)], ports)
     ways = list[Way]()
     for index, chain in enumerate(layers.chains):
-        points = _points(index, chain, x, middle, extents, rows, row_of, ports)
-        up = index in layers.turned
-        bend = labels[index][0] if index in labels else None
-        at = None if bend is None else (x[bend], middle[bend])
-        ways.append(Way(points[::-1] if up else points, at, up))
+        points, up = frame.points(index, chain), index in layers.turned
+        label = frame.middle(labels[index][0]) if index in labels else None
+        ways.append(Way(points[::-1] if up else points, label, up))
     bottom = max((bottom for _, bottom in rows), default=0.0) + MARGIN
-    return Placed(right - left, bottom, list(zip(x, middle, strict=True))[: len(sizes)], ways)
+    return Placed(right - left, bottom, [frame.middle(n) for n in range(len(sizes))], ways)
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """Where everything stands, by its number."""
+
+    x: Sequence[float]
+    extents: Sequence[tuple[float, float]]
+    rows: Sequence[tuple[float, float]]
+    """Top and bottom of the layer that each one stands in."""
+    ports: Mapping[tuple[int, int, bool], float]
+
+    def middle(self, node: int) -> tuple[float, float]:
+        """Return the middle of a node or a bend."""
+        return self.x[node], sum(self.rows[node]) / 2
+
+    def points(self, index: int, chain: Sequence[int]) -> list[tuple[float, float]]:
+        """Return the points of an edge, top down."""
+        first, last = chain[0], chain[-1]
+        begins = self.x[first] + self.ports[index, first, True]
+        ends = self.x[last] + self.ports[index, last, False]
+        points = [
+            (begins, self.middle(first)[1] + self.extents[first][1] / 2),
+            (begins, self.rows[first][1]),
+        ]
+        for bend in chain[1:-1]:
+            top, bottom = self.rows[bend]
+            if bottom > top:  # a layer of nothing but bends need not be met at a point
+                points += [(self.x[bend], top), (self.x[bend], bottom)]
+        points += [
+            (ends, self.rows[last][0]),
+            (ends, self.middle(last)[1] - self.extents[last][1] / 2),
+        ]
+        return points
 
 
 def _labelled(layers: Layers, lines: Sequence[Line]) -> dict[int, tuple[int, tuple[float, float]]]:
@@ -190,7 +222,10 @@ def _settle(
     offsets, offset = list[float](), 0.0
     for index, node in enumerate(row):
         if index:
-            offset += (extents[row[index - 1]][0] + extents[node][0]) / 2 + BESIDE
+            left, right = extents[row[index - 1]][0], extents[node][0]
+            # Lines need less room between them than boxes do.
+            bare = (not left) + (not right)
+            offset += (left + right) / 2 + BESIDE * (1 - bare / 4)
         offsets.append(offset)
     blocks = list[tuple[float, float, int]]()  # mean, weight, how many
     for (wish, weight), offset in zip(wishes, offsets, strict=True):
@@ -222,30 +257,3 @@ def _down(
         rows.append((top, top + height))
         top += height
     return rows
-
-
-def _points(
-    index: int,
-    chain: Sequence[int],
-    x: Sequence[float],
-    middle: Sequence[float],
-    extents: Sequence[tuple[float, float]],
-    rows: Sequence[tuple[float, float]],
-    row_of: Mapping[int, int],
-    ports: Mapping[tuple[int, int, bool], float],
-) -> list[tuple[float, float]]:
-    """Return the points of an edge, top down."""
-    first, last = chain[0], chain[-1]
-
-    def inner() -> Iterator[tuple[float, float]]:
-        for bend in chain[1:-1]:
-            top, bottom = rows[row_of[bend]]
-            if bottom > top:  # a layer of nothing but bends need not be met at a point
-                yield (x[bend], top)
-                yield (x[bend], bottom)
-
-    begin = (x[first] + ports[index, first, True], middle[first] + extents[first][1] / 2)
-    finish = (x[last] + ports[index, last, False], middle[last] - extents[last][1] / 2)
-    leaves = (begin[0], rows[row_of[first]][1])
-    enters = (finish[0], rows[row_of[last]][0])
-    return [begin, leaves, *inner(), enters, finish]

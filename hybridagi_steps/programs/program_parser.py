@@ -159,6 +159,7 @@ class _Reader:
     def __init__(self, tree: Tree[Token]) -> None:
         self._tree, self._found = tree, ReadText()
         self._ids: dict[str, str] = {}
+        self._taken = set[str]()
         self._places: dict[str, Token] = {}
 
     def read(self) -> ReadText:
@@ -194,8 +195,9 @@ class _Reader:
             first = self._places[variable].line
             raise _RefusedError(f"the node {variable!r} was declared in line {first} already", name)
         node = _node(variable, kind, [pair for pair in pairs if pair is not None])
-        if node.id in self._ids.values():
+        if node.id in self._taken:
             raise _RefusedError(f"another node has the id {node.id!r} already", name)
+        self._taken.add(node.id)
         self._ids[variable], self._places[variable] = node.id, name
         self._found.nodes.append(node)
 
@@ -255,6 +257,7 @@ def _value(part: Any) -> Any:
         items = cast("list[Token | None]", part.children)
         return [_text(item) for item in items if item is not None]
     token = cast("Token", part)
+    # No property is a number: it is read as one, so that the error can name the property.
     constants = {"TRUE": True, "FALSE": False, "NULL": None, "NUMBER": 0}
     return _text(token) if token.type == "STRING" else constants[token.type]
 
