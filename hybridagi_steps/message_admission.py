@@ -109,7 +109,9 @@ def _admitted(message: object, session_id: str, redact: Redact | None) -> Step:
 def _from_dict(message: object, session_id: str) -> Step:
     if not isinstance(message, Mapping):
         raise InvalidStepError(f"expected a Step, got {type(message).__name__}.")
-    known = cast("Mapping[str, Any]", message)
+    known = dict(cast("Mapping[str, Any]", message))
+    # Before validation, which would refuse what can be repaired.
+    known.update(_repaired({name: known.get(name) for name in _VALUES}))
     try:
         return Step.model_validate({**known, "session_id": session_id})
     except ValidationError as error:
@@ -148,7 +150,10 @@ def _repaired(values: dict[str, Any]) -> dict[str, Any]:
         return dict(values)
     notes: list[str] = []
     fixed = {name: json_value(value, notes, name) for name, value in values.items()}
-    metadata: dict[str, Any] = fixed["metadata"] or {}
+    kept: Any = fixed["metadata"] or {}
+    if not isinstance(kept, dict):
+        return fixed  # refused by whoever looks at its shape
+    metadata = cast("dict[str, Any]", kept)
     before: Any = metadata.get("repairs", [])
     known = cast("list[Any]", before) if isinstance(before, list) else [before]
     fixed["metadata"] = {**metadata, "repairs": [*known, *notes]}

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from hybridagi_steps.admission import Redact, admitted
+from hybridagi_steps.branch_compare import BranchComparison, compare
 from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.errors import (
     InvalidStepError,
@@ -323,6 +324,18 @@ async def fork_session(session_id: str, sequence: int, repo: SessionRepository) 
         UnknownSequenceError: It has no message at `sequence`.
     """
     return (await repo.fork(session_id, sequence)).session_id
+
+
+async def compare_branches(
+    repo: SessionRepository, session_id: str, left: int, right: int
+) -> BranchComparison:
+    """Compare two branches of a session, such as an answer and its retry; `attempts` names them.
+
+    Raises:
+        UnknownSessionError: No such session.
+        SequenceConflictError: A branch is not one of this session.
+    """
+    return await in_thread(lambda: compare(repo.store, session_id, left, right))
 
 
 def fork_point(store: SessionBackend, session_id: str, sequence: int) -> int:

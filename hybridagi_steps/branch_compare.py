@@ -1,0 +1,84 @@
+"""Two branches of a session side by side: what each said after they parted, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.message import Step, StepMetrics
+
+
+class BranchSide(NamedTuple):
+    """What one branch has after the point where two part. None: nobody measured it."""
+
+    branch_id: int
+    steps: list[Step]
+    """Its own messages."""
+    text: str
+    """What its assistant said, one message per paragraph."""
+    input_tokens: int | None
+    """Prompt tokens, all messages together."""
+    output_tokens: int | None
+    """Generated tokens, all messages together."""
+    cost: float | None
+    """US dollars, all messages together."""
+    score: float | None
+    """Mean score of the runs that made its messages; bigger is better."""
+
+
+class BranchComparison(NamedTuple):
+    """Two branches that begin alike."""
+
+    shared: int
+    """Messages they have in common, from the first on."""
+    left: BranchSide
+    right: BranchSide
+
+
+def compare(store: Any, session_id: str, left: int, right: int) -> BranchComparison:
+    """Compare two branches of a session; `store` is a step store with sessions.
+
+    Raises:
+        UnknownSessionError: No such session.
+        SequenceConflictError: A branch is not one of this session.
+    """
+    lines = [store.messages(session_id, branch_id=branch) for branch in (left, right)]
+    pairs = zip(*lines, strict=False)
+    shared = next((n for n, (a, b) in enumerate(pairs) if a.id != b.id), min(map(len, lines)))
+    sides = [
+        _side(store, branch, line[shared:])
+        for branch, line in zip((left, right), lines, strict=True)
+    ]
+    return BranchComparison(shared, *sides)
+
+
+def _side(store: Any, branch_id: int, steps: list[Step]) -> BranchSide:
+    metrics = [step.metrics for step in steps if step.metrics is not None]
+    spoken = [step.content for step in steps if step.is_assistant_step()]
+    return BranchSide(
+        branch_id=branch_id,
+        steps=steps,
+        text="\n\n".join(text for text in spoken if isinstance(text, str)),
+        input_tokens=_total(metrics, lambda one: one.input_tokens),
+        output_tokens=_total(metrics, lambda one: one.output_tokens),
+        cost=_total(metrics, lambda one: one.cost),
+        score=_score(store, steps),
+    )
+
+
+def _total(metrics: Sequence[StepMetrics], figure: Callable[[StepMetrics], Any]) -> Any:
+    known = [value for one in metrics if (value := figure(one)) is not None]
+    return sum(known) if known else None
+
+
+def _score(store: Any, steps: Iterable[Step]) -> float | None:
+    """Return the mean over runs of the mean score of each run's AgentSteps."""
+    means: list[float] = []
+    for run_id in dict.fromkeys(step.run_id for step in steps if step.run_id):
+        found = store.iter_steps(StepFilter(run_id=run_id, scope=EVERY_SCOPE))
+        scores = [step.score for step in found if step.score is not None]
+        if scores:
+            means.append(fmean(scores))
+    return fmean(means) if means else None
