@@ -68,10 +68,10 @@ def check_shape(shape: Any) -> Any:
 
 def _adapter(shape: Any) -> TypeAdapter[Any]:
     kind = _as_type(shape, 0)
+    # A model brings its own configuration and refuses another.
+    config = None if isinstance(shape, dict) else ConfigDict(strict=True)
     try:
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return TypeAdapter(kind)
-        return TypeAdapter(kind, config=ConfigDict(strict=True))
+        return TypeAdapter[Any](kind, config=config)
     except SchemaError as error:
         raise ValueError(f"not a pattern that can be matched: {shape!r} ({error})") from error
 

@@ -24,6 +24,7 @@ STEP_ID = re.compile(r"\w[\w.\-]{0,99}")
 
 MOST_CIRCLES_NAMED = 10
 
+_BRACKETS = {"[]", "()", "{}", "<>"}
 _MARKS = "*`\"'"
 _DRIVE = re.compile(r"[A-Za-z]:")
 
@@ -39,14 +40,15 @@ class PlanStepType(StrEnum):
 
 
 def clean_text(value: Any) -> Any:
-    """Return a text with plain line ends and no blank edges; all else as it is."""
+    """Return a text with plain line ends, no blanks before them, no blank edges; else as it is."""
     if not isinstance(value, str):
         return value
-    return value.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "").strip()
+    plain = value.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
+    return "\n".join(line.rstrip() for line in plain.split("\n")).strip()
 
 
 def clean_name(value: Any) -> Any:
-    """Return a text as one line without the quotes or emphasis around it."""
+    """Return a text as one line without the quotes, brackets or emphasis around it."""
     if not isinstance(value, str):
         return value
     name = " ".join(value.replace("\0", "").split())
@@ -58,6 +60,9 @@ def clean_name(value: Any) -> Any:
 def _inside(name: str) -> str | None:
     """Return what stands inside the marks around a whole name, None when there are none."""
     mark = name[:1]
+    if mark + name[-1:] in _BRACKETS:
+        inner = name[1:-1].strip()
+        return inner if inner and not set(inner) & set("[](){}<>") else None
     if not mark or mark not in _MARKS or name[-1] != mark:
         return None
     inner = name.strip(mark)

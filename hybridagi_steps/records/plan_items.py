@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from hybridagi_steps.records.artifact_shape import KINDS
 from hybridagi_steps.records.plan import clean_name
+from hybridagi_steps.records.plan_lines import key_of
 
 _NOTHING = re.compile(
     r"(?:none|n/?a|null|nil|empty|nothing|not applicable|[-–—]+)\.?"
@@ -20,14 +21,16 @@ _NOTHING = re.compile(
     re.IGNORECASE,
 )
 _BULLET = re.compile(r"(?:[-*+•]|\d{1,4}[.)])\s+")
-_REMARK = re.compile(r"\s+(?:\(.*\)|[-–—]\s.*)$", re.DOTALL)
+_DASHED = re.compile(r"\s[-–—]\s")
 _BARE = re.compile(r"[\w./@+][\w./@+\-]*")
 _KIND = re.compile(rf"({'|'.join(KINDS)})(?=\s*$|\s+[-–—]\s|\s*[,;(])", re.IGNORECASE)
 _PATTERN = re.compile(r"/(?:[^/\\\n]|\\[^\n])+/(?=\s*$|\s+[-–—(])")
 _DASH = re.compile(r"\s*[-–—]\s+")
 _QUOTED = re.compile(r'(?P<name>"(?:[^"\\\n]|\\[^\n])*")')
 _SLASHED = re.compile(r"/(?:[^/\\\n]|\\[^\n])+/")
-_ARTIFACT = re.compile(r"(?P<name>\S+?)(?:\s{0,9}:(?:\s|$)|\s{1,9}[-–—]\s|\s{1,9}\()")
+_NAMED = r"(?:\s{0,9}:(?:\s|$)|\s{1,9}[-–—]\s|\s{1,9}\()"
+_ARTIFACT = re.compile(rf"(?P<name>\S+?){_NAMED}")
+_DESCRIBED = re.compile(rf'(?:"(?:[^"\\\n]|\\[^\n])*"|\S+?){_NAMED}')
 _OPEN, _CLOSE = "([{", ")]}"
 
 
@@ -69,7 +72,7 @@ def read_files(text: str) -> list[str]:
 
 def read_artifacts(text: str) -> list[Artifact]:
     """Return artifacts with what is said about them."""
-    return [read_artifact(item) for item in split_list(text, whole=_ARTIFACT)]
+    return [read_artifact(item) for item in split_list(text, whole=_DESCRIBED)]
 
 
 def read_artifact(item: str) -> Artifact:
@@ -104,12 +107,17 @@ def write_artifact(artifact: Artifact) -> str:
 def _split(text: str, separators: str) -> list[str]:
     """Split at separators outside quotes, brackets and patterns; unbalanced text splits plainly."""
     pieces: list[str] = []
-    start = place = depth = 0
+    start = place = depth = closed_until = 0
+    last = ""
     while place < len(text):
         letter = text[place]
-        if (end := _literal_end(text, place, start)) is not None:
-            place = end
-            continue
+        literal = _literal(letter, last)
+        if literal is not None and place >= closed_until:
+            if (found := literal.match(text, place)) is not None:
+                place, last = found.end(), letter
+                continue
+            # What is not closed in this line is not looked for again: one scan, linear time.
+            closed_until = text.find("\n", place) % (len(text) + 1)
         if letter in _OPEN:
             depth += 1
         elif letter in _CLOSE:
@@ -117,21 +125,18 @@ def _split(text: str, separators: str) -> list[str]:
         elif letter in separators and depth == 0:
             pieces.append(text[start:place])
             start = place + 1
+        last = last if letter.isspace() else letter
         place += 1
     if depth:
         return _stripped(re.split(f"[{re.escape(separators)}]", text))
     return _stripped([*pieces, text[start:]])
 
 
-def _literal_end(text: str, place: int, start: int) -> int | None:
-    """Return where the quoted text or pattern that begins here ends; None if none does."""
-    if text[place] == '"':
-        found = _QUOTED.match(text, place)
-    elif text[place] == "/" and text[start:place].rstrip().endswith(":"):
-        found = _SLASHED.match(text, place)
-    else:
-        return None
-    return found.end() if found else None
+def _literal(letter: str, last: str) -> re.Pattern[str] | None:
+    """Return how the literal reads that a letter begins; `last` is the letter before it."""
+    if letter == '"':
+        return _QUOTED
+    return _SLASHED if letter == "/" and last == ":" else None
 
 
 def _stripped(pieces: list[str]) -> list[str]:
@@ -159,11 +164,14 @@ def _name(item: str) -> str:
             return str(json.loads(quoted[0], strict=False))
         except ValueError:
             return quoted[0][1:-1]
-    return clean_name(_REMARK.sub("", item))
+    if item.endswith(")"):
+        item = item.partition(" (")[0]
+    return clean_name(_DASHED.split(item, maxsplit=1)[0])
 
 
 def _written(name: str) -> str:
-    if _BARE.fullmatch(name) and _NOTHING.fullmatch(name) is None and name[:2] != "./":
+    bare = _BARE.fullmatch(name) and not name.startswith("./")
+    if bare and _NOTHING.fullmatch(name) is None and key_of(f"{name}:") is None:
         return name
     return json.dumps(name, ensure_ascii=False)
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from itertools import chain, islice
 from typing import Any, cast
 
 from pydantic import ValidationError as PydanticError
 
 from hybridagi_steps.errors import PlanParseError
 from hybridagi_steps.records.plan import PlanStep
-from hybridagi_steps.records.plan_items import read_artifact, read_files, read_names
+from hybridagi_steps.records.plan_items import Artifact, read_artifact, read_files, read_names
 
-_FENCED = re.compile(r"^[ \t]*```(?:json|JSON)?[ \t]*\n(?=\s*[{\[])", re.MULTILINE)
-_BARE = re.compile(r"^[ \t]*(?=[{\[])", re.MULTILINE)
+_FENCED = re.compile(r"^[ \t]{0,80}```(?:json|JSON)?[ \t]{0,80}\n(?=\s{0,200}[{\[])", re.MULTILINE)
+_BARE = re.compile(r"^[ \t]{0,80}(?=[{\[])", re.MULTILINE)
+_BLANK = re.compile(r"\s*")
 _MOST_STARTS_TRIED = 20
 
 _NAMES = {
@@ -43,8 +45,8 @@ def find_json(text: str) -> Any:
     Raises:
         PlanParseError: There is none, or it is broken; names the line.
     """
-    starts = [match.end() for match in _FENCED.finditer(text)]
-    starts += [match.end() for match in _BARE.finditer(text) if match.end() not in starts]
+    found = chain(_FENCED.finditer(text), _BARE.finditer(text))
+    starts = list(dict.fromkeys(match.end() for match in islice(found, _MOST_STARTS_TRIED)))
     if not starts:
         raise PlanParseError(
             "no plan found: expected a line 'STEP: …' with its fields, or a JSON object "
@@ -53,9 +55,9 @@ def find_json(text: str) -> Any:
             field="STEP",
         )
     failure: PlanParseError | None = None
-    for start in starts[:_MOST_STARTS_TRIED]:
+    for start in starts:
         try:
-            return json.JSONDecoder().raw_decode(text, _content(text, start))[0]
+            return json.JSONDecoder().raw_decode(text, _after_blanks(text, start))[0]
         except (json.JSONDecodeError, RecursionError) as error:
             failure = failure or _broken(text, start, error)
     raise failure or PlanParseError("no JSON found", field="STEP")
@@ -67,23 +69,23 @@ def plan_from_json(value: Any) -> dict[str, Any]:
     Raises:
         PlanParseError: It is no plan; names the field.
     """
-    if isinstance(value, list):
-        value = {"steps": value}
-    inner = value.get("plan")
+    given: dict[str, Any] = {"steps": value} if isinstance(value, list) else value
+    inner = given.get("plan")
     if isinstance(inner, dict):
-        value = {**value, **inner}
-    if "steps" not in value:
+        given = {"plan": "", **cast("dict[str, Any]", inner)}
+    if "steps" not in given:
         raise PlanParseError("the JSON object has no 'steps'", line=1, field="steps")
-    name = next((value[key] for key in ("name", "title", "plan") if key in value), "")
+    name = next((given[key] for key in ("name", "title", "plan") if key in given), "")
     return {
         "name": _text(name, "name"),
-        "description": _text(value.get("description"), "description"),
-        "steps": [_step(step, n) for n, step in enumerate(_step_list(value["steps"]))],
+        "description": _text(given.get("description"), "description"),
+        "steps": [_step(step, n) for n, step in enumerate(_step_list(given["steps"]))],
     }
 
 
-def _content(text: str, start: int) -> int:
-    return start + len(text[start:]) - len(text[start:].lstrip())
+def _after_blanks(text: str, start: int) -> int:
+    found = _BLANK.match(text, start)
+    return found.end() if found else start
 
 
 def _broken(text: str, start: int, error: Exception) -> PlanParseError:
@@ -175,14 +177,14 @@ def _artifacts(found: Mapping[str, Any], place: str) -> dict[str, Any]:
     return {"artifacts": names, "shapes": shapes, "notes": notes}
 
 
-def _artifact(item: Any, place: str, *, plain: bool) -> tuple[str, Any, str]:
+def _artifact(item: Any, place: str, *, plain: bool) -> Artifact:
     """Return name, shape and note; a `plain` text is a name and nothing else."""
     if isinstance(item, str):
-        return (item, None, "") if plain else tuple(read_artifact(item))
+        return Artifact(item, None, "") if plain else read_artifact(item)
     if isinstance(item, dict) and isinstance(name := cast("Any", item).get("name"), str):
         entry = cast("dict[str, Any]", item)
         note = entry.get("note") or entry.get("description") or ""
-        return name, entry.get("shape"), _text(note, place)
+        return Artifact(name, entry.get("shape"), _text(note, place))
     raise PlanParseError(f"expected a name or an object with 'name', got {item!r}", field=place)
 
 

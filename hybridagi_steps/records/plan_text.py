@@ -77,7 +77,7 @@ def read_plan(text: str) -> dict[str, Any]:
     if len(text) > MOST_CHARACTERS:
         raise PlanParseError(f"{len(text):,} characters are more than {MOST_CHARACTERS:,}")
     lines = [] if _JSON_START.match(text) else plan_lines(text)
-    if not lines:
+    if not any(line.key and line.key.field == "STEP" for line in lines):
         return plan_from_json(find_json(text))
     header, *steps = _blocks(lines)
     return {**_read_header(header), "steps": _read_steps(steps)}
@@ -122,7 +122,7 @@ def _blocks(lines: list[Line]) -> list[_Block]:
             continue
         key = line.key
         if key is None or _is_text_here(key, blocks[-1], header=len(blocks) == 1):
-            current.lines.append(unescaped(line.text))
+            current.lines.append(line.text)
             continue
         if key.field == "PLAN" and blocks[-1].values:
             raise PlanParseError(
@@ -157,6 +157,7 @@ def _text(block: _Block, name: str) -> str:
     first, *more = value.lines
     while more and (is_rule(more[-1]) or not more[-1].strip()):
         more.pop()
+    more = [unescaped(line) for line in more]
     return "\n".join([first, *more]) if first else dedent("\n".join(more))
 
 
@@ -185,7 +186,7 @@ def _read_header(header: _Block) -> dict[str, Any]:
     if "NAME" in header.values:
         name = name or _text(header, "NAME")
     description = "\n\n".join(part for part in (more, _text(header, "DESCRIPTION")) if part)
-    return {"name": _unbracketed(name), "description": description}
+    return {"name": name, "description": description}
 
 
 def _read_steps(blocks: list[_Block]) -> list[PlanStep]:
@@ -196,13 +197,13 @@ def _read_steps(blocks: list[_Block]) -> list[PlanStep]:
 
 def _read_step(block: _Block, step_id: str, known: dict[str, str]) -> PlanStep:
     title, more = _first_line(block, "STEP")
-    name = _text(block, "NAME") or ("" if title == step_id else _unbracketed(title))
+    name = _text(block, "NAME") or ("" if clean_name(title) == step_id else title)
     description = "\n\n".join(part for part in (more, _text(block, "DESCRIPTION")) if part)
     artifacts = read_artifacts(_list_text(block, "ARTIFACTS"))
     values = {
         "id": step_id,
         "type": _read_type(block),
-        "name": name if clean_name(name) != step_id else "",
+        "name": name,
         "goal": _text(block, "GOAL") or description.strip() or name,
         "description": description,
         "files": read_files(_list_text(block, "FILES")),
@@ -243,7 +244,7 @@ def _read_type(block: _Block) -> PlanStepType:
 
 def _read_id(block: _Block) -> str:
     """Return a step's id; a title with blanks becomes one with underscores."""
-    title = _unbracketed(_first_line(block, "STEP")[0])
+    title = clean_name(_first_line(block, "STEP")[0])
     if STEP_ID.fullmatch(title):
         return title
     if step_id := _slug(title)[:100]:
@@ -257,13 +258,6 @@ def _read_id(block: _Block) -> str:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^\w.\-]+", "_", text.lower()).strip("_.-")
-
-
-def _unbracketed(text: str) -> str:
-    name = clean_name(text)
-    if len(name) > 2 and name[0] + name[-1] in {"[]", "()", "<>", "{}"}:
-        return clean_name(name[1:-1])
-    return name
 
 
 def _spellings(blocks: list[_Block], ids: list[str]) -> dict[str, str]:

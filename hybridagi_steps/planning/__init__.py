@@ -1,0 +1,1 @@
+"""Plans at work: workspaces for steps, the tasks that ship with the library, and what runs them."""

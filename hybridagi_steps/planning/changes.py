@@ -1,0 +1,132 @@
+"""What a step changed in its copy of the workspace, and whether it can be taken over.
+
+A plain value: it carries the contents it needs, so it outlives the copy and travels between
+processes. Merging is three-way, file by file: what the step saw, what it made of it, what is there
+now. Two steps that made the same of a file do not conflict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hybridagi_steps.errors import ArtifactConflictError
+from hybridagi_steps.planning.snapshot import Entry, Manifest
+
+_MOST_NAMED = 20
+
+
+class Change(NamedTuple):
+    """One path before and after; None where there was or is nothing."""
+
+    before: Entry | None
+    after: Entry | None
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Everything a step added, changed and deleted."""
+
+    paths: Mapping[str, Change]
+    """Every path that differs, directories included."""
+    contents: Mapping[str, bytes]
+    """The new contents, by their hash."""
+
+    @property
+    def added(self) -> list[str]:
+        """Files and links that are new, sorted."""
+        return self._named(lambda change: change.before is None)
+
+    @property
+    def changed(self) -> list[str]:
+        """Files and links with another content, kind or permissions, sorted."""
+        return self._named(lambda change: None not in change)
+
+    @property
+    def deleted(self) -> list[str]:
+        """Files and links that are gone, sorted."""
+        return self._named(lambda change: change.after is None)
+
+    def __bool__(self) -> bool:
+        """Whether anything differs."""
+        return bool(self.paths)
+
+    def _named(self, wanted: Callable[[Change], bool]) -> list[str]:
+        return sorted(
+            path for path, change in self.paths.items() if wanted(change) and _file(change)
+        )
+
+
+def make_changes(before: Manifest, after: Manifest, contents: Mapping[str, bytes]) -> Changes:
+    """Return what differs between two states, with the contents that the later one needs."""
+    paths = {
+        path: Change(before.get(path), after.get(path))
+        for path in sorted({*before, *after})
+        if not _same(before.get(path), after.get(path))
+    }
+    needed = {change.after.content for change in paths.values() if change.after}
+    return Changes(paths, {name: contents[name] for name in needed if name in contents})
+
+
+def merged(changes: Changes, now: Manifest) -> dict[str, Entry | None]:
+    """Return what has to be written and removed to take changes over.
+
+    Args:
+        changes: What a step did to the state it was given.
+        now: What the workspace holds by now.
+
+    Raises:
+        ArtifactConflictError: Something was changed here meanwhile to something else.
+    """
+    clashes = [
+        path for path, change in changes.paths.items() if _clashes(path, change, changes, now)
+    ]
+    if clashes:
+        shown = ", ".join(clashes[:_MOST_NAMED]) + (" …" if len(clashes) > _MOST_NAMED else "")
+        raise ArtifactConflictError(
+            f"changed by another step meanwhile: {shown}. Nothing was merged; run the step again "
+            "on what is there now."
+        )
+    return {
+        path: change.after
+        for path, change in changes.paths.items()
+        if not _same(now.get(path), change.after)
+    }
+
+
+def _clashes(path: str, change: Change, changes: Changes, now: Manifest) -> bool:
+    current = now.get(path)
+    if _same(current, change.after):
+        return False
+    if not _same(current, change.before):
+        # A directory that is gone here and was to go, or to be made, there: nobody's loss.
+        only_directories = _is_directory(change.before) and change.after is None
+        return not only_directories or current is not None
+    return change.after is not None and _in_the_way(path, change.after, changes, now)
+
+
+def _in_the_way(path: str, after: Entry, changes: Changes, now: Manifest) -> bool:
+    """Whether something new here stands where a change has to go."""
+    above = [path[:place] for place, letter in enumerate(path) if letter == "/"]
+    for parent in above:
+        current = now.get(parent)
+        if current is not None and current.kind != "dir" and parent not in changes.paths:
+            return True
+    if after.kind == "dir" or not _is_directory(now.get(path)):
+        return False
+    below = path + "/"
+    return any(inner.startswith(below) and inner not in changes.paths for inner in now)
+
+
+def _same(one: Entry | None, other: Entry | None) -> bool:
+    """Whether two states of a path are the same; permissions of directories are not looked at."""
+    return one == other or (_is_directory(one) and _is_directory(other))
+
+
+def _is_directory(entry: Entry | None) -> bool:
+    return entry is not None and entry.kind == "dir"
+
+
+def _file(change: Change) -> bool:
+    return not _is_directory(change.after or change.before)

@@ -1,0 +1,309 @@
+"""Files below one directory, and nothing else.
+
+Every path is walked part by part from an open descriptor of the directory, and no symbolic link is
+ever followed, so it does not matter what a command puts where between a check and a use: what is
+opened is what was checked. Devices, pipes and sockets are refused before they are opened. A file is
+written beside its place and renamed into it, so a reader sees the old content or the new.
+
+Knows nothing of plans, snapshots or limits on the whole. POSIX only: it needs `dir_fd`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
+
+from hybridagi_steps.errors import WorkspaceError
+
+TEMPORARY = ".steps-tmp"
+"""How names end that are no files yet; a crash may leave one, and it is swept away later."""
+
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _NO_LINK
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _NO_LINK
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
+_LONGEST_PATH = 4096
+_DEEPEST = 100
+
+
+class Found(NamedTuple):
+    """One thing in a directory tree."""
+
+    path: str
+    """Relative, with `/`."""
+    kind: str
+    """file, dir, link or other."""
+    mode: int
+    """Permission bits."""
+    size_bytes: int
+
+
+def path_parts(path: str) -> tuple[str, ...]:
+    """Return the parts of a path below a workspace; none for the workspace itself.
+
+    Raises:
+        WorkspaceError: It is absolute, goes up, or is no path at all.
+    """
+    if not isinstance(path, str) or not path.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise WorkspaceError("a path in the workspace is needed, such as 'src/app.py'; got nothing")
+    if "\0" in path or len(path) > _LONGEST_PATH:
+        raise WorkspaceError(f"not a path: {path[:80]!r} holds a NUL or is too long")
+    if path.startswith(("/", "~")):
+        raise WorkspaceError(f"{path!r} is outside the workspace: name it relative to its top")
+    parts = tuple(part for part in path.split("/") if part not in {"", "."})
+    if ".." in parts:
+        raise WorkspaceError(f"{path!r} leaves the workspace: '..' is not allowed")
+    if len(parts) > _DEEPEST or any(part.endswith(TEMPORARY) for part in parts):
+        raise WorkspaceError(f"{path!r} is no path for a workspace: too deep, or a reserved name")
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise WorkspaceError(f"{path!r} is no name that a file can have") from error
+    return parts
+
+
+class ConfinedDirectory:
+    """The files below one directory.
+
+    Args:
+        root: The directory; a symbolic link here is followed once, now.
+
+    Raises:
+        WorkspaceError: It is no directory.
+    """
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root).resolve()
+        if os.open not in os.supports_dir_fd:
+            raise WorkspaceError("workspaces need a POSIX system: files are opened by descriptor")
+        with self._translated(str(root)), self._open_root():
+            pass
+
+    def read_bytes(self, path: str, limit: int) -> bytes:
+        """Return a file's content.
+
+        Raises:
+            WorkspaceError: No such file, a link, a device, or larger than `limit` bytes.
+        """
+        with self._parent(path) as (parent, name), self._translated(path):
+            self._regular(os.stat(name, dir_fd=parent, follow_symlinks=False), path, limit)
+            descriptor = os.open(name, _READ, dir_fd=parent)
+            with open(descriptor, "rb") as file:  # noqa: PTH123 - by descriptor, not by path
+                self._regular(os.fstat(descriptor), path, limit)
+                content = file.read(limit + 1)
+        if len(content) > limit:
+            raise _too_large(path, len(content), limit)
+        return content
+
+    def stat(self, path: str) -> Found | None:
+        """Return what is at a path, None if nothing is."""
+        try:
+            with self._parent(path) as (parent, name):
+                return _found(path, os.stat(name, dir_fd=parent, follow_symlinks=False))
+        except FileNotFoundError:
+            return None
+        except WorkspaceError as error:
+            if _is_absent(error):
+                return None
+            raise
+
+    def write_bytes(self, path: str, content: bytes, *, mode: int | None, sync: bool) -> None:
+        """Write a file whole, with the directories above it.
+
+        Args:
+            path: Where; what was there is replaced, a link itself rather than what it points at.
+            content: All of it.
+            mode: Permission bits; None keeps those of the file that is replaced.
+            sync: Whether it is on the disk on return.
+        """
+        with self._parent(path, make=True) as (parent, name), self._translated(path):
+            if mode is None:
+                mode = _mode_at(parent, name)
+            temporary = f".{uuid4().hex}{TEMPORARY}"
+            try:
+                descriptor = os.open(temporary, _CREATE, 0o600, dir_fd=parent)
+                with open(descriptor, "wb") as file:  # noqa: PTH123 - by descriptor, not by path
+                    file.write(content)
+                    os.fchmod(descriptor, mode & 0o777)
+                    if sync:
+                        file.flush()
+                        os.fsync(descriptor)
+                os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+            except BaseException:
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=parent)
+                raise
+            if sync:
+                os.fsync(parent)
+
+    def write_link(self, path: str, target: str) -> None:
+        """Make a symbolic link; it is kept, never followed."""
+        with self._parent(path, make=True) as (parent, name), self._translated(path):
+            temporary = f".{uuid4().hex}{TEMPORARY}"
+            os.symlink(target, temporary, dir_fd=parent)
+            os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+
+    def read_link(self, path: str) -> str:
+        """Return where a symbolic link points."""
+        with self._parent(path) as (parent, name), self._translated(path):
+            return os.readlink(name, dir_fd=parent)
+
+    def make_directory(self, path: str, mode: int) -> None:
+        """Make a directory and those above it; one that is there gets the mode."""
+        with self._parent(path, make=True) as (parent, name), self._translated(path):
+            descriptor = _open_directory(name, parent, make=True)
+            try:
+                os.fchmod(descriptor, (mode & 0o777) | 0o700)
+            finally:
+                os.close(descriptor)
+
+    def remove(self, path: str) -> None:
+        """Remove a file, a link or an empty directory; what is gone already is no fault."""
+        try:
+            with self._parent(path) as (parent, name), self._translated(path):
+                if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                    os.rmdir(name, dir_fd=parent)
+                else:
+                    os.unlink(name, dir_fd=parent)
+        except WorkspaceError as error:
+            if not _is_absent(error):
+                raise
+
+    def walk(self, path: str = ".", *, skip: frozenset[str] = frozenset()) -> Iterator[Found]:
+        """Yield what is below a directory, by name, a directory before what is in it.
+
+        Args:
+            path: Where to begin; not yielded itself.
+            skip: Names of files and directories that are left out, with all below.
+        """
+        parts = path_parts(path)
+        with self._directory(parts, path) as descriptor:
+            yield from _walk(descriptor, "".join(f"{part}/" for part in parts), skip, len(parts))
+
+    def sweep(self) -> None:
+        """Remove temporary files that a crash has left."""
+        with self._directory((), ".") as top:
+            for _, _, names, descriptor in os.fwalk(".", dir_fd=top):
+                for name in names:
+                    if name.endswith(TEMPORARY):
+                        os.unlink(name, dir_fd=descriptor)
+
+    @contextmanager
+    def _open_root(self) -> Generator[int]:
+        descriptor = os.open(self.root, _DIRECTORY)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def _directory(
+        self, parts: tuple[str, ...], path: str, *, make: bool = False
+    ) -> Generator[int]:
+        """Open a directory part by part, so that no link on the way is followed."""
+        with self._translated(path), self._open_root() as root:
+            descriptor = os.dup(root)
+            try:
+                for part in parts:
+                    inner = _open_directory(part, descriptor, make=make)
+                    os.close(descriptor)
+                    descriptor = inner
+                yield descriptor
+            finally:
+                os.close(descriptor)
+
+    @contextmanager
+    def _parent(self, path: str, *, make: bool = False) -> Generator[tuple[int, str]]:
+        parts = path_parts(path)
+        if not parts:
+            raise WorkspaceError(f"{path!r} is the workspace itself; name a file in it")
+        with self._directory(parts[:-1], path, make=make) as descriptor:
+            yield descriptor, parts[-1]
+
+    @contextmanager
+    def _translated(self, path: str) -> Generator[None]:
+        try:
+            yield
+        except WorkspaceError:
+            raise
+        except OSError as error:
+            raise WorkspaceError(_explained(path, error)) from error
+
+    def _regular(self, status: os.stat_result, path: str, limit: int) -> None:
+        if not stat.S_ISREG(status.st_mode):
+            kind = _kind(status.st_mode)
+            named = {"dir": "a directory", "link": "a symbolic link, which is never followed"}
+            raise WorkspaceError(f"{path!r} is {named.get(kind, 'a device or pipe')}, not a file")
+        if status.st_size > limit:
+            raise _too_large(path, status.st_size, limit)
+
+
+def _walk(descriptor: int, prefix: str, skip: frozenset[str], depth: int) -> Iterator[Found]:
+    with os.scandir(descriptor) as entries:
+        names = sorted(entry.name for entry in entries)
+    for name in names:
+        if name in skip or name.endswith(TEMPORARY):
+            continue
+        try:
+            status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            yield _found(prefix + name, status)
+            if stat.S_ISDIR(status.st_mode) and depth < _DEEPEST:
+                inner = os.open(name, _DIRECTORY, dir_fd=descriptor)
+                try:
+                    yield from _walk(inner, f"{prefix}{name}/", skip, depth + 1)
+                finally:
+                    os.close(inner)
+        except FileNotFoundError:
+            continue  # removed while we looked
+
+
+def _open_directory(name: str, parent: int, *, make: bool) -> int:
+    if make:
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o755, dir_fd=parent)
+    return os.open(name, _DIRECTORY, dir_fd=parent)
+
+
+def _mode_at(parent: int, name: str) -> int:
+    """Return the permission bits of the file that is about to be replaced."""
+    try:
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return 0o644
+    return stat.S_IMODE(status.st_mode) if stat.S_ISREG(status.st_mode) else 0o644
+
+
+def _found(path: str, status: os.stat_result) -> Found:
+    return Found(path, _kind(status.st_mode), stat.S_IMODE(status.st_mode) & 0o777, status.st_size)
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISREG(mode):
+        return "file"
+    if stat.S_ISDIR(mode):
+        return "dir"
+    return "link" if stat.S_ISLNK(mode) else "other"
+
+
+def _is_absent(error: WorkspaceError) -> bool:
+    """Whether the cause is that nothing is there, and not that it may not be touched."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+
+
+def _too_large(path: str, size: int, limit: int) -> WorkspaceError:
+    return WorkspaceError(f"{path!r} has {size:,} bytes, the limit is {limit:,}")
+
+
+def _explained(path: str, error: OSError) -> str:
+    if error.errno == errno.ENOENT:
+        return f"{path!r} is not in the workspace"
+    if error.errno in {errno.ELOOP, errno.ENOTDIR}:
+        return f"{path!r} goes through a symbolic link or a file, which is not followed"
+    return f"{path!r}: {error.strerror or error}"

@@ -1,0 +1,261 @@
+"""What a workspace held at one moment, and the way from one such state to another.
+
+A manifest names every file by the hash of its content; the contents lie once each in an object
+folder outside the workspace. A change of many files is written down as a whole before the first
+file is touched (a redo log), so one that was cut short by a crash is finished when the workspace is
+opened the next time: it is done or it is not, never half.
+
+Reference: Mohan et al. 1992, "ARIES", for redo after a crash; Git, for content-addressed objects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from hybridagi_steps.errors import WorkspaceError
+from hybridagi_steps.planning.confined import ConfinedDirectory
+
+IGNORED = frozenset(
+    {
+        "__pycache__",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".mypy_cache",
+        ".hypothesis",
+        ".ipynb_checkpoints",
+    }
+)
+"""Caches that programs write beside sources: never part of a snapshot, a listing or a change."""
+
+
+class Entry(NamedTuple):
+    """One thing in a manifest."""
+
+    kind: str
+    """file, dir or link."""
+    mode: int
+    """Permission bits."""
+    content: str
+    """SHA-256 of a file's content; where a link points; empty for a directory."""
+
+
+Manifest = dict[str, Entry]
+"""What a directory holds, by path."""
+
+
+class Limits(NamedTuple):
+    """How much a workspace may hold, so that a copy of it stays affordable."""
+
+    file_bytes: int = 64_000_000
+    total_bytes: int = 1_000_000_000
+    files: int = 50_000
+
+
+def take_manifest(
+    directory: ConfinedDirectory,
+    limits: Limits,
+    keep: Callable[[str, Entry, bytes], None] | None = None,
+) -> Manifest:
+    """Return what a directory holds.
+
+    Args:
+        directory: The directory; sockets, pipes and devices in it are passed over.
+        limits: What it may hold.
+        keep: Called with path, entry and content of every file.
+
+    Raises:
+        WorkspaceError: It holds more than `limits`.
+    """
+    manifest: Manifest = {}
+    total = 0
+    for found in directory.walk(skip=IGNORED):
+        if len(manifest) >= limits.files:
+            raise WorkspaceError(f"the workspace holds more than {limits.files:,} files")
+        if found.kind == "dir":
+            manifest[found.path] = Entry("dir", found.mode, "")
+        elif found.kind == "link":
+            manifest[found.path] = Entry("link", 0, directory.read_link(found.path))
+        elif found.kind == "file":
+            content = directory.read_bytes(found.path, limits.file_bytes)
+            total += len(content)
+            if total > limits.total_bytes:
+                raise WorkspaceError(f"the workspace holds more than {limits.total_bytes:,} bytes")
+            entry = manifest[found.path] = Entry("file", found.mode, digest(content))
+            if keep is not None:
+                keep(found.path, entry, content)
+    return manifest
+
+
+def digest(content: bytes) -> str:
+    """Return the name of a content."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def difference(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> dict[str, Entry | None]:
+    """Return what has to be written, and with None what has to be removed, to get to `after`."""
+    gone: dict[str, Entry | None] = {path: None for path in before if path not in after}
+    return {**gone, **{path: new for path, new in after.items() if before.get(path) != new}}
+
+
+class ChangeLog:
+    """Keeps contents, manifests, and the one change that may be under way.
+
+    Args:
+        folder: Where; made when first needed. It must be outside of `directory`.
+        directory: The directory that changes are made to.
+        sync: Whether what is kept is on the disk on return.
+    """
+
+    def __init__(self, folder: Path, directory: ConfinedDirectory, *, sync: bool) -> None:
+        self.folder, self._directory, self._sync = folder, directory, sync
+
+    def keep(self, name: str, content: bytes) -> None:
+        """Keep a content under its hash."""
+        path = self._object(name)
+        if not path.exists():
+            self._write(path, content)
+
+    def content(self, name: str) -> bytes:
+        """Return a content that was kept.
+
+        Raises:
+            WorkspaceError: It is gone or damaged.
+        """
+        try:
+            content = self._object(name).read_bytes()
+        except OSError as error:
+            raise WorkspaceError(f"the snapshot's content {name[:12]} is gone: {error}") from error
+        if digest(content) != name:
+            raise WorkspaceError(f"the snapshot's content {name[:12]} is damaged")
+        return content
+
+    def save(self, snapshot_id: str, manifest: Manifest) -> None:
+        """Keep a manifest; its contents must be kept before."""
+        self._write(self._manifest(snapshot_id), _encoded(manifest))
+
+    def load(self, snapshot_id: str) -> Manifest:
+        """Return a manifest.
+
+        Raises:
+            WorkspaceError: There is none with this id.
+        """
+        try:
+            stored = json.loads(self._manifest(snapshot_id).read_bytes())
+        except (OSError, ValueError) as error:
+            raise WorkspaceError(f"there is no snapshot {snapshot_id!r}") from error
+        return {path: Entry(*entry) for path, entry in stored.items()}
+
+    def ids(self) -> list[str]:
+        """Return the ids of the manifests that are kept."""
+        return sorted(path.stem for path in self.folder.glob("snapshots/*.json"))
+
+    def forget(self, snapshot_id: str) -> None:
+        """Drop a manifest, and the contents that no other one names."""
+        self._manifest(snapshot_id).unlink(missing_ok=True)
+        self.drop_unnamed([path.name for path in self.folder.glob("objects/*/*")])
+
+    def drop_unnamed(self, contents: Iterable[str]) -> None:
+        """Drop those of the contents that no manifest names."""
+        named = {entry.content for other in self.ids() for entry in self.load(other).values()}
+        for name in set(contents) - named:
+            self._object(name).unlink(missing_ok=True)
+
+    def apply(self, changes: Mapping[str, Entry | None]) -> None:
+        """Make a change whole: written down first, then done, then struck out.
+
+        Args:
+            changes: Entries to write, their contents kept; None removes.
+        """
+        if changes:
+            self._write(self._pending_file, _encoded(changes))
+            self._redo(changes)
+            self._pending_file.unlink()
+
+    def recover(self) -> bool:
+        """Finish a change that was cut short; return whether there was one."""
+        try:
+            stored = json.loads(self._pending_file.read_bytes())
+        except FileNotFoundError:
+            return False
+        changes = {path: None if entry is None else Entry(*entry) for path, entry in stored.items()}
+        self._directory.sweep()
+        self._redo(changes)
+        self._pending_file.unlink()
+        return True
+
+    @property
+    def pending(self) -> bool:
+        """Whether a change was cut short, or is under way in another process."""
+        return self._pending_file.exists()
+
+    def _redo(self, changes: Mapping[str, Entry | None]) -> None:
+        """Do every part of a change; doing it twice is the same as once."""
+        for path in sorted(changes, reverse=True):  # what is in a directory before the directory
+            self._clear(path, changes[path])
+        for path in sorted(changes):
+            if (entry := changes[path]) is not None:
+                self._put(path, entry)
+
+    def _clear(self, path: str, entry: Entry | None) -> None:
+        """Remove what goes, and what stands in the way of another kind of thing."""
+        found = self._directory.stat(path)
+        if found is None or (entry is not None and (found.kind == "dir") == (entry.kind == "dir")):
+            return
+        if found.kind == "dir":
+            for inner in reversed(list(self._directory.walk(path))):
+                if entry is not None or _ignored(inner.path):
+                    self._directory.remove(inner.path)
+            if entry is None and any(True for _ in self._directory.walk(path)):
+                return  # something new came into it meanwhile, which is not ours to remove
+        self._directory.remove(path)
+
+    def _put(self, path: str, entry: Entry) -> None:
+        if entry.kind == "dir":
+            self._directory.make_directory(path, entry.mode)
+        elif entry.kind == "link":
+            self._directory.write_link(path, entry.content)
+        else:
+            content = self.content(entry.content)
+            self._directory.write_bytes(path, content, mode=entry.mode, sync=self._sync)
+
+    @property
+    def _pending_file(self) -> Path:
+        return self.folder / "pending.json"
+
+    def _object(self, name: str) -> Path:
+        return self.folder / "objects" / name[:2] / name
+
+    def _manifest(self, snapshot_id: str) -> Path:
+        if not snapshot_id.isalnum():
+            raise WorkspaceError(f"{snapshot_id!r} is no id of a snapshot")
+        return self.folder / "snapshots" / f"{snapshot_id}.json"
+
+    def _write(self, path: Path, content: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.{id(content):x}")
+        with temporary.open("wb") as file:
+            file.write(content)
+            if self._sync:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+        if self._sync:
+            descriptor = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def _encoded(value: Mapping[str, Entry | None]) -> bytes:
+    # ASCII escapes hold the names that are not UTF-8; such files exist.
+    return json.dumps(value).encode("ascii")
+
+
+def _ignored(path: str) -> bool:
+    return any(part in IGNORED for part in path.split("/"))

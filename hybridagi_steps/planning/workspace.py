@@ -1,0 +1,325 @@
+"""Workspace: the one directory that a plan may read and change.
+
+Reads, writes, lists, searches and runs commands, all below its directory; takes snapshots and goes
+back to them; lends a step a copy to work in and merges what the step changed. Files are opened by
+confined.py, states are kept by snapshot.py outside the directory, commands run in command.py. A
+change of many files is whole or absent: one that a crash cut short is finished when the workspace
+is opened again.
+"""
+
+from __future__ import annotations
+
+import builtins
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from uuid import uuid4
+
+from hybridagi_steps.errors import WorkspaceError
+from hybridagi_steps.locks import ForkSafeLock
+from hybridagi_steps.planning.changes import Changes, make_changes, merged
+from hybridagi_steps.planning.command import AllowedCommands, CommandResult, run_command
+from hybridagi_steps.planning.confined import ConfinedDirectory
+from hybridagi_steps.planning.file_search import FoundLine, list_files, search_lines
+from hybridagi_steps.planning.snapshot import (
+    ChangeLog,
+    Entry,
+    Limits,
+    Manifest,
+    difference,
+    take_manifest,
+)
+
+DEFAULT_LIMITS = Limits()
+
+
+class Workspace:
+    """A directory in which steps work, and out of which they cannot reach.
+
+    Args:
+        root: The directory.
+        commands: What may be run, each as the beginning of an argument list, as
+            `"python -m unittest"`.
+        state: Where snapshots and unfinished changes are kept; must be outside of `root`. By
+            default in the user's state folder (`$XDG_STATE_HOME`, else `~/.local/state`), by path.
+        read_bytes: Largest file that `read` returns.
+        output_bytes: How much of a command's output is kept.
+        timeout_seconds: When a command is stopped, unless a call says otherwise.
+        limits: How large the whole may be for snapshots and overlays.
+        durable: Whether writes are on the disk on return; without it they survive a killed process
+            and not a power failure.
+
+    Raises:
+        WorkspaceError: `root` is no directory, or `state` lies inside it.
+    """
+
+    def __init__(
+        self,
+        root: Path | str,
+        *,
+        commands: Iterable[str] = (),
+        state: Path | str | None = None,
+        read_bytes: int = 1_000_000,
+        output_bytes: int = 20_000,
+        timeout_seconds: float = 60.0,
+        limits: Limits = DEFAULT_LIMITS,
+        durable: bool = True,
+    ) -> None:
+        self.directory = ConfinedDirectory(root)
+        self.commands = AllowedCommands(commands)
+        self.read_limit, self.output_bytes = read_bytes, output_bytes
+        self.timeout_seconds, self.limits, self.durable = timeout_seconds, limits, durable
+        self.state = Path(state).resolve() if state else _default_state(self.root)
+        if self.state.is_relative_to(self.root):
+            raise WorkspaceError(f"the state folder {self.state} must be outside of the workspace")
+        self._log = ChangeLog(self.state, self.directory, sync=durable)
+        self._lock = ForkSafeLock()
+        if self._log.pending:
+            with self._alone():
+                self._log.recover()
+
+    @property
+    def root(self) -> Path:
+        """The directory, without symbolic links."""
+        return self.directory.root
+
+    def read_bytes(self, path: str) -> bytes:
+        """Return a file's content.
+
+        Raises:
+            WorkspaceError: It is missing, outside, too large, or no regular file.
+        """
+        return self.directory.read_bytes(path, self.read_limit)
+
+    def read(self, path: str) -> str:
+        """Return a text file; bytes that are not UTF-8 are refused rather than changed.
+
+        Raises:
+            WorkspaceError: As `read_bytes`, and for a file that is not UTF-8.
+        """
+        try:
+            return self.read_bytes(path).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise WorkspaceError(f"{path!r} is not UTF-8 text: {error.reason}") from error
+
+    def write(self, path: str, content: str | bytes) -> None:
+        """Write a file whole, with the directories above it; its permissions stay.
+
+        Raises:
+            WorkspaceError: The path is outside, goes through a link, or the content is too large.
+        """
+        data = content if isinstance(content, bytes) else _encoded(path, content)
+        if len(data) > self.limits.file_bytes:
+            raise WorkspaceError(
+                f"{path!r}: {len(data):,} bytes are over the limit of {self.limits.file_bytes:,}"
+            )
+        self.directory.write_bytes(path, data, mode=None, sync=self.durable)
+
+    def remove(self, path: str) -> None:
+        """Remove a file, a link or an empty directory; nothing there is no fault."""
+        self.directory.remove(path)
+
+    def exists(self, path: str) -> bool:
+        """Whether a regular file is there."""
+        found = self.directory.stat(path)
+        return found is not None and found.kind == "file"
+
+    def list(self, pattern: str = "**") -> list[str]:
+        """Return the regular files that match a pattern, sorted.
+
+        Args:
+            pattern: `*` within a name, `**` over directories, `src/**/*.py`; a directory's name
+                stands for all below it. Caches, `.git` and the like are left out.
+        """
+        return list_files(self.directory, pattern)
+
+    def search(
+        self, text: str, pattern: str = "**", *, ignore_case: bool = False, limit: int = 200
+    ) -> builtins.list[FoundLine]:
+        """Return the lines that hold a text, by file and line; binary and huge files are skipped.
+
+        Args:
+            text: Taken literally.
+            pattern: Which files, as in `list`.
+            ignore_case: Whether case matters.
+            limit: Most lines returned.
+        """
+        lines = search_lines(
+            self.directory, text, pattern, ignore_case=ignore_case, limit=self.read_limit
+        )
+        return list(islice(lines, limit))
+
+    def run(self, argv: Sequence[str], *, timeout_seconds: float | None = None) -> CommandResult:
+        """Run an allowed command in the workspace, without a shell.
+
+        Raises:
+            CommandNotAllowedError: It is not on the list.
+            WorkspaceError: It could not be started.
+        """
+        checked = self.commands.checked(argv, self.root)
+        return run_command(
+            checked,
+            self.root,
+            timeout_seconds=timeout_seconds or self.timeout_seconds,
+            output_bytes=self.output_bytes,
+        )
+
+    def snapshot(self) -> str:
+        """Keep all that the workspace holds, and return the id to come back to it."""
+        with self._alone():
+            manifest = take_manifest(
+                self.directory,
+                self.limits,
+                lambda _, entry, content: self._log.keep(entry.content, content),
+            )
+            snapshot_id = uuid4().hex
+            self._log.save(snapshot_id, manifest)
+            return snapshot_id
+
+    def rollback(self, snapshot_id: str) -> builtins.list[str]:
+        """Bring the workspace back to a snapshot; return the paths that had changed.
+
+        Whole even if the process is killed meanwhile: the rest is done when the workspace is opened
+        again.
+
+        Raises:
+            WorkspaceError: There is no such snapshot, or a content of it is damaged; nothing was
+                changed.
+        """
+        with self._alone():
+            wanted = self._log.load(snapshot_id)
+            changes = difference(take_manifest(self.directory, self.limits), wanted)
+            for entry in changes.values():
+                if entry is not None and entry.kind == "file":
+                    self._log.content(entry.content)
+            self._log.apply(changes)
+            return sorted(changes)
+
+    def forget(self, snapshot_id: str) -> None:
+        """Drop a snapshot that is needed no more."""
+        with self._alone():
+            self._log.forget(snapshot_id)
+
+    def overlay(self) -> Overlay:
+        """Return a copy of the workspace for one step to work in; close it after use."""
+        return Overlay(self)
+
+    def merge(self, changes: Changes) -> None:
+        """Take over what a step changed in its overlay: all of it, or nothing.
+
+        Raises:
+            ArtifactConflictError: A file was changed here since the overlay was made, to something
+                else; names all such files. Nothing was merged.
+        """
+        with self._alone():
+            entries = merged(changes, take_manifest(self.directory, self.limits))
+            for name, content in changes.contents.items():
+                self._log.keep(name, content)
+            self._log.apply(entries)
+            self._log.drop_unnamed(changes.contents)
+
+    def manifest(self) -> Manifest:
+        """Return what the workspace holds now, by path."""
+        return take_manifest(self.directory, self.limits)
+
+    @contextmanager
+    def _alone(self) -> Generator[None]:
+        """Keep other threads and processes from changing the workspace as a whole."""
+        with self._lock, _file_lock(self.state / "lock"):
+            yield
+
+
+class Overlay(Workspace):
+    """A copy of a workspace in which one step works; nothing reaches the workspace but by `merge`.
+
+    Use it in a `with` statement, or call `close`.
+    """
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="steps-overlay-"))
+        root = self._folder / "files"
+        root.mkdir()
+        try:
+            self._base = _copy(workspace, ConfinedDirectory(root))
+            super().__init__(
+                root,
+                commands=workspace.commands.listed,
+                state=self._folder / "state",
+                read_bytes=workspace.read_limit,
+                output_bytes=workspace.output_bytes,
+                timeout_seconds=workspace.timeout_seconds,
+                limits=workspace.limits,
+                durable=False,
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def changes(self) -> Changes:
+        """Return what was added, changed and deleted since the overlay was made."""
+        contents: dict[str, bytes] = {}
+
+        def keep(_: str, entry: Entry, content: bytes) -> None:
+            contents[entry.content] = content
+
+        now = take_manifest(self.directory, self.limits, keep)
+        return make_changes(self._base, now, contents)
+
+    def close(self) -> None:
+        """Remove the copy."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Overlay:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _copy(source: Workspace, target: ConfinedDirectory) -> Manifest:
+    """Copy a workspace; return what was copied, by the contents that were read."""
+
+    def write(path: str, entry: Entry, content: bytes) -> None:
+        target.write_bytes(path, content, mode=entry.mode, sync=False)
+
+    manifest = take_manifest(source.directory, source.limits, write)
+    for path, entry in manifest.items():
+        if entry.kind == "dir":
+            target.make_directory(path, entry.mode)
+        elif entry.kind == "link":
+            target.write_link(path, entry.content)
+    return manifest
+
+
+def _encoded(path: str, content: str) -> bytes:
+    try:
+        return content.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise WorkspaceError(f"{path!r}: the text cannot be stored as UTF-8: {error}") from error
+
+
+def _default_state(root: Path) -> Path:
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    name = hashlib.sha256(os.fsencode(root)).hexdigest()[:24]
+    return Path(home).resolve() / "hybridagi_steps" / "workspaces" / name
+
+
+@contextmanager
+def _file_lock(path: Path) -> Generator[None]:
+    """Hold a lock that other processes, and other objects in this one, respect."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

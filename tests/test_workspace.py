@@ -1,0 +1,606 @@
+"""Workspaces: steps work in one directory and cannot reach out of it, nor leave it half changed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridagi_steps.errors import (
+    ArtifactConflictError,
+    CommandNotAllowedError,
+    WorkspaceError,
+)
+from hybridagi_steps.planning.confined import ConfinedDirectory, path_parts
+from hybridagi_steps.planning.snapshot import Limits
+from hybridagi_steps.planning.workspace import Workspace
+from hybridagi_steps.planning.workspace_tools import workspace_tools
+
+OUTSIDE_TEXT = "what stands outside"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A small workspace's directory, with something to protect beside it."""
+    (tmp_path / "secret.txt").write_text(OUTSIDE_TEXT)
+    root = tmp_path / "work"
+    (root / "src").mkdir(parents=True)
+    (root / "src" / "app.py").write_text("print('Hello')\n")
+    (root / "data.csv").write_text("a,b\n1,2\n")
+    (root / "run.sh").write_text("#!/bin/sh\n")
+    (root / "run.sh").chmod(0o755)
+    return root
+
+
+@pytest.fixture
+def workspace(root: Path, tmp_path: Path) -> Workspace:
+    return Workspace(root, commands=["python"], state=tmp_path / "state", durable=False)
+
+
+def tree(root: Path) -> dict[str, str]:
+    """What a directory holds, as text, links as where they point."""
+    found: dict[str, str] = {}
+    for path in sorted(root.rglob("*")):
+        name = str(path.relative_to(root))
+        if path.is_symlink():
+            found[name] = f"-> {path.readlink()}"
+        elif path.is_dir():
+            found[name] = "dir"
+        else:
+            found[name] = f"{path.stat().st_mode & 0o777:o} {path.read_text()}"
+    return found
+
+
+# Reading, writing, finding
+
+
+def test_files_are_written_read_listed_and_searched(workspace: Workspace) -> None:
+    workspace.write("docs/Überblick ✓.md", "# Hello\nGrüße\n")
+    assert workspace.read("docs/Überblick ✓.md") == "# Hello\nGrüße\n"
+    assert workspace.list() == ["data.csv", "docs/Überblick ✓.md", "run.sh", "src/app.py"]
+    assert workspace.list("src") == workspace.list("src/") == workspace.list("**/*.py")
+    assert workspace.list("*.py") == []
+    assert [(hit.path, hit.line) for hit in workspace.search("Hello")] == [
+        ("docs/Überblick ✓.md", 1),
+        ("src/app.py", 1),
+    ]
+    assert [hit.text for hit in workspace.search("GRÜSSE", ignore_case=True)] == ["Grüße"]
+    assert workspace.search("hello") == []
+
+
+def test_writing_replaces_whole_files_and_keeps_their_permissions(workspace: Workspace) -> None:
+    before = (workspace.root / "run.sh").stat().st_ino
+    workspace.write("run.sh", "#!/bin/sh\necho hi\n")
+    status = (workspace.root / "run.sh").stat()
+    assert status.st_mode & 0o777 == 0o755
+    assert status.st_ino != before, "written in place: a reader could see half of it"
+
+
+def test_binary_and_too_large_files_are_refused_by_name(root: Path, tmp_path: Path) -> None:
+    (root / "image.bin").write_bytes(b"\x00\xff\xfe")
+    workspace = Workspace(root, state=tmp_path / "s", read_bytes=5, limits=Limits(file_bytes=5))
+    with pytest.raises(WorkspaceError, match=r"'image.bin' is not UTF-8"):
+        workspace.read("image.bin")
+    with pytest.raises(WorkspaceError, match=r"'src/app.py' has 15 bytes, the limit is 5"):
+        workspace.read("src/app.py")
+    with pytest.raises(WorkspaceError, match="over the limit"):
+        workspace.write("new.txt", "123456")
+    assert not (root / "new.txt").exists()
+    with pytest.raises(WorkspaceError, match="the limit is 5"):
+        workspace.snapshot()
+
+
+# No way out
+
+OUTSIDE = [
+    "../secret.txt",
+    "src/../../secret.txt",
+    "..",
+    "/etc/passwd",
+    "~/.ssh/id_rsa",
+    "",
+    " ",
+    "a\0b",
+    "x" * 5000,
+    "a/" * 200 + "b",
+    "\ud800",
+    ".",
+]
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+def test_no_path_leads_out(workspace: Workspace, path: str) -> None:
+    with pytest.raises(WorkspaceError):
+        workspace.read(path)
+    with pytest.raises(WorkspaceError):
+        workspace.write(path, "x")
+    assert (workspace.root.parent / "secret.txt").read_text() == OUTSIDE_TEXT
+
+
+@pytest.mark.parametrize("target", ["../secret.txt", "{outside}/secret.txt", "data.csv", "loop"])
+def test_links_are_never_followed(workspace: Workspace, target: str) -> None:
+    outside = workspace.root.parent
+    (workspace.root / "loop").symlink_to(target.format(outside=outside))
+    with pytest.raises(WorkspaceError, match="symbolic link"):
+        workspace.read("loop")
+    assert "loop" not in workspace.list()
+    assert workspace.search(OUTSIDE_TEXT) == []
+    workspace.write("loop", "mine")  # replaces the link, not what it points at
+    assert not (workspace.root / "loop").is_symlink()
+    assert (outside / "secret.txt").read_text() == OUTSIDE_TEXT
+    assert (workspace.root / "data.csv").read_text() == "a,b\n1,2\n"
+
+
+def test_directories_that_are_links_are_never_followed(workspace: Workspace) -> None:
+    (workspace.root / "out").symlink_to(workspace.root.parent, target_is_directory=True)
+    with pytest.raises(WorkspaceError, match="symbolic link"):
+        workspace.read("out/secret.txt")
+    for name in ("secret.txt", "new.txt"):
+        with pytest.raises(WorkspaceError, match="symbolic link"):
+            workspace.write(f"out/{name}", "x")
+    assert workspace.list("out/**") == []
+    assert not (workspace.root.parent / "new.txt").exists()
+    assert (workspace.root.parent / "secret.txt").read_text() == OUTSIDE_TEXT
+
+
+def test_devices_and_pipes_are_refused_without_waiting(workspace: Workspace) -> None:
+    os.mkfifo(workspace.root / "pipe")
+    started = time.monotonic()
+    with pytest.raises(WorkspaceError, match="device or pipe"):
+        workspace.read("pipe")
+    snapshot = workspace.snapshot()
+    workspace.rollback(snapshot)
+    assert time.monotonic() - started < 5
+    assert "pipe" not in workspace.list()
+
+
+@given(st.text(max_size=30))
+def test_any_path_stays_below_or_is_refused(path: str) -> None:
+    try:
+        parts = path_parts(path)
+    except WorkspaceError:
+        return
+    joined = os.path.normpath(os.path.join("/root", *parts))  # noqa: PTH118
+    assert joined == "/root" or joined.startswith("/root/")
+    assert ".." not in parts
+
+
+@given(st.lists(st.sampled_from(["..", ".", "", "a", "out", "secret.txt", "/"]), max_size=6))
+def test_no_combination_of_parts_reaches_the_secret(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[str]
+) -> None:
+    top = tmp_path_factory.mktemp("top")
+    (top / "secret.txt").write_text(OUTSIDE_TEXT)
+    (top / "in" / "a").mkdir(parents=True)
+    (top / "in" / "out").symlink_to("..")
+    (top / "in" / "a" / "out").symlink_to(top)
+    directory = ConfinedDirectory(top / "in")
+    with pytest.raises(WorkspaceError):
+        directory.read_bytes("/".join(parts), 1000)
+
+
+def test_a_directory_swapped_for_a_link_while_it_is_used_leads_nowhere(
+    workspace: Workspace,
+) -> None:
+    inside, outside = workspace.root / "swap", workspace.root.parent / "outside"
+    outside.mkdir()
+    (outside / "file").write_text(OUTSIDE_TEXT)
+    stop = threading.Event()
+
+    def swap_until_stopped() -> None:
+        while not stop.is_set():
+            with suppress(OSError):  # the workspace may have written into it meanwhile
+                shutil.rmtree(inside)
+                inside.symlink_to(outside)
+                inside.unlink()
+                inside.mkdir()
+                (inside / "file").write_text("inside")
+
+    inside.mkdir()
+    thread = threading.Thread(target=swap_until_stopped)
+    thread.start()
+    seen: set[str] = set()
+    until = time.monotonic() + 1.5
+    try:
+        while time.monotonic() < until:
+            try:
+                seen.add(workspace.read("swap/file"))
+                workspace.write("swap/new", "x")
+            except WorkspaceError:
+                continue
+    finally:
+        stop.set()
+        thread.join()
+    assert OUTSIDE_TEXT not in seen
+    assert [path.name for path in outside.iterdir()] == ["file"]
+
+
+# Commands
+
+
+def python(code: str) -> list[str]:
+    return ["python", "-c", code]
+
+
+def test_a_command_runs_in_the_workspace_with_a_short_environment(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    code = "import os, sys; print(os.getcwd()); print(sorted(os.environ)); sys.exit(3)"
+    result = workspace.run(python(code))
+    assert result.exit_code == 3
+    assert not result.ok
+    assert result.output.splitlines()[0] == str(workspace.root)
+    assert "OPENAI_API_KEY" not in result.output
+    assert "PATH" in result.output
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["ls"],
+        ["/usr/bin/python"],
+        ["./python"],
+        [],
+        ["python", "../secret.txt"],
+        ["python", "/etc/passwd"],
+        ["python", "--file=../secret.txt"],
+        ["python", "~/x"],
+        ["python", "x.py", "&&", "ls"],
+        ["python", "x.py", ">", "y"],
+    ],
+)
+def test_what_is_not_allowed_does_not_run(workspace: Workspace, argv: list[str]) -> None:
+    with pytest.raises(CommandNotAllowedError):
+        workspace.run(argv)
+
+
+def test_an_allowed_command_may_demand_its_first_arguments(root: Path, tmp_path: Path) -> None:
+    workspace = Workspace(root, commands=["python -m json.tool"], state=tmp_path / "s")
+    workspace.write("x.json", "[1]")
+    assert workspace.run(["python", "-m", "json.tool", "x.json"]).ok
+    with pytest.raises(CommandNotAllowedError, match=r"allowed: python -m json\.tool"):
+        workspace.run(python("print(1)"))
+
+
+def test_a_command_that_never_ends_is_killed_with_its_children(workspace: Workspace) -> None:
+    code = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    started = time.monotonic()
+    result = workspace.run(python(code), timeout_seconds=1.0)
+    assert time.monotonic() - started < 5
+    assert (result.timed_out, result.exit_code) == (True, None)
+    assert is_gone(int(result.output))
+
+
+def test_children_left_behind_are_killed_and_not_waited_for(workspace: Workspace) -> None:
+    code = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(child.pid)\n"
+    )
+    started = time.monotonic()
+    result = workspace.run(python(code))
+    assert time.monotonic() - started < 5
+    assert result.ok
+    assert is_gone(int(result.output))
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, within a second."""
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state in {"Z", "X"}:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_long_output_keeps_its_beginning_and_its_end(workspace: Workspace) -> None:
+    result = workspace.run(python("print('first'); print('x' * 5_000_000); print('last')"))
+    assert result.ok
+    assert result.truncated
+    assert len(result.output) < 25_000
+    assert result.output.startswith("first")
+    assert result.output.endswith("last\n")
+    assert "bytes left out" in result.output
+
+
+# Snapshots
+
+
+def test_a_rollback_brings_everything_back(workspace: Workspace) -> None:
+    (workspace.root / "empty").mkdir()
+    (workspace.root / "link").symlink_to("data.csv")
+    before = tree(workspace.root)
+    snapshot = workspace.snapshot()
+    workspace.write("src/app.py", "changed")
+    workspace.write("src/new/deep.py", "new")
+    workspace.remove("data.csv")
+    workspace.write("data.csv/inside", "a directory now")
+    workspace.remove("link")
+    (workspace.root / "run.sh").chmod(0o600)
+    (workspace.root / "empty").rmdir()
+    workspace.write("empty", "a file now")
+    changed = workspace.rollback(snapshot)
+    assert tree(workspace.root) == before
+    assert {"src/app.py", "src/new", "src/new/deep.py", "data.csv", "run.sh"} <= set(changed)
+    assert workspace.rollback(snapshot) == []
+
+
+def test_a_snapshot_that_is_gone_or_damaged_changes_nothing(workspace: Workspace) -> None:
+    with pytest.raises(WorkspaceError, match="no snapshot"):
+        workspace.rollback("nothing")
+    snapshot = workspace.snapshot()
+    workspace.write("src/app.py", "changed")
+    workspace.write("data.csv", "changed")
+    before = tree(workspace.root)
+    for path in (workspace.state / "objects").glob("*/*"):
+        path.write_bytes(b"damaged")
+    with pytest.raises(WorkspaceError, match="damaged"):
+        workspace.rollback(snapshot)
+    assert tree(workspace.root) == before
+
+
+def test_a_forgotten_snapshot_leaves_no_contents(workspace: Workspace) -> None:
+    first = workspace.snapshot()
+    workspace.write("data.csv", "other")
+    second = workspace.snapshot()
+    workspace.forget(first)
+    workspace.write("data.csv", "third")
+    workspace.rollback(second)
+    assert workspace.read("data.csv") == "other"
+    workspace.forget(second)
+    assert list((workspace.state / "objects").glob("*/*")) == []
+
+
+def test_snapshots_survive_the_process_and_pickle(workspace: Workspace) -> None:
+    snapshot = workspace.snapshot()
+    workspace.write("data.csv", "other")
+    again = pickle.loads(pickle.dumps(workspace))
+    again.rollback(snapshot)
+    assert workspace.read("data.csv") == "a,b\n1,2\n"
+
+
+def test_the_state_must_be_outside(root: Path) -> None:
+    with pytest.raises(WorkspaceError, match="outside"):
+        Workspace(root, state=root / "state")
+    with pytest.raises(WorkspaceError):
+        Workspace(root / "nothing")
+    with pytest.raises(WorkspaceError):
+        Workspace(root / "data.csv")
+
+
+# Overlays
+
+
+def test_an_overlay_is_a_copy_whose_changes_can_be_merged(workspace: Workspace) -> None:
+    (workspace.root / "link").symlink_to("../secret.txt")
+    before = tree(workspace.root)
+    with workspace.overlay() as overlay:
+        assert tree(overlay.root) == before
+        assert not overlay.changes()
+        overlay.write("src/app.py", "changed")
+        overlay.write("new/file.txt", "new")
+        overlay.remove("data.csv")
+        assert overlay.run(python("open('by_command', 'w').write('x')")).ok
+        changes = overlay.changes()
+        place = overlay.root
+        assert tree(workspace.root) == before, "the workspace changed before the merge"
+    assert not place.exists()
+    assert changes.added == ["by_command", "new/file.txt"]
+    assert changes.changed == ["src/app.py"]
+    assert changes.deleted == ["data.csv"]
+    workspace.merge(pickle.loads(pickle.dumps(changes)))
+    assert workspace.read("src/app.py") == "changed"
+    assert workspace.read("new/file.txt") == "new"
+    assert workspace.list() == ["by_command", "new/file.txt", "run.sh", "src/app.py"]
+
+
+def test_merging_two_overlays_that_wrote_the_same_file_names_it(workspace: Workspace) -> None:
+    with workspace.overlay() as first, workspace.overlay() as second:
+        first.write("src/app.py", "first")
+        first.write("same.txt", "same")
+        second.write("src/app.py", "second")
+        second.write("same.txt", "same")
+        second.write("other.txt", "second")
+        workspace.merge(first.changes())
+        with pytest.raises(ArtifactConflictError, match=r"src/app\.py") as refused:
+            workspace.merge(second.changes())
+    assert "same.txt" not in str(refused.value)
+    assert workspace.read("src/app.py") == "first"
+    assert not workspace.exists("other.txt"), "half of a conflicting change was merged"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "clashes"),
+    [
+        ({"data.csv": None}, {"data.csv": "new"}, True),
+        ({"data.csv": "new"}, {"data.csv": None}, True),
+        ({"data.csv": None}, {"data.csv": None}, False),
+        ({"x": "1"}, {"x/y": "2"}, True),
+        ({"x/y": "2"}, {"x": "1"}, True),
+        ({"x/y": "1"}, {"x/z": "2"}, False),
+        ({"src/app.py": None, "src": None}, {"src/new.py": "2"}, False),
+        ({"src/new.py": "2"}, {"src/app.py": None, "src": None}, False),
+        ({"src/app.py": None, "src": "a file"}, {"src/new.py": "2"}, True),
+        ({"a": "1"}, {"b": "2"}, False),
+    ],
+)
+def test_changes_meet_without_loss(
+    workspace: Workspace,
+    ours: dict[str, str | None],
+    theirs: dict[str, str | None],
+    clashes: bool,
+) -> None:
+    with workspace.overlay() as first, workspace.overlay() as second:
+        for overlay, wanted in ((first, theirs), (second, ours)):
+            for path, content in wanted.items():
+                if content is None:
+                    overlay.remove(path)
+                else:
+                    if (overlay.root / path).is_dir():
+                        overlay.remove(path)
+                    overlay.write(path, content)
+        workspace.merge(first.changes())
+        after_first = tree(workspace.root)
+        if clashes:
+            with pytest.raises(ArtifactConflictError):
+                workspace.merge(second.changes())
+            assert tree(workspace.root) == after_first
+            return
+        workspace.merge(second.changes())
+    for path, content in {**ours, **theirs}.items():
+        if content is not None:
+            assert workspace.read(path) == content
+
+
+def test_many_overlays_merge_from_threads(workspace: Workspace) -> None:
+    def work(number: int) -> None:
+        with workspace.overlay() as overlay:
+            overlay.write(f"out/{number}.txt", str(number))
+            workspace.merge(overlay.changes())
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [workspace.read(f"out/{number}.txt") for number in range(8)] == list("01234567")
+
+
+# Killed in the middle
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from hybridagi_steps.planning import confined
+from hybridagi_steps.planning.workspace import Workspace
+
+root, state, what, after = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+workspace = Workspace(root, state=state, durable=False)
+done = 0
+
+def dying(act):
+    def run(*args, **kwargs):
+        global done
+        done += 1
+        if done > after:
+            os.kill(os.getpid(), 9)
+        return act(*args, **kwargs)
+    return run
+
+if what == "rollback":
+    act = lambda: workspace.rollback((Path(state) / "id").read_text())
+else:
+    overlay = workspace.overlay()
+    for number in range(4):
+        overlay.write(f"file{number}", "merged")
+    overlay.remove("data.csv")
+    overlay.write("sub/new", "merged")
+    changes = overlay.changes()
+    overlay.close()
+    act = lambda: workspace.merge(changes)
+for name in ("write_bytes", "remove", "make_directory"):
+    setattr(confined.ConfinedDirectory, name, dying(getattr(confined.ConfinedDirectory, name)))
+act()
+print("done", done)
+"""
+
+
+@pytest.mark.parametrize("what", ["rollback", "merge"])
+@pytest.mark.parametrize("after", [0, 1, 2, 4, 6])
+def test_a_kill_in_the_middle_leaves_all_or_nothing(
+    root: Path, tmp_path: Path, what: str, after: int
+) -> None:
+    state = tmp_path / "state"
+    workspace = Workspace(root, state=state, durable=False)
+    for number in range(4):
+        workspace.write(f"file{number}", "before")
+    before = tree(root)
+    if what == "rollback":
+        (state / "id").parent.mkdir(exist_ok=True)
+        (state / "id").write_text(workspace.snapshot())
+        for number in range(4):
+            workspace.write(f"file{number}", "after")
+        workspace.remove("data.csv")
+        workspace.write("sub/new", "after")
+        wanted = before
+    else:
+        with workspace.overlay() as overlay:
+            for number in range(4):
+                overlay.write(f"file{number}", "merged")
+            overlay.remove("data.csv")
+            overlay.write("sub/new", "merged")
+            wanted = tree(overlay.root)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(root), str(state), what, str(after)],
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr + killed.stdout
+    assert tree(root) != wanted, "it was killed too late to say anything"
+    Workspace(root, state=state, durable=False)
+    assert tree(root) == wanted
+
+
+# Tools
+
+
+def test_the_tools_are_what_a_model_can_call(workspace: Workspace) -> None:
+    import dspy
+
+    tools = {tool.name: tool for tool in map(dspy.Tool, workspace_tools(workspace))}
+    assert list(tools) == [
+        "read_file",
+        "write_file",
+        "list_files",
+        "search_files",
+        "run_command",
+    ]
+    assert all(tool.desc for tool in tools.values())
+    assert tools["write_file"](path="a/b.txt", content="one\ntwo\n") == "wrote 8 bytes to a/b.txt"
+    assert tools["read_file"](path="a/b.txt", first_line=2) == "two\n"
+    assert tools["list_files"](pattern="a") == "a/b.txt"
+    assert tools["list_files"](pattern="*.rs") == "no file matches *.rs"
+    assert tools["search_files"](text="two") == "a/b.txt:2: two"
+    assert "in no file" in tools["search_files"](text="three")
+    assert tools["run_command"](command="python -c 'print(1)'") == "exit code 0\n1\n"
+    assert "python" in (tools["run_command"].desc or "")
+    with pytest.raises(CommandNotAllowedError, match="no shell"):
+        tools["run_command"](command="python x.py | cat")
+    with pytest.raises(CommandNotAllowedError, match="cannot be read"):
+        tools["run_command"](command="python 'x")
+
+
+def test_long_answers_of_tools_are_cut_and_say_so(workspace: Workspace) -> None:
+    workspace.write("long.txt", "".join(f"line {number}\n" for number in range(1, 5001)))
+    read, _, _, search, _ = workspace_tools(workspace)
+    assert read("long.txt").endswith("lines 2001 to 5000 left out; ask with first_line=2001")
+    assert read("long.txt", first_line=4999) == "line 4999\nline 5000\n"
+    assert search("line").endswith("more left out; narrow it down")
+
+
+def test_without_commands_there_is_no_tool_to_run_them(root: Path, tmp_path: Path) -> None:
+    tools = workspace_tools(Workspace(root, state=tmp_path / "s"))
+    assert "run_command" not in [tool.__name__ for tool in tools]
