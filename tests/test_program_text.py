@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -121,6 +124,18 @@ class TestRoundTrip:
         program.connect("start", "clear").connect("clear", "answer", label="YES")
         program.connect("clear", "end", label="NOT YET").connect("answer", "end")
         assert program.to_cypher() == str(program) == PLAIN
+
+    def test_many_threads_may_read_at_once(self) -> None:
+        texts = [everything(text).to_cypher() for text in HOSTILE] * 4
+        with ThreadPoolExecutor(8) as pool:
+            programs = list(pool.map(GraphProgram.from_cypher, texts))
+        assert [program.to_cypher() for program in programs] == texts
+
+    def test_a_program_is_pickled_and_copied(self) -> None:
+        program = everything(HOSTILE[0])
+        assert pickle.loads(pickle.dumps(program)) == program
+        twin = copy.deepcopy(program)
+        assert twin.add(Program("new", "p", "q")) != program
 
     def test_a_prompt_of_a_megabyte(self) -> None:
         program = everything('\\"x' * 300_000)
