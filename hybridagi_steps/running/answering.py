@@ -30,7 +30,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from hybridagi_steps.messages.names import is_call_id
+from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.programs import step_shapes as shapes
 from hybridagi_steps.programs.dspy_settings import overriding
 from hybridagi_steps.programs.recorder import StepRecorder
@@ -40,7 +40,7 @@ from hybridagi_steps.running.listening import Piece, listeners_of, streamed
 from hybridagi_steps.running.run import RUN, ActiveRun
 from hybridagi_steps.running.run_callback import RunCallback
 from hybridagi_steps.running.session_prompt import Messages, with_session
-from hybridagi_steps.running.tool_gate import GATE, ToolGate
+from hybridagi_steps.running.tool_gate import GATE, ToolGate, enter_run, is_idempotent
 from hybridagi_steps.running.turn import ToolTurn
 
 _LONGEST_WAIT_SECONDS = 10.0
@@ -58,6 +58,8 @@ class Prompt:
     """What this turn has done already, when it is resumed."""
     inputs: dict[str, Any] = field(default_factory=dict[str, Any])
     """Further inputs of a DSPy program."""
+    open_calls: list[ToolTurn] = field(default_factory=list[ToolTurn])
+    """Calls of this turn that have no result yet."""
 
     @property
     def text(self) -> str:
@@ -104,8 +106,24 @@ async def answer(run: ActiveRun, agent: Agent, prompt: Prompt) -> called.Reply |
         stream_listeners=[],
         **{GATE: gate, RUN: run},
     ):
+        enter_run()
+        await _close_calls(run, agent, prompt, gate)
         given = await _with_retries(run, partial(_given, run, agent, prompt, gate))
     return called.reply_of(given, agent.output_field)
+
+
+async def _close_calls(run: ActiveRun, agent: Agent, prompt: Prompt, gate: ToolGate) -> None:
+    """Give the calls of an interrupted turn their results, in order."""
+    if not prompt.open_calls:
+        return
+    run.turn.reopen(prompt.open_calls)
+    for call in prompt.open_calls:
+        tool = agent.tools.get(call.name)
+        if tool is not None and is_idempotent(tool):
+            await _call_tool(run, agent, call, gate)
+        else:
+            await in_thread(partial(run.turn.interrupt, call))
+    prompt.after += [step.to_message_dict() for step in run.turn.messages]
 
 
 async def _with_retries(run: ActiveRun, attempt: Callable[[], Any]) -> Any:
@@ -222,7 +240,7 @@ def _parts(piece: Any) -> tuple[str | None, str | None]:
 
 async def _call_tools(run: ActiveRun, agent: Agent, reply: called.Reply, gate: ToolGate) -> None:
     """Call the tools that a message asks for, side by side."""
-    turns = [_tool_turn(call) for call in reply.tool_calls or []]
+    turns = [tool_turn(call) for call in reply.tool_calls or []]
     run.turn.announce(turns, reply.content, reply.reasoning)
     await asyncio.gather(*(_call_tool(run, agent, turn, gate) for turn in turns))
 
@@ -243,7 +261,8 @@ async def _call_tool(run: ActiveRun, agent: Agent, turn: ToolTurn, gate: ToolGat
 _ERROR: dict[str, Any] = {"is_error": True}
 
 
-def _tool_turn(call: Mapping[str, Any]) -> ToolTurn:
+def tool_turn(call: Mapping[str, Any]) -> ToolTurn:
+    """Return a call of a message as a turn of its tool."""
     function: Mapping[str, Any] = call.get("function") or {}
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
@@ -252,7 +271,7 @@ def _tool_turn(call: Mapping[str, Any]) -> ToolTurn:
         except orjson.JSONDecodeError:
             arguments = {"arguments": arguments}
     turn = ToolTurn(str(function.get("name")), arguments if isinstance(arguments, dict) else {})
-    if is_call_id(call.get("id")):
+    if isinstance(call.get("id"), str) and call["id"]:
         turn.call_id = call["id"]
     return turn
 

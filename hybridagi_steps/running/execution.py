@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from uuid import UUID
 
 from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.errors import LimitReachedError, MessageError
@@ -181,7 +180,7 @@ def _partial_step(run: ActiveRun, text: str) -> str:
             step.status, step.outputs = "partial", {**(step.outputs or {}), "text": text}
             return str(step.id)
     inputs = {"purpose": "answer", "arguments": {}}
-    return str(_added(run, AgentStepType.Action, inputs, {"text": text}, "partial").id)
+    return str(run.add_step(AgentStepType.Action, inputs, {"text": text}, "partial").id)
 
 
 def _program_end(run: ActiveRun, ending: Ending) -> AgentStep | None:
@@ -195,45 +194,10 @@ def _program_end(run: ActiveRun, ending: Ending) -> AgentStep | None:
         problem = {"type": type(ending.error).__name__, "message": str(ending.error)}
         outputs = {"error": problem} if ending.error is not None else {}
         inputs = {"program": root.program}
-        end = _added(run, AgentStepType.ProgramEnd, inputs, outputs, status)
+        end = run.add_step(AgentStepType.ProgramEnd, inputs, outputs, status)
     how = {"status": ending.status, "reason": ending.reason}
     end.metadata = {**(end.metadata or {}), "run": how}
     return end
-
-
-def _added(
-    run: ActiveRun,
-    kind: AgentStepType,
-    inputs: dict[str, Any],
-    outputs: dict[str, Any],
-    status: StepStatus,
-) -> AgentStep:
-    """Add an AgentStep that the recorder could not write, behind all others."""
-    before = run.turn.last_step_id
-    root = run.root_call
-    made: list[AgentStep] = []
-
-    def store(hop: int, step_id: UUID) -> None:
-        step = AgentStep(
-            id=step_id,
-            parent_id=before,
-            hop=hop,
-            step_type=kind,
-            inputs=inputs,
-            outputs=outputs,
-            session_id=run.info.session_id,
-            user_id=run.info.user_id,
-            run_id=run.info.run_id,
-            program_id=None if root is None else str(root.id),
-            status=status,
-        )
-        made.append(step)
-        run.turn.keep(step)
-
-    recorded = run.recorder.run
-    assert recorded is not None  # noqa: S101 - handing_to gives one
-    recorded.commit(store)
-    return made[0]
 
 
 async def _close(run: ActiveRun, ending: Ending) -> None:

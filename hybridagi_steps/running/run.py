@@ -11,11 +11,12 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 from hybridagi_steps.admission import redacted
 from hybridagi_steps.programs.call_tree import Labels
 from hybridagi_steps.programs.recorder import StepRecorder
-from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
@@ -70,7 +71,13 @@ class ActiveRun:
         self.hooks = HookCaller(hooks, self.info, self._hook_failed, self._vetoed)
         self.drafts = Drafts(self.events, self._redact, self._step_started)
         self.turn = Turn(
-            line, run.id, self.info.parent_run_id, self.drafts, self.meter, self._stored
+            line,
+            run.id,
+            self.info.parent_run_id,
+            self.drafts,
+            self.meter,
+            told=self._stored,
+            interrupted=self._interrupted,
         )
         self.consents = Consents(
             run.id,
@@ -182,6 +189,45 @@ class ActiveRun:
         """Report a tool's error; the program goes on."""
         self.error("tool", error, tool=call.name, call_id=call.call_id)
         self.hooks.tell_soon("on_error", error)
+
+    def add_step(
+        self,
+        kind: AgentStepType,
+        inputs: dict[str, Any],
+        outputs: dict[str, Any],
+        status: StepStatus,
+        step_id: UUID | None = None,
+    ) -> AgentStep:
+        """Add an AgentStep that the recorder could not write, behind all others."""
+        before, root = self.turn.last_step_id, self.root_call
+        made: list[AgentStep] = []
+
+        def store(hop: int, step_id: UUID) -> None:
+            step = AgentStep(
+                id=step_id,
+                parent_id=before,
+                hop=hop,
+                step_type=kind,
+                inputs=inputs,
+                outputs=outputs,
+                session_id=self.info.session_id,
+                user_id=self.info.user_id,
+                run_id=self.info.run_id,
+                program_id=None if root is None else str(root.id),
+                status=status,
+            )
+            made.append(step)
+            self.turn.keep(step)
+
+        recorded = self.recorder.run
+        assert recorded is not None  # noqa: S101 - handing_to gives one
+        recorded.commit(store, step_id)
+        return made[0]
+
+    def _interrupted(self, call: ToolTurn) -> None:
+        inputs = {"purpose": call.name, "tool": call.name, "arguments": call.arguments}
+        problem = {"type": "Interrupted", "message": "the tool was cut off; no result is known."}
+        self.add_step(AgentStepType.Action, inputs, {"error": problem}, "cancelled", call.step_id)
 
     def _cannot_store(self, error: Exception) -> RunStopped:
         stop = Stop("storage", f"{type(error).__name__}: {error}", error)

@@ -20,6 +20,7 @@ from hybridagi_steps.errors import (
     InvalidMemoryError,
     InvalidSettingError,
     LimitReachedError,
+    MessageError,
     SequenceConflictError,
     UnknownSessionError,
 )
@@ -147,6 +148,95 @@ class StepRunner:
         async for event in self._stream(_session(session), start, expect_last=last_step.sequence):
             yield event
 
+    async def resume(self, session: str | AgentSession) -> AsyncGenerator[StepEvent]:
+        """Take up a turn that was cut off, as after a crash; no events when none was.
+
+        Calls without a result are closed first: a tool declared `idempotent` runs again, any other
+        is answered with a synthetic result that says it was interrupted. Then the program is asked
+        the turn's question again and shown what was done since.
+
+        Raises:
+            UnknownSessionError: No such session.
+            SequenceConflictError: The session has a run in flight.
+        """
+        named = _session(session)
+        last = await self.repository.get_last_step(named.session_id)
+        if last is None:
+            raise UnknownSessionError(named.session_id)
+        if last.is_assistant_step() and not last.has_tool_calls():
+            return
+        start = where_it_stands({}, data={"resumed_at": last.sequence, "resumes": last.run_id})
+        async for event in self._stream(named, start, expect_last=last.sequence):
+            yield event
+
+    async def retry(
+        self, session: str | AgentSession, sequence: int, *, repository: Any = None
+    ) -> AsyncGenerator[StepEvent]:
+        """Answer a message of the user once more, on a branch of its own.
+
+        The session takes the new answer over when the run has completed; until then, and if it
+        fails, it keeps the old one. `repository.attempts` lists all of them.
+
+        Raises:
+            UnknownSessionError: No such session.
+            UnknownSequenceError: It has no message at `sequence`.
+            MessageError: The message there is not a user's.
+            SequenceConflictError: The session has a run in flight.
+        """
+        named, repo = _session(session), repository or self.repository
+        await self._user_message(repo, named.session_id, sequence)
+        adopt, branch = await self._attempt(repo, named.session_id, sequence, "retry")
+        start = where_it_stands({}, finish=adopt, data={"retry_of": sequence, "branch_id": branch})
+        async for event in self._stream(named, start, branch_id=branch):
+            yield event
+
+    async def edit(
+        self,
+        session: str | AgentSession,
+        sequence: int,
+        message: str | list[dict[str, Any]],
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        repository: Any = None,
+    ) -> AsyncGenerator[StepEvent]:
+        """Replace a message of the user and answer that, on a branch of its own; as `retry` does.
+
+        Raises:
+            UnknownSessionError: No such session.
+            UnknownSequenceError: It has no message at `sequence`.
+            MessageError: The message there is not a user's.
+            SequenceConflictError: The session has a run in flight.
+        """
+        named, repo = _session(session), repository or self.repository
+        await self._user_message(repo, named.session_id, sequence)
+        adopt, branch = await self._attempt(repo, named.session_id, sequence - 1, "edit")
+        data = {"edit_of": sequence, "branch_id": branch}
+        start = with_message(message, inputs or {}, finish=adopt, data=data)
+        async for event in self._stream(named, start, branch_id=branch):
+            yield event
+
+    async def _user_message(self, repo: Any, session_id: str, sequence: int) -> Step:
+        step: Step = await repo.get_step(session_id, sequence)
+        if not step.is_user_step():
+            before = await repo.get_steps(session_id, None, sequence)
+            asked = [str(each.sequence) for each in before if each.is_user_step()]
+            raise MessageError(
+                f"message {sequence} of session {session_id!r} is of role {step.role.value}; name "
+                f"a message of the user, such as {asked[-1] if asked else 'none, there is none'}."
+            )
+        return step
+
+    async def _attempt(self, repo: Any, session_id: str, sequence: int, reason: str) -> Any:
+        """Begin a branch; return what lets the session take it over, and its id."""
+        self._check_free(session_id)
+        current = repo.store.session_end(session_id).branch_id
+        branch: int = await repo.branch_at(session_id, sequence, reason)
+
+        def adopt(_: ActiveRun) -> None:
+            repo.store.adopt(session_id, branch, expect_branch=current)
+
+        return adopt, branch
+
     async def cancel(self, run_id: str) -> bool:
         """Stop a run gracefully, from any event loop; return whether it was in flight.
 
@@ -164,6 +254,11 @@ class StepRunner:
         """Return the sessions of the runs in flight on this memory, by run id."""
         with self._register.lock:
             return {run_id: run.info.session_id for run_id, run in self._register.runs.items()}
+
+    @property
+    def repository(self) -> Any:
+        """The sessions of the memory."""
+        return self.memory.repository()
 
     @property
     def _register(self) -> _Register:
@@ -208,16 +303,19 @@ class StepRunner:
             )
         return parent
 
+    def _check_free(self, session_id: str) -> None:
+        if (other := self._register.sessions.get(session_id)) is not None:
+            raise SequenceConflictError(
+                f"session {session_id!r} has a run in flight, {other}; wait for its end or cancel "
+                "it."
+            )
+
     @contextlib.contextmanager
     def _registered(self, run: ActiveRun) -> Any:
         register, info = self._register, run.info
         with register.lock:
-            other = register.sessions.setdefault(info.session_id, info.run_id)
-            if other != info.run_id:
-                raise SequenceConflictError(
-                    f"session {info.session_id!r} has a run in flight, {other}; wait for its end "
-                    "or cancel it."
-                )
+            self._check_free(info.session_id)
+            register.sessions[info.session_id] = info.run_id
             register.runs[info.run_id] = run
         try:
             yield

@@ -20,6 +20,7 @@ from typing import Any, cast
 import dspy
 
 Messages = list[dict[str, Any]]
+_GO_ON = "Go on from here."
 
 
 class SessionSplice:
@@ -37,7 +38,13 @@ class SessionSplice:
     ) -> Messages:
         """Return the messages with those of the session around the request."""
         own = cast("Messages", cast("Any", super()).format(signature, demos, inputs))
-        return [*own[:-1], *self.before, *own[-1:], *self.after]
+        request = [*own[:-1], *self.before, *own[-1:]]
+        if not self.after:
+            return request
+        # The form asked for stands far up by now, so it is said once more.
+        needed = getattr(self, "user_message_output_requirements", None)
+        form = f"\n\n{needed(signature)}" if needed is not None else ""
+        return [*request, *self.after, {"role": "user", "content": f"{_GO_ON}{form}"}]
 
     def _make_json_adapter_fallback(self) -> Any:
         # When a chat answer cannot be read DSPy asks again through another adapter.

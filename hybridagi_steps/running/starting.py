@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 from hybridagi_steps.context import ContextBuilder
 from hybridagi_steps.errors import ContextBudgetError, MessageError
 from hybridagi_steps.records.message import Step
-from hybridagi_steps.running.answering import Prompt
+from hybridagi_steps.running.answering import Prompt, tool_turn
 from hybridagi_steps.running.execution import Start
 from hybridagi_steps.running.run import ActiveRun
 from hybridagi_steps.running.session_prompt import Messages
+from hybridagi_steps.running.turn import ToolTurn
 
 
 def with_message(content: Any, inputs: Mapping[str, Any], **more: Any) -> Start:
@@ -46,7 +48,21 @@ def _standing(inputs: Mapping[str, Any], run: ActiveRun) -> Prompt:
         earlier(run, asked.sequence - 1),
         [step.to_message_dict() for step in since],
         dict(inputs),
+        open_calls(since),
     )
+
+
+def open_calls(turn: Sequence[Step]) -> list[ToolTurn]:
+    """Return the calls of the last assistant message that no result answers."""
+    answered = {step.tool_call_id for step in turn if step.is_tool_step()}
+    asking = next((step for step in reversed(turn) if step.has_tool_calls()), None)
+    if asking is None:
+        return []
+    ids = (asking.metadata or {}).get("agent_step_ids") or []
+    calls = [tool_turn(call) for call in asking.tool_calls or []]
+    for call, step_id in zip(calls, ids, strict=False):
+        call.step_id = UUID(str(step_id))
+    return [call for call in calls if call.call_id not in answered]
 
 
 def last_user_message(session_id: str, messages: Sequence[Step]) -> Step:

@@ -92,6 +92,11 @@ def watch_tools() -> None:
         dspy.Tool.acall = _acall
 
 
+def enter_run() -> None:
+    """Begin a run in this task: a tool of a run around it is not its own."""
+    _inside.set(False)
+
+
 def idempotent(tool: Any) -> Any:
     """Declare that a tool may run twice with the same arguments: reading, not sending.
 

@@ -71,6 +71,7 @@ class Turn:
         drafts: What the reader has seen of them.
         meter: What they cost.
         told: Is given each message once it is stored.
+        interrupted: Is given each call that ends without a result.
     """
 
     def __init__(
@@ -81,9 +82,11 @@ class Turn:
         drafts: Drafts,
         meter: Meter,
         told: Callable[[Step], None],
+        interrupted: Callable[[ToolTurn], None],
     ) -> None:
         self._line, self._run_id, self._parent_run_id = line, run_id, parent_run_id
-        self._drafts, self._meter, self._told = drafts, meter, told
+        self._drafts, self._meter = drafts, meter
+        self._told, self._interrupted = told, interrupted
         self._rounds: list[Round] = []
         self._announced: Round | None = None
         self._steps: list[AgentStep] = []
@@ -94,6 +97,7 @@ class Turn:
         """Whether the run's own answer is stored."""
         self.last_step_id: UUID | str | None = None
         """The AgentStep kept last."""
+        self._step_ids: set[str] = set()
         self.messages: list[Step] = []
         """What this run has stored, in order."""
 
@@ -106,6 +110,7 @@ class Turn:
                 step.metrics.first_token_latency_ms = self._meter.first_token_ms
             self._steps.append(step)
             self.last_step_id = step.id
+            self._step_ids.add(str(step.id))
 
     def kept(self) -> list[AgentStep]:
         """Return the AgentSteps that are not stored yet."""
@@ -154,13 +159,23 @@ class Turn:
         """Answer calls that never got a result, so that the turn is whole."""
         with self._lock:
             self._announced = None
-            open_calls = [
-                call for each in self._rounds for call in each.calls if call.result is None
-            ]
-            for call in open_calls:
-                note = {"interrupted": True, "is_error": True}
-                call.result = self._result(call, INTERRUPTED, None, note)
+            calls = [call for each in self._rounds for call in each.calls]
+        for call in calls:
+            if call.result is None:
+                self.interrupt(call)
+
+    def interrupt(self, call: ToolTurn) -> None:
+        """Answer a call with a synthetic result: nobody knows how far its tool came."""
+        if str(call.step_id) not in self._step_ids:
+            self._interrupted(call)
+        note = {"interrupted": True, "is_error": True}
+        call.result = self._result(call, INTERRUPTED, None, note)
         self._advance()
+
+    def reopen(self, calls: list[ToolTurn]) -> None:
+        """Take up calls of an earlier run that have no result."""
+        with self._lock:
+            self._rounds.append(Round(calls, stored=True))
 
     def store_answer(
         self,

@@ -1,0 +1,315 @@
+"""Retry, edit, fork and resume: nothing is lost, nothing is stored twice."""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportArgumentType=false
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from runner_cases import (
+    SEARCHES,
+    answering,
+    check_stream,
+    collected,
+    kinds,
+    messages,
+    run,
+    said,
+    search,
+    snapshots,
+    thought,
+)
+
+from hybridagi_steps import StepEventType, StepMemory
+from hybridagi_steps.errors import (
+    MessageError,
+    SequenceConflictError,
+    UnknownSequenceError,
+    UnknownSessionError,
+)
+from hybridagi_steps.messages.agent_steps import INTERRUPTED
+from hybridagi_steps.running.config import StepRunnerConfig
+from hybridagi_steps.running.retrying import edit_from_sequence, retry_from_sequence
+from hybridagi_steps.running.runner import StepRunner
+from hybridagi_steps.running.tool_gate import idempotent
+from hybridagi_steps.sessions import fork_session
+from hybridagi_steps.testing import ScriptedLM
+
+QA = "question -> answer"
+
+
+def stream(events: AsyncIterator[Any], lm: Any) -> Any:
+    """All events of a stream that was made before its loop."""
+
+    async def all_of_them() -> Any:
+        with dspy.context(lm=lm):
+            return await collected(events)
+
+    return asyncio.run(all_of_them())
+
+
+def test_a_retry_replaces_the_answer_and_keeps_the_old_one(memory: StepMemory) -> None:
+    repo, runner = memory.repository(), StepRunner(dspy.Predict(QA), memory)
+    run(runner, "chat", "Capital?", answering("Lyon"))
+    run(runner, "chat", "Sure?", answering("Yes"))
+    events = stream(retry_from_sequence("chat", 1, repo, runner), answering("Paris"))
+    check_stream(memory, events)
+    assert said(memory, "chat") == [("user", "Capital?"), ("assistant", "Paris")]
+    attempts = asyncio.run(repo.attempts("chat"))
+    assert [(a.reason, a.forked_at, a.current) for a in attempts] == [
+        ("start", 0, False),
+        ("retry", 1, True),
+    ]
+    old = memory.repository().store.messages("chat", branch_id=attempts[0].branch_id)
+    assert [step.content for step in old] == ["Capital?", "Lyon", "Sure?", "Yes"]
+
+
+def test_a_failed_retry_leaves_the_old_answer(memory: StepMemory) -> None:
+    repo, runner = memory.repository(), StepRunner(dspy.Predict(QA), memory)
+    run(runner, "chat", "Capital?", answering("Paris"))
+    before = messages(memory, "chat")
+    failing = ScriptedLM([ValueError("no")])
+    events = stream(retry_from_sequence("chat", 1, repo, runner), failing)
+    assert events[-1].type is StepEventType.RUN_FAILED
+    assert messages(memory, "chat") == before
+    assert [a.current for a in asyncio.run(repo.attempts("chat"))] == [True, False]
+
+
+def test_a_hundred_retries_of_one_message(memory: StepMemory) -> None:
+    repo, runner = memory.repository(), StepRunner(dspy.Predict(QA), memory)
+    run(runner, "chat", "Capital?", answering("0"))
+    for n in range(1, 101):
+        stream(retry_from_sequence("chat", 1, repo, runner), answering(str(n)))
+    assert said(memory, "chat") == [("user", "Capital?"), ("assistant", "100")]
+    assert len(asyncio.run(repo.attempts("chat"))) == 101
+
+
+@pytest.mark.parametrize(
+    ("session", "sequence", "error", "text"),
+    [
+        ("nowhere", 1, UnknownSessionError, "nowhere"),
+        ("chat", 9, UnknownSequenceError, "no 9"),
+        ("chat", 2, MessageError, "assistant.*such as 1"),
+    ],
+)
+def test_a_retry_of_something_else_is_refused(
+    memory: StepMemory, session: str, sequence: int, error: Any, text: str
+) -> None:
+    repo, runner = memory.repository(), StepRunner(dspy.Predict(QA), memory)
+    run(runner, "chat", "Capital?", answering("Paris"))
+    with pytest.raises(error, match=text):
+        stream(retry_from_sequence(session, sequence, repo, runner), answering("x"))
+    assert len(asyncio.run(repo.attempts("chat"))) == 1
+
+
+def test_a_message_is_edited_and_answered_anew(memory: StepMemory) -> None:
+    repo, runner = memory.repository(), StepRunner(dspy.Predict(QA), memory)
+    run(runner, "chat", "Capital of France?", answering("Paris"))
+    run(runner, "chat", "And its river?", answering("Seine"))
+    lm = answering("Rhone")
+    events = stream(edit_from_sequence("chat", 3, "And of Lyon?", repo, runner), lm)
+    check_stream(memory, events)
+    assert said(memory, "chat")[2:] == [("user", "And of Lyon?"), ("assistant", "Rhone")]
+    assert [message.text for message in lm.requests[0].messages][:2] == [
+        "Capital of France?",
+        "Paris",
+    ]
+    first = stream(edit_from_sequence("chat", 1, "Hello?", repo, runner), answering("Hi"))
+    check_stream(memory, first)
+    assert said(memory, "chat") == [("user", "Hello?"), ("assistant", "Hi")]
+
+
+def test_the_steps_of_a_replaced_answer_are_not_recalled(memory: StepMemory) -> None:
+    repo, runner = memory.repository(), StepRunner(dspy.Predict(QA), memory)
+    run(runner, "chat", "Capital?", answering("Lyonnaise"))
+    stream(retry_from_sequence("chat", 1, repo, runner), answering("Parisian"))
+    found = memory.search("Lyonnaise Parisian answer", k=10, mode="lexical")
+    texts = str([hit.step.outputs for hit in found])
+    assert "Parisian" in texts
+    assert "Lyonnaise" not in texts
+
+
+def test_the_patterns_of_the_guide_work_as_written(memory: StepMemory) -> None:
+    """Multi-turn, regenerate and branch, word for word but for the imports."""
+    repo, hooks, agent = memory.repository(), [], dspy.Predict(QA)
+    session, seen = "session_456", []
+
+    def print_event(event: Any) -> None:
+        seen.append(event)
+
+    async def multi_turn() -> None:
+        runner = StepRunner(agent, hooks, repository=repo)
+        async for _event in runner.run_stream(session, "Hello"):
+            pass
+        async for _event in runner.run_stream(session, "Tell me more"):
+            pass
+
+    async def regenerate() -> None:
+        runner, session_id = StepRunner(agent, hooks, repository=repo), session
+        steps = await repo.get_steps(session_id)
+        last_assistant = next(s for s in reversed(steps) if s.is_assistant_step())
+        await repo.delete_steps(session_id, start_seq=last_assistant.sequence)
+        last_step = await repo.get_last_step(session_id)
+        assert last_step is not None
+        async for event in runner.resume_from_user_step(session_id, last_step):
+            print_event(event)
+
+    async def branch() -> str:
+        runner, session_id = StepRunner(agent=agent, hooks=[], repository=repo), session
+        new_session_id = await fork_session(session_id, 2, repo)
+        async for _event in runner.run_stream(session_id, "Path A"):
+            pass
+        async for _event in runner.run_stream(new_session_id, "Path B"):
+            pass
+        return new_session_id
+
+    with dspy.context(lm=answering("Hi", "More", "Much more", "A", "B")):
+        asyncio.run(multi_turn())
+        texts = [text for _, text in said(memory, session)]
+        assert texts == ["Hello", "Hi", "Tell me more", "More"]
+        asyncio.run(regenerate())
+        check_stream(memory, seen)
+        fork = asyncio.run(branch())
+    texts = [text for _, text in said(memory, session)]
+    assert texts == ["Hello", "Hi", "Tell me more", "Much more", "Path A", "A"]
+    assert [text for _, text in said(memory, fork)] == ["Hello", "Hi", "Path B", "B"]
+
+
+def test_resuming_somewhere_else_than_the_end_is_refused(memory: StepMemory) -> None:
+    runner = StepRunner(dspy.Predict(QA), memory)
+    run(runner, "chat", "Hello", answering("Hi"))
+    first = messages(memory, "chat")[0]
+    with pytest.raises(SequenceConflictError, match="ends at 2"):
+        stream(runner.resume_from_user_step("chat", first), answering("x"))
+    with pytest.raises(UnknownSessionError):
+        stream(runner.resume_from_user_step("nowhere", first), answering("x"))
+    with pytest.raises(UnknownSessionError):
+        stream(runner.resume("nowhere"), answering("x"))
+    assert stream(runner.resume("chat"), answering("x")) == []
+
+
+def _worker(path: str, tools: str) -> None:
+    """Answer with a tool that kills the process in its second call."""
+    done: list[str] = []
+
+    def search(query: str) -> str:
+        """Search the corpus."""
+        if query == "deadly":
+            os._exit(9)
+        done.append(query)
+        return f"result for {query}"
+
+    lm = ScriptedLM(
+        [thought("first", "search", query="x"), thought("second", "search", query="deadly")]
+    )
+    with StepMemory(path, embedder="hashing") as memory:
+        run(StepRunner(dspy.ReAct(QA, tools=[search]), memory), "chat", "Capital?", lm)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_turn_cut_off_by_a_crash_is_closed_and_answered(tmp_path: Path, again: bool) -> None:
+    path, calls = tmp_path / "steps.db", []
+    process = multiprocessing.get_context("spawn").Process(target=_worker, args=(str(path), ""))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 9
+
+    def search(query: str) -> str:
+        """Search the corpus."""
+        calls.append(query)
+        return f"late result for {query}"
+
+    tool = idempotent(search) if again else search
+    with StepMemory(path, embedder="hashing") as memory:
+        left = messages(memory, "chat")
+        assert [step.role.value for step in left] == ["user", "assistant", "tool", "assistant"]
+        lm = ScriptedLM(SEARCHES[1:])
+        runner = StepRunner(dspy.ReAct(QA, tools=[tool]), memory)
+        events = stream(runner.resume("chat"), lm)
+        check_stream(memory, events)
+        now = messages(memory, "chat")
+        assert now[:4] == left
+        assert [step.role.value for step in now[4:]] == ["tool", "assistant"]
+        assert now[4].tool_call_id == (left[3].tool_calls or [{}])[0]["id"]
+        assert now[4].content == ("late result for deadly" if again else INTERRUPTED)
+        assert calls == (["deadly"] if again else [])
+        assert memory.exist(str(now[4].agent_step_id))
+        assert now[4].agent_step_id == left[3].agent_step_id
+        asked = lm.requests[0].messages
+        roles = [message.role for message in asked]
+        assert roles == ["user", "assistant", "tool", "assistant", "tool", "user"]
+        assert "Capital?" not in str(asked[-1].text)
+        assert stream(runner.resume("chat"), lm) == []
+
+
+def test_a_message_without_an_answer_is_resumed(memory: StepMemory) -> None:
+    repo = memory.repository()
+    asyncio.run(repo.append("chat", [{"role": "user", "content": "Hello"}]))
+    runner = StepRunner(dspy.Predict(QA), memory)
+    events = stream(runner.resume("chat"), answering("Hi"))
+    assert kinds(events) == ["run_started", "step_completed", "run_completed"]
+    assert said(memory, "chat") == [("user", "Hello"), ("assistant", "Hi")]
+
+
+def test_two_workers_cannot_resume_one_turn(tmp_path: Path) -> None:
+    path = tmp_path / "steps.db"
+    with StepMemory(path, embedder="hashing") as one, StepMemory(path, embedder="hashing") as two:
+        asyncio.run(one.repository().append("chat", [{"role": "user", "content": "Hello"}]))
+
+        async def program(messages: list[dict[str, Any]]) -> str:
+            await asyncio.sleep(0.05)
+            return "Hi"
+
+        async def both() -> Any:
+            runners = (StepRunner(program, memory) for memory in (one, two))
+            streams = (collected(runner.resume("chat")) for runner in runners)
+            return await asyncio.gather(*streams)
+
+        ends = sorted(events[-1].type.value for events in asyncio.run(both()))
+        assert ends == ["run_completed", "run_failed"]
+        assert said(one, "chat") == [("user", "Hello"), ("assistant", "Hi")]
+
+
+def test_a_callable_is_resumed_with_what_was_done(memory: StepMemory) -> None:
+    heard: list[Any] = []
+
+    def program(given: list[dict[str, Any]]) -> str:
+        heard.extend(given)
+        return "done"
+
+    call = {"id": "call_1", "type": "function", "function": {"name": "pay", "arguments": "{}"}}
+    pending = [
+        {"role": "user", "content": "Pay"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
+    asyncio.run(memory.repository().append("chat", pending))
+    events = stream(StepRunner(program, memory).resume("chat"), None)
+    assert [step.content for step in snapshots(events)] == [INTERRUPTED, "done"]
+    assert [message["role"] for message in heard] == ["user", "assistant", "tool"]
+    assert heard[-1]["tool_call_id"] == "call_1"
+
+
+def test_a_retry_hears_only_its_own_branch(memory: StepMemory) -> None:
+    heard: list[Any] = []
+
+    def program(given: list[dict[str, Any]]) -> str:
+        heard.append(given)
+        return f"answer {len(heard)}"
+
+    repo, config = memory.repository(), StepRunnerConfig(context_budget=None)
+    runner = StepRunner(program, memory, config=config)
+    for text in ("one", "two"):
+        run(runner, "chat", text)
+    stream(retry_from_sequence("chat", 1, repo, runner), None)
+    assert [message["content"] for message in heard[2]] == ["one"]
+    assert search("x") == "result for x"
