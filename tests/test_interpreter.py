@@ -19,6 +19,7 @@ import pytest
 
 import hybridagi_steps as hs
 from hybridagi_steps import errors
+from hybridagi_steps.bench import interpreter as interpreter_cost
 from hybridagi_steps.programs.graph_program import Action, Decision, GraphProgram, Program
 from hybridagi_steps.programs.interpreter import GraphInterpreter
 from hybridagi_steps.programs.run_state import AgentOutput
@@ -632,3 +633,10 @@ def test_a_scripted_model_is_used_up_exactly() -> None:
     with dspy.context(lm=model):
         agent(query="q")
     assert len(model.requests) == len(ASK_BACK_REPLIES)
+
+
+def test_the_interpreter_is_measured_against_its_own_predictors() -> None:
+    result = interpreter_cost.measure(rounds=2, nodes=3)
+    assert list(result["times"]) == ["bare predictors", "agent", "recorded", "stored"]
+    assert all(times["wall_ms"] > 0 for times in result["times"].values())
+    assert {"interpreter", "recording", "storing"} <= set(result)

@@ -99,7 +99,7 @@ class GraphInterpreter(dspy.Module):
 
     def forward(
         self,
-        query: str | Query = "",
+        query: str | Query,
         session: ProgramSession | None = None,
         **variables: Any,
     ) -> AgentOutput:
@@ -119,7 +119,7 @@ class GraphInterpreter(dspy.Module):
 
     async def aforward(
         self,
-        query: str | Query = "",
+        query: str | Query,
         session: ProgramSession | None = None,
         **variables: Any,
     ) -> AgentOutput:

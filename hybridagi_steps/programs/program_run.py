@@ -90,6 +90,7 @@ class ProgramRun:
         self._recalled: dict[str, QueryWithSteps] = {}
         self._new_predictors: dict[str, dspy.Module | None] = {}
         self._visited = 0
+        self._out_of_iters: LimitReachedError | None = None
         self._depth = 0
         self._last: Result | None = None
         self._spoken: Result | None = None
@@ -103,8 +104,7 @@ class ProgramRun:
         try:
             yield from self._call(entry, purpose, self._arguments)
         except Exception as error:
-            out_of_steps = isinstance(error, LimitReachedError) and error.limit == "max_iters"
-            finish = "max_iters" if out_of_steps else "error"
+            finish = "max_iters" if error is self._out_of_iters else "error"
             failure = RunError(**shapes.error_fields(error)["error"])
         return AgentOutput(
             finish_reason=finish,
@@ -153,11 +153,12 @@ class ProgramRun:
         """Do what a node says and return the id of the next."""
         limit = self._settings.max_iters
         if self._visited >= limit:
-            raise LimitReachedError(
+            self._out_of_iters = LimitReachedError(
                 f"the run visited {limit} nodes, which is max_iters, and had not come to its end; "
-                f"{program.name}.{node.id} would have been next.",
+                f"{place_of(program, node)} would have been next.",
                 limit="max_iters",
             )
+            raise self._out_of_iters
         self._visited += 1
         if isinstance(node, Decision):
             label = yield from self._decide(program, node)
