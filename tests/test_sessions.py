@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -261,7 +261,7 @@ def test_what_cannot_be_kept_is_refused_whole(
     repo: SessionRepository, bad: Any, error: type[Exception]
 ) -> None:
     alone = bad is None or isinstance(bad, list | str | int)
-    given: Any = bad if alone else [message("good"), bad]
+    given: Any = cast("Any", bad) if alone else [message("good"), bad]
     with pytest.raises(error):
         run(repo.append("s", given))
     assert run(repo.sessions()) == []

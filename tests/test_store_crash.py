@@ -13,6 +13,7 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 import pytest
 from conformance.making import step
+from session_writers import SESSION, for_ever, start
 
 from hybridagi_steps.protocols import TextRow, VectorRow
 from hybridagi_steps.records.filters import StepFilter
@@ -86,7 +87,7 @@ def _write_for_ever(path: Path, name: str, durability: Durability, pipe: int) ->
     raise AssertionError("for ever")
 
 
-def _killed_after(child: Child, heard_bytes: int) -> dict[str, int]:
+def _killed_after(child: Child, heard_bytes: int, form: str = "{}") -> dict[str, int]:
     """Kill a child while it works; return how many steps of each run it had acknowledged."""
     with os.fdopen(child.acknowledgements, "rb") as pipe:
         heard = pipe.read(heard_bytes)
@@ -94,7 +95,7 @@ def _killed_after(child: Child, heard_bytes: int) -> dict[str, int]:
         heard += pipe.read()
     _, status = os.waitpid(child.process_id, 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, "it must die of the kill alone"
-    lines = heard.decode().splitlines()
+    lines = [form.format(line) for line in heard.decode().splitlines()]
     return {run: int(size) for run, size in (line.split() for line in lines)}
 
 
@@ -108,3 +109,36 @@ def _check(path: Path, acknowledged: dict[str, int]) -> None:
         for run_id in list(kept)[-20:]:
             whole = store.find(StepFilter(run_id=run_id), limit=9)
             assert [found.hop for found in whole] == list(range(kept[run_id]))
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_kill_nine_loses_no_message_and_leaves_no_half_unit(tmp_path: Path) -> None:
+    path = tmp_path / "steps.db"
+    chance = random.Random(5)
+    acknowledged: set[str] = set()
+    for first in range(0, KILLS // 3, AT_ONCE):
+        writers = [
+            start(path, for_ever(str(first + n)), "full" if n % 2 else "normal")
+            for n in range(AT_ONCE)
+        ]
+        for writer in writers:
+            acknowledged |= _killed_after(Child(*writer), chance.randint(1, 250), "{} 1").keys()
+        _check_session(path, acknowledged)
+    assert len(acknowledged) > KILLS // 3
+
+
+def _check_session(path: Path, acknowledged: set[str]) -> None:
+    with closing(SqliteStepStore(path)) as store:
+        assert store.verify() == []
+        stored = store.messages(SESSION)
+        assert [one.sequence for one in stored] == list(range(1, len(stored) + 1))
+        calls, results = stored[::2], stored[1::2]
+        names = [str(one.content) for one in calls]
+        assert [one.tool_call_id for one in results] == names, "units are whole and apart"
+        assert acknowledged <= set(names)
+        assert len(set(names)) == len(names)
+        steps = {str(found.id) for found in store.iter_steps(StepFilter(session_id=SESSION))}
+        assert steps == set(names), "AgentSteps are there with their messages, and no others"
+        for listed in store.sessions(limit=3):
+            if listed.forked_at is not None:
+                assert listed.messages == listed.forked_at
