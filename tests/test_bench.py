@@ -10,7 +10,16 @@ from typing import Any, cast
 import pytest
 
 from hybridagi_steps import retrieval
-from hybridagi_steps.bench import corpus, lexical, quality, recorder, search, shipped_runs, write
+from hybridagi_steps.bench import (
+    corpus,
+    embed,
+    lexical,
+    quality,
+    recorder,
+    search,
+    shipped_runs,
+    write,
+)
 from hybridagi_steps.bench.ranking import ndcg, recall, reciprocal_rank_fusion
 from hybridagi_steps.bench.shipped_runs import Question, Task, half_of_runs
 from hybridagi_steps.bench.timing import Sample, interleaved, ratio, typical
@@ -213,10 +222,18 @@ def test_words_agree_with_sqlite_where_weights_do() -> None:
 
 
 def test_the_recorder_is_measured_on_steps_that_were_stored() -> None:
-    result = recorder.measure(rounds=2, runs=1)
+    result = recorder.measure(rounds=2, runs=1, peers="none")
     assert result["steps_per_run"] == 5
     assert list(result["times"]) == ["alone", "no-op callback", "recorder, no store", "recorder"]
     assert all(value > 0 for value in leaves(result["times"]))
+
+
+def test_embedders_are_measured_on_real_texts_or_named_as_missing() -> None:
+    found = embed.measure(rounds=2, embedders="hashing:64,sentence-transformers:none", texts=20)
+    assert found["texts"] == 20
+    assert found["embedders"]["hashing:64"]["dimension"] == 64
+    assert found["embedders"]["hashing:64"]["texts_per_second"] > 0
+    assert "missing" in found["embedders"]["sentence-transformers:none"]
 
 
 def test_a_report_is_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,27 +1,34 @@
 """The peers are measured doing the job: what they were given is there, found, and comparable."""
 
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dspy
 import numpy as np
 import pytest
 
 from hybridagi_steps.bench import peers as neighbours
-from hybridagi_steps.bench import search_peers, sync_calls, write_peers
+from hybridagi_steps.bench import recorder, search_peers, sync_calls, write_peers
 from hybridagi_steps.bench.corpus import real_steps
 from hybridagi_steps.bench.peers import (
     NOT_INSTALLED,
     OURS,
     SAVERS,
     SEARCHERS,
+    TRACERS,
     WRITERS,
     Peer,
     chosen,
 )
 from hybridagi_steps.bench.peers.memory_index import MemoryIndex, RowsKnown
+from hybridagi_steps.testing import scripted_lm
 
 RECORDS = [write_peers.record_of(step) for step in real_steps(40)]
 
@@ -139,6 +146,33 @@ class TestSearchers:
         assert np.load(path).shape == (100 + 50 + 30, 32)
         assert search_peers.corpus_file(tmp_path, 50, "hashing:32") == path
         assert path.stat().st_mtime_ns == written
+
+
+@pytest.mark.filterwarnings("ignore")  # MLflow's database layer warns of its own future
+class TestTracers:
+    def test_autolog_has_written_every_span_when_the_call_returns(
+        self, opened: Callable[..., Any]
+    ) -> None:
+        before = dict(dspy.settings.config)
+        tracing = opened(TRACERS[0])
+        for calls in (1, 2):
+            with dspy.context(lm=scripted_lm(), **tracing.dspy_settings()):
+                dspy.Predict("question -> answer")(question="May I?")
+            assert tracing.spans() >= 4 * calls - 1
+        tracing.close()
+        assert dict(dspy.settings.config)["callbacks"] == before["callbacks"]
+
+    def test_a_missing_tracer_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(recorder, "TRACERS", (fake("Nobody"),))
+        found = recorder.measure(rounds=2, runs=1)
+        assert found["peers"]["Nobody"] == {"missing": NOT_INSTALLED}
+
+    def test_a_tracer_is_measured_over_a_callback_that_does_nothing(self) -> None:
+        if TRACERS[0].load() is None:
+            pytest.skip("mlflow is not installed")
+        found = recorder.measure(rounds=10, runs=1)["peers"][TRACERS[0].name]
+        assert found["spans_per_run"] == 10
+        assert found["theirs_us"]["cpu"] > 0
 
 
 def untraced(_peer: str, _durability: str) -> None:

@@ -3,7 +3,8 @@
 One program (a module, two predictors and a tool, on a scripted model) runs four ways, taking turns:
 alone, with a callback that does nothing, recorded into a memory that does nothing, and recorded
 into a file. DSPy's dispatch to callbacks is not ours, so the recorder's own share is what the third
-takes over the second; the store's share is what the fourth takes over the third.
+takes over the second; the store's share is what the fourth takes over the third. MLflow's autolog,
+which takes a hundred times as long, is measured on its own turns beside the second and the fourth.
 """
 
 # DSPy ships no types.
@@ -13,7 +14,8 @@ takes over the second; the store's share is what the fourth takes over the third
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -22,6 +24,7 @@ import dspy
 from dspy.utils.callback import BaseCallback
 
 from hybridagi_steps.bench.conditions import conditions
+from hybridagi_steps.bench.peers import NOT_INSTALLED, OURS, TRACERS, Peer, chosen
 from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
 from hybridagi_steps.bench.timing import Clock, Samples, fastest, interleaved, typical
 from hybridagi_steps.memory import Durability, StepMemory
@@ -46,21 +49,22 @@ def report(json_output: bool = False, **options: Any) -> None:
         print_tables(_tables(result), result)
 
 
-def measure(rounds: int = 60, runs: int = 5, durability: Durability = "normal") -> dict[str, Any]:
+def measure(
+    rounds: int = 60, runs: int = 5, durability: Durability = "normal", peers: str = "all"
+) -> dict[str, Any]:
     """Return times in microseconds per recorded step, and the shares of recorder and store.
 
     Args:
         rounds: How often each way is measured.
         runs: Program runs per measured sample.
         durability: That of the file memory.
+        peers: Whom to measure beside us: all, none, or names with commas between them.
     """
-    nowhere = _Nowhere()
+    nowhere, program = _Nowhere(), _Refund()
     with (
         tempfile.TemporaryDirectory() as folder,
         StepMemory(Path(folder) / "steps.db", durability=durability) as memory,
-        dspy.context(lm=scripted_lm(), callbacks=[]),
     ):
-        program = _Refund()
         rivals = {
             ALONE: _running(program, runs),
             DISPATCH: _running(program, runs, BaseCallback()),
@@ -69,10 +73,11 @@ def measure(rounds: int = 60, runs: int = 5, durability: Durability = "normal") 
         }
         samples = interleaved(rivals, rounds, warm_up=3)
         stored = sum(1 for _ in memory.iter_steps())
+    beside = _beside_peers(program, runs, chosen(TRACERS, peers), max(2, rounds // 5))
     steps = stored // ((rounds + 3) * runs)
     per = steps * runs
     return {
-        **conditions(rounds=rounds, runs=runs, durability=durability),
+        **conditions(rounds=rounds, runs=runs, durability=durability, peers=peers),
         "steps_per_run": steps,
         "times": {
             name: {
@@ -85,6 +90,56 @@ def measure(rounds: int = 60, runs: int = 5, durability: Durability = "normal") 
         "dispatch": _share(samples, DISPATCH, ALONE, per),
         "recorder": _share(samples, RECORDED, DISPATCH, per),
         "store": _share(samples, STORED, RECORDED, per),
+        "peers": beside,
+    }
+
+
+def _beside_peers(
+    program: dspy.Module, runs: int, peers: Sequence[Peer], rounds: int
+) -> dict[str, Any]:
+    """Return what program runs take more when they are recorded, by us and by each peer.
+
+    DSPy's dispatch to a callback that does nothing is taken off both. Our memory syncs each step
+    (`full`), as the peers' files do.
+    """
+    found: dict[str, Any] = {}
+    for peer in peers:
+        adapter = peer.load()
+        if adapter is None:
+            found[peer.name] = {"missing": NOT_INSTALLED}
+            continue
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            closing(adapter(Path(folder))) as tracing,
+            StepMemory(Path(folder) / "steps.db", durability="full") as memory,
+        ):
+            rivals = {
+                DISPATCH: _running(program, runs, BaseCallback()),
+                OURS: _running(program, runs, StepRecorder(memory)),
+                peer.name: _running_under(program, runs, tracing.dspy_settings()),
+            }
+            samples = interleaved(rivals, rounds, warm_up=2)
+            spans = tracing.spans() / (rounds + 2) / runs
+            assert spans >= 1  # noqa: S101 - else nothing was traced and the time means nothing
+        ours, theirs = _more(samples, OURS, runs), _more(samples, peer.name, runs)
+        found[peer.name] = {
+            "version": peer.version(),
+            "settings": tracing.settings,
+            "spans_per_run": spans,
+            "ours_us": ours,
+            "theirs_us": theirs,
+            "cpu_ratio": theirs["cpu"] / ours["cpu"],
+            "wall_ratio": theirs["wall"] / ours["wall"],
+        }
+    return found
+
+
+def _more(samples: Samples, name: str, runs: int) -> dict[str, float]:
+    """Return the median of what a run takes over one with a callback that does nothing, in µs."""
+    clocks: tuple[Clock, ...] = ("cpu", "wall")
+    pairs = list(zip(samples[name], samples[DISPATCH], strict=True))
+    return {
+        clock: median(a.of(clock) - b.of(clock) for a, b in pairs) / runs * 1e6 for clock in clocks
     }
 
 
@@ -120,8 +175,14 @@ class _Nowhere:
 
 
 def _running(program: dspy.Module, runs: int, *callbacks: BaseCallback) -> Callable[[], None]:
+    return _running_under(program, runs, {"callbacks": list(callbacks)})
+
+
+def _running_under(program: dspy.Module, runs: int, settings: dict[str, Any]) -> Callable[[], None]:
+    model = scripted_lm()
+
     def several() -> None:
-        with dspy.context(callbacks=list(callbacks)):
+        with dspy.context(lm=model, **settings):
             for _ in range(runs):
                 cast("Any", program)(question=_QUESTION)
 
@@ -154,7 +215,24 @@ def _tables(result: dict[str, Any]) -> list[Table]:
     }
     rows += [_row(name, result[key]) for name, key in shares.items()]
     title = f"one program run of {result['steps_per_run']} recorded steps, per step"
-    return [Table(title, ["", "CPU µs", "least", "wall µs"], rows)]
+    return [
+        Table(title, ["", "CPU µs", "least", "wall µs"], rows),
+        _peer_table(result["peers"]),
+    ]
+
+
+def _peer_table(beside: dict[str, Any]) -> Table:
+    rows: list[list[str]] = []
+    for name, found in beside.items():
+        if "missing" in found:
+            rows.append([name, str(found["missing"]), *[""] * 5])
+            continue
+        ours, theirs = found["ours_us"], found["theirs_us"]
+        times = [number(times[clock], 0) for times in (ours, theirs) for clock in ("cpu", "wall")]
+        ratios = [number(found[f"{clock}_ratio"], 0) for clock in ("cpu", "wall")]
+        rows.append([f"{name} ({found['version']}; {found['settings']})", *times, *ratios])
+    columns = ["", "our CPU µs", "wall", "their CPU µs", "wall", "CPU x ours", "wall x ours"]
+    return Table("one recorded program run, over a callback that does nothing", columns, rows)
 
 
 def _row(name: str, times: dict[str, float]) -> list[str]:

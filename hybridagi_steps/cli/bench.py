@@ -28,20 +28,26 @@ def quality(context: typer.Context, as_json: AsJson = False) -> None:
 
 @app.command(context_settings=_ANY_OPTIONS)
 def write(context: typer.Context, as_json: AsJson = False) -> None:
-    """What storing a step costs, beside a bare SQLite insert of the same bytes."""
+    """What storing a step costs, beside a bare SQLite insert and beside others that keep steps."""
     _report("write", context.args, json_output=as_json)
 
 
 @app.command(context_settings=_ANY_OPTIONS)
 def search(context: typer.Context, as_json: AsJson = False) -> None:
-    """How fast search is, with and without filters, beside a scan of everything."""
+    """How fast search is, with and without filters, beside a scan and beside other indexes."""
     _report("search", context.args, json_output=as_json)
 
 
 @app.command(context_settings=_ANY_OPTIONS)
 def recorder(context: typer.Context, as_json: AsJson = False) -> None:
-    """What recording adds to a DSPy program's own time."""
+    """What recording adds to a DSPy program's own time, beside MLflow's autolog."""
     _report("recorder", context.args, json_output=as_json)
+
+
+@app.command(context_settings=_ANY_OPTIONS)
+def embed(context: typer.Context, as_json: AsJson = False) -> None:
+    """How many real step texts a second each embedder turns into vectors."""
+    _report("embed", context.args, json_output=as_json)
 
 
 @app.command(context_settings=_ANY_OPTIONS)

@@ -158,6 +158,10 @@ SEARCHERS = (
 """Who finds vectors; ours first, then the oracle."""
 
 
+TRACERS = (Peer("MLflow autolog, synchronous", ("mlflow",), "mlflow_tracing:MlflowTracing"),)
+"""Who records what a DSPy program does."""
+
+
 def chosen(peers: Sequence[Peer], names: str) -> list[Peer]:
     """Return the peers that `names` asks for: all, none, or some with commas between them."""
     asked = {name.strip().lower() for name in names.split(",")}
