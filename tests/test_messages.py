@@ -12,7 +12,7 @@ from provider_double import check_anthropic, check_openai
 
 from hybridagi_steps.errors import InvalidSettingError, MessageError
 from hybridagi_steps.messages import from_messages, to_agent_steps, to_messages, to_provider
-from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.message import MessageRole, Step
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -49,7 +49,9 @@ def action(step_id: str, parent: str | None, tool: str = "look", **fields: Any) 
     inputs = {"purpose": "see", "tool": tool, "arguments": {"at": step_id}}
     outputs = {"result": f"seen {step_id}"}
     known: dict[str, Any] = {"inputs": inputs, "outputs": outputs, **fields}
-    return AgentStep(id=step_id, parent_id=parent, step_type="Action", run_id="r", **known)  # pyright: ignore[reportArgumentType]
+    return AgentStep(
+        id=step_id, parent_id=parent, step_type=AgentStepType.Action, run_id="r", **known
+    )
 
 
 def shapes(messages: list[Step]) -> list[tuple[str, int]]:
@@ -114,11 +116,12 @@ class TestAgentSteps:
 
     def test_a_program_is_asked_by_a_user_and_answers_once(self) -> None:
         call = {"program": "chat", "purpose": "", "arguments": {"message": "Hello"}}
+        hi = {"result": "Hi"}
         said: dict[str, Any] = {"purpose": "Hello", "arguments": {}}
         steps = [
-            AgentStep(id="1", step_type="ProgramCall", inputs=call),  # pyright: ignore[reportArgumentType]
-            AgentStep(id="2", step_type="Action", inputs=said, outputs={"result": "Hi"}),  # pyright: ignore[reportArgumentType]
-            AgentStep(id="3", step_type="ProgramEnd", inputs=call, outputs={"result": "Hi"}),  # pyright: ignore[reportArgumentType]
+            AgentStep(id="1", step_type=AgentStepType.ProgramCall, inputs=call),
+            AgentStep(id="2", step_type=AgentStepType.Action, inputs=said, outputs=hi),
+            AgentStep(id="3", step_type=AgentStepType.ProgramEnd, inputs=call, outputs=hi),
         ]
         messages = to_messages(steps)
         assert [(m.role.value, m.content) for m in messages] == [
@@ -131,8 +134,8 @@ class TestAgentSteps:
         call = {"program": "book", "purpose": "book it", "arguments": {"seat": "4A"}}
         choice = {"purpose": "Free?", "options": ["YES", "NO"]}
         steps = [
-            AgentStep(step_type="ProgramCall", inputs=call, program_id="p"),  # pyright: ignore[reportArgumentType]
-            AgentStep(step_type="Decision", inputs=choice, outputs={"choice": "YES"}),  # pyright: ignore[reportArgumentType]
+            AgentStep(step_type=AgentStepType.ProgramCall, inputs=call, program_id="p"),
+            AgentStep(step_type=AgentStepType.Decision, inputs=choice, outputs={"choice": "YES"}),
         ]
         texts = [(m.role.value, m.content) for m in to_messages(steps)]
         assert texts == [
@@ -142,7 +145,9 @@ class TestAgentSteps:
 
     def test_reasoning_is_kept_and_not_sent(self) -> None:
         outputs = {"reasoning": "because", "answer": "42"}
-        step = AgentStep(step_type="Action", inputs={"purpose": "think"}, outputs=outputs)  # pyright: ignore[reportArgumentType]
+        step = AgentStep(
+            step_type=AgentStepType.Action, inputs={"purpose": "think"}, outputs=outputs
+        )
         (message,) = to_messages(step)
         assert (message.content, message.reasoning_content) == ("42", "because")
 

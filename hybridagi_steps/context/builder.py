@@ -19,7 +19,7 @@ from hybridagi_steps.context.excerpts import extractive_summary
 from hybridagi_steps.context.layout import Layout, Quoted, least_tokens, planned
 from hybridagi_steps.context.recall import block_text, dependencies, fitted, found, query_of
 from hybridagi_steps.context.receipt import Receipt, ReceiptEntry
-from hybridagi_steps.context.sources import Source, own_history, source_of
+from hybridagi_steps.context.sources import SessionReader, Source, own_history, source_of
 from hybridagi_steps.errors import ContextBudgetError, InvalidSettingError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.provider_out import (
@@ -69,7 +69,8 @@ class Context:
     def expand(self, summary_id: str) -> list[Step]:
         """Return the messages that a summary in this context stands for, as they were."""
         ids = {i for step in self.steps if step.id == summary_id for i in summarised(step)}
-        return [step for step in self._originals if step.id in ids and not summarised(step)]
+        found = (step for step in self._originals if step.id in ids and not summarised(step))
+        return [step.model_copy(deep=True) for step in found]
 
     def _repr_html_(self) -> str:
         """Show the context in a notebook."""
@@ -121,6 +122,7 @@ class ContextBuilder:
         self.memory, self.budget, self.recent, self.k = memory, budget, recent, k
         self.where = None if where is None else StepFilter.of(where)
         self._count = MessageCounter(token_counter(counter))
+        self._reader = SessionReader(memory)
 
     @property
     def counter(self) -> TokenCounter:
@@ -149,7 +151,7 @@ class ContextBuilder:
             UnknownSessionError: The memory has no such session.
             InvalidSettingError: Neither a session nor steps, or both.
         """
-        source = source_of(self.memory, session_id, steps, query)
+        source = source_of(self._reader, session_id, steps, query)
         conversation = message_units(source.messages)
         system = conversation.system if system_prompt is None else system_prompt
         units, standing = replaced(conversation.units)
@@ -169,7 +171,8 @@ class ContextBuilder:
             for message in unit.messages
             if message.id in standing
         ]
-        shown = layout.messages(source.session_id)
+        # Copies, so that nobody can change what the reader remembers.
+        shown = [step.model_copy(deep=True) for step in layout.messages(source.session_id)]
         messages = openai_messages(system, shown)
         return Context(messages, receipt, system, shown, _originals=source.messages)
 
@@ -192,23 +195,25 @@ class ContextBuilder:
         Raises:
             InvalidSettingError: Nothing is older.
         """
-        messages = source_of(self.memory, session_id, steps, None).messages
+        messages = source_of(self._reader, session_id, steps, None).messages
         return compact(messages, keep=self.recent or 6, summarise=summarise)
 
     def expand(
         self,
         messages: Iterable[Step],
         *,
+        originals: Iterable[Step] = (),
         session_id: str | None = None,
     ) -> list[Step]:
         """Return messages with every summary replaced by what it stands for.
 
         Args:
             messages: Messages with summaries among them.
-            session_id: The session that holds the originals, where they do not stand beside.
+            originals: Where the messages are that do not stand beside their summary.
+            session_id: Or the session that holds them.
         """
-        held = [] if session_id is None else source_of(self.memory, session_id, None, None).messages
-        return expand(messages, held)
+        held = originals if session_id is None else self._reader.read(session_id).messages
+        return [step.model_copy(deep=True) for step in expand(messages, held)]
 
     def _laid_out(
         self,

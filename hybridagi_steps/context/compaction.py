@@ -59,22 +59,23 @@ def compact(
 
 
 def expand(messages: Iterable[Step], originals: Iterable[Step] = ()) -> list[Step]:
-    """Return a conversation with every summary replaced by the messages it stands for.
+    """Return a conversation with the messages that summaries stand for, and no summary.
 
     Args:
-        messages: A conversation with summaries in it.
-        originals: Where the messages are that are no longer beside their summary.
+        messages: A conversation with summaries in it. What stands beside its summary stays where it
+            is; what does not is put in the summary's place.
+        originals: Where the messages are that are not beside their summary.
     """
     given = list(messages)
-    known = {message.id: message for message in (*originals, *given)}
-    named = {step_id for message in given for step_id in summarised(message)}
-    found: list[Step] = []
+    beside = {message.id for message in given}
+    elsewhere = {message.id: message for message in originals if message.id not in beside}
+    found: dict[str, Step] = {}
     for message in given:
-        if ids := summarised(message):
-            found += [known[step_id] for step_id in ids if step_id in known]
-        elif message.id not in named:
-            found.append(message)
-    return list({message.id: message for message in found}.values())
+        named = summarised(message)
+        held = (elsewhere.get(step_id) for step_id in named)
+        shown = [step for step in held if step is not None] if named else [message]
+        found.update((step.id, step) for step in shown if not summarised(step))
+    return list(found.values())
 
 
 def summarised(message: Step) -> list[str]:
@@ -98,13 +99,17 @@ def replaced(units: Sequence[Unit]) -> tuple[list[Unit], dict[str, str]]:
             summaries[own] = unit
             standing |= {step_id: own for step_id in ids if step_id in seen}
         seen.update(message.id for message in unit.messages)
-    shown: dict[str, Unit] = {}
+    shown: list[Unit] = []
+    placed: set[str] = set()
     for unit in units:
         top = unit.messages[0].id
         while top in standing:  # a summary may stand for earlier summaries
             top = standing[top]
-        shown.setdefault(top, summaries.get(top, unit))
-    return list(shown.values()), standing
+        if top not in placed:
+            shown.append(summaries.get(top, unit))
+        if top in summaries:
+            placed.add(top)
+    return shown, standing
 
 
 def _all_ids(ids: list[str], messages: Sequence[Step]) -> list[str]:

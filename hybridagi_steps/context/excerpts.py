@@ -18,7 +18,7 @@ GAP = " […] "
 
 _FRAGMENT_CHARACTERS = 160
 _SUMMARY_CHARACTERS = 2_000
-_WORDS_OF = 6_000
+_WORDS_OF = 4_000
 
 _IDENTIFIER = re.compile(r"(?=[\w@./:#-]*[\d_@])[A-Za-z0-9#][\w@./:#-]*[A-Za-z0-9]")
 _BREAKS = re.compile(r"(?<=[.!?])\s+|\n+|(?<=[,;}\]])\s+")

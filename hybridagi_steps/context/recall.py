@@ -62,7 +62,7 @@ def query_of(units: Sequence[Unit]) -> str:
     request = next((unit for unit in reversed(units) if unit.begins_with_user()), None)
     asked = text_of(request.messages[0].content)[:_QUERY_REQUEST] if request else ""
     last = units[-1] if units else None
-    done = unit_text(last)[-_QUERY_LAST:] if last is not None and last is not request else ""
+    done = unit_text(last)[:_QUERY_LAST] if last is not None and last is not request else ""
     return " | ".join(text for text in (asked.strip(), done.strip()) if text)
 
 
@@ -159,8 +159,8 @@ def fitted(steps: Sequence[Recalled], room: int, query: str, count: Count) -> li
 
 
 def block_text(steps: Sequence[Recalled]) -> str:
-    """Return the text of the message that quotes recalled steps."""
-    quoted = "\n".join(step.quoted() for step in steps)
+    """Return the text of the message that quotes recalled steps, the oldest first."""
+    quoted = "\n".join(step.quoted() for step in sorted(steps, key=_age))
     return f"{PREFACE}\n<recalled>\n{quoted}\n</recalled>"
 
 
@@ -169,6 +169,11 @@ def recalled_unit(unit: Unit, why: str) -> Recalled:
     first = unit.messages[0]
     step_id = next(iter(shown_steps(first)), first.id)
     return Recalled(step_id, first.run_id, first.created_at, unit_text(unit), why, unit)
+
+
+def _age(step: Recalled) -> tuple[bool, int, datetime]:
+    """Return what sorts steps of elsewhere before those of the session, each by age."""
+    return step.unit is not None, step.unit.place if step.unit else 0, step.made
 
 
 def _recalled_step(step: AgentStep, why: str) -> Recalled:

@@ -7,9 +7,10 @@ its count holds for good.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from hybridagi_steps.context.receipt import ReceiptEntry
 from hybridagi_steps.errors import InvalidSettingError
@@ -20,10 +21,11 @@ from hybridagi_steps.messages.units import SYNTHETIC, Unit
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import MessageRole, Step
-from hybridagi_steps.session_protocols import MessageTokenStore
+from hybridagi_steps.session_protocols import BranchPosition, MessageTokenStore
 from hybridagi_steps.token_counters import MessageCounter
 
 _NO_SESSION = "context"
+_REMEMBERED_SESSIONS = 16
 
 
 @dataclass(slots=True)
@@ -68,8 +70,41 @@ class Source:
         return ReceiptEntry(steps[0] if steps else message.id, why, tokens)
 
 
+class SessionReader:
+    """Reads sessions of a memory, and of a session it knows only what was added since.
+
+    A branch only ever grows, so what was read of it stays true; a session that points at another
+    branch by now is read anew. Threads may share a reader: what it knows is replaced, not changed.
+    """
+
+    def __init__(self, memory: StepMemory | None) -> None:
+        self._memory = memory
+        self._known: OrderedDict[str, tuple[BranchPosition, list[Step]]] = OrderedDict()
+
+    def read(self, session_id: str) -> Source:
+        """Return a session's messages.
+
+        Raises:
+            InvalidSettingError: There is no memory.
+            UnknownSessionError: The memory has no such session.
+        """
+        if self._memory is None:
+            raise InvalidSettingError("a session_id needs a memory: ContextBuilder(memory, …).")
+        store = self._memory.repository().store
+        end = store.session_end(session_id)
+        position, messages = self._known.get(session_id, (end, list[Step]()))
+        if position.branch_id != end.branch_id or position.sequence > end.sequence:
+            messages = list[Step]()
+        if len(messages) < end.sequence:
+            messages = messages + store.messages(session_id, len(messages) + 1, end.sequence)
+        self._known[session_id] = (end, messages)
+        if len(self._known) > _REMEMBERED_SESSIONS:
+            self._known.popitem(last=False)
+        return Source(list(messages), session_id, token_store=store)
+
+
 def source_of(
-    memory: StepMemory | None,
+    reader: SessionReader,
     session_id: str | None,
     steps: Iterable[AgentStep] | Iterable[Step] | None,
     query: str | None,
@@ -82,7 +117,7 @@ def source_of(
     """
     if (session_id is None) == (steps is None):
         raise InvalidSettingError("a context is built of either session_id=… or steps=….")
-    source = _given(_as_list(steps)) if session_id is None else _session(memory, session_id)
+    source = _given(_as_list(steps)) if session_id is None else reader.read(session_id)
     if all(message.role is MessageRole.SYSTEM for message in source.messages):
         said = query if query and query.strip() else OPENING
         source.messages.append(
@@ -105,15 +140,6 @@ def own_history(memory: StepMemory | None, source: Source) -> StepFilter:
         first = next(memory.iter_steps({"session_id": source.session_id}), None)
         user = first.user_id if first is not None else None
     return StepFilter() if user is None else StepFilter(user_id=user)
-
-
-def _session(memory: StepMemory | None, session_id: str) -> Source:
-    if memory is None:
-        raise InvalidSettingError("a session_id needs a memory: ContextBuilder(memory, …).")
-    store: Any = cast("Any", memory).repository().store
-    messages: list[Step] = store.messages(session_id)
-    kept = store if hasattr(store, "message_tokens") else None
-    return Source(messages, session_id, token_store=kept)
 
 
 def _given(steps: list[Any]) -> Source:

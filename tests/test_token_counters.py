@@ -1,0 +1,149 @@
+"""Token counts: exact where a tokenizer is at hand, else an estimate that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.token_counters import (
+    CallableCounter,
+    EstimatingCounter,
+    MessageCounter,
+    TokenizerFileCounter,
+    is_estimate,
+    token_counter,
+)
+
+TEXT = "The seat 14C costs 120.50 EUR; ask Élodie."
+
+
+def tokenizer_file(folder: Path) -> Path:
+    """A tokenizer of whole words, as Hugging Face writes one."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer: Any = Tokenizer(models.WordLevel({"[UNK]": 0, "seat": 1}, unk_token="[UNK]"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.enable_truncation(2)
+    path = folder / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+def cached_vocabularies() -> str | None:
+    """A folder with tiktoken's vocabularies that another package brings along, if any."""
+    from importlib.util import find_spec
+
+    found = find_spec("litellm")
+    if found is None or not found.submodule_search_locations:
+        return None
+    folder = Path(found.submodule_search_locations[0]) / "litellm_core_utils" / "tokenizers"
+    return str(folder) if folder.is_dir() else None
+
+
+def test_an_estimate_says_so() -> None:
+    counter = token_counter("estimate")
+    assert is_estimate(counter)
+    assert counter.counter_id.startswith("estimate:")
+    assert not is_estimate(token_counter(len))
+
+
+@given(st.text())
+def test_an_estimate_is_nothing_for_nothing_only(text: str) -> None:
+    count = EstimatingCounter().count(text)
+    assert (count == 0) == (text == "")
+    assert count <= 4 * len(text)
+
+
+def test_a_function_counts_under_its_name() -> None:
+    counter = CallableCounter(lambda text: len(text.split()), "words")
+    assert (counter.counter_id, counter.count("a b c")) == ("callable:words", 3)
+
+
+def test_a_tokenizer_file_counts_whole_texts(tmp_path: Path) -> None:
+    path = tokenizer_file(tmp_path)
+    counter = token_counter(path)
+    assert counter.count("seat seat row seat") == 4
+    assert counter.counter_id == TokenizerFileCounter(path).counter_id
+    assert not is_estimate(counter)
+
+
+@pytest.mark.parametrize("content", [None, b"{}"])
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InvalidSettingError, match="is no tokenizer file"):
+        token_counter(path)
+
+
+def test_what_counts_nothing_is_refused() -> None:
+    with pytest.raises(InvalidSettingError, match="no token counter"):
+        token_counter(5)  # pyright: ignore[reportArgumentType]
+
+
+def test_tiktoken_is_used_where_its_vocabulary_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiktoken = pytest.importorskip("tiktoken")
+    folder = cached_vocabularies()
+    if folder is None:
+        pytest.skip("no vocabulary on this machine")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", folder)
+    counter = token_counter()
+    assert counter.counter_id.startswith("tiktoken:")
+    encoding = tiktoken.get_encoding(counter.counter_id.partition(":")[2])
+    assert counter.count(TEXT) == len(encoding.encode(TEXT))
+    assert counter.count("<|endoftext|>") > 1
+    with pytest.raises(InvalidSettingError, match="cannot load"):
+        token_counter("tiktoken:nonsense")
+
+
+def test_nothing_is_downloaded_unasked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    assert token_counter().counter_id == EstimatingCounter.counter_id
+
+
+def test_the_estimate_is_near_for_real_messages(
+    real_steps: list[AgentStep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tiktoken")
+    folder = cached_vocabularies()
+    if folder is None:
+        pytest.skip("no vocabulary on this machine")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", folder)
+    exact, estimate = token_counter("tiktoken"), token_counter("estimate")
+    texts = [str(step.result) for step in real_steps if step.result]
+    ratio = sum(map(estimate.count, texts)) / sum(map(exact.count, texts))
+    assert 0.85 < ratio < 1.15
+
+
+class TestMessageCounter:
+    def test_everything_that_is_sent_counts(self) -> None:
+        counter = MessageCounter(CallableCounter(lambda text: len(text.split()), "words"))
+        function = {"name": "look", "arguments": "a b c"}
+        assert counter.message({"role": "user", "content": "one two"}) == 3 + 2
+        assert counter.message({"role": "assistant", "content": None}) == 3
+        call = {"role": "assistant", "content": "so", "tool_calls": [{"function": function}]}
+        assert counter.message(call) == 3 + 1 + 4 + 1 + 3
+        parts: list[dict[str, Any]] = [
+            {"type": "text", "text": "one two"},
+            {"type": "image_url", "image_url": {}},
+        ]
+        assert counter.message({"role": "user", "content": parts}) == 3 + 2 + 1_000
+
+    def test_a_text_is_counted_once(self) -> None:
+        asked: list[str] = []
+
+        def slow(text: str) -> int:
+            asked.append(text)
+            return 1
+
+        counter = MessageCounter(CallableCounter(slow))
+        repeated: Callable[[], int] = lambda: counter.text("again")  # noqa: E731
+        assert repeated() + repeated() == 2
+        assert asked == ["again"]
