@@ -202,7 +202,7 @@ async def _conversation(run: ActiveRun, agent: Agent, prompt: Prompt, gate: Tool
         so_far = [step.to_message_dict() for step in run.turn.messages[known:]]
         messages = [*asked, *so_far]
         await run.tell("on_model_start", messages)
-        given = await _said(run, agent.program, messages)
+        given = await said(run, agent.program, messages)
         await run.tell("on_model_end", given)
         reply = called.reply_of(given, None)
         if reply is not None and reply.usage:
@@ -212,7 +212,7 @@ async def _conversation(run: ActiveRun, agent: Agent, prompt: Prompt, gate: Tool
         await _call_tools(run, agent, reply, gate)
 
 
-async def _said(run: ActiveRun, program: Any, messages: Messages) -> Any:
+async def said(run: ActiveRun, program: Any, messages: Messages) -> Any:
     """Return what one call of a callable says: a text, a message, or pieces of either."""
     if inspect.iscoroutinefunction(program) or inspect.isasyncgenfunction(program):
         given = program(messages)

@@ -14,7 +14,7 @@ from typing import Any
 
 from hybridagi_steps.records.event import StepDelta, StepEvent, StepEventType
 
-_FINAL = (
+FINAL_EVENTS = (
     StepEventType.RUN_COMPLETED,
     StepEventType.RUN_FAILED,
     StepEventType.RUN_CANCELLED,
@@ -56,7 +56,7 @@ class EventLine:
                 _add(last, delta)
                 return
             self._number += 1
-            self._closed = kind in _FINAL
+            self._closed = kind in FINAL_EVENTS
             self._waiting.append(
                 StepEvent(
                     type=kind,
@@ -77,7 +77,7 @@ class EventLine:
             await self._arrived.wait()
             while (event := self._next()) is not None:
                 yield event
-                if event.type in _FINAL:
+                if event.type in FINAL_EVENTS:
                     return
 
     def _next(self) -> StepEvent | None:

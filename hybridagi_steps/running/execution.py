@@ -21,6 +21,7 @@ from hybridagi_steps.running.answering import Agent, Prompt, answer
 from hybridagi_steps.running.programs_called import Reply
 from hybridagi_steps.running.run import ActiveRun
 from hybridagi_steps.running.stopping import RunStopped, Stop
+from hybridagi_steps.running.summing_up import summary
 
 _log = logging.getLogger("hybridagi_steps")
 _GRACE_SECONDS = 2.0
@@ -65,7 +66,7 @@ async def execute(run: ActiveRun, agent: Agent, start: Start) -> None:
         clock = asyncio.get_running_loop().call_later(seconds, run.stop, stop)
     work = asyncio.get_running_loop().create_task(_work(run, agent, start))
     try:
-        ending = await _ended(run, work)
+        ending = await _ended(run, agent, work)
     except Exception as error:  # a defect of ours must still end the run
         _log.exception("run %s could not be ended", run.info.run_id)
         ending = Ending("failed", "error", error)
@@ -86,12 +87,11 @@ async def _work(run: ActiveRun, agent: Agent, start: Start) -> None:
             f"{agent.name} returned nothing that can be an answer; return a text, a message, or a "
             "Prediction with an output field."
         )
-    await in_thread(partial(_store_answer, run, reply))
-    if start.finish is not None:
-        await in_thread(partial(start.finish, run))
+    # In one go: a run that is stopped now has both or neither.
+    await in_thread(partial(_conclude, run, reply, start.finish))
 
 
-async def _ended(run: ActiveRun, work: asyncio.Task[None]) -> Ending:
+async def _ended(run: ActiveRun, agent: Agent, work: asyncio.Task[None]) -> Ending:
     """Wait for the work, or stop it; then leave a whole turn."""
     stopping = asyncio.get_running_loop().create_task(run.stop_requested.wait())
     try:
@@ -105,11 +105,30 @@ async def _ended(run: ActiveRun, work: asyncio.Task[None]) -> Ending:
     error = _error_of(work)
     if error is None and work.done() and not work.cancelled():
         return Ending("completed", "completed")
-    return await in_thread(partial(_cut_short, run, error))
+    await in_thread(partial(_close_calls, run))
+    last_word = None
+    if run.config.termination_summary and run.stopped is not None and run.stopped.is_limit:
+        last_word = await summary(run, agent, run.stopped.message)
+    return await in_thread(partial(_cut_short, run, error, last_word))
+
+
+def _close_calls(run: ActiveRun) -> None:
+    """Answer open calls; what cannot be stored is told of at the end."""
+    try:
+        run.turn.close_open_calls()
+    except Exception as problem:
+        run.error("storage", problem)
 
 
 def _error_of(work: asyncio.Task[None]) -> BaseException | None:
     return work.exception() if work.done() and not work.cancelled() else None
+
+
+def _conclude(run: ActiveRun, reply: Reply, finish: Callable[[ActiveRun], None] | None) -> None:
+    """Store the answer, then do what is to be done with it."""
+    _store_answer(run, reply)
+    if finish is not None:
+        finish(run)
 
 
 def _store_answer(run: ActiveRun, reply: Reply) -> None:
@@ -126,36 +145,37 @@ def _store_answer(run: ActiveRun, reply: Reply) -> None:
     run.turn.answered = True
 
 
-def _cut_short(run: ActiveRun, error: BaseException | None) -> Ending:
+def _cut_short(run: ActiveRun, error: BaseException | None, last_word: str | None) -> Ending:
     """Leave a whole turn behind a run that did not complete; return how it ended."""
     ending = _ending_of(run, error)
     if run.turn.answered and run.stopped is not None and error is None:
         # It was stopped after its answer was stored: nothing is missing.
         return Ending("completed", "completed")
     try:
-        run.turn.close_open_calls()
-        step_id, text = run.drafts.newest_text()
-        partial_step = None
-        if step_id is not None and not run.turn.answered:
-            partial_step = _partial_step(run, text)
-        root = _program_end(run, ending)
-        if partial_step is None:
-            run.turn.store_rest()
-        else:
-            run.turn.store_answer(
-                text,
-                agent_step_id=partial_step,
-                metadata={
-                    "partial": True,
-                    "run": {"status": ending.status, "reason": ending.reason},
-                    "agent_step_ids": [partial_step, *([str(root.id)] if root else [])],
-                },
-            )
+        _store_last_words(run, ending, last_word)
     except Exception as problem:
         run.error("storage", problem)
         if ending.error is None:
             ending = Ending("failed", "storage", problem)
     return ending
+
+
+def _store_last_words(run: ActiveRun, ending: Ending, last_word: str | None) -> None:
+    """Keep what was being said, and what was said of it; then the steps behind it."""
+    _, text = run.drafts.newest_text()
+    how = {"status": ending.status, "reason": ending.reason}
+    if text and not run.turn.answered:
+        step_id = _partial_step(run, text)
+        note = {"partial": True, "run": how}
+        if last_word is None:
+            _program_end(run, ending)
+        run.turn.store_answer(text, agent_step_id=step_id, metadata=note)
+    root = _program_end(run, ending)
+    if last_word is not None:
+        root_id = None if root is None else str(root.id)
+        note = {"summary": True, "run": how}
+        run.turn.store_answer(last_word, agent_step_id=root_id, metadata=note)
+    run.turn.store_rest()
 
 
 def _ending_of(run: ActiveRun, error: BaseException | None) -> Ending:
@@ -186,15 +206,16 @@ def _partial_step(run: ActiveRun, text: str) -> str:
 def _program_end(run: ActiveRun, ending: Ending) -> AgentStep | None:
     """Say in the outermost ProgramEnd how the run ended; write one if the program could not."""
     root = run.root_call
-    if root is None:
-        return None
+    if root is None or run.turn.ended:
+        return run.root_end
+    run.turn.ended = True
     end = run.root_end
     if end is None:
         status: StepStatus = "cancelled" if ending.status == "cancelled" else "error"
         problem = {"type": type(ending.error).__name__, "message": str(ending.error)}
         outputs = {"error": problem} if ending.error is not None else {}
         inputs = {"program": root.program}
-        end = run.add_step(AgentStepType.ProgramEnd, inputs, outputs, status)
+        end = run.root_end = run.add_step(AgentStepType.ProgramEnd, inputs, outputs, status)
     how = {"status": ending.status, "reason": ending.reason}
     end.metadata = {**(end.metadata or {}), "run": how}
     return end

@@ -8,11 +8,8 @@ run at a time, whoever began it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
 
 import dspy
 
@@ -29,7 +26,9 @@ from hybridagi_steps.records.message import Step
 from hybridagi_steps.running import programs_called as called
 from hybridagi_steps.running.answering import Agent, tools_of
 from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
+from hybridagi_steps.running.event_line import FINAL_EVENTS
 from hybridagi_steps.running.execution import Start, execute
+from hybridagi_steps.running.register import register_of
 from hybridagi_steps.running.run import RUN, ActiveRun
 from hybridagi_steps.running.session_line import SessionLine
 from hybridagi_steps.running.starting import where_it_stands, with_message
@@ -37,17 +36,34 @@ from hybridagi_steps.running.stopping import Stop
 from hybridagi_steps.running.tool_gate import watch_tools
 
 
-class _Register:
-    """The runs in flight on one memory."""
+class RunResult(NamedTuple):
+    """How a run ended."""
 
-    def __init__(self) -> None:
-        self.runs: dict[str, ActiveRun] = {}
-        self.sessions: dict[str, str] = {}
-        self.lock = threading.Lock()
+    run_id: str
+    answer: Step | None
+    """The last thing the assistant said."""
+    data: dict[str, Any]
+    """What the final event said."""
+
+    @property
+    def status(self) -> str:
+        """completed, failed or cancelled."""
+        return str(self.data.get("status"))
+
+    @property
+    def reason(self) -> str:
+        """Why it ended."""
+        return str(self.data.get("termination_reason"))
+
+    @property
+    def text(self) -> str:
+        """The answer's text."""
+        content = self.answer.content if self.answer is not None else None
+        return content if isinstance(content, str) else ""
 
 
-_registers: WeakKeyDictionary[Any, _Register] = WeakKeyDictionary()
-_registering = threading.Lock()
+class NestedRunError(RuntimeError):
+    """An agent that was used as a tool did not complete."""
 
 
 class StepRunner:
@@ -98,6 +114,7 @@ class StepRunner:
         self.program, self.memory = program, memory
         self.hooks, self.config = tuple(hooks or ()), config or StepRunnerConfig()
         module = isinstance(program, dspy.Module)
+        self._register = register_of(memory)
         self._agent = Agent(
             program,
             called.input_field_of(program, input_field) if module else None,
@@ -130,6 +147,40 @@ class StepRunner:
         start = with_message(message, inputs or {})
         async for event in self._stream(_session(session), start):
             yield event
+
+    async def run(
+        self,
+        session: str | AgentSession,
+        message: str | list[dict[str, Any]],
+        *,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> RunResult:
+        """Say something in a session and wait for the end; see `run_stream`."""
+        answer: Step | None = None
+        async for event in self.run_stream(session, message, inputs=inputs):
+            if event.snapshot is not None and event.snapshot.is_assistant_step():
+                answer = event.snapshot
+            if event.type in FINAL_EVENTS:
+                return RunResult(event.run_id, answer, event.data or {})
+        raise AssertionError("a stream ends with a final event")
+
+    def as_tool(self, name: str, description: str) -> Any:
+        """Return a `dspy.Tool` that asks this agent, each time in a new session.
+
+        The run is a child of the one whose program calls the tool: its messages name that run, its
+        cost counts there too, and `max_depth` holds. Async programs call it; a sync one needs
+        `allow_tool_async_sync_conversion` of DSPy's settings.
+        """
+
+        async def ask(message: str) -> str:
+            parent: ActiveRun | None = dspy.settings.get(RUN)
+            user_id = None if parent is None else parent.info.user_id
+            result = await self.run(AgentSession(user_id=user_id), message)
+            if result.status != "completed":
+                raise NestedRunError(f"{name} did not complete: {result.reason}.")
+            return result.text
+
+        return dspy.Tool(ask, name=name, desc=description)
 
     async def resume_from_user_step(
         self, session: str | AgentSession, last_step: Step
@@ -228,7 +279,7 @@ class StepRunner:
 
     async def _attempt(self, repo: Any, session_id: str, sequence: int, reason: str) -> Any:
         """Begin a branch; return what lets the session take it over, and its id."""
-        self._check_free(session_id)
+        self._register.check_free(session_id)
         current = repo.store.session_end(session_id).branch_id
         branch: int = await repo.branch_at(session_id, sequence, reason)
 
@@ -242,28 +293,22 @@ class StepRunner:
 
         What was stored stays; what was being said is kept as a partial message.
         """
-        run = self._register.runs.get(run_id)
+        run = self._register.find(run_id)
         return run is not None and run.stop(Stop("cancelled", "the run was cancelled."))
 
     async def answer_consent(self, run_id: str, call_id: str, allowed: bool) -> bool:
         """Answer a TOOL_AUTH_REQUIRED event; return whether the question still stood."""
-        run = self._register.runs.get(run_id)
+        run = self._register.find(run_id)
         return run is not None and run.consents.answer(call_id, allowed)
 
     def active_runs(self) -> dict[str, str]:
         """Return the sessions of the runs in flight on this memory, by run id."""
-        with self._register.lock:
-            return {run_id: run.info.session_id for run_id, run in self._register.runs.items()}
+        return self._register.sessions()
 
     @property
     def repository(self) -> Any:
         """The sessions of the memory."""
         return self.memory.repository()
-
-    @property
-    def _register(self) -> _Register:
-        with _registering:
-            return _registers.setdefault(self.memory, _Register())
 
     async def _stream(
         self,
@@ -284,7 +329,7 @@ class StepRunner:
                 "last message again."
             )
         run = ActiveRun(session, line, self.config, self.hooks, self._parent())
-        with self._registered(run):
+        with self._register.holding(run):
             work = asyncio.get_running_loop().create_task(execute(run, self._agent, start))
             try:
                 async for event in run.events.events():
@@ -302,26 +347,6 @@ class StepRunner:
                 limit="max_depth",
             )
         return parent
-
-    def _check_free(self, session_id: str) -> None:
-        if (other := self._register.sessions.get(session_id)) is not None:
-            raise SequenceConflictError(
-                f"session {session_id!r} has a run in flight, {other}; wait for its end or cancel "
-                "it."
-            )
-
-    @contextlib.contextmanager
-    def _registered(self, run: ActiveRun) -> Any:
-        register, info = self._register, run.info
-        with register.lock:
-            self._check_free(info.session_id)
-            register.sessions[info.session_id] = info.run_id
-            register.runs[info.run_id] = run
-        try:
-            yield
-        finally:
-            with register.lock:
-                del register.runs[info.run_id], register.sessions[info.session_id]
 
 
 async def _finished(work: asyncio.Task[None]) -> None:

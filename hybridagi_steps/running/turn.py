@@ -95,6 +95,8 @@ class Turn:
         self.closed = False
         self.answered = False
         """Whether the run's own answer is stored."""
+        self.ended = False
+        """Whether its ProgramEnd says how it ended."""
         self.last_step_id: UUID | str | None = None
         """The AgentStep kept last."""
         self._step_ids: set[str] = set()

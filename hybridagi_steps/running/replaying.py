@@ -1,0 +1,108 @@
+"""A run's events from what is stored: for a reader that comes after the run, or after a restart.
+
+Pieces are gone; each message is there as STEP_COMPLETED, and the final event says how the run
+ended, as its outermost ProgramEnd recorded it. A run without one was cut off.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybridagi_steps.errors import UnknownRunError, UnknownSessionError
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.event import StepEvent, StepEventType
+from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.run import RunMetrics
+
+_PAGE = 200
+_FINAL = {
+    "completed": StepEventType.RUN_COMPLETED,
+    "failed": StepEventType.RUN_FAILED,
+    "cancelled": StepEventType.RUN_CANCELLED,
+}
+
+
+def stored_events(memory: Any, run_id: str, *, after: int = 0) -> list[StepEvent]:
+    """Return the events of a run that is no longer in flight; may block.
+
+    Args:
+        memory: Where it was stored.
+        run_id: The run.
+        after: The last number the reader has; events are numbered from there on.
+
+    Returns:
+        RUN_STARTED, its messages in order, and its final event.
+
+    Raises:
+        UnknownRunError: The memory has nothing of it.
+    """
+    steps: list[AgentStep] = list(memory.run(run_id).steps)
+    messages = run_messages(memory, run_id, steps)
+    if not steps and not messages:
+        raise UnknownRunError(run_id)
+    session_id = messages[0].session_id if messages else steps[0].session_id
+    events = [
+        StepEvent(type=StepEventType.STEP_COMPLETED, run_id=run_id, step_id=m.id, snapshot=m)
+        for m in messages
+    ]
+    if after == 0:
+        events.insert(0, StepEvent(type=StepEventType.RUN_STARTED, run_id=run_id))
+    events.append(_final(run_id, steps, messages))
+    for number, event in enumerate(events, after + 1):
+        event.number, event.session_id = number, session_id
+    return events
+
+
+def run_messages(memory: Any, run_id: str, steps: list[AgentStep]) -> list[Step]:
+    """Return the messages of a run, on whatever branch they are."""
+    session_id = next((step.session_id for step in steps if step.session_id), None)
+    if session_id is None:
+        return []
+    store = memory.repository().store
+    try:
+        attempts = sorted(store.attempts(session_id), key=lambda a: (a.current, a.branch_id))
+    except UnknownSessionError:
+        return []
+    for attempt in reversed(attempts):
+        last = attempt.forked_at + attempt.messages
+        found = _messages_on(store, session_id, run_id, attempt.branch_id, last)
+        if found:
+            return found
+    return []
+
+
+def _messages_on(store: Any, session_id: str, run_id: str, branch_id: int, last: int) -> list[Step]:
+    """Look for a run's messages from the end of a branch backwards; they stand side by side."""
+    found: list[Step] = []
+    while last > 0:
+        first = max(1, last - _PAGE + 1)
+        page: list[Step] = store.messages(session_id, first, last, branch_id=branch_id)
+        own = [step for step in page if step.run_id == run_id]
+        found = [*own, *found]
+        if found and (not own or page[0].run_id != run_id):
+            break
+        last = first - 1
+    return found
+
+
+def _final(run_id: str, steps: list[AgentStep], messages: list[Step]) -> StepEvent:
+    how = _recorded_end(steps)
+    metrics = RunMetrics.of(*(step.metrics for step in messages if step.metrics is not None))
+    data: dict[str, Any] = {
+        "status": how["status"],
+        "termination_reason": how["reason"],
+        "metrics": metrics.model_dump(mode="json", exclude_none=True),
+        "last_sequence": messages[-1].sequence if messages else 0,
+    }
+    if "error" in how:
+        data["error"] = how["error"]
+    return StepEvent(type=_FINAL[how["status"]], run_id=run_id, data=data)
+
+
+def _recorded_end(steps: list[AgentStep]) -> dict[str, Any]:
+    for step in reversed(steps):
+        how = (step.metadata or {}).get("run")
+        if step.step_type is AgentStepType.ProgramEnd and isinstance(how, dict):
+            error = (step.outputs or {}).get("error")
+            return {**how, **({"error": error} if error else {})}
+    return {"status": "failed", "reason": "interrupted"}
