@@ -15,7 +15,7 @@ from hybridagi_steps.programs.program_checks import label_key
 FALLBACKS = ("OTHERWISE", "ELSE")
 """Labels of the edge that is taken when the model's answers are no option; never offered to it."""
 
-_QUOTES = "\"'`*_“”‘’«»()[]{}<> \t.,;:!"
+_QUOTES = "\"'`*_“”„‘’«»「」『』()[]{}<> \t.,;:!。，！"
 _LEAD = re.compile(
     r"^(?:(?:my|the)\s+)?(?:final\s+)?(?:answer|choice|decision|option|label|selected option)"
     r"(?:\s+is)?\s*[:=\-–—]?\s*",

@@ -42,7 +42,7 @@ class GraphInterpreter(dspy.Module):
 
     Args:
         programs: GraphPrograms (one, several, a dict), their text, or a ProgramMemory.
-        tools: What Actions may use: tool objects, `dspy.Tool`s, functions.
+        tools: What Actions may use: tool objects, `dspy.Tool` objects, functions.
         memory: Where steps are recorded and recalled; without one a run still returns its steps.
         entrypoint: The program that a run begins with.
         num_history: How many past steps of its run each prompt shows.
@@ -101,6 +101,7 @@ class GraphInterpreter(dspy.Module):
         self,
         query: str | Query,
         session: ProgramSession | None = None,
+        objective: str | None = None,
         **variables: Any,
     ) -> AgentOutput:
         """Run the entry program.
@@ -108,6 +109,7 @@ class GraphInterpreter(dspy.Module):
         Args:
             query: What the user asks.
             session: The session of an earlier run, to go on with it; it is not changed.
+            objective: What the run works towards; by default the query.
             variables: Further variables for the prompts.
 
         Returns:
@@ -115,23 +117,28 @@ class GraphInterpreter(dspy.Module):
             there; nothing is raised but cancellation.
         """
         with self._recording():
-            return driven(self._run(query, session, variables).work())
+            return driven(self._run(query, session, objective, variables).work())
 
     async def aforward(
         self,
         query: str | Query,
         session: ProgramSession | None = None,
+        objective: str | None = None,
         **variables: Any,
     ) -> AgentOutput:
         """Run the entry program asynchronously; otherwise as `forward`."""
         with self._recording():
-            return await adriven(self._run(query, session, variables).work())
+            return await adriven(self._run(query, session, objective, variables).work())
 
     def _recording(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.memory is None else record(self.memory)
 
     def _run(
-        self, query: str | Query, session: ProgramSession | None, variables: dict[str, Any]
+        self,
+        query: str | Query,
+        session: ProgramSession | None,
+        objective: str | None,
+        variables: dict[str, Any],
     ) -> ProgramRun:
         text = query.query if isinstance(query, Query) else query
         before = session or ProgramSession()
@@ -147,7 +154,7 @@ class GraphInterpreter(dspy.Module):
             decision_lm=self.decision_lm,
             max_corrections=self.max_corrections,
         )
-        following = before.going_on(text, variables)
+        following = before.going_on(text, variables, objective)
         return ProgramRun(settings, following, {"query": text, **variables})
 
     def _check_recall(self) -> None:
@@ -181,5 +188,5 @@ def _known(library: EntryGuard | ProgramShelf) -> list[GraphProgram]:
     Of a memory, which may hold thousands, those that the entry program depends on.
     """
     if isinstance(library, EntryGuard):
-        return library.reachable()
+        return library.own()
     return [library.get(name) for name in library.names()]

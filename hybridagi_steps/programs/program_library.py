@@ -44,8 +44,8 @@ class ProgramShelf:
     """
 
     def __init__(self, programs: Iterable[GraphProgram], protected: Sequence[str] = ()) -> None:
-        self._programs = {program.name: program for program in programs}
-        self._protected = frozenset(_closure(protected, self._programs))
+        self._programs = {program.name: copy_of(program) for program in programs}
+        self._protected = {each for name in protected for each in _reachable(self, name)}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -90,40 +90,38 @@ class EntryGuard:
 
     def __init__(self, library: ProgramLibrary, entrypoint: str) -> None:
         self.library = library
-        self.entrypoint = entrypoint
+        self._own = _reachable(library, entrypoint)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
 
     def names(self) -> list[str]:
         """Return the names of all programs, sorted."""
-        return self.library.names()
+        return sorted({*self._own, *self.library.names()})
 
     def get(self, name: str, /) -> GraphProgram:
-        """Return a program."""
-        return self.library.get(name)
+        """Return a program; the agent's own as they were when it was made."""
+        return self._own[name] if name in self._own else self.library.get(name)
+
+    def own(self) -> list[GraphProgram]:
+        """Return the entry program and all that it depends on, as far as they are known."""
+        return list(self._own.values())
 
     def search(self, query: str, k: int = 5) -> list[GraphProgram]:
         """Return the programs that fit a query best, without protected ones."""
-        hidden = self._guarded()
-        found = self.library.search(query, k + len(hidden))
-        return [program for program in found if program.name not in hidden][:k]
+        found = self.library.search(query, k + len(self._own))
+        return [program for program in found if program.name not in self._own][:k]
 
     def is_protected(self, name: str, /) -> bool:
         """Whether agents must leave the program alone."""
-        return self.library.is_protected(name) or name in self._guarded()
+        return name in self._own or self.library.is_protected(name)
 
-    def reachable(self) -> list[GraphProgram]:
-        """Return the entry program and all that it depends on, as far as they are known."""
-        known = set(self.library.names())
-        found: dict[str, GraphProgram] = {}
-        waiting = [self.entrypoint]
-        while waiting:
-            name = waiting.pop(0)
-            if name in known and name not in found:
-                found[name] = self.library.get(name)
-                waiting += found[name].calls()
-        return list(found.values())
 
-    def _guarded(self) -> set[str]:
-        return {program.name for program in self.reachable()}
+def copy_of(program: GraphProgram) -> GraphProgram:
+    """Return a program that later changes to the other do not reach."""
+    copied = GraphProgram(program.name, program.description, program.var_in)
+    copied.nodes, copied.edges = dict(program.nodes), list(program.edges)
+    return copied
 
 
 def open_to_agents(library: ProgramLibrary, name: str) -> GraphProgram:
@@ -141,16 +139,17 @@ def open_to_agents(library: ProgramLibrary, name: str) -> GraphProgram:
     return library.get(name)
 
 
-def _closure(names: Iterable[str], programs: Mapping[str, GraphProgram]) -> list[str]:
-    """Return the programs of these names and all that they call, nearest first."""
-    waiting = [name for name in names if name in programs]
-    found: dict[str, None] = {}
+def _reachable(library: ProgramLibrary, entrypoint: str) -> dict[str, GraphProgram]:
+    """Return a program and all that it calls, however far down, as far as they are known."""
+    known = set(library.names())
+    found: dict[str, GraphProgram] = {}
+    waiting = [entrypoint]
     while waiting:
         name = waiting.pop(0)
-        if name not in found:
-            found[name] = None
-            waiting += [called for called in programs[name].calls() if called in programs]
-    return list(found)
+        if name in known and name not in found:
+            found[name] = library.get(name)
+            waiting += found[name].calls()
+    return found
 
 
 def programs_of(given: Any) -> list[GraphProgram]:

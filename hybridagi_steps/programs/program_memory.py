@@ -17,7 +17,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 from hybridagi_steps.errors import InvalidQueryError, ProgramError, UnknownProgramError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.programs.graph_program import GraphProgram
-from hybridagi_steps.programs.program_library import programs_of
+from hybridagi_steps.programs.program_library import copy_of, programs_of
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 
 NAMESPACE_SUFFIX = ".programs"
@@ -182,9 +182,7 @@ class ProgramMemory:
             known = (text, GraphProgram.from_cypher(text, name))
             with self._lock:
                 self._read[name] = known
-        copied = GraphProgram(name, known[1].description, known[1].var_in)
-        copied.nodes, copied.edges = dict(known[1].nodes), list(known[1].edges)
-        return copied
+        return copy_of(known[1])
 
 
 def _beside(memory: StepMemory | str | os.PathLike[str], embedder: Any) -> StepMemory:

@@ -126,9 +126,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _environment(finalize: Callable[[Any], Any]) -> _Sandbox:
-    return _Sandbox(
+    sandbox = _Sandbox(
         undefined=StrictUndefined, finalize=finalize, autoescape=False, keep_trailing_newline=True
     )
+    del sandbox.globals["lipsum"]  # makes as much text as it is asked for
+    return sandbox
 
 
 _TO_PROMPT = _environment(shown_text)

@@ -49,12 +49,14 @@ class ProgramSession(BaseModel):
         """Add a message."""
         self.chat_history.append(ChatMessage(role=role, content=content))
 
-    def going_on(self, query: str, variables: dict[str, Any]) -> ProgramSession:
+    def going_on(
+        self, query: str, variables: dict[str, Any], objective: str | None = None
+    ) -> ProgramSession:
         """Return the session of the next run: the same conversation and variables, a new query."""
         said = [message.model_copy() for message in self.chat_history]
         following = ProgramSession(
             query=query,
-            objective=query,
+            objective=query if objective is None else objective,
             variables={**self.variables, **variables},
             chat_history=said,
         )
