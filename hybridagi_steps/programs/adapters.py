@@ -148,14 +148,8 @@ class StepMessages(dspy.Type):
     @model_validator(mode="before")
     @classmethod
     def _from_messages(cls, value: Any) -> Any:
-        if isinstance(value, Context):
-            return {"messages": value.messages}
-        given = value.get("messages") if isinstance(value, dict) else value
-        if isinstance(given, list | tuple):
-            items = cast("list[Any]", given)
-            steps = items if all(isinstance(item, Step) for item in items) else from_messages(items)
-            return {"messages": to_provider(cast("list[Step]", steps))}
-        return value
+        messages = _provider_messages(value)
+        return value if messages is None else {"messages": messages}
 
     @classmethod
     def of(cls, messages: Any) -> Self:
@@ -165,7 +159,9 @@ class StepMessages(dspy.Type):
             MessageError: Something in a list is no message.
             pydantic.ValidationError: This is no list of messages.
         """
-        return cls.model_validate(messages)
+        # Outside of validation, which would wrap the error.
+        native = _provider_messages(messages)
+        return cls.model_validate(messages) if native is None else cls(messages=native)
 
     def format(self) -> str:
         """Return the messages as text, for adapters that know no native ones."""
@@ -236,6 +232,19 @@ def _spliced(prompt: list[dict[str, Any]], past: list[dict[str, Any]]) -> list[d
         prompt = [head, *prompt[1:]]
     asks = prompt[-1]["role"] == "user"
     return [*prompt[:-1], *said, prompt[-1]] if asks else [*prompt, *said]
+
+
+def _provider_messages(value: Any) -> list[dict[str, Any]] | None:
+    """Return what StepMessages are made of as sound messages; None if it is nothing of the kind."""
+    if isinstance(value, Context):
+        return value.messages
+    given = cast("dict[str, Any]", value).get("messages") if isinstance(value, dict) else value
+    if not isinstance(given, list | tuple):
+        return None
+    items = cast("list[Any]", given)
+    if not all(isinstance(item, Step) for item in items):
+        items = from_messages(items)
+    return to_provider(items)
 
 
 def _step_of(item: Any) -> Any:
