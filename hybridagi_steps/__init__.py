@@ -11,42 +11,66 @@ from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hybridagi_steps import embedders, errors, plots, rerankers
+    from hybridagi_steps.context.builder import ContextBuilder
+    from hybridagi_steps.context.session import build_context_from_steps, get_context_summary
     from hybridagi_steps.memory import StepMemory
+    from hybridagi_steps.messages.agent_steps import to_agent_steps, to_messages
+    from hybridagi_steps.messages.provider_in import from_messages
+    from hybridagi_steps.messages.provider_out import to_provider
     from hybridagi_steps.programs.adapters import (
+        NativeChatAdapter,
+        NativeJSONAdapter,
         StepContext,
+        StepMessages,
         StepsChatAdapter,
         StepsJSONAdapter,
         StepsXMLAdapter,
     )
+    from hybridagi_steps.programs.interpreter import GraphInterpreter
     from hybridagi_steps.programs.lm_reranker import LMStepReranker
+    from hybridagi_steps.programs.program_memory import ProgramMemory
+    from hybridagi_steps.programs.ready_agents import ready_agent
     from hybridagi_steps.programs.recorder import StepRecorder
     from hybridagi_steps.programs.recording import Recorded, in_context, record, record_step
     from hybridagi_steps.programs.retriever import StepReranker, StepRetriever
+    from hybridagi_steps.programs.run_state import AgentOutput
     from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
     from hybridagi_steps.records.event import StepDelta, StepEvent, StepEventType
     from hybridagi_steps.records.filters import StepFilter, StepHit
     from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
-    from hybridagi_steps.records.predictions import (
-        AgentStepList,
-        Query,
-        QueryList,
-        QueryWithSteps,
-    )
+    from hybridagi_steps.records.plan import Plan, PlanStep
+    from hybridagi_steps.records.predictions import AgentStepList, Query, QueryList, QueryWithSteps
     from hybridagi_steps.records.run import RunMetrics
+    from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
+    from hybridagi_steps.running.hooks import RunHook
+    from hybridagi_steps.running.retrying import edit_from_sequence, retry_from_sequence
+    from hybridagi_steps.running.runner import StepRunner
+    from hybridagi_steps.sessions import SessionRepository, compare_branches, fork_session
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AgentOutput",
+    "AgentSession",
     "AgentStep",
     "AgentStepList",
     "AgentStepType",
+    "ContextBuilder",
+    "GraphInterpreter",
     "LMStepReranker",
     "MessageRole",
+    "NativeChatAdapter",
+    "NativeJSONAdapter",
+    "Plan",
+    "PlanStep",
+    "ProgramMemory",
     "Query",
     "QueryList",
     "QueryWithSteps",
     "Recorded",
+    "RunHook",
     "RunMetrics",
+    "SessionRepository",
     "Step",
     "StepContext",
     "StepDelta",
@@ -55,33 +79,58 @@ __all__ = [
     "StepFilter",
     "StepHit",
     "StepMemory",
+    "StepMessages",
     "StepMetrics",
     "StepRecorder",
     "StepReranker",
     "StepRetriever",
+    "StepRunner",
+    "StepRunnerConfig",
     "StepsChatAdapter",
     "StepsJSONAdapter",
     "StepsXMLAdapter",
+    "build_context_from_steps",
+    "compare_branches",
+    "edit_from_sequence",
     "embedders",
     "errors",
+    "fork_session",
+    "from_messages",
+    "get_context_summary",
     "in_context",
     "plots",
+    "ready_agent",
     "record",
     "record_step",
     "rerankers",
+    "retry_from_sequence",
+    "to_agent_steps",
+    "to_messages",
+    "to_provider",
 ]
 
 _HOMES: dict[str, str | None] = {
+    "AgentOutput": "programs.run_state",
+    "AgentSession": "running.config",
     "AgentStep": "records.agent_step",
     "AgentStepList": "records.predictions",
     "AgentStepType": "records.agent_step",
+    "ContextBuilder": "context.builder",
+    "GraphInterpreter": "programs.interpreter",
     "LMStepReranker": "programs.lm_reranker",
     "MessageRole": "records.message",
+    "NativeChatAdapter": "programs.adapters",
+    "NativeJSONAdapter": "programs.adapters",
+    "Plan": "records.plan",
+    "PlanStep": "records.plan",
+    "ProgramMemory": "programs.program_memory",
     "Query": "records.predictions",
     "QueryList": "records.predictions",
     "QueryWithSteps": "records.predictions",
     "Recorded": "programs.recording",
+    "RunHook": "running.hooks",
     "RunMetrics": "records.run",
+    "SessionRepository": "sessions",
     "Step": "records.message",
     "StepContext": "programs.adapters",
     "StepDelta": "records.event",
@@ -90,20 +139,34 @@ _HOMES: dict[str, str | None] = {
     "StepFilter": "records.filters",
     "StepHit": "records.filters",
     "StepMemory": "memory",
+    "StepMessages": "programs.adapters",
     "StepMetrics": "records.message",
     "StepRecorder": "programs.recorder",
     "StepReranker": "programs.retriever",
     "StepRetriever": "programs.retriever",
+    "StepRunner": "running.runner",
+    "StepRunnerConfig": "running.config",
     "StepsChatAdapter": "programs.adapters",
     "StepsJSONAdapter": "programs.adapters",
     "StepsXMLAdapter": "programs.adapters",
+    "build_context_from_steps": "context.session",
+    "compare_branches": "sessions",
+    "edit_from_sequence": "running.retrying",
     "embedders": None,
     "errors": None,
+    "fork_session": "sessions",
+    "from_messages": "messages.provider_in",
+    "get_context_summary": "context.session",
     "in_context": "programs.recording",
     "plots": None,
+    "ready_agent": "programs.ready_agents",
     "record": "programs.recording",
     "record_step": "programs.recording",
     "rerankers": None,
+    "retry_from_sequence": "running.retrying",
+    "to_agent_steps": "messages.agent_steps",
+    "to_messages": "messages.agent_steps",
+    "to_provider": "messages.provider_out",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -118,9 +118,10 @@ def asked_fields(request: Request) -> dict[str, str]:
         return {}
     listed = system[begins : system.find("All interactions will be structured", begins)]
     forms: dict[str, str] = {}
-    for name, form in re.findall(r"^\d+\. `(\w+)` \((.*?)\):", listed, re.MULTILINE):
+    for name, form, told in re.findall(r"^\d+\. `(\w+)` \((.*?)\): *(.*)", listed, re.MULTILINE):
         note = re.search(rf"\{{{name}\}}\s+# note: (.*)", system)
-        forms[name] = f"{form}; {note[1]}" if note else form
+        options = told if told.startswith("one of: ") else ""
+        forms[name] = "; ".join(part for part in (form, note[1] if note else "", options) if part)
     return forms
 
 
@@ -136,7 +137,7 @@ def _plausible(name: str, form: str) -> Any:
     literal = re.match(r"Literal\[(['\"])(.*?)\1", form)
     if literal:
         return literal[2]
-    options = re.search(r"one of: ([^;]+)", form)
+    options = re.search(r"one of: ([^;,]+)", form)
     if options:
         return options[1].strip()
     simple = {"bool": True, "int": 1, "float": 1.0}

@@ -38,6 +38,7 @@ python_maximum_signature_line_length = 80
 add_module_names = False
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+suppress_warnings = ["ref.python"]  # several records have a field called `type`
 
 html_theme = "furo"
 html_title = f"hybridagi_steps {version}"

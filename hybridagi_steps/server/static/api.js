@@ -1,0 +1,75 @@
+// Calls of the step server: one function per route, errors as the server words them.
+// The token comes once in the address (#token=…) and stays in this tab only.
+
+const TOKEN_KEY = "hybridagi-steps-token";
+
+export class Problem extends Error {
+  constructor(status, title, detail) {
+    super(detail || title);
+    this.status = status;
+    this.title = title;
+  }
+}
+
+export function takeToken() {
+  const found = /^#token=([^&]+)/.exec(location.hash);
+  if (!found) return;
+  setToken(decodeURIComponent(found[1]));
+  history.replaceState(null, "", location.pathname + "#/");
+}
+
+export const setToken = (token) => sessionStorage.setItem(TOKEN_KEY, token.trim());
+export const forgetToken = () => sessionStorage.removeItem(TOKEN_KEY);
+export const hasToken = () => Boolean(sessionStorage.getItem(TOKEN_KEY));
+
+export function headers(more = {}) {
+  const token = sessionStorage.getItem(TOKEN_KEY);
+  return token ? { Authorization: `Bearer ${token}`, ...more } : more;
+}
+
+export async function problemOf(response) {
+  let body = {};
+  try {
+    body = await response.json();
+  } catch (_) {
+    // Not JSON: the status says what there is to say.
+  }
+  return new Problem(response.status, body.title || response.statusText, body.detail);
+}
+
+async function call(path, options = {}) {
+  const response = await fetch(path, { ...options, headers: headers(options.headers) });
+  if (!response.ok) throw await problemOf(response);
+  return response.status === 204 ? null : response.json();
+}
+
+const json = (method, body) => ({
+  method,
+  body: JSON.stringify(body),
+  headers: { "Content-Type": "application/json" },
+});
+
+export function query(values) {
+  const kept = Object.entries(values).filter(([, value]) => value !== "" && value != null);
+  const text = new URLSearchParams(kept).toString();
+  return text ? `?${text}` : "";
+}
+
+const id = encodeURIComponent;
+
+export const sessions = (page = {}) => call(`sessions${query(page)}`);
+export const steps = (session, range = {}) => call(`sessions/${id(session)}/steps${query(range)}`);
+export const context = (session, options = {}) =>
+  call(`sessions/${id(session)}/context${query(options)}`);
+export const attempts = (session) => call(`sessions/${id(session)}/attempts`);
+export const compare = (session, a, b) =>
+  call(`sessions/${id(session)}/compare${query({ branch_a: a, branch_b: b })}`);
+export const fork = (session, sequence) =>
+  call(`sessions/${id(session)}/fork`, json("POST", { sequence }));
+export const runs = (page = {}) => call(`runs${query(page)}`);
+export const run = (runId) => call(`runs/${id(runId)}`);
+export const cancel = (runId) => call(`runs/${id(runId)}/cancel`, json("POST", {}));
+export const consent = (runId, callId, allowed) =>
+  call(`runs/${id(runId)}/consent`, json("POST", { call_id: callId, allowed }));
+export const search = (values) => call(`search${query(values)}`);
+export const health = () => call("healthz");

@@ -1,0 +1,134 @@
+// The shell: who may come in, which view shows, and what the keys do.
+
+import * as api from "./api.js";
+import { go } from "./navigation.js";
+import { html, render, useEffect, useState } from "./preact.js";
+import { Failure } from "./shared.js";
+import { SessionList, SessionView } from "./views/sessions.js";
+import { RunList, RunView } from "./views/runs.js";
+import { SearchView } from "./views/search.js";
+
+const VIEWS = [["sessions", "Sessions"], ["runs", "Runs"], ["search", "Search"]];
+const THEME_KEY = "hybridagi-steps-theme";
+
+const parts = () => location.hash.replace(/^#\/?/, "").split("?")[0].split("/").map(decodeURIComponent);
+
+
+function useRoute() {
+  const [route, setRoute] = useState(parts());
+  useEffect(() => {
+    const follow = () => setRoute(parts());
+    addEventListener("hashchange", follow);
+    return () => removeEventListener("hashchange", follow);
+  }, []);
+  return route;
+}
+
+function Login({ onDone }) {
+  const [error, setError] = useState(null);
+  const enter = async (event) => {
+    event.preventDefault();
+    api.setToken(new FormData(event.target).get("token"));
+    try {
+      await api.sessions({ limit: 1 });
+      onDone();
+    } catch (problem) {
+      api.forgetToken();
+      setError(problem.status === 401 ? new Error("This token is not the server's.") : problem);
+    }
+  };
+  return html`<main class="login"><form onSubmit=${enter}>
+    <h1>Step memory</h1>
+    <p>The server printed a token when it started. It stays in this tab only.</p>
+    <label for="token">Token</label>
+    <input id="token" name="token" type="password" required autocomplete="off" autofocus />
+    <button class="primary">Open</button>
+    <${Failure} error=${error} />
+  </form></main>`;
+}
+
+function nextTheme(theme) {
+  return { auto: "dark", dark: "light", light: "auto" }[theme];
+}
+
+function useTheme() {
+  const [theme, setTheme] = useState(localStorage.getItem(THEME_KEY) || "auto");
+  useEffect(() => {
+    document.documentElement.dataset.theme = theme;
+    localStorage.setItem(THEME_KEY, theme);
+  }, [theme]);
+  return [theme, () => setTheme(nextTheme(theme))];
+}
+
+const typing = (target) => /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName);
+
+function useKeys(onHelp) {
+  useEffect(() => {
+    const press = (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target)) return;
+      const actions = {
+        "/": () => go("search"), s: () => go("sessions"), r: () => go("runs"), "?": onHelp,
+        c: () => document.getElementById("message")?.focus(),
+      };
+      if (!actions[event.key]) return;
+      event.preventDefault();
+      actions[event.key]();
+    };
+    addEventListener("keydown", press);
+    return () => removeEventListener("keydown", press);
+  }, []);
+}
+
+function Help({ onClose }) {
+  const keys = [["/", "search"], ["s", "sessions"], ["r", "runs"], ["c", "write a message"],
+    ["Enter", "send"], ["Shift + Enter", "new line"], ["?", "this list"]];
+  useEffect(() => {
+    const close = (event) => event.key === "Escape" && onClose();
+    addEventListener("keydown", close);
+    return () => removeEventListener("keydown", close);
+  }, []);
+  return html`<div class="veil" onClick=${onClose}>
+    <section class="dialog" role="dialog" aria-modal="true" aria-labelledby="help-title">
+      <h2 id="help-title">Keys</h2>
+      <dl>${keys.map(([key, what]) => html`<dt><kbd>${key}</kbd></dt><dd>${what}</dd>`)}</dl>
+      <button type="button" ref=${(node) => node?.focus()} onClick=${onClose}>Close</button>
+    </section></div>`;
+}
+
+function App() {
+  const [inside, setInside] = useState(api.hasToken());
+  const [help, setHelp] = useState(false);
+  const [theme, changeTheme] = useTheme();
+  const [view = "sessions", id] = useRoute();
+  useKeys(() => setHelp(true));
+  if (!inside) return html`<${Login} onDone=${() => setInside(true)} />`;
+  const leave = () => { api.forgetToken(); setInside(false); };
+  const shown = VIEWS.some(([key]) => key === view) ? view : "sessions";
+  return html`<div class="shell">
+    <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>Skip to content</a>
+    <header class="top">
+      <img src="static/icon.svg" alt="" width="26" height="26" /><strong>Step memory</strong>
+      <nav aria-label="Views">
+        ${VIEWS.map(([key, name]) => html`<a href=${`#/${key}`} aria-current=${key === shown ? "page" : undefined}>${name}</a>`)}
+      </nav>
+      <span class="space"></span>
+      <button type="button" class="quiet" onClick=${changeTheme} aria-label=${`Theme: ${theme}. Change`}>${{ auto: "◐", dark: "☾", light: "☀" }[theme]}</button>
+      <button type="button" class="quiet" onClick=${() => setHelp(true)} aria-label="Keyboard help">?</button>
+      <button type="button" class="quiet" onClick=${leave}>Leave</button>
+    </header>
+    ${shown === "search"
+      ? html`<main id="main" class="wide" tabindex="-1"><${SearchView} like=${id} /></main>`
+      : html`<div class="columns">
+          <aside class="list" aria-label=${shown}>
+            ${shown === "runs" ? html`<${RunList} chosen=${id} />` : html`<${SessionList} chosen=${id} />`}
+          </aside>
+          <main id="main" tabindex="-1">
+            ${shown === "runs" ? html`<${RunView} key=${id} id=${id} />` : html`<${SessionView} key=${id || "new"} id=${id} />`}
+          </main>
+        </div>`}
+    ${help && html`<${Help} onClose=${() => setHelp(false)} />`}
+  </div>`;
+}
+
+api.takeToken();
+render(html`<${App} />`, document.getElementById("app"));

@@ -1,0 +1,70 @@
+// How values read: times, amounts, and any JSON as text. No HTML is ever made from data.
+
+const UNITS = [["year", 31536000], ["month", 2592000], ["day", 86400], ["hour", 3600], ["minute", 60]];
+const relative = new Intl.RelativeTimeFormat("en", { numeric: "auto" });
+const number = new Intl.NumberFormat("en");
+
+export function ago(text) {
+  const seconds = (new Date(text) - Date.now()) / 1000;
+  if (Number.isNaN(seconds)) return "";
+  for (const [unit, length] of UNITS) {
+    if (Math.abs(seconds) >= length) return relative.format(Math.round(seconds / length), unit);
+  }
+  return "just now";
+}
+
+export const exactTime = (text) => (text ? new Date(text).toLocaleString() : "");
+export const amount = (value) => number.format(value);
+
+export function duration(ms) {
+  if (ms == null) return "";
+  if (ms < 1) return `${ms.toFixed(2)} ms`;
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  return ms < 60000 ? `${(ms / 1000).toFixed(1)} s` : `${(ms / 60000).toFixed(1)} min`;
+}
+
+export function text(value) {
+  if (value == null) return "";
+  return typeof value === "string" ? value : JSON.stringify(value, null, 2);
+}
+
+export function messageText(content) {
+  if (!Array.isArray(content)) return text(content);
+  return content.map((part) => (part && typeof part.text === "string" ? part.text : text(part))).join("\n");
+}
+
+export const short = (value, length = 140) => {
+  const line = text(value).replace(/\s+/g, " ").trim();
+  return line.length > length ? `${line.slice(0, length - 1)}…` : line;
+};
+
+export function chips(metrics) {
+  if (!metrics) return [];
+  const found = [];
+  if (metrics.model_name) found.push(["model", metrics.model_name]);
+  if (metrics.input_tokens != null) found.push(["in", amount(metrics.input_tokens)]);
+  if (metrics.output_tokens != null) found.push(["out", amount(metrics.output_tokens)]);
+  if (metrics.cache_read_tokens) found.push(["cached", amount(metrics.cache_read_tokens)]);
+  if (metrics.first_token_latency_ms != null) {
+    found.push(["first token", duration(metrics.first_token_latency_ms)]);
+  }
+  const taken = metrics.tool_exec_time_ms ?? metrics.duration_ms;
+  if (taken != null) found.push(["time", duration(taken)]);
+  if (metrics.cost) found.push(["cost", `$${metrics.cost.toFixed(4)}`]);
+  return found;
+}
+
+export function stepTitle(step) {
+  const inputs = step.inputs || {};
+  const outputs = step.outputs || {};
+  switch (step.step_type) {
+    case "Decision":
+      return short(`${inputs.purpose || "decide"} → ${text(outputs.choice) || "?"}`, 90);
+    case "ProgramCall":
+      return short(`${inputs.program || "program"} — ${inputs.purpose || ""}`, 90);
+    case "ProgramEnd":
+      return short(`${inputs.program || "program"} ended`, 90);
+    default:
+      return short(inputs.tool ? `${inputs.tool} — ${inputs.purpose || ""}` : inputs.purpose || "action", 90);
+  }
+}

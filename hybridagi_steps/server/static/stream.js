@@ -1,0 +1,73 @@
+// Server-sent events over fetch: a POST starts a run; when the line breaks, the run's own event
+// stream is read on from the last event seen, so nothing is lost and nothing comes twice.
+
+import { headers, problemOf } from "./api.js";
+
+const FINAL = new Set(["run_completed", "run_failed", "run_cancelled"]);
+const LONGEST_PAUSE_MS = 8000;
+
+export function parseEvents(buffer) {
+  const blocks = buffer.split("\n\n");
+  const rest = blocks.pop();
+  const events = [];
+  for (const block of blocks) {
+    const event = { id: null, data: [] };
+    for (const line of block.split("\n")) {
+      if (line.startsWith("id:")) event.id = line.slice(3).trim();
+      else if (line.startsWith("data:")) event.data.push(line.slice(5).replace(/^ /, ""));
+    }
+    if (event.data.length) events.push({ id: event.id, ...JSON.parse(event.data.join("\n")) });
+  }
+  return [events, rest];
+}
+
+async function readAll(response, onEvent) {
+  if (!response.ok) throw await problemOf(response);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let buffer = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const [events, rest] = parseEvents(buffer + value.replace(/\r\n?/g, "\n"));
+    buffer = rest;
+    events.forEach(onEvent);
+  }
+}
+
+const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+export async function follow(path, body, onEvent, onLine = () => {}) {
+  const state = { runId: null, lastId: null, ended: false };
+  const take = (event) => {
+    state.runId = event.run_id || state.runId;
+    state.lastId = event.id || state.lastId;
+    state.ended = state.ended || FINAL.has(event.type);
+    onEvent(event);
+  };
+  const first = () =>
+    fetch(path, {
+      method: "POST",
+      headers: headers({ "Content-Type": "application/json", Accept: "text/event-stream" }),
+      body: JSON.stringify(body),
+    });
+  const again = () =>
+    fetch(`runs/${encodeURIComponent(state.runId)}/events`, {
+      headers: headers({ Accept: "text/event-stream", "Last-Event-ID": state.lastId }),
+    });
+  for (let tries = 0, ask = first; !state.ended; tries += 1) {
+    try {
+      await readAll(await ask(), (event) => {
+        tries = 0;
+        onLine(true);
+        take(event);
+      });
+    } catch (error) {
+      if (error.status || !state.runId) throw error; // the server refused, or nothing ever began
+    }
+    if (state.ended) break;
+    if (!state.runId) throw new Error("The server closed the stream before the run began.");
+    onLine(false);
+    await pause(Math.min(LONGEST_PAUSE_MS, 250 * 2 ** tries));
+    ask = again;
+  }
+}
