@@ -1,5 +1,7 @@
 """Workspaces: steps work in one directory and cannot reach out of it, nor leave it half changed."""
 
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import os

@@ -1,0 +1,1 @@
+"""Areas, lengths and conversions of simple shapes."""
