@@ -99,12 +99,16 @@ class StepIndex:
             self.position = changes.position
 
     def worth_saving(self) -> bool:
-        """Return whether the cache should be written: many steps, and much that is new to it."""
+        """Return whether to write the cache: many steps, and much that is, or will be, new to it.
+
+        Codes being built count: a program that ends before they are ready would never have any.
+        """
         if self._cache is None or not self.in_use or len(self.columns) < _WORTH_CACHING:
             return False
         return (
             self._unsaved > _STALE_SHARE * len(self.columns)
             or self._codes_made() != self._codes_saved
+            or any(shard.vectors.building for shard in self.shards(own_only=False))
         )
 
     def finish_builds(self) -> None:
@@ -200,9 +204,10 @@ class StepIndex:
             return
         self.position, self._codes_saved = position, self._codes_made()
 
-    def _codes_made(self) -> list[int]:
+    def _codes_made(self) -> list[tuple[int, int]]:
         """Return what tells whether codes are others than before."""
-        return [shard.vectors.trained_on for shard in self.shards(own_only=False)]
+        held = [shard.vectors for shard in self.shards(own_only=False)]
+        return [(vectors.trained_on, vectors.lists) for vectors in held]
 
     def _revive(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take over the arrays of a cache file."""

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ class Gate:
         real = scan_codes.build
         gate = self
 
-        def build(vectors: Callable[[], FloatMatrix], *, lists: bool) -> scan_codes.Building:
+        def build(vectors: scan_codes.Vectors, *, lists: bool) -> scan_codes.Building:
             gate.builds += 1
             while not gate.opened.wait(0.001):
                 yield
@@ -88,7 +88,7 @@ def built(vectors: FloatMatrix) -> FaissIndex:
 def test_lists_find_what_an_exact_search_finds() -> None:
     vectors = clustered(COUNT)
     index = built(vectors)
-    assert index.trained_on == COUNT
+    assert (index.trained_on, index.lists) == (COUNT, 77)
     assert recall(index, vectors, clustered(100, seed=1), np.arange(COUNT)) >= 0.98
     for row in range(50):
         assert index.search(vectors[row : row + 1], 1)[0].rows.tolist() == [row]
@@ -100,6 +100,14 @@ def test_filters_are_kept_to(share: float, least: float) -> None:
     index = built(vectors)
     chosen = np.random.default_rng(2).choice(COUNT, int(COUNT * share), replace=False)
     assert recall(index, vectors, clustered(60, seed=1), np.sort(chosen)) >= least
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_filter_of_many_unknown_rows_finds_nothing_else(count: int) -> None:
+    index = FaissIndex(D)
+    index.add(np.arange(count), clustered(count))
+    (found,) = index.search(clustered(1), 3, rows=np.arange(5_000))
+    assert found.rows.tolist() == list(range(count))
 
 
 def test_searches_are_exact_while_the_first_codes_are_made(gate: Gate) -> None:

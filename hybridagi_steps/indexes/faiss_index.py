@@ -6,8 +6,8 @@ looked at can be estimated. A search takes the cheapest way that is right for it
 * a narrow filter, or few rows: an exact product over just these rows;
 * else the codes name candidates, scored exactly together with the rows not yet encoded. If one of
   the best k stands outside the nearest quarter of the candidates, more may stand beyond the last:
-  four times as many are fetched, and if that does not settle it, everything is scanned. A wide
-  filter and tombstones thin the candidates out, so more are fetched, from more lists.
+  eight times as many are fetched, and again; where that takes longer, everything is scanned.
+  A wide filter and tombstones thin the candidates out, so more are fetched, from more lists.
 
 Codes are built when a search first wants them, and anew when the rows have doubled or a tenth of
 the codes stands for rows that are gone, in a thread of its own: until it ends the old codes answer
@@ -17,6 +17,7 @@ or, if there are none, an exact scan. One lock serialises everything else; it is
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -39,12 +40,14 @@ if TYPE_CHECKING:
 
 CODES_FROM_BYTES = 4 * 2**20
 """Size of the vectors searched from which codes are asked instead of scanning them."""
-LISTS_FROM = 2**19
+LISTS_FROM = 2**18
 """Rows from which codes are cut into lists, of which a search scans the nearest."""
 CODE_BATCH = 2_048
 """Fresh rows are scanned exactly until there are so many, then encoded at once."""
 FETCH = 160
 """Candidates fetched first; at least ten per result wanted."""
+WIDER = 8
+"""How many times more candidates are fetched when those at hand do not settle it."""
 NEAR_SHARE = 4
 """The best k must stand among one in so many of the candidates."""
 LARGEST_FETCH = 0.1
@@ -151,6 +154,18 @@ class FaissIndex:
         with self._lock:
             return 0 if self._codes is None else self._codes.trained_on
 
+    @property
+    def lists(self) -> int:
+        """Number of lists the codes are cut into; 0: none."""
+        with self._lock:
+            return 0 if self._codes is None else self._codes.lists
+
+    @property
+    def building(self) -> bool:
+        """Whether codes are being built."""
+        with self._lock:
+            return self._build is not None and self._build.going_on
+
     def finish_build(self) -> None:
         """Make the codes that searches want; wait for those that are being made."""
         with self._lock:
@@ -220,7 +235,9 @@ class FaissIndex:
         if rows is None:
             return _Scope(None, store.alive, len(store))
         rows = np.asarray(rows, np.int64)
-        if len(rows) > self._exact_rows and store.count:
+        # Of fewer rows than this the codes would have to name more than are worth fetching.
+        fetched = isqrt(int(FETCH * store.count / LARGEST_FETCH))
+        if len(rows) > max(self._exact_rows, fetched):
             allowed = store.holding(rows)
             return _Scope(None, allowed, int(np.count_nonzero(allowed)))
         if (rows[1:] <= rows[:-1]).any():  # a row given twice must not be found twice
@@ -230,7 +247,7 @@ class FaissIndex:
         return _Scope(positions, None, len(positions))
 
     def _search_one(self, query: FloatVector, k: int, scope: _Scope) -> ScoredRows:
-        if scope.size <= max(k, self._exact_rows):
+        if scope.positions is not None or scope.size <= max(k, self._exact_rows):
             return self._exact(query, k, scope)
         codes = self._current_codes()
         if codes is None:
@@ -239,17 +256,16 @@ class FaissIndex:
         fresh, fresh_scores = self._fresh(query, codes.count, scope.allowed)
         thinness = max(codes.total, len(vectors)) / scope.size
         fetch = int(max(FETCH, 10 * k) * thinness)
-        for times in (1, 4):
-            if times * fetch > LARGEST_FETCH * scope.size:
-                break
-            candidates = _allowed(codes.nearest(query, times * fetch, thinness), scope.allowed)
-            scores = vectors[candidates] @ query
+        while fetch <= LARGEST_FETCH * scope.size:
+            candidates = _allowed(codes.nearest(query, fetch, thinness), scope.allowed)
+            scores = vectors.take(candidates, axis=0) @ query
             end = len(candidates) // NEAR_SHARE
             near = np.concatenate([candidates[:end], fresh])
             found = self._best(query, k, near, np.concatenate([scores[:end], fresh_scores]))
             far_best = scores[end:].max(initial=-np.inf)
             if len(found.rows) == k and far_best < found.scores[-1] - TIE_SLACK:
                 return found
+            fetch *= WIDER
         return self._exact(query, k, scope)
 
     def _fresh(
@@ -280,7 +296,7 @@ class FaissIndex:
         Scores belong to `positions`; None means to all, in order.
         """
         kth = np.partition(scores, -k)[-k] if len(scores) > k else -np.inf
-        close = np.flatnonzero(scores >= kth - TIE_SLACK)
+        (close,) = (scores >= kth - TIE_SLACK).nonzero()
         positions = close if positions is None else positions[close]
         exact = exact_similarities(query, self._store.vectors[positions])
         rows = self._store.rows[positions]

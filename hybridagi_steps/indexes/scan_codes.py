@@ -2,7 +2,7 @@
 
 Each pair of neighbouring dimensions is replaced by the nearest of 16 learned points, so codes are
 an eighth of the vectors, and FAISS scans them 32 at a time. Large bodies are also cut into lists
-around learned centres, of which a search scans the nearest eighth. It knows FAISS and nothing of
+around learned centres, of which a search scans the nearest fifth. It knows FAISS and nothing of
 rows or tombstones.
 
 Every call runs in one OpenMP thread: a forked child whose parent used more hangs in its first
@@ -35,7 +35,7 @@ from hybridagi_steps.protocols import FloatMatrix, FloatVector
 
 PIECE = 16_384
 """Vectors encoded in one go: some 0.1 s, with lists 0.3 s. Nothing waits longer for a build."""
-LISTS_SEARCHED = 1 / 8
+LISTS_SEARCHED = 1 / 5
 """Share of the lists that a search scans."""
 
 _CODEBOOK_SAMPLE = 4_096
@@ -44,6 +44,8 @@ _SAMPLE_PER_LIST = 48
 _CENTRE_ROUNDS = 6
 _MAKER = f"faiss {faiss.__version__} 4-bit pairs".encode()
 
+Vectors = Callable[[], FloatMatrix]
+"""Returns all unit vectors there are, shape (n, d); those returned before must not have changed."""
 Building = Generator[None, None, "ScanCodes"]
 """Builds piece by piece: whoever drives it may stop between two pieces."""
 
@@ -155,12 +157,11 @@ class ScanCodes:
         return places[places >= 0]
 
 
-def build(vectors: Callable[[], FloatMatrix], *, lists: bool) -> Building:
+def build(vectors: Vectors, *, lists: bool) -> Building:
     """Learn from unit vectors and encode them, piece by piece.
 
     Args:
-        vectors: Returns all of them, shape (n, d). Later calls may return more; those before must
-            not have changed.
+        vectors: Where they come from; later calls may return more.
         lists: Whether to cut the codes into lists.
 
     Returns:

@@ -210,4 +210,4 @@ def exact_similarities(query: FloatVector, vectors: FloatMatrix) -> FloatVector:
     a BLAS product differs in the last bits with the position, which would decide ties.
     """
     scores = np.einsum("ij,j->i", vectors, query, dtype=np.float64)
-    return np.clip(scores, -1.0, 1.0).astype(np.float32)
+    return scores.clip(-1.0, 1.0, out=scores).astype(np.float32)

@@ -1,0 +1,122 @@
+"""What a memory's index does with codes that are built in the background: cached once, whole."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hybridagi_steps.indexes import faiss_index, scan_codes
+from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+
+STEPS = 2_400
+NAMES = ["refund", "ticket", "hotel", "train", "invoice", "airline", "weather", "search"]
+
+
+@pytest.fixture(autouse=True)
+def small_tiers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let codes come into play with a few hundred vectors."""
+    with monkeypatch.context() as patch:
+        patch.setattr(faiss_index, "CODES_FROM_BYTES", 100_000)
+        patch.setattr(faiss_index, "LISTS_FROM", 1_000)
+        yield
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Which builds were begun since: with lists, or without."""
+    begun: list[bool] = []
+    real = scan_codes.build
+
+    def build(vectors: scan_codes.Vectors, *, lists: bool) -> scan_codes.Building:
+        begun.append(lists)
+        return real(vectors, lists=lists)
+
+    monkeypatch.setattr(scan_codes, "build", build)
+    return begun
+
+
+def step(number: int) -> AgentStep:
+    return AgentStep(
+        id=f"step-{number}",
+        step_type=AgentStepType.Action,
+        inputs={"purpose": f"{NAMES[number % 8]} {NAMES[number // 8 % 8]} number {number}"},
+        outputs={"result": f"done {number}"},
+    )
+
+
+def filled(path: Path) -> list[str]:
+    """Fill a memory, index it, and return what a search finds."""
+    with StepMemory(path, embedder="hashing") as memory:
+        memory.add([step(number) for number in range(STEPS)])
+        memory.flush()
+        return found(memory)
+
+
+def found(memory: StepMemory) -> list[str]:
+    hits = memory.search("train invoice number 99", k=5, mode="dense")
+    return [str(hit.step.id) for hit in hits]
+
+
+def test_codes_are_built_once_and_found_in_the_cache_by_the_next(
+    tmp_path: Path, builds: list[bool]
+) -> None:
+    expected = filled(tmp_path / "s.db")
+    assert builds == [True]
+    with StepMemory(tmp_path / "s.db") as memory:
+        assert found(memory) == expected
+    assert builds == [True]
+
+
+def test_a_cache_that_is_gone_or_damaged_is_written_anew_with_codes(
+    tmp_path: Path, builds: list[bool]
+) -> None:
+    expected = filled(tmp_path / "s.db")
+    (cache,) = tmp_path.glob("*.index")
+    whole = cache.read_bytes()
+    for content in [None, whole[:-1], whole.replace(b"\x01", b"\x02", 1)]:
+        builds.clear()
+        cache.unlink()
+        if content is not None:
+            cache.write_bytes(content)
+        for wanted in ([True], [True]):  # the first builds them, the second finds them
+            with StepMemory(tmp_path / "s.db") as memory:
+                assert found(memory) == expected
+            assert builds == wanted
+
+
+def test_codes_made_for_a_search_alone_are_worth_a_new_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builds: list[bool]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(faiss_index, "LISTS_FROM", 10 * STEPS)
+        expected = filled(tmp_path / "s.db")
+    assert builds == [False]
+    for _ in range(2):
+        with StepMemory(tmp_path / "s.db") as memory:
+            assert found(memory) == expected
+    assert builds == [False, True]
+
+
+def test_a_memory_without_a_file_abandons_its_build_when_it_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    building = threading.Event()
+
+    def endless(vectors: scan_codes.Vectors, *, lists: bool) -> scan_codes.Building:
+        while True:
+            building.set()
+            yield
+
+    monkeypatch.setattr(scan_codes, "build", endless)
+    with StepMemory(":memory:", embedder="hashing") as memory:
+        memory.add([step(number) for number in range(STEPS)])
+        assert len(found(memory)) == 5
+        assert building.wait(10)
+    for thread in threading.enumerate():
+        if thread.name == "hybridagi-steps-index":
+            thread.join(10)
+            assert not thread.is_alive()
