@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hybridagi_steps import __version__
-from hybridagi_steps.cli import bench, demo, exchange, keeping, reading
+from hybridagi_steps.cli import bench, demo, exchange, keeping, reading, sessions
 
 app = typer.Typer(
     add_completion=False,
@@ -42,6 +42,8 @@ app.command("import")(exchange.import_steps)
 app.command("search")(reading.search)
 app.command("show")(reading.show)
 app.command("runs")(reading.runs)
+app.command("sessions")(sessions.sessions)
+app.command("fork")(sessions.fork)
 app.command("export")(exchange.export_steps)
 app.command("stats")(keeping.stats)
 app.command("verify")(keeping.verify)

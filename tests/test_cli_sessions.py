@@ -1,0 +1,90 @@
+"""`hybridagi-steps sessions` and `fork`: what they print, and what they refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from conformance.making import message, said
+
+import hybridagi_steps as hs
+from hybridagi_steps.cli import main
+
+
+@pytest.fixture
+def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", "120")
+    path = str(tmp_path / "steps.db")
+    calls = [{"id": "c", "type": "function", "function": {"name": "find", "arguments": "{}"}}]
+    with hs.StepMemory(path, embedder="hashing") as memory:
+        repo = memory.repository()
+        asyncio.run(repo.append("chat", said(3)))
+        asyncio.run(repo.append("hostile", message("\x1b[31mred\x1b[0m")))
+        asyncio.run(
+            repo.append("tools", [message("q"), message(None, "assistant", tool_calls=calls)])
+        )
+    return path
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(list(words)) == 0
+    return capsys.readouterr().out
+
+
+def test_listing_and_reading(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = printed(capsys, "sessions", "--db", db)
+    assert [line.split()[0] for line in listed.splitlines()[3:6]] == ["tools", "hostile", "chat"]
+    assert "\x1b" not in listed
+    read = printed(capsys, "sessions", "tools", "--db", db)
+    assert "find({})" in read
+    rows = json.loads(printed(capsys, "sessions", "chat", "--json", "--db", db))
+    assert [(row["sequence"], row["role"], row["content"]) for row in rows] == [
+        (1, "user", "1"),
+        (2, "assistant", "2"),
+        (3, "user", "3"),
+    ]
+
+
+def test_pages(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--offset 2 shows more" in printed(capsys, "sessions", "--limit", "2", "--db", db)
+    last = printed(capsys, "sessions", "--limit", "2", "--offset", "2", "--db", db)
+    assert "chat" in last
+    assert "shows more" not in last
+    assert "--offset 1" in printed(capsys, "sessions", "chat", "--limit", "1", "--db", db)
+    rows = json.loads(printed(capsys, "sessions", "--limit", "1", "--json", "--db", db))
+    assert [row["session_id"] for row in rows] == ["tools"]
+    assert printed(capsys, "sessions", "--offset", "9", "--db", db) == "no sessions.\n"
+    assert printed(capsys, "sessions", "chat", "--offset", "9", "--db", db) == "no messages.\n"
+
+
+def test_a_fork_is_a_session_of_its_own(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    made = printed(capsys, "fork", "chat", "2", "--db", db).strip()
+    rows = json.loads(printed(capsys, "sessions", made, "--json", "--db", db))
+    assert [row["content"] for row in rows] == ["1", "2"]
+    assert "fork of chat at 2" in " ".join(printed(capsys, "sessions", "--db", db).split())
+    answer = json.loads(printed(capsys, "fork", "tools", "2", "--as", "mine", "--json", "--db", db))
+    assert answer == {"new_session_id": "mine", "sequence": 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["sessions", "nobody"], "'nobody'"),
+        (["fork", "nobody", "1"], "'nobody'"),
+        (["fork", "chat", "9"], "1 to 3"),
+        (["fork", "chat", "-1"], "-1"),
+        (["fork", "chat", "x"], "sequence"),
+        (["fork", "chat", "1", "--as", "tools"], "already"),
+        (["sessions", "--limit", "0"], "--limit"),
+    ],
+)
+def test_bad_input_is_one_plain_line(
+    db: str, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    assert main([*words, "--db", db]) == 2
+    said_wrong = capsys.readouterr()
+    assert says in said_wrong.err
+    assert len(said_wrong.err.strip().splitlines()) == 1
+    assert said_wrong.out == ""
