@@ -7,6 +7,8 @@ Stands behind the recorder among the callbacks, so a step is recorded before it 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+# ruff: noqa: ARG002 - the signatures are those of DSPy
+
 from __future__ import annotations
 
 from typing import Any
@@ -21,31 +23,47 @@ from hybridagi_steps.running.run import ActiveRun
 from hybridagi_steps.running.turn import ToolTurn
 
 
-class RunCallback(BaseCallback):
-    """Follows one run."""
+class SpendingCallback(BaseCallback):
+    """Counts what a run's models cost."""
 
     def __init__(self, run: ActiveRun) -> None:
         self._run = run
         self._models: dict[str, Any] = {}
-        self._used_ids: set[str] = set()
-        self._said: dict[str | None, str] = {}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> RunCallback:
+    def __deepcopy__(self, memo: dict[int, Any]) -> SpendingCallback:
         return self
 
     def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
-        """Stop here when the run was stopped or has spent what it may; else count and tell."""
-        self._run.check_limits()
+        """Count the call."""
         self._run.meter.ask()
         self._models[call_id] = instance
-        self._run.tell_now("on_model_start", _messages(inputs))
-        self._run.check()
 
     def on_lm_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
         """Add what it cost."""
         model = self._models.pop(call_id, None)
         if model is not None and exception is None:
             self._run.meter.answered(model, outputs)
+
+
+class RunCallback(SpendingCallback):
+    """Follows one run."""
+
+    def __init__(self, run: ActiveRun) -> None:
+        super().__init__(run)
+        self._used_ids: set[str] = set()
+        self._said: dict[str | None, str] = {}
+
+    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        """Stop here when the run was stopped or has spent what it may; else count and tell."""
+        self._run.check_limits()
+        super().on_lm_start(call_id, instance, inputs)
+        self._run.tell_now("on_model_start", _messages(inputs))
+        self._run.check()
+
+    def on_lm_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
+        """Note what it said and tell."""
+        super().on_lm_end(call_id, outputs, exception)
+        if exception is None:
             self._said[ACTIVE_CALL_ID.get()] = shapes.said(outputs)
         self._run.tell_now("on_model_end", outputs)
 

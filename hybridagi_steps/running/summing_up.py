@@ -11,7 +11,7 @@ turns a run that failed into one that completed.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import dspy
 
@@ -20,11 +20,13 @@ from hybridagi_steps.programs.dspy_settings import overriding
 from hybridagi_steps.running import programs_called as called
 from hybridagi_steps.running.answering import Agent, said
 from hybridagi_steps.running.run import ActiveRun
+from hybridagi_steps.running.run_callback import SpendingCallback
+from hybridagi_steps.running.session_prompt import Messages, with_session
 
 _SECONDS = 60.0
-_ASK = (
-    "The work above was stopped before it was finished ({reason}). In a few sentences, say what "
-    "was found so far and what is still open. Call no tools."
+_INSTRUCTIONS = (
+    "The work above was stopped before it was finished. In a few sentences, say what was found so "
+    "far and what is still open. Call no tools."
 )
 
 
@@ -36,29 +38,24 @@ async def summary(run: ActiveRun, agent: Agent, reason: str) -> str | None:
     earlier = ContextBuilder(budget=run.config.context_budget or 2**31, recent=None, k=0)
     try:
         messages = earlier.build(steps=steps).messages
-        asked = [*messages, {"role": "user", "content": _ASK.format(reason=reason)}]
         async with asyncio.timeout(_SECONDS):
-            return await _asked(run, agent, asked)
+            return await _asked(run, agent, messages, reason)
     except Exception as error:  # the run has failed anyway; its end must not depend on this
         run.error("summary", error)
         return None
 
 
-async def _asked(run: ActiveRun, agent: Agent, messages: list[dict[str, Any]]) -> str | None:
+async def _asked(run: ActiveRun, agent: Agent, messages: Messages, reason: str) -> str | None:
     if not called.is_module(agent.program):
-        reply = called.reply_of(await said(run, agent.program, messages), None)
-        return reply.content if reply is not None else None
-    model = agent.program.get_lm() if _own_model(agent.program) else dspy.settings.lm
-    if model is None:
-        return None
-    with overriding(callbacks=[], send_stream=None):
         run.meter.ask()
-        outputs = await model.acall(messages=messages)
-    run.meter.answered(model, outputs)
-    first = outputs[0] if outputs else None
-    text = first.get("text") if isinstance(first, dict) else first
-    return str(text) if text else None
-
-
-def _own_model(program: Any) -> bool:
-    return any(predict.lm is not None for predict in program.predictors())
+        asked = [*messages, {"role": "user", "content": f"{_INSTRUCTIONS}\n\n{reason}"}]
+        reply = called.reply_of(await said(run, agent.program, asked), None)
+        return reply.content if reply is not None else None
+    models = [predict.lm for predict in agent.program.predictors() if predict.lm is not None]
+    adapter = with_session(dspy.settings.get("adapter"), messages, [])
+    counting = SpendingCallback(run)
+    with overriding(adapter=adapter, callbacks=[counting], send_stream=None, stream_listeners=[]):
+        signature = cast("Any", dspy.Signature("stopped_because -> summary", _INSTRUCTIONS))
+        predict = dspy.Predict(signature)
+        answer = await predict.acall(stopped_because=reason, lm=models[-1] if models else None)
+    return str(answer.summary) if answer.summary else None
