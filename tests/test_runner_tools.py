@@ -1,0 +1,278 @@
+"""Tools of a run: consent, time, order, and what others may know of them."""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import dspy
+import pytest
+from runner_cases import (
+    SEARCHES,
+    SyncAgent,
+    check_stream,
+    kinds,
+    messages,
+    run,
+    said,
+    search,
+    thought,
+)
+
+from hybridagi_steps import StepEventType, StepMemory
+from hybridagi_steps.running.config import StepRunnerConfig, ToolRequest
+from hybridagi_steps.running.runner import StepRunner
+from hybridagi_steps.testing import ScriptedLM
+
+QA = "question -> answer"
+PROGRAMS = [dspy.ReAct(QA, tools=[search]), SyncAgent()]
+DENIED = "Error: the user did not allow this call."
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("later", [False, True])
+def test_a_denied_tool_does_not_run_and_the_program_is_told(
+    memory: StepMemory, program: Any, later: bool
+) -> None:
+    asked: list[ToolRequest] = []
+
+    def at_once(request: ToolRequest) -> bool:
+        asked.append(request)
+        return False
+
+    async def after_a_while(request: ToolRequest) -> str:
+        await asyncio.sleep(0.01)
+        asked.append(request)
+        return "deny"
+
+    config = StepRunnerConfig(consent=after_a_while if later else at_once)
+    events = run(StepRunner(program, memory, config=config), "chat", "?", ScriptedLM(SEARCHES))
+    check_stream(memory, events)
+    assert [(request.tool, request.arguments) for request in asked] == [("search", {"query": "x"})]
+    assert "tool_auth_required" in kinds(events)
+    assert "tool_auth_denied" in kinds(events)
+    assert kinds(events)[-1] == "run_completed"
+    result = messages(memory, "chat")[2]
+    assert (result.content, (result.metadata or {})["denied"]) == (DENIED, True)
+    assert memory.get([str(result.agent_step_id)]).steps[0].outputs == {"result": DENIED}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("allowed", [True, False])
+def test_consent_is_given_from_elsewhere(memory: StepMemory, program: Any, allowed: bool) -> None:
+    runner = StepRunner(program, memory, config=StepRunnerConfig(consent=lambda _: None))
+
+    async def answered() -> list[Any]:
+        events: list[Any] = []
+        with dspy.context(lm=ScriptedLM(SEARCHES)):
+            async for event in runner.run_stream("chat", "?"):
+                events.append(event)
+                if event.type is StepEventType.TOOL_AUTH_REQUIRED:
+                    call_id = (event.data or {})["call_id"]
+                    assert not await runner.answer_consent(event.run_id, "another", allowed)
+                    assert await runner.answer_consent(event.run_id, call_id, allowed)
+        return events
+
+    events = asyncio.run(answered())
+    assert messages(memory, "chat")[2].content == ("result for x" if allowed else DENIED)
+    assert ("tool_auth_denied" in kinds(events)) is not allowed
+
+
+def test_silence_and_errors_are_no_consent(memory: StepMemory) -> None:
+    def broken(request: ToolRequest) -> bool:
+        raise ValueError("no idea")
+
+    config = StepRunnerConfig(consent=lambda _: None, consent_timeout_seconds=0.05)
+    events = run(StepRunner(PROGRAMS[0], memory, config=config), "a", "?", ScriptedLM(SEARCHES))
+    denied = [e.data or {} for e in events if e.type is StepEventType.TOOL_AUTH_DENIED]
+    assert denied[0]["why"] == "no answer in time"
+    config = StepRunnerConfig(consent=broken)
+    events = run(StepRunner(PROGRAMS[0], memory, config=config), "b", "?", ScriptedLM(SEARCHES))
+    assert {"error", "tool_auth_denied"} <= set(kinds(events))
+    assert messages(memory, "a")[2].content == messages(memory, "b")[2].content == DENIED
+
+
+@pytest.mark.parametrize("sync_program", [True, False])
+@pytest.mark.parametrize("sync_tool", [True, False])
+def test_a_tool_that_takes_too_long_is_given_up(
+    memory: StepMemory, sync_program: bool, sync_tool: bool
+) -> None:
+    released = threading.Event()
+
+    def search(query: str) -> str:
+        """Search slowly."""
+        released.wait(20)
+        return "late"
+
+    async def asearch(query: str) -> str:
+        """Search slowly."""
+        await asyncio.sleep(20)
+        return "late"
+
+    if sync_program and not sync_tool:
+        pytest.skip("DSPy runs no async tools in sync programs")
+    tool = dspy.Tool(search if sync_tool else asearch, name="search")
+    program = SyncAgent([tool]) if sync_program else dspy.ReAct(QA, tools=[tool])
+    config = StepRunnerConfig(tool_timeout_seconds=0.1)
+    began = time.perf_counter()
+    events = run(StepRunner(program, memory, config=config), "chat", "?", ScriptedLM(SEARCHES))
+    assert time.perf_counter() - began < 5
+    released.set()
+    check_stream(memory, events)
+    result = messages(memory, "chat")[2]
+    assert "search took longer than 0.1 s" in str(result.content)
+    assert (result.metadata or {})["is_error"] is True
+    assert memory.get([str(result.agent_step_id)]).steps[0].status == "error"
+    assert kinds(events)[-1] == "run_completed"
+
+
+def test_a_failing_tool_is_an_error_and_no_end(memory: StepMemory) -> None:
+    def search(query: str) -> str:
+        """Search the corpus."""
+        raise LookupError("no corpus")
+
+    events = run(
+        StepRunner(dspy.ReAct(QA, tools=[search]), memory), "chat", "?", ScriptedLM(SEARCHES)
+    )
+    check_stream(memory, events)
+    errors = [event.data or {} for event in events if event.type is StepEventType.ERROR]
+    assert [(e["where"], e["tool"], e["message"]) for e in errors] == [
+        ("tool", "search", "no corpus")
+    ]
+    assert messages(memory, "chat")[2].content == "Error: LookupError: no corpus"
+    assert said(memory, "chat")[-1] == ("assistant", "Paris")
+
+
+def calls(*wanted: tuple[str, str]) -> dict[str, Any]:
+    """An assistant's message that asks for tools."""
+    made = [
+        {
+            "id": f"call_{n}",
+            "type": "function",
+            "function": {"name": name, "arguments": f'{{"query": "{query}"}}'},
+        }
+        for n, (name, query) in enumerate(wanted)
+    ]
+    return {"role": "assistant", "content": "I look", "tool_calls": made}
+
+
+def test_results_of_parallel_tools_stand_in_the_order_of_the_calls(memory: StepMemory) -> None:
+    order: list[str] = []
+
+    async def search(query: str) -> str:
+        """Search: the longer the query, the faster."""
+        await asyncio.sleep(0.1 / len(query))
+        order.append(query)
+        return f"result for {query}"
+
+    def program(given: list[dict[str, Any]]) -> Any:
+        if given[-1]["role"] == "user":
+            return calls(("search", "a"), ("search", "bb"), ("unknown", "x"), ("search", "cccc"))
+        return "done"
+
+    events = run(StepRunner(program, memory, tools=[search]), "chat", "?")
+    check_stream(memory, events)
+    assert order == ["cccc", "bb", "a"]
+    assert said(memory, "chat") == [
+        ("user", "?"),
+        ("assistant", "I look"),
+        ("tool", "result for a"),
+        ("tool", "result for bb"),
+        ("tool", "Error: no tool is named unknown; there are search."),
+        ("tool", "result for cccc"),
+        ("assistant", "done"),
+    ]
+
+
+def test_tools_that_a_program_runs_side_by_side_by_itself_leave_whole_rounds(
+    memory: StepMemory,
+) -> None:
+    class Both(dspy.Module):
+        async def aforward(self, question: str) -> Any:
+            tool = dspy.Tool(slow)
+            results = await asyncio.gather(tool.acall(query="a"), tool.acall(query="b"))
+            return dspy.Prediction(answer=" and ".join(results))
+
+    async def slow(query: str) -> str:
+        """Search slowly."""
+        await asyncio.sleep(0.05 if query == "a" else 0.01)
+        return f"result for {query}"
+
+    events = run(StepRunner(Both(), memory), "chat", "?")
+    check_stream(memory, events)
+    assert [role for role, _ in said(memory, "chat")] == [
+        "user",
+        *["assistant", "tool"] * 2,
+        "assistant",
+    ]
+    stored = messages(memory, "chat")
+    for asks, result in (stored[1:3], stored[3:5]):
+        assert (asks.tool_calls or [{}])[0]["id"] == result.tool_call_id
+    assert stored[-1].content == "result for a and result for b"
+
+
+def test_a_call_is_stored_before_its_tool_runs(memory: StepMemory) -> None:
+    seen: list[list[str]] = []
+
+    def search(query: str) -> str:
+        """Look at what is stored."""
+        seen.append([step.role.value for step in memory.repository().store.messages("chat")])
+        return "ok"
+
+    program = dspy.ReAct(QA, tools=[search])
+    replies = [thought("one", "search", query="1"), thought("two", "search", query="2")]
+    run(StepRunner(program, memory), "chat", "?", ScriptedLM([*replies, *SEARCHES[1:]]))
+    assert seen == [["user", "assistant"], ["user", "assistant", "tool", "assistant"]]
+
+
+def test_tools_inside_a_tool_leave_steps_and_no_messages(memory: StepMemory) -> None:
+    inner = dspy.Tool(search)
+
+    def outer(query: str) -> str:
+        """Ask another tool."""
+        return inner(query=query).upper()
+
+    program = dspy.ReAct(QA, tools=[dspy.Tool(outer, name="search")])
+    events = run(StepRunner(program, memory), "chat", "?", ScriptedLM(SEARCHES))
+    check_stream(memory, events)
+    assert said(memory, "chat")[2] == ("tool", "RESULT FOR X")
+    tools = [step.tool for step in memory.run(events[0].run_id).steps if step.tool]
+    assert tools == ["search", "search"]
+
+
+def test_a_storage_that_fails_stops_the_run_before_the_tool(memory: StepMemory) -> None:
+    ran: list[str] = []
+
+    def search(query: str) -> str:
+        """Note that it ran."""
+        ran.append(query)
+        return "ok"
+
+    async def program(given: list[dict[str, Any]]) -> Any:
+        await memory.repository().append("chat", [{"role": "user", "content": "intruder"}])
+        return calls(("search", "a"))
+
+    events = run(StepRunner(program, memory, tools=[search]), "chat", "?")
+    assert ran == []
+    assert (events[-1].type.value, (events[-1].data or {})["termination_reason"]) == (
+        "run_failed",
+        "storage",
+    )
+    assert said(memory, "chat") == [("user", "?"), ("user", "intruder")]
+
+
+def test_values_of_tools_are_texts_or_json(memory: StepMemory) -> None:
+    def search(query: str) -> Any:
+        """Return structure."""
+        return {"hits": [1, 2], "of": query}
+
+    program = dspy.ReAct(QA, tools=[search])
+    run(StepRunner(program, memory), "chat", "?", ScriptedLM(SEARCHES))
+    assert messages(memory, "chat")[2].content == '{"hits":[1,2],"of":"x"}'
