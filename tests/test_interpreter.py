@@ -183,6 +183,39 @@ class TestARun:
         both_runs = [*first.program_trace.steps, *second.program_trace.steps]
         assert list(memory.iter_steps()) == both_runs
 
+    def test_is_told_in_few_words_by_a_program_around_it(self, memory: hs.StepMemory) -> None:
+        class Desk(dspy.Module):
+            """A desk with an agent."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.agent = GraphInterpreter(chain(say("hi", var_out="said")), [Speak()])
+
+            def forward(self, question: str) -> Any:
+                return self.agent(query=question)
+
+        with hs.record(memory) as run:
+            Desk()(question="q")
+        desk, main, _, _, end = run.steps.steps
+        assert (desk.program, main.program, main.program_id) == ("Desk", "main", str(desk.id))
+        assert end.outputs == {"final_answer": "hi", "finish_reason": "finished"}
+
+    def test_is_a_run_of_a_session_too(self, memory: hs.StepMemory) -> None:
+        from hybridagi_steps.running.runner import StepRunner
+
+        agent = GraphInterpreter(ask_back(), [Speak(), AskUser(lambda _: "Paris")], memory)
+
+        async def events() -> list[Any]:
+            runner = StepRunner(agent, memory)
+            return [event async for event in runner.run_stream("desk", "weather?")]
+
+        with dspy.context(lm=scripted_lm(ASK_BACK_REPLIES)):
+            snapshots = [event.snapshot for event in asyncio.run(events()) if event.snapshot]
+        assert snapshots[-1].content == "It rains in Paris."
+        steps = list(memory.iter_steps())
+        assert [step.step_type.value for step in steps][-1] == "ProgramEnd"
+        assert {step.session_id for step in steps} == {"desk"}
+
     def test_counts_tokens_with_the_node_that_used_them(self, memory: hs.StepMemory) -> None:
         program = chain(Action("think", "ChainOfThought", "Think", "Think hard"))
         agent = GraphInterpreter(program, tools=[ChainOfThought()], memory=memory)

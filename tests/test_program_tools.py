@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from enum import Enum
 from typing import Any
@@ -400,6 +401,21 @@ class TestFunctionTool:
         told = str(model.requests[0].system)
         assert "Book an order." in told
         assert '"count"' in told
+
+    def test_takes_whatever_can_be_called(self) -> None:
+        class Doubler:
+            def __call__(self, number: int) -> int:
+                return 2 * number
+
+            def method(self, number: int) -> int:
+                return 2 * number
+
+        def times(factor: int, number: int) -> int:
+            return factor * number
+
+        for function in (Doubler(), Doubler().method, functools.partial(times, 2)):
+            prompt = "21" if not isinstance(function, functools.partial) else '{"number": "21"}'
+            assert self.run(function, prompt).session.variables["got"] == 42
 
     def test_does_not_take_functions_whose_arguments_have_no_names(self) -> None:
         with pytest.raises(errors.InvalidSettingError, match="by place"):

@@ -59,8 +59,8 @@ class GraphInterpreter(dspy.Module):
         InvalidMemoryError: Steps cannot be recorded into `memory`.
     """
 
-    adds_no_step = True
-    """For recorders: the program it runs tells everything."""
+    records_itself = True
+    """For recorders: the programs it runs leave the steps, the module none."""
 
     def __init__(
         self,

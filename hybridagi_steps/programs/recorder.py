@@ -344,7 +344,9 @@ def active_run_ids(memory: Any) -> list[str]:
 
 
 def _adds_no_step(kind: type[Any]) -> bool:
-    return kind is dspy.ChainOfThought or getattr(kind, "adds_no_step", False)
+    """Whether a module is a mere wrapper, or an interpreter that tells of its own programs."""
+    silent = getattr(kind, "adds_no_step", False) or getattr(kind, "records_itself", False)
+    return kind is dspy.ChainOfThought or silent
 
 
 def _strand() -> Strand:

@@ -89,3 +89,11 @@ class AgentOutput(PredictionModel):
     """What the run knew at its end."""
     error: RunError | None = None
     """Why it did not finish, None when it did."""
+
+    def told_fields(self) -> dict[str, Any]:
+        """Return what steps and messages tell of it: its steps and its session tell the rest."""
+        told: dict[str, Any] = {
+            "final_answer": self.final_answer,
+            "finish_reason": self.finish_reason,
+        }
+        return told if self.error is None else {**told, "error": self.error.model_dump()}

@@ -126,6 +126,8 @@ def output_fields(outputs: Any) -> dict[str, Any]:
         outputs = outputs[0]
     if outputs is None:
         return {}
+    if callable(told := getattr(type(outputs), "told_fields", None)):
+        return told(outputs)
     if isinstance(outputs, dspy.Example) and not isinstance(outputs, BaseModel):
         return {key: outputs[key] for key in outputs.keys()}  # noqa: SIM118 - an Example is no dict
     return dict(outputs) if isinstance(outputs, dict) else {"result": outputs}  # pyright: ignore[reportUnknownVariableType]

@@ -10,6 +10,7 @@ Arguments are checked against the function's own signature before it runs, so th
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -211,7 +212,8 @@ def _as_tool(given: Any) -> GraphTool:
 
 def _arguments_model(function: Callable[..., Any], name: str) -> type[BaseModel]:
     """Return a model of a function's arguments; field names are safe, aliases are the real ones."""
-    target = function if inspect.isroutine(function) else type(function).__call__
+    target = function.func if isinstance(function, functools.partial) else function
+    target = target if inspect.isroutine(target) else type(target).__call__
     try:
         hints = get_type_hints(target, include_extras=True)
         parameters = inspect.signature(function).parameters.values()
