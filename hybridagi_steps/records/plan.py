@@ -9,9 +9,10 @@ want to look at and mend: `check` is what a plan must pass before anything is sp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
+from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -23,6 +24,7 @@ STEP_ID = re.compile(r"\w[\w.\-]{0,99}")
 """What a step may be called, so that a list of ids needs no quotes."""
 
 MOST_CIRCLES_NAMED = 10
+MOST_NAMES_LISTED = 20
 
 _BRACKETS = {"[]", "()", "{}", "<>"}
 _MARKS = "*`\"'"
@@ -178,11 +180,22 @@ class Plan(BaseModel):
         """Return all that keeps the plan from being run, one line each."""
         if not self.steps:
             return ["the plan has no steps"]
-        return [
-            *self._duplicate_ids(),
-            *(problem for step in self.steps for problem in self._problems_of(step)),
-            *self._cycles(),
+        ids = self._ids()
+        makers: dict[str, list[str]] = {}
+        for step in self.steps:
+            for artifact in step.artifacts:
+                makers.setdefault(artifact, []).append(step.id)
+        of_steps = [
+            f"step {step.id!r}: {problem}"
+            for step in self.steps
+            for problem in (
+                *_dependency_problems(step, ids),
+                *self._need_problems(step, makers),
+                *filter(None, map(file_problem, step.files)),
+                *_artifact_problems(step),
+            )
         ]
+        return [*self._duplicate_ids(), *of_steps, *self._cycles()]
 
     def step(self, step_id: str) -> PlanStep:
         """Return the step with this id.
@@ -236,8 +249,12 @@ class Plan(BaseModel):
 
         return plan_html(self)
 
-    def _ids(self) -> list[str]:
-        return list(dict.fromkeys(step.id for step in self.steps))
+    def _ids(self) -> dict[str, int]:
+        """Return every id and where it stands first."""
+        ids: dict[str, int] = {}
+        for place, step in enumerate(self.steps):
+            ids.setdefault(step.id, place)
+        return ids
 
     def _duplicate_ids(self) -> list[str]:
         seen: dict[str, int] = {}
@@ -245,34 +262,23 @@ class Plan(BaseModel):
             seen[step.id] = seen.get(step.id, 0) + 1
         return [f"{count} steps have the id {name!r}" for name, count in seen.items() if count > 1]
 
-    def _problems_of(self, step: PlanStep) -> list[str]:
-        return [
-            f"step {step.id!r}: {problem}"
-            for problem in (
-                *_dependency_problems(step, self._ids()),
-                *_artifact_problems(step),
-                *self._need_problems(step),
-                *filter(None, map(file_problem, step.files)),
-            )
-        ]
-
-    def _need_problems(self, step: PlanStep) -> list[str]:
+    def _need_problems(self, step: PlanStep, makers: dict[str, list[str]]) -> list[str]:
         if not step.needs:
             return []
         before = self.upstream(step.id) - {step.id}
         problems: list[str] = []
         for need in step.needs:
-            makers = [other.id for other in self.steps if need in other.artifacts]
-            if not makers:
+            if need not in makers:
                 problems.append(f"needs the artifact {need!r}, which no step makes")
-            elif not before.intersection(makers):
+            elif before.isdisjoint(makers[need]):
+                maker = makers[need][0]
                 problems.append(
-                    f"needs the artifact {need!r} of step {makers[0]!r} without depending on it"
+                    f"needs the artifact {need!r} of step {maker!r} without depending on it"
                 )
         return problems
 
     def _cycles(self) -> list[str]:
-        known = set(self._ids())
+        known = self._ids()
         waiting = {
             step.id: [name for name in step.dependencies if name in known and name != step.id]
             for step in self.steps
@@ -293,7 +299,7 @@ class Plan(BaseModel):
     def _written(self, circle: list[str]) -> str:
         """Write a circle so that it starts where the plan enters it first."""
         ids, around = self._ids(), circle[:-1]
-        start = min(range(len(around)), key=lambda place: ids.index(around[place]))
+        start = min(range(len(around)), key=lambda place: ids[around[place]])
         return " → ".join([*around[start:], *around[:start], around[start]])
 
 
@@ -309,8 +315,7 @@ def file_problem(path: str) -> str | None:
     return None
 
 
-def _dependency_problems(step: PlanStep, ids: Iterable[str]) -> list[str]:
-    known = list(ids)
+def _dependency_problems(step: PlanStep, known: Mapping[str, int]) -> list[str]:
     problems: list[str] = []
     for name in dict.fromkeys(step.dependencies):
         if name == step.id:
@@ -341,6 +346,6 @@ def _reached(start: str, edges: dict[str, list[str]]) -> set[str]:
     return reached
 
 
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:20])
-    return f"known are {shown}" + (" …" if len(names) > 20 else "")
+def _listed(names: Collection[str]) -> str:
+    shown = ", ".join(islice(names, MOST_NAMES_LISTED))
+    return f"known are {shown}" + (" …" if len(names) > MOST_NAMES_LISTED else "")

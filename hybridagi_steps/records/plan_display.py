@@ -38,12 +38,12 @@ def _hidden(count: int) -> str:
 
 
 def _graph(plan: Plan) -> str:
-    if not plan.steps or len(plan.steps) > MOST_STEPS_DRAWN:
+    if not plan.steps:
         return ""
     from hybridagi_steps.display.graph_drawing import graph_svg
 
     nodes, edges = graph_parts(plan)
-    return graph_svg(nodes, edges)
+    return graph_svg(nodes, edges, limit=MOST_STEPS_DRAWN)
 
 
 def graph_parts(plan: Plan) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
