@@ -3,6 +3,7 @@
 # DSPy ships no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportArgumentType=false
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 # DSPy ships no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportUnknownLambdaType=false
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import asyncio
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.running.config import Answer, Consent, ToolRequest
@@ -94,7 +94,7 @@ class Consents:
     async def _decided(self, consent: Consent, request: ToolRequest) -> Answer:
         try:
             answer = consent(request)
-            return await answer if inspect.isawaitable(answer) else cast("Answer", answer)
+            return await answer if inspect.isawaitable(answer) else answer
         except TimeoutError:
             raise
         except Exception as error:

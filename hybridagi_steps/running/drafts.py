@@ -183,7 +183,8 @@ def add_call_pieces(calls: list[dict[str, Any]], pieces: list[dict[str, Any]]) -
         index = int(piece.get("index", len(calls)))
         while len(calls) <= index:
             calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
-        call, function = calls[index], piece.get("function") or {}
+        call = calls[index]
+        function: dict[str, Any] = piece.get("function") or {}
         call["id"] = piece.get("id") or call["id"]
         call["function"]["name"] += function.get("name") or ""
         call["function"]["arguments"] += function.get("arguments") or ""
@@ -195,8 +196,8 @@ def same_calls(shown: list[dict[str, Any]], made: list[dict[str, Any]] | None) -
 
 
 def _meaning(call: dict[str, Any]) -> tuple[Any, Any, Any]:
-    function = call.get("function") or {}
-    arguments = function.get("arguments")
+    function: dict[str, Any] = call.get("function") or {}
+    arguments: Any = function.get("arguments")
     try:
         arguments = orjson.loads(arguments or "{}")
     except orjson.JSONDecodeError:

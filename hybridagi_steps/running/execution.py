@@ -199,7 +199,7 @@ def _partial_step(run: ActiveRun, text: str) -> str:
         if step.step_type is AgentStepType.Action and unfinished and step.tool is None:
             step.status, step.outputs = "partial", {**(step.outputs or {}), "text": text}
             return str(step.id)
-    inputs = {"purpose": "answer", "arguments": {}}
+    inputs: dict[str, Any] = {"purpose": "answer", "arguments": {}}
     return str(run.add_step(AgentStepType.Action, inputs, {"text": text}, "partial").id)
 
 

@@ -11,7 +11,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.running.config import ToolRequest
@@ -131,7 +131,7 @@ class HookCaller:
         except Exception as error:
             self._note(point, error)
             return None
-        return cast("Awaitable[Any]", result) if inspect.isawaitable(result) else None
+        return result if inspect.isawaitable(result) else None
 
     def _finish(self, point: str, waiting: Awaitable[Any] | None) -> Coroutine[Any, Any, None]:
         async def finish() -> None:

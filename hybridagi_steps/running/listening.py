@@ -9,6 +9,7 @@ that arrive beside the text.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUntypedBaseClass=false, reportUnknownParameterType=false
+# pyright: reportIncompatibleMethodOverride=false, reportFunctionMemberAccess=false
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from hybridagi_steps.programs.usage import Usage
 from hybridagi_steps.records.message import StepMetrics
 from hybridagi_steps.records.run import RunMetrics
 from hybridagi_steps.running.config import StepRunnerConfig
-from hybridagi_steps.running.stopping import Stop
+from hybridagi_steps.running.stopping import Reason, Stop
 
 
 class Meter:
@@ -46,7 +46,7 @@ class Meter:
     def over_limit(self) -> Stop | None:
         """Return why another LM call would be too much."""
         config, spent = self._config, self.run_metrics()
-        checks = (
+        checks: tuple[tuple[Reason, float | None, float | None, str], ...] = (
             ("max_steps", self._asked, config.max_steps, "LM calls"),
             ("max_tokens", spent.total_tokens, config.max_tokens, "tokens"),
             ("max_cost", spent.cost, config.max_cost, "US dollars"),

@@ -101,7 +101,7 @@ class RunCallback(SpendingCallback):
         """Return a call with the provider's id, unless that is none or used before."""
         turn = ToolTurn(str(call.name), dict(call.args or {}))
         given = getattr(call, "id", None)
-        if is_call_id(given) and given not in self._used_ids:
+        if isinstance(given, str) and is_call_id(given) and given not in self._used_ids:
             turn.call_id = given
             self._used_ids.add(given)
         return turn

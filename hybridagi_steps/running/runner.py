@@ -5,6 +5,10 @@ flight stands in a register that every runner of the same memory shares, so that
 run at a time, whoever began it.
 """
 
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import asyncio

@@ -9,7 +9,7 @@ request: the model goes on from there.
 # DSPy ships no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUntypedBaseClass=false
+# pyright: reportUntypedBaseClass=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

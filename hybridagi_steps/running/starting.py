@@ -58,7 +58,7 @@ def open_calls(turn: Sequence[Step]) -> list[ToolTurn]:
     asking = next((step for step in reversed(turn) if step.has_tool_calls()), None)
     if asking is None:
         return []
-    ids = (asking.metadata or {}).get("agent_step_ids") or []
+    ids: list[Any] = (asking.metadata or {}).get("agent_step_ids") or []
     calls = [tool_turn(call) for call in asking.tool_calls or []]
     for call, step_id in zip(calls, ids, strict=False):
         call.step_id = UUID(str(step_id))

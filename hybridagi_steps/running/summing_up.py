@@ -7,6 +7,7 @@ turns a run that failed into one that completed.
 # DSPy ships no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportCallIssue=false
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ a copy that shares its name, and so its place in the recorder's steps.
 # DSPy ships no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportFunctionMemberAccess=false
 
 from __future__ import annotations
 
