@@ -34,9 +34,10 @@ from hybridagi_steps.indexes.vector_store import Positions
 from hybridagi_steps.protocols import FloatMatrix, FloatVector
 
 PIECE = 16_384
-"""Vectors encoded in one go: some 0.1 s, with lists 0.3 s. Nothing waits longer for a build."""
+"""Vectors encoded in one go: some 0.1 s, with lists 0.3 s. A fork waits for one piece."""
 LISTS_SEARCHED = 1 / 5
-"""Share of the lists that a search scans."""
+"""Share of the lists that a search scans. Recall@10 at 500,000 made-up steps: .9945; 1/8: .985,
+1/16: .967, in three and two quarters of the time. At 1,000,000: .991."""
 
 _CODEBOOK_SAMPLE = 4_096
 _CODEBOOK_ROUNDS = 4
