@@ -16,6 +16,7 @@ from provider_double import check_anthropic, check_openai
 
 from hybridagi_steps.context import ContextBuilder
 from hybridagi_steps.errors import MessageError
+from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages import from_messages, to_provider
 from hybridagi_steps.programs.adapters import (
     NativeChatAdapter,
@@ -23,6 +24,7 @@ from hybridagi_steps.programs.adapters import (
     StepContext,
     StepMessages,
 )
+from hybridagi_steps.programs.recording import record
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.testing import ToolCall, scripted_lm
 
@@ -171,6 +173,13 @@ def test_native_function_calls_work_beside_them() -> None:
         )
     assert picked.calls.tool_calls[0].args == {"at": "door"}
     assert [message.role for message in lm.requests[0].messages][2] == "tool"
+
+
+def test_recording_a_program_does_not_store_the_messages_again(memory: StepMemory) -> None:
+    with dspy.context(lm=scripted_lm(), adapter=NativeChatAdapter()), record(memory):
+        dspy.Predict(Reply)(past=StepMessages.of(PAST), question="?")
+    (step,) = memory.iter_steps()
+    assert step.arguments == {"past": "<history of 4 messages>", "question": "?"}
 
 
 def test_any_other_adapter_writes_them_as_text_that_cannot_act() -> None:

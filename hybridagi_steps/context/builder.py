@@ -15,9 +15,16 @@ from typing import Any, Literal, overload
 
 from hybridagi_steps.arguments import Where
 from hybridagi_steps.context.compaction import compact, expand, replaced, summarised
-from hybridagi_steps.context.excerpts import extractive_summary
+from hybridagi_steps.context.excerpts import extractive_summary, identifiers
 from hybridagi_steps.context.layout import Layout, Quoted, least_tokens, planned
-from hybridagi_steps.context.recall import block_text, dependencies, fitted, found, query_of
+from hybridagi_steps.context.recall import (
+    block_text,
+    dependencies,
+    fitted,
+    found,
+    query_of,
+    unit_text,
+)
 from hybridagi_steps.context.receipt import Receipt, ReceiptEntry
 from hybridagi_steps.context.sources import SessionReader, Source, own_history, source_of
 from hybridagi_steps.errors import ContextBudgetError, InvalidSettingError
@@ -247,7 +254,8 @@ class ContextBuilder:
         steps = found(query, self.k, layout.hidden, self.memory, where, shown, receipt.notes)
         known = {step.id for step in steps}
         steps += islice(dependencies(layout.tail[-2:], layout.hidden, known), self.k)
-        kept = fitted(steps, room - MESSAGE_TOKENS, query, self._count.text)
+        seen = {name for unit in layout.shown for name in identifiers(unit_text(unit))}
+        kept = fitted(steps, room - MESSAGE_TOKENS, query, seen, self._count.text)
         while kept:
             cost = self._count.message({"content": block_text(kept)})
             if cost <= room:

@@ -8,7 +8,7 @@ later actions need exactly these; what is chosen stays in its order.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 
 from hybridagi_steps.records.step_text import tokens
@@ -19,6 +19,9 @@ GAP = " […] "
 _FRAGMENT_CHARACTERS = 160
 _SUMMARY_CHARACTERS = 2_000
 _WORDS_OF = 4_000
+_SHORT_CHARACTERS = 200
+_WANTED_WORDS = 2
+"""Words of the query that a fragment must share to be kept without a new id."""
 
 _IDENTIFIER = re.compile(r"(?=[\w@./:#-]*[\d_@])[A-Za-z0-9#][\w@./:#-]*[A-Za-z0-9]")
 _BREAKS = re.compile(r"(?<=[.!?])\s+|\n+|(?<=[,;}\]])\s+")
@@ -34,6 +37,30 @@ def words(text: str) -> tuple[str, ...]:
     """Return the words by which a text is found: stems, and ids as they stand."""
     begin = text[:_WORDS_OF]
     return (*tokens(begin), *(found.lower() for found in identifiers(begin)))
+
+
+def condensed(text: str, wanted: Collection[str], known: set[str]) -> str:
+    """Return a text without the fragments that bring nothing: no wanted word, no new id or number.
+
+    A short text comes back as it is.
+
+    Args:
+        text: Any text.
+        wanted: Words, as `words` gives them, that make a fragment matter.
+        known: Ids and numbers that the reader has seen; those of the text are added.
+    """
+    if len(text) <= _SHORT_CHARACTERS:
+        known.update(identifiers(text))
+        return text
+    fragments = _fragments(text)
+    sought = set(wanted)
+    chosen: list[int] = []
+    for number, fragment in enumerate(fragments):
+        fresh = [name for name in identifiers(fragment) if name not in known]
+        if fresh or number == 0 or len(sought.intersection(words(fragment))) >= _WANTED_WORDS:
+            chosen.append(number)
+            known.update(fresh)
+    return _joined(fragments, chosen)
 
 
 def excerpt(text: str, characters: int, wanted: Collection[str] = ()) -> str:
@@ -56,17 +83,24 @@ def excerpt(text: str, characters: int, wanted: Collection[str] = ()) -> str:
         if cost <= room:
             chosen.add(number)
             room -= cost
-    parts: list[str] = []
-    for number in sorted(chosen):
-        if parts:
-            parts.append(" " if number - 1 in chosen else GAP)
-        parts.append(fragments[number])
-    return "".join(parts) or text[:characters]
+    return _joined(fragments, sorted(chosen)) or text[:characters]
 
 
 def extractive_summary(text: str) -> str:
     """Return the gist of a text in its own words: what a summariser is by default."""
     return excerpt(text, _SUMMARY_CHARACTERS)
+
+
+def _joined(fragments: Sequence[str], chosen: Sequence[int]) -> str:
+    """Return the chosen fragments, a mark where something between them is left out."""
+    parts: list[str] = []
+    for place, number in enumerate(chosen):
+        if place:
+            parts.append(" " if number == chosen[place - 1] + 1 else GAP)
+        parts.append(fragments[number])
+    if chosen and chosen[-1] < len(fragments) - 1:
+        parts.append(GAP.rstrip())
+    return "".join(parts)
 
 
 def _fragments(text: str) -> list[str]:

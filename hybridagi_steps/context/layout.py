@@ -67,6 +67,11 @@ class Layout:
         return self.units[self.start :]
 
     @property
+    def shown(self) -> list[Unit]:
+        """The units that are shown as they are, in order."""
+        return [self.units[n] for n in self.front] + list(self.tail)
+
+    @property
     def hidden(self) -> list[Unit]:
         """The units that are not shown as they are, in order."""
         if not self._hidden and self.start:
@@ -114,10 +119,9 @@ class Layout:
 
     def shown_ids(self, source: Source) -> set[str]:
         """Return the ids of the messages and steps that are shown as they are."""
-        shown = [*self.front, *range(self.start, len(self.units))]
-        ids = {message.id for n in shown for message in self.units[n].messages}
-        return ids | {
-            source.entry(message, "", 0).id for n in shown for message in self.units[n].messages
+        messages = [message for unit in self.shown for message in unit.messages]
+        return {message.id for message in messages} | {
+            source.entry(message, "", 0).id for message in messages
         }
 
     def _keep(self, receipt: Receipt, source: Source, place: int, why: str) -> None:

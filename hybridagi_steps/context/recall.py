@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from hybridagi_steps.context.excerpts import excerpt, identifiers, words
+from hybridagi_steps.context.excerpts import condensed, excerpt, identifiers, words
 from hybridagi_steps.errors import EmbedderError
 from hybridagi_steps.exchange.conversation import text_of
 from hybridagi_steps.exchange.records import as_object
@@ -20,15 +20,17 @@ from hybridagi_steps.indexes.lexical import Document, LexicalIndex
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.agent_steps import shown_steps
 from hybridagi_steps.messages.names import field_lines, json_text
-from hybridagi_steps.messages.quoting import PREFACE, fenced
+from hybridagi_steps.messages.quoting import PREFACE, fenced, opening
 from hybridagi_steps.messages.units import Unit
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter, StepHit
-from hybridagi_steps.records.message import MessageRole, Step
+from hybridagi_steps.records.message import MessageRole, Step, in_utc
 
 _RANK_OFFSET = 60
 _OVERFETCH = 20
 _LEAST_TOKENS = 24
+_CLOSING = 8
+"""Tokens of what closes a run's block, generously."""
 _CHARACTERS_PER_TOKEN = 3
 _QUERY_REQUEST, _QUERY_LAST = 300, 400
 _COMMONEST = 0.3
@@ -52,9 +54,9 @@ class Recalled:
     tokens: int = 0
 
     def quoted(self) -> str:
-        """Return the step between marks, with its origin."""
-        when = self.made.isoformat(timespec="seconds")
-        return fenced("recalled_step", self.text, id=self.id, run=self.run_id, when=when)
+        """Return the step between marks, with its origin; its run stands around it."""
+        when = in_utc(self.made).strftime("%Y-%m-%dT%H:%MZ")
+        return fenced("step", self.text, id=self.id, when=when)
 
 
 def query_of(units: Sequence[Unit]) -> str:
@@ -142,26 +144,44 @@ def dependencies(
             yield step
 
 
-def fitted(steps: Sequence[Recalled], room: int, query: str, count: Count) -> list[Recalled]:
-    """Return the steps that fit into so many tokens, in their order.
+def fitted(
+    steps: Sequence[Recalled], room: int, query: str, seen: set[str], count: Count
+) -> list[Recalled]:
+    """Return the steps that fit into so many tokens, each cut to what it adds, in their order.
 
-    Each may take half of what is left, the last all of it; a longer text is cut to what matters.
+    Each may take half of what is left, the last all of it; a text that is longer is cut further.
+
+    Args:
+        steps: What to quote, best first.
+        room: Tokens there are.
+        query: Its words make a fragment of a text matter.
+        seen: Ids and numbers that are shown already; those of the quoted texts are added.
+        count: Counts tokens.
     """
     wanted = words(query)
     kept: list[Recalled] = []
     room -= count(block_text([]))
     for place, step in enumerate(steps):
-        share = room if place == len(steps) - 1 else room // 2
+        new_run = all(step.run_id != other.run_id for other in kept)
+        left = room - (count(opening("recalled", run=step.run_id)) + _CLOSING if new_run else 0)
+        share = left if place == len(steps) - 1 else left // 2
+        step.text = condensed(step.text, wanted, seen)
         if _fit(step, share, wanted, count):
             kept.append(step)
-            room -= step.tokens
+            room = left - step.tokens
     return kept
 
 
 def block_text(steps: Sequence[Recalled]) -> str:
-    """Return the text of the message that quotes recalled steps, the oldest first."""
-    quoted = "\n".join(step.quoted() for step in sorted(steps, key=_age))
-    return f"{PREFACE}\n<recalled>\n{quoted}\n</recalled>"
+    """Return the text of the message that quotes recalled steps: run by run, the oldest first."""
+    runs: dict[tuple[bool, str | None], list[str]] = {}
+    for step in sorted(steps, key=_age):
+        runs.setdefault((step.unit is not None, step.run_id), []).append(step.quoted())
+    marked = (
+        "\n".join([opening("recalled", run=run_id), *quoted, "</recalled>"])
+        for (_, run_id), quoted in runs.items()
+    )
+    return "\n".join([PREFACE, *marked])
 
 
 def recalled_unit(unit: Unit, why: str) -> Recalled:

@@ -13,7 +13,7 @@ ADAPTER_MARKS = ("[[ ##", "<<CUSTOM-TYPE-")
 """What DSPy's adapters act upon."""
 
 _TEMPLATE_MARKS = ("<|", "<s>", "</s>", "[INST]", "[/INST]", "<<SYS>>", "<</SYS>>")
-_FENCE = re.compile(r"<(/?\s*(?:past_steps|recalled|recalled_step|summary|tool_result)\b)", re.I)
+_FENCE = re.compile(r"<(/?\s*(?:past_steps|recalled|step|summary|tool_result)\b)", re.I)
 _LONGEST_ORIGIN = 128
 
 PREFACE = (
@@ -32,10 +32,15 @@ def inert(text: str) -> str:
 
 def fenced(tag: str, text: str, **origin: object) -> str:
     """Return a text between the marks of a tag, its origin as attributes, unable to act."""
-    given = "".join(
+    return f"{opening(tag, **origin)}\n{inert(text)}\n</{tag}>"
+
+
+def opening(tag: str, **origin: object) -> str:
+    """Return the opening mark of a tag, an origin as its attributes."""
+    given = (
         f' {name}="{_attribute(value)}"' for name, value in origin.items() if value is not None
     )
-    return f"<{tag}{given}>\n{inert(text)}\n</{tag}>"
+    return f"<{tag}{''.join(given)}>"
 
 
 def _attribute(value: object) -> str:

@@ -217,7 +217,7 @@ def _short_form(value: Any) -> Any:
     steps = _steps(value)
     if steps is not None:
         return {"steps": [str(step.id) for step in steps]}
-    if isinstance(value, dspy.History):
+    if isinstance(value, dspy.History) or type(value).__name__ == "StepMessages":
         return f"<history of {len(value.messages)} messages>"
     if type(value).__name__ == "REPLHistory":
         return f"<history of {len(value)} entries>"
