@@ -554,6 +554,24 @@ class TestDecisions:
             assert agent(query="q").final_answer == "hi"
         assert (len(small.requests), len(large.requests)) == (1, 1)
 
+    def test_keep_their_model_out_of_what_is_saved(self, tmp_path: Path) -> None:
+        def agent() -> GraphInterpreter:
+            model = scripted_lm([{"choice": "ANSWER"}])
+            tools = [Speak(lm=scripted_lm([{"message": "hi"}])), AskUser()]
+            return GraphInterpreter(ask_back(), tools=tools, decision_lm=model)
+
+        agent().save(tmp_path / "agent.json")
+        loaded = agent()
+        loaded.load(tmp_path / "agent.json")
+        assert loaded(query="q").final_answer == "hi"
+        assert loaded.deepcopy()(query="q").error is not None  # the scripts are used up
+
+    def test_ask_the_model_that_set_lm_gave(self) -> None:
+        own = scripted_lm([{"choice": "ANSWER"}, {"message": "own"}])
+        agent = GraphInterpreter(ask_back(), [Speak(), AskUser()], decision_lm=scripted_lm([]))
+        agent.set_lm(own)
+        assert agent(query="q").final_answer == "own"
+
 
 class TestWhatIsRefused:
     def test_an_unknown_tool(self) -> None:

@@ -318,6 +318,19 @@ class TestProgramTools:
             with dspy.context(lm=scripted_lm([{"program": "main"}])):
                 assert error_of(agent(query="greet me"))[0] == "ProtectedProgramError"
 
+    def test_find_an_unknown_program_in_a_program_met_later(self, memory: hs.StepMemory) -> None:
+        with ProgramMemory(memory) as programs:
+            programs.add(chain(use("CallGraphProgram", "odd")))
+            programs.add(chain(Program("p", "Call", "nowhere"), name="odd"))
+            out = GraphInterpreter(programs, self.tools(), memory)(query="q")
+        assert error_of(out)[0] == "UnknownProgramError"
+        ends = [s for s in out.program_trace.steps if s.step_type == "ProgramEnd"]
+        assert [(end.program, end.status) for end in ends] == [
+            ("nowhere", "error"),
+            ("odd", "error"),
+            ("main", "error"),
+        ]
+
     def test_find_an_unknown_tool_in_a_program_met_later(self, memory: hs.StepMemory) -> None:
         with ProgramMemory(memory) as programs:
             programs.add(chain(use("CallGraphProgram", "odd")))

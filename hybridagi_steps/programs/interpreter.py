@@ -89,7 +89,7 @@ class GraphInterpreter(dspy.Module):
         self.decision_lm = decision_lm
         known = _known(self.programs)
         check_programs(known)
-        self.nodes = predictors_of(known, self.tools, decision_lm)
+        self.nodes = predictors_of(known, self.tools)
         self._check_recall()
 
     if TYPE_CHECKING:

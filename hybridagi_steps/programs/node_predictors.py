@@ -11,7 +11,6 @@ run came by. So what was learned for one node serves that node, whatever way a r
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import dspy
 
@@ -36,7 +35,7 @@ def place_of(program: GraphProgram, node: Node) -> str:
 
 
 def predictors_of(
-    programs: Iterable[GraphProgram], tools: Mapping[str, GraphTool], decision_lm: Any = None
+    programs: Iterable[GraphProgram], tools: Mapping[str, GraphTool]
 ) -> dict[str, dspy.Module]:
     """Return a new predictor for every node that asks a language model.
 
@@ -47,7 +46,7 @@ def predictors_of(
     found: dict[str, dspy.Module] = {}
     for program in programs:
         for node in program.nodes.values():
-            predictor = predictor_of(node, program, tools, decision_lm)
+            predictor = predictor_of(node, program, tools)
             place = place_of(program, node)
             if predictor is not None and place in found:
                 raise ProgramError(f"two nodes are called {place!r}; rename one of them.")
@@ -57,7 +56,7 @@ def predictors_of(
 
 
 def predictor_of(
-    node: Node, program: GraphProgram, tools: Mapping[str, GraphTool], decision_lm: Any = None
+    node: Node, program: GraphProgram, tools: Mapping[str, GraphTool]
 ) -> dspy.Module | None:
     """Return a new predictor for one node, None when it asks no language model.
 
@@ -73,7 +72,4 @@ def predictor_of(
         return None
     options = ", ".join(offered(list(program.choices(node.id))))
     choice = {"choice": Asked(str, f"one of: {options}")}
-    predictor = dspy.Predict(node_signature(_DECIDE, node.purpose, _DECISION_INPUTS, choice))
-    if decision_lm is not None:
-        predictor.set_lm(decision_lm)
-    return predictor
+    return dspy.Predict(node_signature(_DECIDE, node.purpose, _DECISION_INPUTS, choice))

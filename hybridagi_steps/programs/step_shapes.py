@@ -126,7 +126,8 @@ def output_fields(outputs: Any) -> dict[str, Any]:
         outputs = outputs[0]
     if outputs is None:
         return {}
-    if callable(told := getattr(type(outputs), "told_fields", None)):
+    told: Callable[[Any], dict[str, Any]] | None = getattr(type(outputs), "told_fields", None)
+    if told is not None:
         return told(outputs)
     if isinstance(outputs, dspy.Example) and not isinstance(outputs, BaseModel):
         return {key: outputs[key] for key in outputs.keys()}  # noqa: SIM118 - an Example is no dict

@@ -57,10 +57,7 @@ class CallTool(GraphTool):
             told += f"\nWhat it does: {self.description}"
         told += f"\nIts arguments, as JSON schemas: {json.dumps(self.schemas, default=str)}"
         asked = {"arguments": Asked(dict[str, Any], "The arguments by name, a JSON object")}
-        predictor = dspy.Predict(node_signature(told, purpose, INPUTS, asked))
-        if self.lm is not None:
-            predictor.set_lm(self.lm)
-        return predictor
+        return dspy.Predict(node_signature(told, purpose, INPUTS, asked))
 
     def from_prompt(self, prompt: str) -> dict[str, Any]:
         """Return the prompt as arguments: a JSON object of them, or the only one.

@@ -71,7 +71,8 @@ class GraphTool:
 
     Args:
         name: What Actions call it; by default the name of the class.
-        lm: The language model that its nodes ask, instead of the one configured.
+        lm: The language model that its nodes ask, instead of the one configured. A node whose
+            predictor was given one of its own, as `set_lm` does, asks that.
     """
 
     instructions: ClassVar[str] = "Do what the prompt asks for."
@@ -95,12 +96,8 @@ class GraphTool:
         """Return a new predictor for one node; None when there is nothing to come up with."""
         if not self.asks_for:
             return None
-        predictor = self.make_predictor(
-            node_signature(self.instructions, purpose, INPUTS, self.asks_for)
-        )
-        if self.lm is not None:
-            predictor.set_lm(self.lm)
-        return predictor
+        signature = node_signature(self.instructions, purpose, INPUTS, self.asks_for)
+        return self.make_predictor(signature)
 
     def make_predictor(self, signature: type[dspy.Signature]) -> dspy.Module:
         """Return the DSPy module that fills in a signature."""

@@ -63,10 +63,7 @@ class ToolBox(GraphTool):
             "arguments": Asked(dict[str, Any], "The tool's arguments by name, a JSON object"),
         }
         told = f"Choose one of these tools, and its arguments, as the prompt asks.\n{listed}"
-        predictor = dspy.Predict(node_signature(told, purpose, INPUTS, asked))
-        if self.lm is not None:
-            predictor.set_lm(self.lm)
-        return predictor
+        return dspy.Predict(node_signature(told, purpose, INPUTS, asked))
 
     def from_prompt(self, prompt: str) -> dict[str, Any]:
         """Return tool and arguments from a JSON object with these two keys.
