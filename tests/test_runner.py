@@ -29,7 +29,8 @@ from runner_cases import (
     thought,
 )
 
-from hybridagi_steps import AgentStepType, StepEventType, StepMemory
+import hybridagi_steps as hs
+from hybridagi_steps import AgentStepType, StepEventType, StepMemory, StepMessages
 from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError, SequenceConflictError
 from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.runner import StepRunner
@@ -132,6 +133,42 @@ def test_earlier_turns_reach_the_program_as_messages(memory: StepMemory) -> None
     assert asked.messages[3].text == "Paris"
     assert "How many?" in request_text(asked)
     assert "Paris" not in request_text(asked)
+
+
+class WithPast(dspy.Signature):
+    """Answer the traveller."""
+
+    past: StepMessages = dspy.InputField()
+    question: str = dspy.InputField()
+    answer: str = dspy.OutputField()
+
+
+class Wrapped(dspy.Module):
+    """Takes the conversation as an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reply = dspy.Predict(WithPast)
+
+    async def aforward(self, question: str, past: StepMessages) -> Any:
+        """Pass it on."""
+        return await self.reply.acall(question=question, past=past)
+
+
+@pytest.mark.parametrize("program", [dspy.Predict(WithPast), Wrapped()])
+@pytest.mark.parametrize("adapter", [None, dspy.JSONAdapter(), hs.NativeChatAdapter()])
+def test_a_field_for_messages_gets_them_once(
+    memory: StepMemory, program: Any, adapter: Any
+) -> None:
+    lm = answering("Paris", "Two")
+    with dspy.context(adapter=adapter):
+        run(StepRunner(program, memory), "chat", "Capital?", lm)
+        events = run(StepRunner(program, memory), "chat", "How many?", lm)
+    check_stream(memory, events)
+    asked = lm.requests[1].messages
+    assert [message.text for message in asked[:-1]] == ["Capital?", "Paris"]
+    assert "Paris" not in (asked[-1].text or "")
+    assert said(memory, "chat")[-1] == ("assistant", "Two")
 
 
 def test_the_context_stays_within_its_budget(memory: StepMemory) -> None:

@@ -167,8 +167,10 @@ def test_results_of_parallel_tools_stand_in_the_order_of_the_calls(memory: StepM
     order: list[str] = []
 
     async def search(query: str) -> str:
-        """Search: the longer the query, the faster."""
-        await asyncio.sleep(0.1 / len(query))
+        """Search: the last one asked for is done first."""
+        before = {"a": "bb", "bb": "cccc", "cccc": None}[query]
+        while before is not None and before not in order:
+            await asyncio.sleep(0.001)
         order.append(query)
         return f"result for {query}"
 

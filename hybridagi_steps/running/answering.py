@@ -32,6 +32,7 @@ from tenacity import (
 
 from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.programs import step_shapes as shapes
+from hybridagi_steps.programs.adapters import StepMessages
 from hybridagi_steps.programs.dspy_settings import overriding
 from hybridagi_steps.programs.recorder import StepRecorder
 from hybridagi_steps.programs.recording import record_step
@@ -98,7 +99,12 @@ async def answer(run: ActiveRun, agent: Agent, prompt: Prompt) -> called.Reply |
     """
     callbacks: list[Any] = [c for c in dspy.settings.get("callbacks", []) if not _of_run(c, run)]
     gate = ToolGate(run)
-    adapter = with_session(_plain_adapter(), prompt.before, prompt.after)
+    history = called.history_field_of(agent.program) if called.is_module(agent.program) else None
+    if history is not None:
+        prompt.inputs[history], before = StepMessages(messages=prompt.before), []
+    else:
+        before = prompt.before
+    adapter = with_session(dspy.settings.get("adapter"), before, prompt.after)
     with overriding(
         adapter=adapter,
         callbacks=[*callbacks, run.recorder, RunCallback(run)],
@@ -274,10 +280,6 @@ def tool_turn(call: Mapping[str, Any]) -> ToolTurn:
     if isinstance(call.get("id"), str) and call["id"]:
         turn.call_id = call["id"]
     return turn
-
-
-def _plain_adapter() -> Any:
-    return dspy.settings.get("adapter")
 
 
 def _of_run(callback: Any, run: ActiveRun) -> bool:

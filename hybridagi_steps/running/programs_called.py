@@ -20,6 +20,7 @@ import orjson
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.programs import step_shapes as shapes
+from hybridagi_steps.programs.adapters import StepMessages
 from hybridagi_steps.records.json_values import json_value
 
 _BESIDE_THE_ANSWER = (
@@ -115,6 +116,16 @@ def answer_field(names: list[str]) -> str | None:
     return known or (candidates[-1] if candidates else None)
 
 
+def history_field_of(program: Any) -> str | None:
+    """Return the input that takes earlier messages: one of type StepMessages."""
+    signature = signature_of(program)
+    if signature is not None:
+        fields = {name: info.annotation for name, info in signature.input_fields.items()}
+    else:
+        fields = {name: p.annotation for name, p in _parameters(program).items()}
+    return next((name for name, kind in fields.items() if _takes_messages(kind)), None)
+
+
 async def call_module(program: Any, inputs: Mapping[str, Any]) -> Any:
     """Call a module: on the event loop when it can, else in a thread."""
     if hasattr(type(program), "aforward") and _really_async(program):
@@ -176,22 +187,36 @@ def _inputs_of(program: Any) -> tuple[list[str], bool]:
     """Return the names of a module's inputs, and whether it takes others, too."""
     signature = signature_of(program)
     if signature is not None:
-        return [
-            name for name, info in signature.input_fields.items() if not _carries_history(info)
-        ], False
-    kind = type(inner(program))
-    forward = getattr(kind, "aforward", None) or getattr(kind, "forward", None)
-    if forward is None:
-        return [], False
-    parameters = list(inspect.signature(forward).parameters.values())[1:]
+        fields = signature.input_fields.items()
+        return [name for name, info in fields if not _is_history(info.annotation)], False
+    parameters = _parameters(program).values()
     kinds = {p.kind for p in parameters}
-    named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    named = [
+        p
+        for p in parameters
+        if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and not _is_history(p.annotation)
+    ]
     required = [p.name for p in named if p.default is p.empty]
     return required or [p.name for p in named], inspect.Parameter.VAR_KEYWORD in kinds
 
 
-def _carries_history(info: Any) -> bool:
-    return info.annotation is dspy.History or info.annotation.__name__ == "StepMessages"
+def _parameters(program: Any) -> dict[str, inspect.Parameter]:
+    """Return what a module's own method takes."""
+    kind = type(inner(program))
+    forward = getattr(kind, "aforward", None) or getattr(kind, "forward", None)
+    if forward is None:
+        return {}
+    return dict(list(inspect.signature(forward).parameters.items())[1:])
+
+
+def _is_history(annotation: Any) -> bool:
+    return annotation is dspy.History or _takes_messages(annotation)
+
+
+def _takes_messages(annotation: Any) -> bool:
+    if isinstance(annotation, str):  # a module that postpones its annotations
+        return "StepMessages" in annotation
+    return bool(StepMessages.extract_custom_type_from_annotation(annotation))
 
 
 def _name(program: Any) -> str:

@@ -2,8 +2,9 @@
 
 For one run the adapter that DSPy would use is replaced by one of the same kind that puts the
 session between the demos and the request. So any signature hears the conversation, tool calls
-included, and the program is not changed. What a resumed turn has done already stands behind the
-request: the model goes on from there.
+included, and the program is not changed. A program with a StepMessages field of its own gets them
+there instead. What a resumed turn has done already stands behind the request: the model goes on
+from there.
 """
 
 # DSPy ships no types.
@@ -18,6 +19,8 @@ from functools import lru_cache
 from typing import Any, cast
 
 import dspy
+
+from hybridagi_steps.programs.adapters import NativeMessagesMixin
 
 Messages = list[dict[str, Any]]
 _GO_ON = "Go on from here."
@@ -61,8 +64,6 @@ def with_session(adapter: Any, before: Messages, after: Messages) -> Any:
         after: Messages behind the request.
     """
     plain = without_session(adapter) or dspy.ChatAdapter()
-    if not before and not after:
-        return plain
     spliced = copy.copy(plain)
     spliced.__class__ = _spliced_kind(type(plain))
     spliced.before, spliced.after, spliced.plain = before, after, plain
@@ -76,4 +77,5 @@ def without_session(adapter: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def _spliced_kind(kind: type[Any]) -> type[Any]:
-    return type(f"Session{kind.__name__}", (SessionSplice, kind), {})
+    native = () if issubclass(kind, NativeMessagesMixin) else (NativeMessagesMixin,)
+    return type(f"Session{kind.__name__}", (SessionSplice, *native, kind), {})
