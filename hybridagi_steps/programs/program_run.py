@@ -120,7 +120,213 @@ class ProgramRun:
 
     # -- programs
 
-    def _kept(tool: GraphTool, remembered: str) -> dict[str, Any]:
+    def _call(
+        self,
+        name: str,
+        purpose: str,
+        arguments: dict[str, Any],
+        program: GraphProgram | None = None,
+    ) -> Work[Result]:
+        """Run a program between its ProgramCall and its ProgramEnd; return its last result."""
+        told = FunctionStep("program", name, purpose)
+        is_entry = self._depth == 0
+        before, self._last = self._last, None
+        with self._steps.step(told, arguments) as step:
+            if self._depth >= _DEEPEST:
+                raise LimitReachedError(
+                    f"{name!r} would be the program number {_DEEPEST + 1} inside one another.",
+                    limit="depth",
+                )
+            self._depth += 1
+            program = program or self._settings.library.get(name)
+            node_id = program.next(START)
+            while node_id != END:
+                node_id = yield from self._visit(program, program.nodes[node_id])
+            self._depth -= 1
+            result = self._last or Result(None, None)
+            told_answer = None if self._answer is None else self._answer.told
+            step.outcome = {"final_answer": told_answer} if is_entry else {"result": result.told}
+        self._last = self._last or before
+        return result
+
+    def _visit(self, program: GraphProgram, node: Node) -> Work[str]:
+        """Do what a node says and return the id of the next."""
+        limit = self._settings.max_iters
+        if self._visited >= limit:
+            self._out_of_iters = LimitReachedError(
+                f"the run visited {limit} nodes, which is max_iters, and had not come to its end; "
+                f"{place_of(program, node)} would have been next.",
+                limit="max_iters",
+            )
+            raise self._out_of_iters
+        self._visited += 1
+        if isinstance(node, Decision):
+            label = yield from self._decide(program, node)
+            return program.choices(node.id)[label]
+        if isinstance(node, Action):
+            yield from self._act(program, node)
+        elif isinstance(node, Program):
+            yield from self._call(node.program, node.purpose, {})
+        return program.next(node.id)
+
+    # -- actions
+
+    def _act(self, program: GraphProgram, node: Action) -> Work[None]:
+        tool = self._settings.tools.get(node.tool)
+        predictor = None if tool is None else self._predictor(program, node)
+        own = (*_parts(predictor), *(tool.own if tool is not None else ()))
+        told = self._told("action", node.tool, program, node, own)
+        arguments: dict[str, Any] = {}
+        with self._steps.step(told, arguments) as step:
+            if tool is None:
+                raise UnknownToolError(node.tool, list(self._settings.tools))
+            prompt, remembered = self._prompt(program, node, node.prompt)
+            if predictor is None:
+                given = tool.from_prompt(prompt)
+                kept = given if remembered == prompt else _kept(tool, remembered)
+            else:
+                prediction = yield from asked(predictor, self._inputs(prompt=prompt), tool.lm)
+                kept = given = tool.from_prediction(prediction)
+            arguments.update(tool.told_arguments(remembered, kept))
+            result = yield from self._used(tool, node, given, kept)
+            step.outcome = result.told
+        if isinstance(result.value, QueryWithSteps) and step.written is not None:
+            self._recalled[str(step.written.id)] = result.value
+        if isinstance(tool, Speak):
+            self._spoken = result
+        self._last = result
+        if node.var_out is not None:
+            self._session.variables[node.var_out] = result.value
+
+    def _used(
+        self, tool: GraphTool, node: Action, arguments: dict[str, Any], kept: dict[str, Any]
+    ) -> Work[Result]:
+        use = ToolUse(
+            arguments=arguments,
+            session=self._session,
+            library=self._settings.library,
+            memory=self._settings.memory,
+            run_ids=self._steps.run_ids(),
+        )
+        result = yield Request(
+            now=functools.partial(tool.use, use), later=functools.partial(tool.ause, use)
+        )
+        if isinstance(result, CallProgram):
+            purpose = node.purpose or result.name
+            return (yield from self._call(result.name, purpose, {}, result.program))
+        return Result(result, tool.told_result(result, kept))
+
+    # -- decisions
+
+    def _decide(self, program: GraphProgram, node: Decision) -> Work[str]:
+        labels = list(program.choices(node.id))
+        predictor = self._predictor(program, node)
+        assert predictor is not None  # noqa: S101 - every Decision asks a model
+        told = self._told("decision", node.id, program, node, _parts(predictor), offered(labels))
+        arguments: dict[str, Any] = {}
+        with self._steps.step(told, arguments) as step:
+            question, remembered = self._prompt(program, node, node.question)
+            arguments["question"] = remembered
+            label, said = yield from self._choice(predictor, question, labels)
+            step.outcome = {"choice": label}
+            if label_key(said) != label_key(label):
+                step.outcome["said"] = said
+        return label
+
+    def _choice(
+        self, predictor: dspy.Module, question: str, labels: list[str]
+    ) -> Work[tuple[str, str]]:
+        """Ask until the answer is an option, at most `max_corrections` times more.
+
+        Raises:
+            DecisionError: It never was, and no edge is there for that case.
+        """
+        options = offered(labels)
+        wording, said = question, ""
+        for _ in range(self._settings.max_corrections + 1):
+            inputs = {**self._inputs(question=wording), "options": ", ".join(options)}
+            prediction = yield from asked(predictor, inputs, self._settings.decision_lm)
+            said = shown_text(prediction["choice"])
+            label = chosen(said, options)
+            if label is not None:
+                return label, said
+            wording = (
+                f"{question}\n\nYour answer {said[:200]!r} is none of the options. Answer with "
+                f"exactly one of them and nothing else: {', '.join(options)}"
+            )
+        fallback = fallback_of(labels)
+        if fallback is None:
+            raise DecisionError(said, options, self._settings.max_corrections + 1)
+        return fallback, said
+
+    # -- what nodes have in common
+
+    def _told(
+        self,
+        kind: Any,
+        name: str,
+        program: GraphProgram,
+        node: Action | Decision,
+        own: tuple[Any, ...],
+        options: list[str] | None = None,
+    ) -> FunctionStep:
+        return FunctionStep(
+            kind,
+            name,
+            node.purpose,
+            options=tuple(options or ()),
+            own=own,
+            notes={"node": place_of(program, node)},
+        )
+
+    def _predictor(self, program: GraphProgram, node: Node) -> dspy.Module | None:
+        """Return the predictor of a node; a program met only now has its own for this run."""
+        place = place_of(program, node)
+        known = self._settings.predictors.get(place)
+        if known is not None or (isinstance(node, Action) and node.disable_inference):
+            return known
+        if place not in self._new_predictors:
+            self._new_predictors[place] = predictor_of(node, program, self._settings.tools)
+        return self._new_predictors[place]
+
+    def _prompt(
+        self, program: GraphProgram, node: Action | Decision, template: str
+    ) -> tuple[str, str]:
+        session = self._session
+        variables = {**session.variables, "query": session.query, "objective": session.objective}
+        part = "prompt" if isinstance(node, Action) else "question"
+        where = f"the {part} of {place_of(program, node)}"
+        return rendered(template, variables, node.var_in, where)
+
+    def _inputs(self, **told: str) -> dict[str, Any]:
+        return {
+            "objective": self._session.objective,
+            "past_steps": self._history(),
+            **told,
+        }
+
+    def _history(self) -> str:
+        """Return the last steps of this run as text for a prompt."""
+        count = self._settings.num_history
+        if count < 1:
+            return StepContext(steps=[]).format()
+        shown = [
+            step
+            for step in self._steps.steps
+            if self._settings.commit_decision_steps or step.step_type != AgentStepType.Decision
+        ]
+        return StepContext(steps=[self._with_recalled(step) for step in shown[-count:]]).format()
+
+    def _with_recalled(self, step: AgentStep) -> AgentStep:
+        """Return the step, with the text of what it recalled in place of the ids it keeps."""
+        found = self._recalled.get(str(step.id))
+        if found is None:
+            return step
+        texts = [str(each) for each in found.steps]
+        return step.model_copy(update={"outputs": {"result": texts}})
+
+
+def _kept(tool: GraphTool, remembered: str) -> dict[str, Any]:
     """Return the arguments that the remembered form of a prompt makes."""
     try:
         return tool.from_prompt(remembered)
