@@ -14,6 +14,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -362,6 +363,13 @@ def test_a_snapshot_that_is_gone_or_damaged_changes_nothing(workspace: Workspace
     assert tree(workspace.root) == before
 
 
+def test_an_unfinished_change_that_is_damaged_is_named(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "pending.json").write_text("{")
+    with pytest.raises(WorkspaceError, match=r"pending\.json is damaged"):
+        Workspace(root, state=tmp_path / "s")
+
+
 def test_a_forgotten_snapshot_leaves_no_contents(workspace: Workspace) -> None:
     first = workspace.snapshot()
     workspace.write("data.csv", "other")
@@ -432,6 +440,58 @@ def test_merging_two_overlays_that_wrote_the_same_file_names_it(workspace: Works
     assert not workspace.exists("other.txt"), "half of a conflicting change was merged"
 
 
+def test_a_merge_that_fails_in_the_middle_changes_nothing(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with workspace.overlay() as overlay:
+        overlay.remove("run.sh")
+        overlay.write("data.csv", "changed")
+        overlay.write("deep/new.txt", "new")
+        overlay.write("src/app.py", "changed")
+        overlay.write("z.txt", "new")
+        changes = overlay.changes()
+    before = tree(workspace.root)
+    write, failing = ConfinedDirectory.write_bytes, {"src/app.py"}
+
+    def full(self: ConfinedDirectory, path: str, *args: Any, **settings: Any) -> None:
+        if path in failing:
+            failing.clear()
+            raise WorkspaceError("no space left on device")
+        write(self, path, *args, **settings)
+
+    monkeypatch.setattr(ConfinedDirectory, "write_bytes", full)
+    with pytest.raises(WorkspaceError, match="no space"):
+        workspace.merge(changes)
+    assert tree(workspace.root) == before
+    workspace.merge(changes)
+    assert workspace.read("z.txt") == "new"
+    assert list((workspace.state / "objects").glob("*/*")) == []
+
+
+def test_a_link_that_leads_out_is_not_merged_and_not_given_to_a_command(
+    workspace: Workspace,
+) -> None:
+    for target in ("../secret.txt", "/etc/passwd", "src/../../x"):
+        with workspace.overlay() as overlay:
+            (overlay.root / "link").symlink_to(target)
+            overlay.write("other.txt", "x")
+            with pytest.raises(CommandNotAllowedError, match="out of the workspace"):
+                overlay.run(["python", "link"])
+            with pytest.raises(WorkspaceError, match="'link' leads out"):
+                workspace.merge(overlay.changes())
+    assert not workspace.exists("other.txt")
+    with workspace.overlay() as overlay:
+        (overlay.root / "src" / "link").symlink_to("../data.csv")
+        workspace.merge(overlay.changes())
+    assert (workspace.root / "src" / "link").read_text() == "a,b\n1,2\n"
+
+
+@pytest.mark.parametrize("path", [".git/hooks/pre-commit", "sub/.GIT/config", ".hg/hgrc"])
+def test_the_files_of_version_control_are_not_for_writing(workspace: Workspace, path: str) -> None:
+    with pytest.raises(WorkspaceError, match="version control"):
+        workspace.write(path, "x")
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs", "clashes"),
     [
@@ -487,6 +547,52 @@ def test_many_overlays_merge_from_threads(workspace: Workspace) -> None:
     for thread in threads:
         thread.join()
     assert [workspace.read(f"out/{number}.txt") for number in range(8)] == list("01234567")
+
+
+parts = st.lists(st.sampled_from(["a", "b", "ü ✓", ".hidden"]), min_size=1, max_size=3)
+trees = st.dictionaries(parts.map("/".join), st.binary(max_size=4), max_size=6).map(
+    lambda files: {
+        path: content
+        for path, content in files.items()
+        if not any(other.startswith(path + "/") for other in files)
+    }
+)
+
+
+def fill(root: Path, files: dict[str, bytes]) -> None:
+    """Make a directory hold these files and nothing else."""
+    for path in root.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+
+
+def held(root: Path) -> dict[str, bytes]:
+    files = [path for path in root.rglob("*") if path.is_file()]
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}
+
+
+@given(trees, trees)
+def test_any_tree_goes_back_and_comes_over(
+    tmp_path_factory: pytest.TempPathFactory, before: dict[str, bytes], after: dict[str, bytes]
+) -> None:
+    top = tmp_path_factory.mktemp("trees")
+    (top / "work").mkdir()
+    workspace = Workspace(top / "work", state=top / "state", durable=False)
+    fill(workspace.root, before)
+    directories = {path for path in workspace.root.rglob("*") if path.is_dir()}
+    snapshot = workspace.snapshot()
+    with workspace.overlay() as overlay:
+        fill(overlay.root, after)
+        changes = overlay.changes()
+    workspace.merge(changes)
+    assert held(workspace.root) == after
+    assert set(changes.added) == set(after) - set(before)
+    assert set(changes.deleted) == set(before) - set(after)
+    workspace.rollback(snapshot)
+    assert held(workspace.root) == before
+    assert {path for path in workspace.root.rglob("*") if path.is_dir()} == directories
 
 
 # Killed in the middle
@@ -562,7 +668,10 @@ def test_a_kill_in_the_middle_leaves_all_or_nothing(
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr + killed.stdout
     assert tree(root) != wanted, "it was killed too late to say anything"
-    Workspace(root, state=state, durable=False)
+    if after % 2:
+        Workspace(root, state=state, durable=False)
+    else:
+        workspace.snapshot()  # one that was open all the while finishes it, too
     assert tree(root) == wanted
 
 

@@ -7,11 +7,12 @@ now. Two steps that made the same of a file do not conflict.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import posixpath
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hybridagi_steps.errors import ArtifactConflictError
+from hybridagi_steps.errors import ArtifactConflictError, WorkspaceError
 from hybridagi_steps.planning.snapshot import Entry, Manifest
 
 _MOST_NAMED = 20
@@ -36,25 +37,28 @@ class Changes:
     @property
     def added(self) -> list[str]:
         """Files and links that are new, sorted."""
-        return self._named(lambda change: change.before is None)
+        return self._named(before=False, after=True)
 
     @property
     def changed(self) -> list[str]:
         """Files and links with another content, kind or permissions, sorted."""
-        return self._named(lambda change: None not in change)
+        return self._named(before=True, after=True)
 
     @property
     def deleted(self) -> list[str]:
         """Files and links that are gone, sorted."""
-        return self._named(lambda change: change.after is None)
+        return self._named(before=True, after=False)
 
     def __bool__(self) -> bool:
         """Whether anything differs."""
         return bool(self.paths)
 
-    def _named(self, wanted: Callable[[Change], bool]) -> list[str]:
+    def _named(self, *, before: bool, after: bool) -> list[str]:
+        """Return the paths at which a file or link stood before, or stands after, or both."""
         return sorted(
-            path for path, change in self.paths.items() if wanted(change) and _file(change)
+            path
+            for path, change in self.paths.items()
+            if (_is_file(change.before), _is_file(change.after)) == (before, after)
         )
 
 
@@ -95,6 +99,21 @@ def merged(changes: Changes, now: Manifest) -> dict[str, Entry | None]:
     }
 
 
+def refuse_links_out(changes: Changes) -> None:
+    """Pass if no new link leads out of the workspace, where a command would follow it.
+
+    Raises:
+        WorkspaceError: One does.
+    """
+    for path, change in changes.paths.items():
+        if change.after is None or change.after.kind != "link":
+            continue
+        target = change.after.content
+        reached = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+        if reached.startswith("/") or reached.split("/")[0] == "..":
+            raise WorkspaceError(f"the link {path!r} leads out of the workspace, to {target!r}")
+
+
 def _clashes(path: str, change: Change, changes: Changes, now: Manifest) -> bool:
     current = now.get(path)
     if _same(current, change.after):
@@ -128,5 +147,5 @@ def _is_directory(entry: Entry | None) -> bool:
     return entry is not None and entry.kind == "dir"
 
 
-def _file(change: Change) -> bool:
-    return not _is_directory(change.after or change.before)
+def _is_file(entry: Entry | None) -> bool:
+    return entry is not None and entry.kind != "dir"

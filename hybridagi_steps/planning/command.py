@@ -180,6 +180,8 @@ def _drain(process: subprocess.Popen[bytes], kept: _Output, deadline: float) -> 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     """Whether the command has ended; it is not reaped, so its group keeps its number."""
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13
+        return process.poll() is not None
     ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     return ended is not None
 
@@ -231,6 +233,9 @@ def _leaves(word: str, root: Path) -> bool:
     path = word.partition("=")[2] if word.startswith("-") else word
     if path.startswith("~"):
         return True
-    if path.startswith("/"):
-        return not Path(os.path.normpath(path)).is_relative_to(root)
-    return ".." in path.split("/")
+    if ".." in path.split("/"):
+        return True
+    try:
+        return not (root / path).resolve().is_relative_to(root)  # a link may lead out
+    except (OSError, RuntimeError, ValueError):
+        return True

@@ -161,32 +161,72 @@ class ChangeLog:
 
     def drop_unnamed(self, contents: Iterable[str]) -> None:
         """Drop those of the contents that no manifest names."""
+        contents = set(contents)
         named = {entry.content for other in self.ids() for entry in self.load(other).values()}
-        for name in set(contents) - named:
+        for name in contents - named:
             self._object(name).unlink(missing_ok=True)
 
-    def apply(self, changes: Mapping[str, Entry | None]) -> None:
+    def apply(self, changes: Mapping[str, Entry | None], now: Manifest) -> None:
         """Make a change whole: written down first, then done, then struck out.
 
         Args:
             changes: Entries to write, their contents kept; None removes.
+            now: What the directory holds. If a part of the change fails, it is brought back to it.
+
+        Raises:
+            WorkspaceError: A part failed; nothing is changed.
         """
-        if changes:
-            self._write(self._pending_file, _encoded(changes))
+        if not changes:
+            return
+        before = {path: now.get(path) for path in changes}
+        contents = self._contents_of(before)
+        self._note(changes)
+        try:
             self._redo(changes)
-            self._pending_file.unlink()
+        except WorkspaceError:
+            for name, content in contents.items():
+                self.keep(name, content)
+            self._note(before)
+            self._redo(before)
+            self._strike()
+            self.drop_unnamed(contents)
+            raise
+        self._strike()
 
     def recover(self) -> bool:
-        """Finish a change that was cut short; return whether there was one."""
+        """Finish a change that was cut short; return whether there was one.
+
+        Raises:
+            WorkspaceError: What is written down of it is damaged, or a part of it fails.
+        """
         try:
             stored = json.loads(self._pending_file.read_bytes())
         except FileNotFoundError:
             return False
+        except ValueError as error:
+            raise WorkspaceError(f"{self._pending_file} is damaged: {error}") from error
         changes = {path: None if entry is None else Entry(*entry) for path, entry in stored.items()}
         self._directory.sweep()
         self._redo(changes)
-        self._pending_file.unlink()
+        self._strike()
+        self.drop_unnamed(path.name for path in self.folder.glob("objects/*/*"))
         return True
+
+    def _note(self, changes: Mapping[str, Entry | None]) -> None:
+        self._write(self._pending_file, _encoded(changes))
+
+    def _strike(self) -> None:
+        self._pending_file.unlink()
+
+    def _contents_of(self, entries: Mapping[str, Entry | None]) -> dict[str, bytes]:
+        """Return the contents of files that are about to change, by hash."""
+        contents: dict[str, bytes] = {}
+        for path, entry in entries.items():
+            if entry is not None and entry.kind == "file":
+                found = self._directory.stat(path)
+                content = self._directory.read_bytes(path, found.size_bytes if found else 0)
+                contents[entry.content] = content
+        return contents
 
     @property
     def pending(self) -> bool:
@@ -236,8 +276,14 @@ class ChangeLog:
         return self.folder / "snapshots" / f"{snapshot_id}.json"
 
     def _write(self, path: Path, content: bytes) -> None:
+        try:
+            self._write_whole(path, content)
+        except OSError as error:
+            raise WorkspaceError(f"the state folder {self.folder}: {error.strerror}") from error
+
+    def _write_whole(self, path: Path, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.{id(content):x}")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         with temporary.open("wb") as file:
             file.write(content)
             if self._sync:

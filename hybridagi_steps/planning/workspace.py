@@ -24,9 +24,9 @@ from uuid import uuid4
 
 from hybridagi_steps.errors import WorkspaceError
 from hybridagi_steps.locks import ForkSafeLock
-from hybridagi_steps.planning.changes import Changes, make_changes, merged
+from hybridagi_steps.planning.changes import Changes, make_changes, merged, refuse_links_out
 from hybridagi_steps.planning.command import AllowedCommands, CommandResult, run_command
-from hybridagi_steps.planning.confined import ConfinedDirectory
+from hybridagi_steps.planning.confined import ConfinedDirectory, path_parts
 from hybridagi_steps.planning.file_search import FoundLine, list_files, search_lines
 from hybridagi_steps.planning.snapshot import (
     ChangeLog,
@@ -38,6 +38,9 @@ from hybridagi_steps.planning.snapshot import (
 )
 
 DEFAULT_LIMITS = Limits()
+
+_HISTORIES = frozenset({".git", ".hg", ".svn"})
+"""Where a written file (a hook) would run when a person uses version control."""
 
 
 class Workspace:
@@ -83,7 +86,7 @@ class Workspace:
         self._lock = ForkSafeLock()
         if self._log.pending:
             with self._alone():
-                self._log.recover()
+                pass  # finishes what was cut short
 
     @property
     def root(self) -> Path:
@@ -113,8 +116,11 @@ class Workspace:
         """Write a file whole, with the directories above it; its permissions stay.
 
         Raises:
-            WorkspaceError: The path is outside, goes through a link, or the content is too large.
+            WorkspaceError: The path is outside, goes through a link or into `.git` and the like, or
+                the content is too large.
         """
+        if not _HISTORIES.isdisjoint(part.casefold() for part in path_parts(path)):
+            raise WorkspaceError(f"{path!r}: the files of version control are not for writing")
         data = content if isinstance(content, bytes) else _encoded(path, content)
         if len(data) > self.limits.file_bytes:
             raise WorkspaceError(
@@ -195,11 +201,12 @@ class Workspace:
         """
         with self._alone():
             wanted = self._log.load(snapshot_id)
-            changes = difference(take_manifest(self.directory, self.limits), wanted)
+            now = take_manifest(self.directory, self.limits)
+            changes = difference(now, wanted)
             for entry in changes.values():
                 if entry is not None and entry.kind == "file":
                     self._log.content(entry.content)
-            self._log.apply(changes)
+            self._log.apply(changes, now)
             return sorted(changes)
 
     def forget(self, snapshot_id: str) -> None:
@@ -217,12 +224,16 @@ class Workspace:
         Raises:
             ArtifactConflictError: A file was changed here since the overlay was made, to something
                 else; names all such files. Nothing was merged.
+            WorkspaceError: A link leads out of the workspace, or a write failed. Nothing was
+                merged.
         """
+        refuse_links_out(changes)
         with self._alone():
-            entries = merged(changes, take_manifest(self.directory, self.limits))
+            now = take_manifest(self.directory, self.limits)
+            entries = merged(changes, now)
             for name, content in changes.contents.items():
                 self._log.keep(name, content)
-            self._log.apply(entries)
+            self._log.apply(entries, now)
             self._log.drop_unnamed(changes.contents)
 
     def manifest(self) -> Manifest:
@@ -233,6 +244,8 @@ class Workspace:
     def _alone(self) -> Generator[None]:
         """Keep other threads and processes from changing the workspace as a whole."""
         with self._lock, _file_lock(self.state / "lock"):
+            if self._log.pending:  # by a process that was killed
+                self._log.recover()
             yield
 
 
@@ -319,7 +332,11 @@ def _default_state(root: Path) -> Path:
 @contextmanager
 def _file_lock(path: Path) -> Generator[None]:
     """Hold a lock that other processes, and other objects in this one, respect."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with path.open("ab") as file:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = path.open("ab")
+    except OSError as error:
+        raise WorkspaceError(f"{path.parent} cannot be written; give state=…: {error}") from error
+    with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
