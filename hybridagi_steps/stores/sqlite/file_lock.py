@@ -4,12 +4,17 @@ The lock is on a file of its own beside the database: closing any descriptor of 
 would drop SQLite's own locks. Waiting here, in line with other processes, is much fairer than
 SQLite's busy-waiting. `flock` locks belong to the descriptor, so two stores of one process exclude
 each other as well. Where there is no `flock` SQLite's own locking has to do.
+
+Who releases the lock would nearly always be the next to take it: the others are asleep. So after a
+while it stands in line as well, at a second lock that whoever waits holds until it has the first.
+That one is a POSIX lock on the same file; it only makes turns fair, and nothing depends on it.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError
@@ -19,7 +24,10 @@ try:
 except ImportError:  # not a POSIX system
     fcntl = None
 
-_SHORTEST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.0002, 0.005
+_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.002, 0.0002
+"""Between two looks at the line: who has waited longer looks more often, so is likelier next."""
+_TURN_SECONDS = 0.001
+"""How long one process may write again and again without standing in line."""
 
 
 class FileLock:
@@ -30,6 +38,7 @@ class FileLock:
         self._path = database.with_name(database.name + ".lock")
         self._timeout_seconds = timeout_seconds
         self._descriptor = -1
+        self._turn_began = 0.0
 
     def acquire(self) -> None:
         """Take the lock.
@@ -42,10 +51,16 @@ class FileLock:
             return
         if self._descriptor < 0:
             self._descriptor = self._open()
+        its_turn = time.monotonic() - self._turn_began < _TURN_SECONDS
+        if its_turn and self._take(fcntl.flock):
+            return
+        give_up = time.monotonic() + self._timeout_seconds
+        self._wait(fcntl.lockf, _FIRST_PAUSE_SECONDS, give_up)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._wait()
+            self._wait(fcntl.flock, _LAST_PAUSE_SECONDS, give_up)
+        finally:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+        self._turn_began = time.monotonic()
 
     def release(self) -> None:
         """Give the lock back."""
@@ -67,19 +82,21 @@ class FileLock:
                 "writable to write steps."
             ) from error
 
-    def _wait(self) -> None:
+    def _take(self, lock: Callable[[int, int], None]) -> bool:
+        """Take one of the two locks if it is free."""
         assert fcntl is not None  # noqa: S101 - only called where there is flock
-        give_up = time.monotonic() + self._timeout_seconds
-        pause = _SHORTEST_WAIT_SECONDS
-        while time.monotonic() < give_up:
-            time.sleep(pause)
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pause = min(pause * 1.5, _LONGEST_WAIT_SECONDS)
-            else:
-                return
-        raise StorageBusyError(
-            f"{self._database} is held by another writer for {self._timeout_seconds:g} s; "
-            "try again when it is done."
-        )
+        try:
+            lock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # POSIX allows either for a lock that is held
+            return False
+        return True
+
+    def _wait(self, lock: Callable[[int, int], None], pause_seconds: float, give_up: float) -> None:
+        while not self._take(lock):
+            if time.monotonic() >= give_up:
+                raise StorageBusyError(
+                    f"{self._database} is held by another writer for {self._timeout_seconds:g} s; "
+                    "try again when it is done."
+                )
+            time.sleep(pause_seconds)
+            pause_seconds = max(pause_seconds * 0.8, _LAST_PAUSE_SECONDS)
