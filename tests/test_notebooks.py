@@ -7,6 +7,7 @@ way rich output is shown. No Jupyter is needed for that; the .ipynb beside it is
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -46,16 +47,22 @@ def executed(source: Path) -> list[dict[str, Any]]:
 
 
 def run_cell(text: str, names: dict[str, Any], where: str) -> Any:
-    """Run a cell; return the value of its last expression as a notebook shows it."""
+    """Run a cell, awaiting what it awaits; return what its last expression is shown as."""
     tree = ast.parse(text)
     last = tree.body[-1] if tree.body else None
-    if not isinstance(last, ast.Expr):
-        exec(compile(tree, where, "exec", dont_inherit=True), names)  # noqa: S102
+    expression = tree.body.pop() if isinstance(last, ast.Expr) else None
+    _run(tree, "exec", names, where)
+    if not isinstance(expression, ast.Expr):
         return None
-    tree.body.pop()
-    exec(compile(tree, where, "exec", dont_inherit=True), names)  # noqa: S102
-    value = eval(compile(ast.Expression(last.value), where, "eval", dont_inherit=True), names)  # noqa: S307
+    value = _run(ast.Expression(expression.value), "eval", names, where)
     return None if value is None else shown(value)
+
+
+def _run(tree: ast.Module | ast.Expression, mode: str, names: dict[str, Any], where: str) -> Any:
+    """Run one piece of a cell; a coroutine is what awaiting at the top of a cell makes of it."""
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    value = eval(compile(tree, where, mode, flags, dont_inherit=True), names)  # noqa: S307
+    return asyncio.run(value) if asyncio.iscoroutine(value) else value
 
 
 def shown(value: object) -> Any:

@@ -412,3 +412,32 @@ class TestEveryPlot:
         monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
         with pytest.raises(MissingExtraError, match=r"hybridagi-steps\[plot\]"):
             draw(memory)
+
+
+class TestContextUse:
+    def context(self, budget: int) -> Any:
+        said = [("user", "Cancel the flight " * 20), ("assistant", "Why? " * 20), ("user", "Ill.")]
+        steps = [hs.Step(session_id="s", role=hs.MessageRole(who), content=t) for who, t in said]
+        return hs.ContextBuilder(budget=budget).build(steps=steps, system_prompt="Be kind.")
+
+    def test_each_context_is_a_bar_as_long_as_its_tokens(self) -> None:
+        contexts = [self.context(60), self.context(2_000)]
+        axes = hs.plots.context_use(contexts)
+        kept = [0.0, 0.0]
+        for container in axes.containers:
+            if container.get_label() != "left out":
+                for place, bar in enumerate(container):
+                    kept[place] += bar.get_width()
+        assert kept == [context.receipt.tokens for context in contexts]
+        assert [label.get_text() for label in axes.get_yticklabels()] == ["60", "2,000"]
+
+    def test_what_was_left_out_shows(self) -> None:
+        axes = hs.plots.context_use(self.context(60))
+        left_out = axes.containers[-1]
+        assert left_out.get_label() == "left out"
+        assert sum(bar.get_width() for bar in left_out) > 0
+
+    def test_no_context_is_said_so(self) -> None:
+        assert hs.plots.context_use([]).texts[0].get_text() == "no context"
+        with pytest.raises(hs.errors.InvalidSettingError, match="ContextBuilder"):
+            hs.plots.context_use(["no context"])  # pyright: ignore[reportArgumentType]
