@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hybridagi_steps.context import (
 )
 from hybridagi_steps.errors import (
     ContextBudgetError,
+    DiskFullError,
     EmbedderError,
     InvalidSettingError,
     UnknownSessionError,
@@ -227,6 +229,12 @@ class TestRecall:
         context = ContextBuilder(memory).build(steps=run, query="find hotel")
         assert texts(context).count("hotel 1") == 1
 
+    def test_what_says_nothing_new_is_not_recalled(self, memory: StepMemory) -> None:
+        call = {"program": "chat", "arguments": {"message": "Cancel my booking tomorrow"}}
+        memory.add(AgentStep(step_type=AgentStepType.ProgramCall, inputs=call, run_id="now"))
+        context = ContextBuilder(memory).build(steps=[say("user", "Cancel my booking tomorrow")])
+        assert [m["content"] for m in context.messages] == ["Cancel my booking tomorrow"]
+
     def test_nobody_recalls_another_users_steps(self, memory: StepMemory) -> None:
         for user in ("ana", "bob"):
             told = f"the password of {user}"
@@ -384,6 +392,44 @@ class TestSession:
         stored = store.message_tokens([step.id for step in kept], counter_id)
         assert set(stored.values()) == {10}
         assert len([text for text in calls if text.startswith("Message")]) == 5
+
+    def test_deleted_messages_are_gone(self, memory: StepMemory) -> None:
+        store = memory.repository().store
+        builder = ContextBuilder(memory, k=0)
+        store.commit("s", talk(4))
+        builder.build(session_id="s")
+        store.hide_from("s", 3)
+        assert len(builder.build(session_id="s").messages) == 2
+        store.commit("s", [say("user", "again"), say("assistant", "so")])
+        shown = [m["content"] for m in builder.build(session_id="s").messages]
+        assert shown[2:] == ["again", "so"]
+
+    def test_a_context_does_not_fail_because_counts_cannot_be_kept(
+        self, memory: StepMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store = memory.repository().store
+        store.commit("s", talk(2))
+
+        def full(*_: Any) -> None:
+            raise DiskFullError("no space left")
+
+        monkeypatch.setattr(type(store), "save_message_tokens", full)
+        with caplog.at_level("INFO", logger="hybridagi_steps"):
+            assert len(ContextBuilder(memory).build(session_id="s").messages) == 2
+        assert "no space left" in caplog.text
+
+    def test_many_threads_share_a_builder(self, file_memory: StepMemory) -> None:
+        store = file_memory.repository().store
+        for n in range(24):
+            store.commit(f"s{n}", [say("user", f"I am number {n} of all.")])
+        builder = ContextBuilder(file_memory)
+
+        def built(n: int) -> str:
+            return builder.build(session_id=f"s{n % 24}").messages[-1]["content"]
+
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(built, range(96)))
+        assert answers == [f"I am number {n % 24} of all." for n in range(96)]
 
     def test_nobody_can_change_what_a_builder_remembers(self, memory: StepMemory) -> None:
         memory.repository().store.commit("s", to_messages(_tool_step()))

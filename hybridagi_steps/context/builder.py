@@ -15,9 +15,10 @@ from typing import Any, Literal, overload
 
 from hybridagi_steps.arguments import Where
 from hybridagi_steps.context.compaction import compact, expand, replaced, summarised
-from hybridagi_steps.context.excerpts import extractive_summary, identifiers
+from hybridagi_steps.context.excerpts import extractive_summary, identifiers, words
 from hybridagi_steps.context.layout import Layout, Quoted, least_tokens, planned
 from hybridagi_steps.context.recall import (
+    Search,
     block_text,
     dependencies,
     fitted,
@@ -249,12 +250,18 @@ class ContextBuilder:
         self, layout: Layout, room: int, query: str, source: Source, receipt: Receipt
     ) -> Quoted | None:
         """Return the message that quotes older steps, if one fits."""
-        where = self.where or own_history(self.memory, source)
-        shown = layout.shown_ids(source)
-        steps = found(query, self.k, layout.hidden, self.memory, where, shown, receipt.notes)
+        texts = [unit_text(unit) for unit in layout.shown]
+        search = Search(
+            self.memory,
+            self.where or own_history(self.memory, source),
+            layout.shown_ids(source),
+            {word for text in texts for word in words(text)},
+            receipt.notes,
+        )
+        steps = found(query, self.k, layout.hidden, search)
         known = {step.id for step in steps}
         steps += islice(dependencies(layout.tail[-2:], layout.hidden, known), self.k)
-        seen = {name for unit in layout.shown for name in identifiers(unit_text(unit))}
+        seen = {name for text in texts for name in identifiers(text)}
         kept = fitted(steps, room - MESSAGE_TOKENS, query, seen, self._count.text)
         while kept:
             cost = self._count.message({"content": block_text(kept)})

@@ -28,6 +28,8 @@ from hybridagi_steps.records.message import MessageRole, Step, in_utc
 
 _RANK_OFFSET = 60
 _OVERFETCH = 20
+_SAME_WORDS = 0.1
+"""A step is worth recalling if more than this share of its words is not shown."""
 _LEAST_TOKENS = 24
 _CLOSING = 8
 """Tokens of what closes a run's block, generously."""
@@ -82,25 +84,49 @@ def step_lines(step: AgentStep) -> str:
     return f"{step.step_type}: " + "\n".join(line for line in lines if line)
 
 
-def found(
-    query: str,
-    k: int,
-    older: Sequence[Unit],
-    memory: StepMemory | None,
-    where: StepFilter,
-    shown_ids: Collection[str],
-    notes: list[str],
-) -> list[Recalled]:
+@dataclass(slots=True)
+class Search:
+    """Where older steps are searched, and what need not be found."""
+
+    memory: StepMemory | None
+    """None searches the session's own older units only."""
+    where: StepFilter
+    """Which steps of the memory may be found."""
+    shown_ids: set[str]
+    """Messages and steps that are shown as they are."""
+    shown_words: set[str]
+    """Words that are shown as they are."""
+    notes: list[str]
+    """Receives what could not be done."""
+
+    def hits(self, query: str, k: int) -> list[StepHit]:
+        """Return steps of the memory that say something which is not shown, best first."""
+        if self.memory is None:
+            return []
+        wanted = k + min(len(self.shown_ids), _OVERFETCH)
+        try:
+            hits = self.memory.search(query, wanted, where=self.where)
+        except EmbedderError as error:
+            self.notes.append(f"searched by words only: {error}")
+            hits = self.memory.search(query, wanted, where=self.where, mode="lexical")
+        return [hit for hit in hits if self._says_something_new(hit.step)][:k]
+
+    def _says_something_new(self, step: AgentStep) -> bool:
+        if id_text(step.id) in self.shown_ids:
+            return False
+        values = [step.purpose, *step.arguments.values(), *(step.outputs or {}).values()]
+        said = set(words(" ".join(map(json_text, values))))
+        return len(said - self.shown_words) > _SAME_WORDS * len(said)
+
+
+def found(query: str, k: int, older: Sequence[Unit], search: Search) -> list[Recalled]:
     """Return the k older steps that matter most for a query, best first.
 
     Args:
         query: What is being done now.
         k: Most steps wanted.
         older: The session's units that are not shown.
-        memory: Where other steps are searched; None searches the older units only.
-        where: Which of its steps may be found.
-        shown_ids: Steps that are shown already.
-        notes: Receives what could not be done.
+        search: Where else to look.
     """
     if not query.strip() or k < 1:
         return []
@@ -113,7 +139,7 @@ def found(
 
     for place, unit in enumerate(_by_words(query, older, k)):
         rank(recalled_unit(unit, "shares words with what is done now"), place)
-    for place, hit in enumerate(_searched(query, k, memory, where, shown_ids, notes)):
+    for place, hit in enumerate(search.hits(query, k)):
         unit = by_step.get(id_text(hit.step.id))
         why = f"similar: {hit.why}" if hit.why else "similar"
         rank(recalled_unit(unit, why) if unit else _recalled_step(hit.step, why), place)
@@ -226,25 +252,6 @@ def _by_words(query: str, older: Sequence[Unit], k: int) -> list[Unit]:
     index.add(Document(n, words(unit_text(unit))) for n, unit in enumerate(older))
     rows, _ = index.match(words(query)).top(2 * k)
     return [older[int(row)] for row in rows]
-
-
-def _searched(
-    query: str,
-    k: int,
-    memory: StepMemory | None,
-    where: StepFilter,
-    shown_ids: Collection[str],
-    notes: list[str],
-) -> list[StepHit]:
-    if memory is None:
-        return []
-    wanted = k + min(len(shown_ids), _OVERFETCH)
-    try:
-        hits = memory.search(query, wanted, where=where)
-    except EmbedderError as error:
-        notes.append(f"searched by words only: {error}")
-        hits = memory.search(query, wanted, where=where, mode="lexical")
-    return [hit for hit in hits if id_text(hit.step.id) not in shown_ids][:k]
 
 
 def _message_lines(message: Step) -> Iterator[str]:

@@ -7,13 +7,14 @@ its count holds for good.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hybridagi_steps.context.receipt import ReceiptEntry
-from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.errors import InvalidSettingError, StorageError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.agent_steps import shown_steps, to_messages
 from hybridagi_steps.messages.provider_out import OPENING, openai_message
@@ -23,6 +24,8 @@ from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.session_protocols import BranchPosition, MessageTokenStore
 from hybridagi_steps.token_counters import MessageCounter
+
+log = logging.getLogger("hybridagi_steps")
 
 _NO_SESSION = "context"
 _REMEMBERED_SESSIONS = 16
@@ -61,7 +64,7 @@ class Source:
                 row.append(cost)
             costs.append(row)
         if store is not None and fresh:
-            store.save_message_tokens(fresh, counter_id)
+            _keep(store, fresh, counter_id)
         return costs
 
     def entry(self, message: Step, why: str, tokens: int) -> ReceiptEntry:
@@ -140,6 +143,14 @@ def own_history(memory: StepMemory | None, source: Source) -> StepFilter:
         first = next(memory.iter_steps({"session_id": source.session_id}), None)
         user = first.user_id if first is not None else None
     return StepFilter() if user is None else StepFilter(user_id=user)
+
+
+def _keep(store: MessageTokenStore, counts: dict[str, int], counter_id: str) -> None:
+    """Keep counts for the next time; a context must not fail because they cannot be written."""
+    try:
+        store.save_message_tokens(counts, counter_id)
+    except StorageError as error:
+        log.info("token counts of %d messages were not kept: %s", len(counts), error)
 
 
 def _given(steps: list[Any]) -> Source:
