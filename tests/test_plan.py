@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -147,6 +147,7 @@ def graphs(draw: st.DrawFn) -> Plan:
     return Plan(steps=draw(st.permutations(steps)))
 
 
+@settings(deadline=None)
 @given(graphs())
 def test_every_step_stands_in_the_first_wave_after_what_it_needs(plan: Plan) -> None:
     place = {each.id: n for n, wave in enumerate(plan.waves()) for each in wave}

@@ -7,7 +7,7 @@ import json
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridagi_steps.errors import InvalidPlanError, PlanParseError
@@ -343,11 +343,13 @@ def plans(draw: st.DrawFn) -> Plan:
     return Plan(name=draw(names), description=draw(texts), steps=made)
 
 
+@settings(deadline=None)
 @given(plans())
 def test_a_plan_reads_back_from_its_text(plan: Plan) -> None:
     assert Plan.parse(plan.to_text(), check=False) == plan
 
 
+@settings(deadline=None)
 @given(plans())
 def test_a_plan_reads_back_from_json_and_from_text_inside_prose(plan: Plan) -> None:
     assert Plan.parse(plan.model_dump_json(), check=False) == plan
@@ -356,6 +358,7 @@ def test_a_plan_reads_back_from_json_and_from_text_inside_prose(plan: Plan) -> N
     assert Plan.parse(f"Well.\n{plan.to_text()}\nSTEP: more?", check=False) == plan
 
 
+@settings(deadline=None)
 @given(st.one_of(st.text(), st.lists(lines, max_size=30).map("\n".join)))
 def test_any_text_is_read_or_refused_with_our_errors(text: str) -> None:
     try:

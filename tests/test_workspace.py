@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridagi_steps.errors import (
@@ -168,6 +168,7 @@ def test_devices_and_pipes_are_refused_without_waiting(workspace: Workspace) -> 
     assert "pipe" not in workspace.list()
 
 
+@settings(deadline=None)
 @given(st.text(max_size=30))
 def test_any_path_stays_below_or_is_refused(path: str) -> None:
     try:
@@ -179,6 +180,7 @@ def test_any_path_stays_below_or_is_refused(path: str) -> None:
     assert ".." not in parts
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["..", ".", "", "a", "out", "secret.txt", "/"]), max_size=6))
 def test_no_combination_of_parts_reaches_the_secret(
     tmp_path_factory: pytest.TempPathFactory, parts: list[str]
@@ -573,6 +575,7 @@ def held(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
 
+@settings(deadline=None, max_examples=50)
 @given(trees, trees)
 def test_any_tree_goes_back_and_comes_over(
     tmp_path_factory: pytest.TempPathFactory, before: dict[str, bytes], after: dict[str, bytes]
