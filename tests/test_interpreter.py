@@ -216,6 +216,35 @@ class TestARun:
         assert [step.step_type.value for step in steps][-1] == "ProgramEnd"
         assert {step.session_id for step in steps} == {"desk"}
 
+    def test_is_returned_as_redacted_as_it_is_stored(self) -> None:
+        def hide(text: str) -> str:
+            return text.replace("4111", "[card]")
+
+        with hs.StepMemory(":memory:", embedder="hashing", redact=hide) as memory:
+            out = GraphInterpreter(chain(say("card {{ query }}")), [Speak()], memory)(query="4111")
+            assert "4111" not in "".join(step.model_dump_json() for step in memory.iter_steps())
+            assert list(memory.iter_steps()) == out.program_trace.steps
+        assert out.final_answer == "card 4111"
+
+    def test_goes_on_when_the_memory_does_not(self, caplog: pytest.LogCaptureFixture) -> None:
+        class Full:
+            """A memory on a full disk."""
+
+            def add(self, step: Any) -> None:
+                raise OSError("disk full")
+
+            def run(self, run_id: str) -> list[AgentStep]:
+                return []
+
+        out = GraphInterpreter(chain(say("hello")), [Speak()], Full())(query="q")
+        assert (out.finish_reason, out.final_answer) == ("finished", "hello")
+        assert "Action Speak" in kinds(out)
+        assert "was not stored" in caplog.text
+
+    def test_is_shown_in_a_notebook(self) -> None:
+        out = GraphInterpreter(chain(say("<b>hi</b>")), [Speak()])(query="q")
+        assert "finished: &lt;b&gt;hi" in out._repr_html_()  # pyright: ignore[reportPrivateUsage]
+
     def test_counts_tokens_with_the_node_that_used_them(self, memory: hs.StepMemory) -> None:
         program = chain(Action("think", "ChainOfThought", "Think", "Think hard"))
         agent = GraphInterpreter(program, tools=[ChainOfThought()], memory=memory)

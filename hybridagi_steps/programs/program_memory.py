@@ -9,12 +9,12 @@ comes back exactly, lies beside that. Programs are read again when another proce
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from hybridagi_steps.errors import InvalidQueryError, ProgramError, UnknownProgramError
+from hybridagi_steps.locks import ForkSafeLock
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.programs.graph_program import GraphProgram
 from hybridagi_steps.programs.program_library import copy_of, programs_of
@@ -51,7 +51,7 @@ class ProgramMemory:
     ) -> None:
         self.protected = tuple(protected)
         self._steps = _beside(memory, embedder)
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._read: dict[str, tuple[str, GraphProgram]] = {}
 
     def add(self, programs: GraphProgram | str | Iterable[Any] | Mapping[str, Any]) -> None:
@@ -202,9 +202,7 @@ def _beside(memory: StepMemory | str | os.PathLike[str], embedder: Any) -> StepM
 
 def _reopened(steps: StepMemory, protected: Sequence[str]) -> ProgramMemory:
     opened = ProgramMemory.__new__(ProgramMemory)
-    opened.__dict__.update(
-        protected=tuple(protected), _steps=steps, _lock=threading.Lock(), _read={}
-    )
+    opened.__dict__.update(protected=tuple(protected), _steps=steps, _lock=ForkSafeLock(), _read={})
     return opened
 
 

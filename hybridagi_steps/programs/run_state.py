@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from hybridagi_steps.records.agent_step import shown
 from hybridagi_steps.records.predictions import AgentStepList, PredictionModel
 
 FinishReason = Literal["max_iters", "finished", "error"]
@@ -97,3 +98,10 @@ class AgentOutput(PredictionModel):
             "finish_reason": self.finish_reason,
         }
         return told if self.error is None else {**told, "error": self.error.model_dump()}
+
+    def _repr_html_(self) -> str:
+        """Show the steps in a notebook."""
+        from hybridagi_steps.display import steps_html
+
+        steps = [shown(step) for step in self.program_trace.steps]
+        return steps_html(steps, title=f"{self.finish_reason}: {self.final_answer[:200]}")
