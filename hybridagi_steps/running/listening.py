@@ -1,8 +1,8 @@
 """Tokens of a DSPy program: which fields are listened to, and what arrives from them.
 
 DSPy's own listeners find a field inside the text of an answer. Ours listen anew to each answer of a
-predictor, know adapters by their family and not by their name, and pass on reasoning and tool calls
-that arrive beside the text.
+predictor, know adapters by their family and not by their name, read JSON as JSON, and pass on
+reasoning and tool calls that arrive beside the text.
 """
 
 # DSPy ships no types.
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 
 import dspy
 from dspy.streaming import StatusMessageProvider, StreamListener, StreamResponse
+from pydantic_core import from_json
 
 _FAMILIES: dict[Any, str] = {
     dspy.XMLAdapter: "XMLAdapter",
@@ -51,6 +52,36 @@ class Silent(StatusMessageProvider):
         """Say nothing."""
 
 
+class JSONField:
+    """One text field of a JSON object that is still being written.
+
+    DSPy's listener gives the characters of the JSON, quotes and escapes included; a reader wants
+    the text that they mean.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._written = ""
+        self._given = ""
+
+    def grow(self, more: str) -> str:
+        """Return what a piece of the object adds to the field."""
+        self._written += more
+        begins = self._written.find("{")
+        if begins < 0:
+            return ""
+        try:
+            fields = from_json(self._written[begins:], allow_partial="trailing-strings")
+        except ValueError:  # cut in the middle of an escape, or no JSON at all
+            return ""
+        value = fields.get(self._name) if isinstance(fields, dict) else None
+        if not isinstance(value, str) or not value.startswith(self._given):
+            return ""
+        added = value[len(self._given) :]
+        self._given = value
+        return added
+
+
 class FieldListener(StreamListener):
     """Listens to one field of one predictor; to reasoning and tool calls only when it has none.
 
@@ -65,6 +96,7 @@ class FieldListener(StreamListener):
         self._answer_id: Any = None
         self._answers = 0
         self._hidden: set[Any] = set()
+        self._json = JSONField(field or "")
 
     def receive(self, chunk: Any) -> Piece | None:
         """Return what a chunk adds, None when that is nothing yet."""
@@ -104,6 +136,8 @@ class FieldListener(StreamListener):
         family = next((f for kind, f in _FAMILIES.items() if isinstance(adapter, kind)), None)
         if family is None:
             return None
+        if family == "JSONAdapter":
+            return self._json.grow(chunk.choices[0].delta.content or "")
         self.adapter_identifiers[type(adapter).__name__] = self.adapter_identifiers[family]
         return _text(super().receive(chunk))
 
@@ -114,6 +148,7 @@ class FieldListener(StreamListener):
         self._answer_id = answer_id
         self._answers += 1
         self._hidden = set()
+        self._json = JSONField(self.signature_field_name)
         fresh = StreamListener(self.signature_field_name, predict=self.predict, predict_name="")
         for name in (
             "field_start_queue",

@@ -19,6 +19,8 @@ from functools import lru_cache
 from typing import Any, cast
 
 import dspy
+from dspy.clients.call_context import adapter_fallback_scope
+from dspy.utils.exceptions import AdapterParseError
 
 from hybridagi_steps.programs.adapters import NativeMessagesMixin
 
@@ -48,6 +50,38 @@ class SessionSplice:
         needed = getattr(self, "user_message_output_requirements", None)
         form = f"\n\n{needed(signature)}" if needed is not None else ""
         return [*request, *self.after, {"role": "user", "content": f"{_GO_ON}{form}"}]
+
+    def __call__(
+        self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: Any, inputs: Any
+    ) -> Any:
+        """Ask a model; ask again as JSON when the answer cannot be read."""
+        given = (lm, dict(lm_kwargs), signature, demos, inputs)
+        with adapter_fallback_scope() as progress:
+            try:
+                return cast("Any", super()).__call__(lm, lm_kwargs, signature, demos, inputs)
+            except AdapterParseError:
+                if not self._asks_again(progress):
+                    raise
+                return self._make_json_adapter_fallback()(*given)
+
+    async def acall(
+        self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: Any, inputs: Any
+    ) -> Any:
+        """Do so asynchronously."""
+        given = (lm, dict(lm_kwargs), signature, demos, inputs)
+        with adapter_fallback_scope() as progress:
+            try:
+                return await cast("Any", super()).acall(lm, lm_kwargs, signature, demos, inputs)
+            except AdapterParseError:
+                if not self._asks_again(progress):
+                    raise
+                return await self._make_json_adapter_fallback().acall(*given)
+
+    def _asks_again(self, progress: Any) -> bool:
+        # DSPy itself does not once a token was streamed, since it cannot take tokens back. A draft
+        # can be called off, so streaming must not make a program less able.
+        able = isinstance(self, dspy.ChatAdapter) and not isinstance(self, dspy.JSONAdapter)
+        return able and progress.emitted and getattr(self, "use_json_adapter_fallback", False)
 
     def _make_json_adapter_fallback(self) -> Any:
         # When a chat answer cannot be read DSPy asks again through another adapter.
