@@ -86,6 +86,7 @@ def decorations() -> dict[str, str]:
         "prose": f"Sure! Plan of action:\n\n{SEED}\nTell me if STEP: two needs changes.",
         "fenced": f"Here you go:\n```\n{SEED.strip()}\n```\nHope it helps!",
         "fenced, no end": f"Hi\n```plan\n{SEED.strip().removesuffix('END_PLAN')}```\nBye!",
+        "ellipses": SEED.replace("\n\nSTEP", "\n...\n\nSTEP").replace("END_PLAN", "…\nEND_PLAN"),
         "rules": SEED.replace("\nSTEP", "\n---\n\nSTEP"),
         "ends in words": SEED.replace("END_PLAN", "**End of plan**"),
     }
@@ -286,6 +287,7 @@ TROUBLE = [
     "```",
     "\\```",
     "---",
+    "...",
     "***",
     "  PLAN: no",
     "",

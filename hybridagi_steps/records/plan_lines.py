@@ -22,7 +22,7 @@ _KEY = re.compile(
 )
 _END = re.compile(r"[\s>#*_`=-]{0,20}END[ _-]?(?:OF[ _-])?PLAN[\s*_`.=:-]{0,20}", re.IGNORECASE)
 _FENCE = re.compile(r"\s{0,40}`{3,}(?P<info>[^`]*)")
-_RULE = re.compile(r"\s{0,40}(?:-{3,}|={3,}|\*{3,}|_{3,})\s*")
+_RULE = re.compile(r"\s{0,40}(?:-{3,}|={3,}|\*{3,}|_{3,}|\.{3,}|…)\s*")
 _ESCAPED = re.compile(r"(\s*)(\\*)(.*)", re.DOTALL)
 
 KEYS = {
@@ -119,7 +119,7 @@ def is_end(line: str) -> bool:
 
 
 def is_rule(line: str) -> bool:
-    """Whether a line is a horizontal rule, as models put between steps."""
+    """Whether a line is a horizontal rule or an ellipsis, as models put between steps."""
     return len(line) < _HEAD and _RULE.fullmatch(line) is not None
 
 
