@@ -19,7 +19,7 @@ from typing import Any
 
 import dspy
 import pytest
-from test_interpreter import ASK_BACK_REPLIES, ask_back, chain, say
+from agent_programs import ASK_BACK_REPLIES, ask_back, chain, say
 
 import hybridagi_steps as hs
 from hybridagi_steps import errors

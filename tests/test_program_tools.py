@@ -15,8 +15,8 @@ from typing import Any
 
 import dspy
 import pytest
+from agent_programs import async_call, both, chain, say, sync_call
 from pydantic import BaseModel
-from test_interpreter import async_call, both, chain, say, sync_call
 
 import hybridagi_steps as hs
 from hybridagi_steps import errors
