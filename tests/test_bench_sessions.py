@@ -9,7 +9,7 @@ import pytest
 
 from hybridagi_steps.bench import sessions
 
-SMALL: dict[str, Any] = {"processes": 2, "appends": 15, "length": 60, "forks": 20, "kills": 3}
+SMALL: Any = {"processes": 2, "appends": 15, "length": 60, "forks": 20, "kills": 3}
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
@@ -34,7 +34,8 @@ def test_a_peer_that_is_missing_is_named(
 
     absent = session_writers.RIVALS[1]._replace(package="no_such_package")
     monkeypatch.setattr(sessions, "RIVALS", (session_writers.RIVALS[0], absent))
-    sessions.report(**{**SMALL, "processes": 1, "kills": 1})
+    options: Any = {**SMALL, "processes": 1, "kills": 1}
+    sessions.report(**options)
     shown = " ".join(capsys.readouterr().out.split())
     assert "kill -9, 1 times" in shown
     assert "not" in shown
