@@ -175,7 +175,7 @@ class ContextBuilder:
         layout.report(receipt, source, self._count)
         receipt.dropped += [
             source.entry(message, f"stands in summary {standing[message.id]}", 0)
-            for unit in conversation.units
+            for unit in (conversation.units if standing else ())
             for message in unit.messages
             if message.id in standing
         ]

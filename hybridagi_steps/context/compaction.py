@@ -80,7 +80,7 @@ def expand(messages: Iterable[Step], originals: Iterable[Step] = ()) -> list[Ste
 
 def summarised(message: Step) -> list[str]:
     """Return the ids of the messages that a message stands for; none if it is no summary."""
-    ids: Any = (message.metadata or {}).get(SUMMARY_OF)
+    ids: Any = message.metadata.get(SUMMARY_OF) if message.metadata else None
     return [str(step_id) for step_id in ids] if isinstance(ids, list) else []  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
@@ -90,6 +90,8 @@ def replaced(units: Sequence[Unit]) -> tuple[list[Unit], dict[str, str]]:
     Returns:
         The units; and for each message that is not shown the summary that stands for it.
     """
+    if not any(summarised(unit.messages[0]) for unit in units):
+        return list(units), {}
     standing: dict[str, str] = {}
     summaries: dict[str, Unit] = {}
     seen: set[str] = set()

@@ -18,7 +18,7 @@ GAP = " […] "
 
 _FRAGMENT_CHARACTERS = 160
 _SUMMARY_CHARACTERS = 2_000
-_WORDS_OF = 4_000
+_WORDS_OF = 40_000
 _SHORT_CHARACTERS = 200
 _WANTED_WORDS = 2
 """Words of the query that a fragment must share to be kept without a new id."""
@@ -30,6 +30,12 @@ _BREAKS = re.compile(r"(?<=[.!?])\s+|\n+|(?<=[,;}\]])\s+")
 def identifiers(text: str) -> list[str]:
     """Return the ids and numbers in a text, each once: names, codes, dates, paths with a digit."""
     return list(dict.fromkeys(_IDENTIFIER.findall(text)))
+
+
+@lru_cache(maxsize=4_096)
+def identifier_set(text: str) -> frozenset[str]:
+    """Return the ids and numbers in a text, to be asked for many."""
+    return frozenset(_IDENTIFIER.findall(text))
 
 
 @lru_cache(maxsize=4_096)

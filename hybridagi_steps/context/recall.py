@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from hybridagi_steps.context.excerpts import condensed, excerpt, identifiers, words
+from hybridagi_steps.context.excerpts import condensed, excerpt, identifier_set, identifiers, words
 from hybridagi_steps.errors import EmbedderError
 from hybridagi_steps.exchange.conversation import text_of
 from hybridagi_steps.exchange.records import as_object
@@ -37,6 +37,9 @@ _CHARACTERS_PER_TOKEN = 3
 _QUERY_REQUEST, _QUERY_LAST = 300, 400
 _COMMONEST = 0.3
 """A word in more than this share of the older units tells none of them apart."""
+
+_LEAST_NAME, _MOST_NAMES = 4, 100
+"""Shorter ids and numbers say nothing of where they come from; more are not followed."""
 
 Count = Callable[[str], int]
 """Tokens of a text."""
@@ -157,11 +160,12 @@ def dependencies(
         older: Units that are not, in order.
         known: Ids of what is quoted already.
     """
-    used = dict.fromkeys(i for unit in reversed(newest) for i in identifiers(unit_text(unit)))
-    texts = [unit_text(unit) for unit in older]
+    texts = (unit_text(unit) for unit in reversed(newest))
+    used = [name for text in texts for name in identifiers(text) if len(name) >= _LEAST_NAME]
+    named = [identifier_set(unit_text(unit)) for unit in older]
     taken = set(known)
-    for name in used:
-        holding = [n for n, text in enumerate(texts) if name in text]
+    for name in dict.fromkeys(used[:_MOST_NAMES]):
+        holding = [n for n, names in enumerate(named) if name in names]
         if not holding or len(holding) > max(1, _COMMONEST * len(older)):
             continue
         step = recalled_unit(older[holding[0]], f"first named {name[:60]}")
