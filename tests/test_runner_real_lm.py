@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import dspy
 import openai
@@ -39,7 +39,11 @@ def test_a_real_model_answers_streams_and_remembers(
     async def chat(given: list[dict[str, Any]]) -> AsyncIterator[str]:
         client = openai.AsyncOpenAI(base_url=model.kwargs["api_base"], api_key="none")
         stream = await client.chat.completions.create(
-            model="smollm2", messages=given, stream=True, max_tokens=40, temperature=0.0
+            model="smollm2",
+            messages=cast("Any", given),
+            stream=True,
+            max_tokens=40,
+            temperature=0.0,
         )
         async for chunk in stream:
             yield chunk.choices[0].delta.content or ""
