@@ -1,0 +1,113 @@
+"""Commands that serve a memory: over HTTP with a page, and to MCP clients over standard streams."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hybridagi_steps.cli.options import DEFAULT_DB, Db, Namespace, opened
+
+if TYPE_CHECKING:
+    from hybridagi_steps.server.auth import TokenScope
+
+TOKEN_VARIABLE = "HYBRIDAGI_STEPS_TOKEN"  # noqa: S105 - the name of a variable
+DEFAULT_PORT = 8377
+
+Program = Annotated[
+    str | None,
+    typer.Option(
+        "--program", help="The program to talk to; reading works without.", metavar="MODULE:NAME"
+    ),
+]
+
+
+def serve(
+    db: Db = DEFAULT_DB,
+    program: Program = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")
+    ] = DEFAULT_PORT,
+    tokens: Annotated[
+        str | None,
+        typer.Option("--tokens", help="More tokens: lines of TOKEN scope,scope.", metavar="FILE"),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option("--allow-host", help="A name this server goes by; repeatable."),
+    ] = None,
+    ask: Annotated[bool, typer.Option("--ask", help="Ask the reader before each tool.")] = False,
+    max_streams: Annotated[
+        int, typer.Option("--max-streams", min=1, help="Most event streams at a time.")
+    ] = 2000,
+    max_runs: Annotated[int, typer.Option("--max-runs", min=1, help="Most runs at a time.")] = 64,
+    namespace: Namespace = "default",
+) -> None:
+    """Serve sessions, runs and search over HTTP, with a page; prints a token and the address."""
+    _check_installed("fastapi", "uvicorn", "prometheus_client", what="The server", extra="server")
+    from hybridagi_steps.server.app import create_app
+    from hybridagi_steps.server.auth import Tokens
+    from hybridagi_steps.server.program_loading import load_runner
+    from hybridagi_steps.server.serving import bound, page_address
+    from hybridagi_steps.server.serving import serve as serve_app
+    from hybridagi_steps.server.settings import LOOPBACK_NAMES, ServerSettings
+
+    token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
+    known = Tokens(_known_tokens(token, tokens))
+    settings = ServerSettings(
+        allowed_hosts=(*LOOPBACK_NAMES, host, *(allow_host or ())),
+        max_streams=max_streams,
+        max_runs=max_runs,
+    )
+    with opened(db, namespace) as memory:
+        runner = None if program is None else load_runner(program, memory, ask_consent=ask)
+        app = create_app(memory, known, runner=runner, settings=settings)
+        listening = bound(host, port, settings.stall_seconds)
+        address = page_address(host, listening.getsockname()[1], token)
+        serve_app(app, listening, lambda: _say(token, address, has_program=runner is not None))
+
+
+def mcp(db: Db = DEFAULT_DB, namespace: Namespace = "default") -> None:
+    """Serve search_steps, get_run and add_step to an MCP client over standard input and output."""
+    _check_installed("mcp", what="The MCP server", extra="mcp")
+    from hybridagi_steps.server.mcp_server import serve_stdio
+
+    with opened(db, namespace) as memory:
+        serve_stdio(memory)
+
+
+def _known_tokens(token: str, file: str | None) -> dict[str, list[TokenScope]]:
+    from hybridagi_steps.server.auth import TokenScope, read_tokens
+
+    known: dict[str, list[TokenScope]] = {}
+    if file is not None:
+        try:
+            known = read_tokens(Path(file).read_text("utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise typer.BadParameter(f"--tokens {file} cannot be read: {error}.") from error
+    return {**known, token: [TokenScope.ADMIN]}
+
+
+def _say(token: str, address: str, *, has_program: bool) -> None:
+    typer.echo(f"token: {token}")
+    typer.echo(f"page:  {address}")
+    if not has_program:
+        typer.echo("No --program: everything can be read; chat and retry cannot.")
+    typer.echo("Stop with Ctrl-C.")
+
+
+def _check_installed(*modules: str, what: str, extra: str) -> None:
+    """Check that an extra is there.
+
+    Raises:
+        MissingExtraError: It is not.
+    """
+    from hybridagi_steps.errors import MissingExtraError
+
+    if any(find_spec(module) is None for module in modules):
+        raise MissingExtraError(what, extra)

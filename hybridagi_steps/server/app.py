@@ -1,0 +1,92 @@
+"""The service as an ASGI app: the routes, and what stands in front of them.
+
+In front, from the outside in: security headers, Host and Origin, the token, the size of the body.
+So whoever may not come in is turned away before anything it sent is read. All of it is plain ASGI;
+nothing buffers a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI
+
+from hybridagi_steps import __version__
+from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.server import (
+    chat_routes,
+    page,
+    problems,
+    run_routes,
+    search_routes,
+    session_routes,
+)
+from hybridagi_steps.server.auth import TokenCheck, Tokens
+from hybridagi_steps.server.host_check import HostCheck
+from hybridagi_steps.server.limits import BodyLimit, SecurityHeaders
+from hybridagi_steps.server.metrics import ServerMetrics
+from hybridagi_steps.server.openapi import document
+from hybridagi_steps.server.run_hub import RunHub
+from hybridagi_steps.server.services import Services
+from hybridagi_steps.server.settings import ServerSettings
+from hybridagi_steps.server.sse import StreamSlots
+
+OPEN_PATHS = ("/", "/healthz")
+OPEN_FOLDERS = ("/static/",)
+"""What needs no token: the page, which knows nothing, and the sign of life."""
+
+
+def create_app(
+    memory: StepMemory,
+    tokens: Tokens,
+    *,
+    runner: Any = None,
+    settings: ServerSettings | None = None,
+) -> FastAPI:
+    """Return the service over a memory.
+
+    Args:
+        memory: What is served; whoever opened it closes it.
+        tokens: Who may do what.
+        runner: A `StepRunner` over the same memory; without one, chat and retry answer 503.
+        settings: Limits.
+    """
+    settings = settings or ServerSettings()
+    app = FastAPI(
+        title="hybridagi_steps",
+        version=__version__,
+        description="Sessions, runs and search over one step memory.",
+        docs_url=None,  # its page loads scripts from elsewhere, which our policy forbids
+        redoc_url=None,
+        lifespan=_lifespan,
+    )
+    metrics = ServerMetrics()
+    app.state.services = Services(
+        memory=memory,
+        repository=memory.repository(),
+        hub=RunHub(runner, memory, settings, metrics),
+        slots=StreamSlots(settings.max_streams),
+        metrics=metrics,
+        settings=settings,
+        has_program=runner is not None,
+    )
+    for routes in (session_routes, chat_routes, run_routes, search_routes, page):
+        app.include_router(routes.router)
+    app.mount("/static", page.static_files(), name="static")
+    app.openapi = partial(document, app)
+    problems.install(app)
+    # The one added last stands outermost.
+    app.add_middleware(BodyLimit, most_bytes=settings.max_body_bytes, seconds=settings.body_seconds)
+    app.add_middleware(TokenCheck, tokens=tokens, open_paths=OPEN_PATHS, open_folders=OPEN_FOLDERS)
+    app.add_middleware(HostCheck, allowed=settings.allowed_hosts)
+    app.add_middleware(SecurityHeaders)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
+    yield
+    await app.state.services.hub.close()

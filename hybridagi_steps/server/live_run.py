@@ -1,0 +1,112 @@
+"""The events of one run for any number of readers, each of which goes at its own pace.
+
+An event is turned into bytes once. A reader is a number, the last event it has: it keeps nothing
+and holds up nobody. The run keeps its events while it lives; when they are too many, pieces of
+messages that are complete go first, since the message itself says all that they said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from typing import NamedTuple
+
+from hybridagi_steps.records.event import StepEvent, StepEventType
+from hybridagi_steps.running.event_line import FINAL_EVENTS
+
+_CHUNK_BYTES = 64 * 1024
+"""About as much as a reader is sent at once."""
+_PIECES = (StepEventType.STEP_DELTA, StepEventType.METRICS_SNAPSHOT)
+
+
+class Frame(NamedTuple):
+    """One event, ready to be sent."""
+
+    number: int
+    data: bytes
+    kind: StepEventType
+    step_id: str | None
+
+
+class Batch(NamedTuple):
+    """What a reader is sent next."""
+
+    data: bytes
+    number: int
+    """The last event in it."""
+    last: bool
+    """Whether nothing comes after it."""
+
+
+class LiveRun:
+    """A run's events.
+
+    Args:
+        run_id: The run.
+        session_id: Its session.
+        most_bytes: About how much of its events is kept.
+    """
+
+    def __init__(self, run_id: str, session_id: str | None, most_bytes: int) -> None:
+        self.run_id, self.session_id = run_id, session_id
+        self.ended = False
+        self.key: str | None = None
+        self.size = 0
+        self._most_bytes = most_bytes
+        self._frames: list[Frame] = []
+        self._changed = asyncio.Event()
+
+    @property
+    def last_number(self) -> int:
+        """The newest event."""
+        return self._frames[-1].number if self._frames else 0
+
+    def publish(self, event: StepEvent) -> None:
+        """Add an event and wake the readers."""
+        number = event.number if event.number is not None else self.last_number + 1
+        data = event.to_sse().encode()
+        self._frames.append(Frame(number, data, event.type, event.step_id))
+        self.size += len(data)
+        self.ended = self.ended or event.type in FINAL_EVENTS
+        if self.size > self._most_bytes:
+            self._forget_pieces()
+        self._wake()
+
+    def end(self) -> None:
+        """Let readers go, whatever the last event was."""
+        self.ended = True
+        self._wake()
+
+    def after(self, number: int) -> Batch:
+        """Return what comes after an event, a chunk of it when it is much."""
+        start = bisect_right(self._frames, number, key=lambda frame: frame.number)
+        data: list[bytes] = []
+        size, place = 0, start
+        while place < len(self._frames) and size < _CHUNK_BYTES:
+            data.append(self._frames[place].data)
+            size += len(data[-1])
+            place += 1
+        newest = self._frames[place - 1].number if data else number
+        return Batch(b"".join(data), newest, self.ended and place == len(self._frames))
+
+    async def changed(self, number: int) -> None:
+        """Wait until there is something after an event, or nothing will come."""
+        while not self.ended and self.last_number <= number:
+            await self._changed.wait()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _forget_pieces(self) -> None:
+        """Drop pieces of complete messages; then the older half of the others."""
+        complete = {f.step_id for f in self._frames if f.kind is StepEventType.STEP_COMPLETED}
+        self._keep([f for f in self._frames if f.kind not in _PIECES or f.step_id not in complete])
+        if self.size > self._most_bytes:
+            pieces = [f.number for f in self._frames if f.kind in _PIECES]
+            old = set(pieces[: len(pieces) // 2 + 1])
+            self._keep([f for f in self._frames if f.number not in old])
+
+    def _keep(self, frames: list[Frame]) -> None:
+        self._frames = frames
+        self.size = sum(len(frame.data) for frame in frames)

@@ -1,0 +1,56 @@
+"""The page, its files, the metrics, the sign of life: what is no session, run or search."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from fastapi import APIRouter, Response
+from fastapi.responses import FileResponse
+from starlette.staticfiles import StaticFiles
+
+from hybridagi_steps import __version__
+from hybridagi_steps.crossing import in_thread
+from hybridagi_steps.server import shapes
+from hybridagi_steps.server.answers import answer
+from hybridagi_steps.server.openapi import OPEN, problems
+from hybridagi_steps.server.services import Shared
+
+router = APIRouter(tags=["service"])
+
+STATIC = Path(str(files("hybridagi_steps.server") / "static"))
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def static_files() -> StaticFiles:
+    """Return the page's files as an app."""
+    return StaticFiles(directory=STATIC)
+
+
+@router.get("/", include_in_schema=False)
+async def page() -> FileResponse:
+    """Return the page."""
+    return FileResponse(STATIC / "index.html", media_type="text/html; charset=utf-8")
+
+
+@router.get("/healthz", response_model=shapes.Health, responses=problems(), openapi_extra=OPEN)
+async def health(shared: Shared) -> Response:
+    """Say that the server lives."""
+    return answer({"status": "ok", "version": __version__, "program": shared.has_program})
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={
+        200: {"description": "Prometheus text.", "content": {"text/plain": {}}},
+        **problems(),
+    },
+)
+async def metrics(shared: Shared) -> Response:
+    """Return the server's figures for Prometheus."""
+    streams, in_flight = shared.slots.used, shared.hub.in_flight
+    text = await in_thread(
+        lambda: shared.metrics.text(shared.memory, streams=streams, in_flight=in_flight)
+    )
+    return Response(text, media_type=_METRICS_TYPE)

@@ -1,0 +1,177 @@
+"""Errors as HTTP says them: RFC 9457 problem documents, and one table from class to status.
+
+Every leaf of the error tree stands in the table. What has no place there is a fault of ours: the
+answer says no more than that, the log says the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, cast
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+
+from hybridagi_steps import errors
+from hybridagi_steps.errors import StepsError
+
+log = logging.getLogger("hybridagi_steps.server")
+
+PROBLEM_TYPE = "application/problem+json"
+
+STATUS: Mapping[type[StepsError], int] = {
+    errors.StepTooLargeError: 413,
+    errors.DuplicateStepError: 409,
+    errors.InvalidStepError: 422,
+    errors.UnknownStepError: 404,
+    errors.UnknownRunError: 404,
+    errors.InvalidFilterError: 422,
+    errors.InvalidQueryError: 422,
+    errors.VectorError: 422,
+    errors.EmbedderMismatchError: 500,
+    errors.EmbedderError: 502,
+    errors.RerankerError: 502,
+    errors.DiskFullError: 507,
+    errors.StorageBusyError: 503,
+    errors.ReadOnlyStorageError: 503,
+    errors.StorageError: 500,
+    errors.MemoryClosedError: 503,
+    errors.MemoryNotPicklableError: 500,
+    errors.InvalidMemoryError: 500,
+    errors.InvalidSettingError: 422,
+    errors.UnsupportedAddressError: 500,
+    errors.RecordingError: 500,
+    errors.ExchangeError: 422,
+    errors.UnknownProgramError: 404,
+    errors.ProgramError: 422,
+    errors.UnknownToolError: 404,
+    errors.ToolInputError: 422,
+    errors.MessageError: 422,
+    errors.ContextBudgetError: 422,
+    errors.UnknownSessionError: 404,
+    errors.UnknownSequenceError: 404,
+    errors.SequenceConflictError: 409,
+    errors.PlanError: 422,
+    errors.ArtifactConflictError: 409,
+    errors.ArtifactError: 422,
+    errors.CommandNotAllowedError: 403,
+    errors.WorkspaceError: 422,
+    errors.LimitReachedError: 429,
+    errors.MissingExtraError: 501,
+}
+"""The status of each class and of what inherits from it; the nearest class counts."""
+
+
+class FieldError(BaseModel):
+    """One field of a request that is wrong."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    field: str
+    """Where it stands, such as `body.sequence`."""
+    message: str
+    """What is wrong with it."""
+
+
+class Problem(BaseModel):
+    """An error, as RFC 9457 has it."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    type: str = "about:blank"
+    """Always about:blank: the status and `error` say what kind it is."""
+    title: str
+    """The status in words."""
+    status: int
+    """The HTTP status."""
+    detail: str
+    """What happened, and what to do about it."""
+    error: str | None = None
+    """The class of the error in Python."""
+    errors: list[FieldError] | None = Field(default=None)
+    """The fields that are wrong."""
+
+
+def status_of(error: StepsError) -> int:
+    """Return the status of the nearest class in the table."""
+    for kind in type(error).__mro__:
+        if kind in STATUS:
+            return STATUS[cast("type[StepsError]", kind)]
+    return 500
+
+
+def problem_response(
+    status: int,
+    detail: str,
+    *,
+    error: str | None = None,
+    fields: Sequence[FieldError] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Return a problem document as a response."""
+    problem = Problem(
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=detail.encode("utf-8", "replace").decode(),
+        error=error,
+        errors=None if fields is None else list(fields),
+    )
+    body = orjson.dumps(problem.model_dump(exclude_none=True))
+    return Response(body, status, headers=headers, media_type=PROBLEM_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of an app with a problem document."""
+    app.add_exception_handler(StepsError, _of_ours)
+    app.add_exception_handler(RequestValidationError, _of_a_request)
+    app.add_exception_handler(HTTPException, _of_http)
+    app.add_exception_handler(Exception, _of_a_fault)
+
+
+async def _of_ours(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StepsError)  # noqa: S101 - what it is installed for
+    status = status_of(error)
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        log.error("%s %s: %s", request.method, request.scope["path"], error, exc_info=error)
+    retry = {"Retry-After": "1"} if status in (429, 503) else None
+    return problem_response(status, str(error), error=type(error).__name__, headers=retry)
+
+
+async def _of_a_request(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - what it is installed for
+    fields = [_field_error(found) for found in error.errors()]
+    first = fields[0]
+    return problem_response(422, f"{first.field}: {first.message}.", fields=fields)
+
+
+def _field_error(found: Mapping[str, Any]) -> FieldError:
+    place = ".".join(str(part) for part in found["loc"]) or "body"
+    message = str(found["msg"])
+    if (cause := found.get("ctx", {}).get("error")) is not None:
+        message = f"{message} ({cause})" if str(cause) not in message else message
+    return FieldError(field=_whole(place), message=_whole(message))
+
+
+def _whole(text: str) -> str:
+    """Return text that JSON can hold, whatever a client put into a key."""
+    return text.encode("utf-8", "replace").decode()[:500]
+
+
+async def _of_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - what it is installed for
+    detail = str(error.detail)
+    if error.status_code == HTTPStatus.NOT_FOUND and detail == HTTPStatus.NOT_FOUND.phrase:
+        detail = f"there is nothing at {request.scope['path']}; /openapi.json lists what there is."
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        detail = f"{request.method} is not what {request.scope['path']} takes."
+    return problem_response(error.status_code, detail, headers=error.headers)
+
+
+async def _of_a_fault(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
+    return problem_response(500, "the server failed; its log says where.")

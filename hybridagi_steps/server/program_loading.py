@@ -1,0 +1,90 @@
+"""The program that a server lets people talk to: named on the command line, loaded once."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.memory import StepMemory
+
+
+def load_runner(name: str, memory: StepMemory, *, ask_consent: bool = False) -> Any:
+    """Return a StepRunner of the program that `package.module:name` names.
+
+    The name stands for a DSPy module, a class of one, an async callable over messages, a
+    StepRunner's maker that takes `memory`, or what such a maker returns.
+
+    Args:
+        name: Where it is; modules in the working directory are found, too.
+        memory: Where its runs are stored.
+        ask_consent: Whether each tool has to be allowed by whoever reads the stream.
+
+    Raises:
+        InvalidSettingError: There is no such program, or it cannot be loaded.
+    """
+    program = _made(_found(name), name, memory)
+    from hybridagi_steps.running.config import StepRunnerConfig
+    from hybridagi_steps.running.runner import StepRunner
+
+    if isinstance(program, StepRunner):
+        if program.memory is not memory:
+            raise InvalidSettingError(
+                f"{name} is a StepRunner over another memory; let it be a function that takes "
+                "`memory` and returns the StepRunner."
+            )
+        return program
+    config = StepRunnerConfig(consent=_leave_to_the_reader if ask_consent else None)
+    return StepRunner(program, memory, config=config)
+
+
+def _leave_to_the_reader(_: object) -> None:
+    """Decide nothing: the answer comes through the server."""
+
+
+def _found(name: str) -> Any:
+    module_name, colon, path = name.partition(":")
+    if not colon or not module_name or not path:
+        raise InvalidSettingError(f"--program is package.module:name, not {name!r}.")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = import_module(module_name)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except Exception as error:
+        raise InvalidSettingError(
+            f"--program {name} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+    return found
+
+
+def _made(found: Any, name: str, memory: StepMemory) -> Any:
+    """Return the program itself: a class is made an object of, a maker is asked."""
+    if not inspect.isclass(found) and not _takes_memory(found):
+        return found
+    make = cast("Callable[..., Any]", found)
+    try:
+        return make(memory) if _takes_memory(make) else make()
+    except Exception as error:
+        raise InvalidSettingError(
+            f"--program {name} could not be made: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _takes_memory(found: Any) -> bool:
+    """Whether something is called with a memory and nothing else."""
+    if not (inspect.isfunction(found) or inspect.isclass(found)):
+        return False
+    needed = [
+        parameter.name
+        for parameter in inspect.signature(found).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    return needed == ["memory"]

@@ -1,0 +1,120 @@
+"""What both servers say of steps and runs, as plain data: the calls behind search and run.
+
+Knows no HTTP and no MCP. Vectors are left out everywhere: they are for machines only, and large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hybridagi_steps.errors import InvalidQueryError, UnknownStepError
+from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
+from hybridagi_steps.records.run import RunMetrics
+
+_LONGEST_TITLE = 200
+
+
+def hits_for(
+    memory: StepMemory,
+    k: int,
+    *,
+    query: str | None = None,
+    like: str | None = None,
+    **options: Any,
+) -> list[StepHit]:
+    """Search by words or like a stored step, which is not among its own hits.
+
+    Args:
+        memory: Where to look.
+        k: Most hits wanted.
+        query: What to look for.
+        like: Or the id of a step.
+        options: What `StepMemory.search` takes.
+
+    Raises:
+        InvalidQueryError: Neither a query nor a step, or both.
+        UnknownStepError: No such step.
+    """
+    if (query is None) == (like is None):
+        raise InvalidQueryError("name what to look for: either words or a step's id.")
+    if like is None:
+        return memory.search(query or "", k, **options)
+    model = memory.get_steps([like])
+    if not model:
+        raise UnknownStepError(like)
+    own = id_text(model[0].id)
+    hits = memory.search(model[0], k + 1, **options)
+    return [hit for hit in hits if id_text(hit.step.id) != own][:k]
+
+
+def run_steps(memory: StepMemory, run_id: str) -> list[AgentStep]:
+    """Return all steps of a run, by hop; trial runs, too."""
+    where = StepFilter(run_id=run_id, scope=EVERY_SCOPE)
+    return sorted(memory.iter_steps(where), key=lambda step: step.hop)
+
+
+def run_data(run_id: str, steps: Sequence[AgentStep], **more: Any) -> dict[str, Any]:
+    """Return a run, its steps and what they cost.
+
+    Args:
+        run_id: The run.
+        steps: Its steps, by hop.
+        more: Members of `run` that its steps do not say.
+    """
+    metrics = RunMetrics.of(*(step.metrics for step in steps if step.metrics is not None))
+    return {
+        "run": {**filled(**more), **_summary(run_id, steps)},
+        "steps": without_vectors(steps),
+        "metrics": metrics.model_dump(mode="json", exclude_none=True),
+    }
+
+
+def hit_data(hit: StepHit) -> dict[str, Any]:
+    """Return one hit."""
+    return filled(
+        step=without_vectors([hit.step])[0],
+        score=hit.score,
+        dense_score=hit.dense_score,
+        lexical_score=hit.lexical_score,
+        why=hit.why,
+        context=without_vectors(hit.context),
+    )
+
+
+def without_vectors(steps: Sequence[AgentStep]) -> list[dict[str, Any]]:
+    """Return steps without their vectors and without members that have no value."""
+    return [step.model_dump(mode="json", exclude={"vector"}, exclude_none=True) for step in steps]
+
+
+def filled(**members: Any) -> dict[str, Any]:
+    """Return an object without the members that have no value."""
+    return {key: value for key, value in members.items() if value is not None}
+
+
+def title_of(step: AgentStep | None) -> str:
+    """Return what a run's first step does, in a line: what it was asked, else what it is for."""
+    if step is None:
+        return ""
+    asked = next((value for value in step.arguments.values() if isinstance(value, str)), None)
+    words = asked or step.purpose or step.program or step.step_type.value
+    return " ".join(words.split())[:_LONGEST_TITLE]
+
+
+def _summary(run_id: str, steps: Sequence[AgentStep]) -> dict[str, Any]:
+    times = [step.created_at.isoformat() for step in steps]
+    first = steps[0] if steps else None
+    return filled(
+        run_id=run_id,
+        session_id=next((step.session_id for step in steps if step.session_id), None),
+        scope=None if first is None else first.scope,
+        steps=len(steps),
+        errors=sum(step.status == "error" for step in steps),
+        first_step="" if first is None else id_text(first.id),
+        begins=title_of(first),
+        started_at=min(times, default=""),
+        ended_at=max(times, default=""),
+        score=None if first is None else first.score,
+    )

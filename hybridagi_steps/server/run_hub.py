@@ -1,0 +1,178 @@
+"""The runs of a server: begun by one request, read by any, ended by themselves or when asked.
+
+A run belongs to the hub, not to the request that began it: a browser that closes loses nothing.
+Events of runs that are over are kept for a while; later ones come from the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from starlette.exceptions import HTTPException
+
+from hybridagi_steps.crossing import in_thread
+from hybridagi_steps.records.event import StepEvent, StepEventType
+from hybridagi_steps.server.live_run import LiveRun
+from hybridagi_steps.server.settings import ServerSettings
+
+log = logging.getLogger("hybridagi_steps.server")
+
+
+class EventListener(Protocol):
+    """Told of every event of every run."""
+
+    def event(self, event: StepEvent) -> None:
+        """Take note of an event."""
+        ...
+
+
+class RunHub:
+    """The runs of one server.
+
+    Args:
+        runner: The `StepRunner` of the program that is served; None when none is.
+        memory: Where runs are stored.
+        settings: Limits.
+        listener: Told of every event.
+    """
+
+    def __init__(
+        self, runner: Any, memory: Any, settings: ServerSettings, listener: EventListener
+    ) -> None:
+        self._runner, self._memory, self._settings = runner, memory, settings
+        self._listener = listener
+        self._live: dict[str, LiveRun] = {}
+        self._over: OrderedDict[str, LiveRun] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def runner(self) -> Any:
+        """The runner.
+
+        Raises:
+            HTTPException: 503; no program is served.
+        """
+        if self._runner is None:
+            raise HTTPException(
+                503,
+                "this server has no program; start it with --program package.module:name.",
+            )
+        return self._runner
+
+    @property
+    def in_flight(self) -> int:
+        """How many runs are."""
+        return len(self._tasks)
+
+    def find(self, run_id: str) -> LiveRun | None:
+        """Return a run that is in flight, or was not long ago."""
+        return self._live.get(run_id) or self._over.get(run_id)
+
+    def is_live(self, run_id: str) -> bool:
+        """Whether a run is in flight."""
+        return run_id in self._live
+
+    def run_of_session(self, session_id: str) -> LiveRun | None:
+        """Return the run in flight in a session."""
+        return next((run for run in self._live.values() if run.session_id == session_id), None)
+
+    def check(self) -> None:
+        """Refuse a run that would be one too many.
+
+        Raises:
+            HTTPException: 429.
+        """
+        if self.in_flight >= self._settings.max_runs:
+            raise HTTPException(
+                429,
+                f"{self._settings.max_runs} runs are in flight, the most at a time; try later.",
+                {"Retry-After": "5"},
+            )
+
+    async def start(self, events: AsyncIterator[StepEvent]) -> LiveRun | None:
+        """Let a run go on by itself; return it once it has begun, None when there was nothing.
+
+        Raises:
+            StepsError: The run could not begin; nothing was stored.
+            HTTPException: 429; too many runs.
+        """
+        self.check()
+        began: asyncio.Future[LiveRun | None] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._work(events, began))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await began
+
+    async def stored(self, run_id: str, after: int) -> LiveRun:
+        """Return a run that is over as its messages and its end, numbered after `after`.
+
+        Raises:
+            UnknownRunError: The memory has nothing of it.
+        """
+        from hybridagi_steps.running.replaying import stored_events
+
+        events = await in_thread(lambda: stored_events(self._memory, run_id, after=after))
+        run = LiveRun(run_id, events[0].session_id, self._settings.run_buffer_bytes)
+        for event in events:
+            run.publish(event)
+        run.end()
+        return run
+
+    async def close(self) -> None:
+        """Cancel what is in flight, keep what was said as partial, let all readers go."""
+        for run_id in list(self._live):
+            await self._runner.cancel(run_id)
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=5.0)
+        for run in list(self._live.values()):
+            run.end()
+
+    async def _work(
+        self, events: AsyncIterator[StepEvent], began: asyncio.Future[LiveRun | None]
+    ) -> None:
+        run: LiveRun | None = None
+        try:
+            async for event in events:
+                if run is None:
+                    run = self._begun(event)
+                    began.set_result(run)
+                run.publish(event)
+                self._listener.event(event)
+        except Exception as error:
+            if run is None:
+                began.set_exception(error)
+                return
+            log.exception("run %s broke off", run.run_id)
+            run.publish(_broken(run, error))
+        finally:
+            if run is not None:
+                self._ended(run)
+            elif not began.done():
+                began.set_result(None)
+
+    def _begun(self, event: StepEvent) -> LiveRun:
+        run = LiveRun(event.run_id, event.session_id, self._settings.run_buffer_bytes)
+        self._live[run.run_id] = run
+        return run
+
+    def _ended(self, run: LiveRun) -> None:
+        run.end()
+        del self._live[run.run_id]
+        self._over[run.run_id] = run
+        while sum(each.size for each in self._over.values()) > self._settings.kept_bytes:
+            self._over.popitem(last=False)
+
+
+def _broken(run: LiveRun, error: Exception) -> StepEvent:
+    about = {"type": type(error).__name__, "message": str(error)}
+    return StepEvent(
+        type=StepEventType.RUN_FAILED,
+        run_id=run.run_id,
+        number=run.last_number + 1,
+        session_id=run.session_id,
+        data={"status": "failed", "termination_reason": "error", "error": about},
+    )

@@ -1,0 +1,117 @@
+"""Routes of runs: list, look into, follow, stop, and answer what one asks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Path, Response
+from fastapi.exceptions import RequestValidationError
+
+from hybridagi_steps.crossing import in_thread
+from hybridagi_steps.errors import UnknownRunError
+from hybridagi_steps.protocols import RunSummary
+from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.server import shapes
+from hybridagi_steps.server.answers import answer
+from hybridagi_steps.server.openapi import problems, streams
+from hybridagi_steps.server.reading import filled, run_data, run_steps, title_of
+from hybridagi_steps.server.services import Shared
+from hybridagi_steps.server.session_routes import Limit, Offset
+from hybridagi_steps.server.sse import EventStream
+
+router = APIRouter(tags=["runs"])
+
+RunId = Annotated[str, Path(description="The run's id.")]
+LastEventId = Annotated[
+    str | None, Header(max_length=1024, description="The id of the last event that was received.")
+]
+
+
+@router.get("/runs", response_model=shapes.RunPage, responses=problems())
+async def list_runs(shared: Shared, limit: Limit = 50, offset: Offset = 0) -> Response:
+    """List runs, newest first."""
+
+    def read() -> tuple[list[RunSummary], dict[str, AgentStep]]:
+        found = shared.memory.runs(limit=limit + 1, offset=offset)
+        firsts = shared.memory.get_steps([summary.first_step for summary in found])
+        return found, {id_text(step.id): step for step in firsts}
+
+    found, firsts = await shared.asked("runs", read)
+    listed = [
+        filled(**summary._asdict(), begins=title_of(firsts.get(summary.first_step)))
+        for summary in found[:limit]
+    ]
+    more = offset + limit if len(found) > limit else None
+    return answer(filled(runs=listed, next_offset=more))
+
+
+@router.get("/runs/{run_id:path}/events", response_class=Response, responses=streams(404, 429))
+async def follow_run(shared: Shared, run_id: RunId, last_event_id: LastEventId = None) -> Response:
+    """Read a run's events, from the one after `Last-Event-ID` on.
+
+    While the run lives nothing is missed and nothing comes twice. Later, its messages come as
+    STEP_COMPLETED, then its final event.
+    """
+    shared.slots.check()
+    after = _number(run_id, last_event_id)
+    run = shared.hub.find(run_id) or await shared.hub.stored(run_id, after)
+    return EventStream(run, after, shared.slots, shared.settings)
+
+
+@router.post("/runs/{run_id:path}/cancel", response_model=shapes.Cancelled, responses=problems(404))
+async def cancel_run(shared: Shared, run_id: RunId) -> Response:
+    """Stop a run; what was said so far is kept as a partial message."""
+    cancelled = shared.hub.is_live(run_id) and await shared.hub.runner.cancel(run_id)
+    if not cancelled:
+        await _check_known(shared, run_id)
+    return answer({"run_id": run_id, "cancelled": cancelled})
+
+
+@router.post(
+    "/runs/{run_id:path}/consent", response_model=shapes.Consented, responses=problems(404)
+)
+async def consent(shared: Shared, run_id: RunId, asked: shapes.ConsentAsked) -> Response:
+    """Answer whether a tool may run."""
+    if not shared.hub.is_live(run_id):
+        await _check_known(shared, run_id)
+        return answer({"answered": False})
+    answered = await shared.hub.runner.answer_consent(run_id, asked.call_id, asked.allowed)
+    return answer({"answered": answered})
+
+
+@router.get("/runs/{run_id:path}", response_model=shapes.WholeRun, responses=problems(404))
+async def read_run(shared: Shared, run_id: RunId) -> Response:
+    """Return a run with all its steps, by hop."""
+    steps = await shared.asked("run", lambda: run_steps(shared.memory, run_id))
+    run = shared.hub.find(run_id)
+    if not steps and run is None:
+        raise UnknownRunError(run_id)
+    data = run_data(run_id, steps, session_id=None if run is None else run.session_id)
+    return answer({**data, "live": shared.hub.is_live(run_id)})
+
+
+async def _check_known(shared: Shared, run_id: str) -> None:
+    """Refuse a run that nobody knows.
+
+    Raises:
+        UnknownRunError: It is neither stored nor remembered.
+    """
+    if shared.hub.find(run_id) is not None:
+        return
+    if not await in_thread(lambda: run_steps(shared.memory, run_id)):
+        raise UnknownRunError(run_id)
+
+
+def _number(run_id: str, last_event_id: str | None) -> int:
+    """Return the number in an event's id; 0 when there is none.
+
+    Raises:
+        RequestValidationError: It is no event of this run.
+    """
+    if not last_event_id:
+        return 0
+    owner, _, number = last_event_id.rpartition(":")
+    if owner != run_id or not (number.isascii() and number.isdigit() and len(number) < 16):
+        wrong = {"loc": ("header", "last-event-id"), "msg": f"is no event of run {run_id}"}
+        raise RequestValidationError([wrong])
+    return int(number)

@@ -1,0 +1,47 @@
+"""What the routes share: one memory, its sessions, the runs in flight, and what is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, Request
+
+from hybridagi_steps.crossing import in_thread
+from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.server.metrics import ServerMetrics
+from hybridagi_steps.server.run_hub import RunHub
+from hybridagi_steps.server.settings import ServerSettings
+from hybridagi_steps.server.sse import StreamSlots
+from hybridagi_steps.sessions import SessionRepository
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What the routes share."""
+
+    memory: StepMemory
+    repository: SessionRepository
+    hub: RunHub
+    slots: StreamSlots
+    metrics: ServerMetrics
+    settings: ServerSettings
+    has_program: bool
+
+    async def asked(self, name: str, call: Callable[[], T]) -> T:
+        """Return what a blocking question to the store answers, timed under a name."""
+        with self.metrics.query(name):
+            return await in_thread(call)
+
+
+async def services_of(request: Request) -> Services:
+    """Return the services of the app that a request came to."""
+    found: Any = request.app.state.services
+    assert isinstance(found, Services)  # noqa: S101 - create_app has set them
+    return found
+
+
+Shared = Annotated[Services, Depends(services_of)]

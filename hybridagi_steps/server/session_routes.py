@@ -1,0 +1,189 @@
+"""Routes of sessions: list, read, compare, preview, fork, hide. Each is one call of the store."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Response
+from starlette.exceptions import HTTPException
+
+from hybridagi_steps.branch_compare import BranchSide, compare
+from hybridagi_steps.context import ContextBuilder, Receipt
+from hybridagi_steps.errors import UnknownSequenceError
+from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.run import RunMetrics
+from hybridagi_steps.server import shapes
+from hybridagi_steps.server.answers import answer
+from hybridagi_steps.server.openapi import problems
+from hybridagi_steps.server.reading import filled
+from hybridagi_steps.server.services import Shared
+
+router = APIRouter(tags=["sessions"])
+
+LARGEST_PAGE = 1000
+SessionId = Annotated[str, Path(description="The session's id.")]
+Limit = Annotated[int, Query(ge=1, le=LARGEST_PAGE, description="Most entries wanted.")]
+Offset = Annotated[int, Query(ge=0, le=shapes.LARGEST_SEQUENCE, description="Entries passed over.")]
+At = Annotated[int, Path(ge=1, le=shapes.LARGEST_SEQUENCE, description="Place in the session.")]
+From = Annotated[int, Query(ge=1, le=shapes.LARGEST_SEQUENCE, description="First sequence.")]
+To = Annotated[int, Query(ge=1, le=shapes.LARGEST_SEQUENCE, description="Last, included.")]
+Branch = Annotated[int, Query(ge=0, le=shapes.LARGEST_SEQUENCE, description="One of `attempts`.")]
+
+
+@router.get("/sessions", response_model=shapes.SessionPage, responses=problems())
+async def list_sessions(shared: Shared, limit: Limit = 50, offset: Offset = 0) -> Response:
+    """List sessions, the one written last first."""
+    store = shared.repository.store
+    found = await shared.asked("sessions", lambda: store.sessions(limit=limit + 1, offset=offset))
+    more = offset + limit if len(found) > limit else None
+    listed = [filled(**summary._asdict()) for summary in found[:limit]]
+    return answer(filled(sessions=listed, next_offset=more))
+
+
+@router.get(
+    "/sessions/{session_id:path}/steps", response_model=shapes.StepPage, responses=problems(404)
+)
+async def list_steps(
+    shared: Shared,
+    session_id: SessionId,
+    start_seq: From = 1,
+    end_seq: To | None = None,
+    limit: Annotated[int, Query(ge=1, le=100_000, description="Most messages; all.")] | None = None,
+) -> Response:
+    """Return a session's messages in order."""
+    store = shared.repository.store
+    last = end_seq
+    if limit is not None:
+        last = start_seq + limit - 1 if end_seq is None else min(end_seq, start_seq + limit - 1)
+
+    def read() -> tuple[list[Step], bool]:
+        steps = store.messages(session_id, start_seq, last)
+        ends = store.session_end(session_id).sequence if limit is not None else 0
+        return steps, last is not None and last < min(ends, end_seq or ends)
+
+    steps, more = await shared.asked("steps", read)
+    next_seq = steps[-1].sequence + 1 if steps and more else None
+    return answer(filled(steps=steps, next_seq=next_seq))
+
+
+@router.get(
+    "/sessions/{session_id:path}/steps/{sequence}",
+    response_model=Step,
+    responses=problems(404),
+)
+async def read_step(shared: Shared, session_id: SessionId, sequence: At) -> Response:
+    """Return one message."""
+    store = shared.repository.store
+
+    def read() -> Step:
+        if found := store.messages(session_id, sequence, sequence):
+            return found[0]
+        raise UnknownSequenceError(session_id, sequence, store.session_end(session_id).sequence)
+
+    return answer(await shared.asked("step", read))
+
+
+@router.delete(
+    "/sessions/{session_id:path}/steps",
+    response_model=shapes.Deleted,
+    responses=problems(404, 409),
+)
+async def delete_steps(shared: Shared, session_id: SessionId, start_seq: From) -> Response:
+    """Hide the messages from one on; they stay in `attempts` until the memory is vacuumed."""
+    _check_idle(shared, session_id)
+    store = shared.repository.store
+    hidden = await shared.asked("delete", lambda: store.hide_from(session_id, start_seq))
+    return answer({"deleted": hidden})
+
+
+@router.post(
+    "/sessions/{session_id:path}/fork",
+    response_model=shapes.ForkShape,
+    responses=problems(404, 409),
+)
+async def fork(shared: Shared, session_id: SessionId, asked: shapes.ForkAsked) -> Response:
+    """Start a session that shares this one's messages up to one; nothing is copied."""
+    with shared.metrics.query("fork"):
+        made = await shared.repository.fork(session_id, asked.sequence, asked.new_session_id)
+    shared.metrics.forks.inc()
+    return answer({"new_session_id": made.session_id, "sequence": made.sequence})
+
+
+@router.get(
+    "/sessions/{session_id:path}/attempts",
+    response_model=shapes.AttemptList,
+    responses=problems(404),
+)
+async def list_attempts(shared: Shared, session_id: SessionId) -> Response:
+    """Return all branches of a session, oldest first, abandoned ones too."""
+    store = shared.repository.store
+    found = await shared.asked("attempts", lambda: store.attempts(session_id))
+    return answer({"attempts": [attempt._asdict() for attempt in found]})
+
+
+@router.get(
+    "/sessions/{session_id:path}/compare",
+    response_model=shapes.Comparison,
+    responses=problems(404, 409),
+)
+async def compare_branches(
+    shared: Shared, session_id: SessionId, branch_a: Branch, branch_b: Branch
+) -> Response:
+    """Return what two branches have after the point where they part."""
+    store = shared.repository.store
+    found = await shared.asked("compare", lambda: compare(store, session_id, branch_a, branch_b))
+    sides = {"a": _side(found.left), "b": _side(found.right)}
+    return answer({"shared": found.shared, **sides})
+
+
+@router.get(
+    "/sessions/{session_id:path}/context",
+    response_model=shapes.ContextShape,
+    responses=problems(404),
+)
+async def preview_context(
+    shared: Shared,
+    session_id: SessionId,
+    budget: Annotated[int, Query(ge=1, le=10_000_000, description="Most tokens.")] = 4000,
+    recent: Annotated[int, Query(ge=1, le=10_000, description="Newest units, as they are.")] = 6,
+    k: Annotated[int, Query(ge=0, le=100, description="Older steps recalled.")] = 5,
+    query: Annotated[str, Query(min_length=1, max_length=20_000)] | None = None,
+) -> Response:
+    """Return what a language model would read next, and the receipt of what was left out."""
+    builder = ContextBuilder(shared.memory, budget=budget, recent=recent, k=k)
+    with shared.metrics.context_built():
+        made = await shared.asked(
+            "context", lambda: builder.build(session_id=session_id, query=query)
+        )
+    return answer({"messages": made.messages, "receipt": _receipt(made.receipt)})
+
+
+def _check_idle(shared: Shared, session_id: str) -> None:
+    if (run := shared.hub.run_of_session(session_id)) is not None:
+        raise HTTPException(
+            409, f"session {session_id!r} has a run in flight, {run.run_id}; cancel it first."
+        )
+
+
+def _side(side: BranchSide) -> dict[str, Any]:
+    measured = [step.metrics for step in side.steps if step.metrics is not None]
+    metrics = RunMetrics.of(*measured) if measured else RunMetrics()
+    parts = [count for count in (side.input_tokens, side.output_tokens) if count is not None]
+    return filled(
+        messages=side.steps,
+        tokens=sum(parts) if parts else None,
+        cost=side.cost,
+        score=side.score,
+        duration_ms=metrics.duration_ms,
+    )
+
+
+def _receipt(receipt: Receipt) -> dict[str, Any]:
+    return {
+        "kept": [entry._asdict() for entry in receipt.kept],
+        "dropped": [entry._asdict() for entry in receipt.dropped],
+        "tokens": receipt.tokens,
+        "budget": receipt.budget,
+        "counter_id": receipt.counter_id,
+        "notes": receipt.notes,
+    }

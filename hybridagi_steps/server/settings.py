@@ -1,0 +1,31 @@
+"""What the service allows. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Limits and habits of the service."""
+
+    allowed_hosts: tuple[str, ...] = LOOPBACK_NAMES
+    """Names in a request's Host header that are this server; a page elsewhere cannot pose as it."""
+    max_body_bytes: int = 1024 * 1024
+    """Largest body of a request."""
+    body_seconds: float = 30.0
+    """How long a request may take to send its body."""
+    max_streams: int = 2000
+    """Event streams that are read at the same time."""
+    max_runs: int = 64
+    """Runs that are in flight at the same time."""
+    heartbeat_seconds: float = 15.0
+    """How often a silent stream shows that it lives."""
+    stall_seconds: float = 20.0
+    """How long a reader may take nothing before it is dropped; it can go on from its last id."""
+    run_buffer_bytes: int = 4 * 1024 * 1024
+    """Events of one run kept for readers that come back; pieces of finished messages go first."""
+    kept_bytes: int = 32 * 1024 * 1024
+    """Events kept of runs that are over; the oldest run goes first, its messages stay stored."""

@@ -1,0 +1,251 @@
+"""The JSON of requests and answers, as the OpenAPI document describes it.
+
+Answers are written straight from records, without nulls; these models say what they look like, and
+a test holds every answer against them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.filters import StepHit
+from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.run import RunMetrics
+
+LARGEST_SEQUENCE = 2**53 - 1
+"""Every JSON reader takes an integer up to this."""
+Sequence = Annotated[int, Field(ge=1, le=LARGEST_SEQUENCE)]
+
+
+class Answer(BaseModel):
+    """What the server says; a member without a value is left out."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class Asked(BaseModel):
+    """What the server is asked; an unknown member is refused."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid")
+
+
+class SessionShape(Answer):
+    """One session."""
+
+    session_id: str
+    branch_id: int
+    """The branch it points at."""
+    messages: int
+    """How many messages it has."""
+    first_message: str
+    """Beginning of its first user message."""
+    created_at: str
+    updated_at: str
+    forked_from: str | None = None
+    """The session it was forked from."""
+    forked_at: int | None = None
+    """The last sequence they share."""
+
+
+class SessionPage(Answer):
+    """Sessions, the one written last first."""
+
+    sessions: list[SessionShape]
+    next_offset: int | None = None
+    """Where the next page begins; absent on the last one."""
+
+
+class StepPage(Answer):
+    """Messages of a session, in order."""
+
+    steps: list[Step]
+    next_seq: int | None = None
+    """Where to go on when `limit` cut the answer short."""
+
+
+class AttemptShape(Answer):
+    """One branch of a session."""
+
+    branch_id: int
+    forked_at: int
+    """The last sequence it shares with the branch it came from."""
+    messages: int
+    """Messages of its own."""
+    reason: str
+    """start, fork, retry, edit or delete."""
+    created_at: str
+    current: bool
+    """Whether the session points at it."""
+
+
+class AttemptList(Answer):
+    """All branches of a session, oldest first."""
+
+    attempts: list[AttemptShape]
+
+
+class BranchShape(Answer):
+    """What one branch has after the point where two part."""
+
+    messages: list[Step]
+    tokens: int | None = None
+    cost: float | None = None
+    """US dollars."""
+    score: float | None = None
+    duration_ms: float | None = None
+
+
+class Comparison(Answer):
+    """Two branches side by side."""
+
+    shared: int
+    """Messages they have in common."""
+    a: BranchShape
+    b: BranchShape
+
+
+class ReceiptEntryShape(Answer):
+    """One message that was kept or left out."""
+
+    id: str
+    why: str
+    tokens: int
+
+
+class ReceiptShape(Answer):
+    """What is in a context, what is not, and why."""
+
+    kept: list[ReceiptEntryShape]
+    dropped: list[ReceiptEntryShape]
+    tokens: int
+    budget: int
+    counter_id: str
+    """Who counted."""
+    notes: list[str]
+
+
+class ContextShape(Answer):
+    """What a language model would read next."""
+
+    messages: list[dict[str, Any]]
+    receipt: ReceiptShape
+
+
+class ForkAsked(Asked):
+    """Where to fork."""
+
+    sequence: Sequence
+    """The last message that both share."""
+    new_session_id: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    """Its id; made up when absent."""
+
+
+class ForkShape(Answer):
+    """A session made from another one."""
+
+    new_session_id: str
+    sequence: int
+    """The last message they share; smaller than asked when that stood inside a batch of calls."""
+
+
+class Deleted(Answer):
+    """How many messages are hidden now; they stay in `attempts`."""
+
+    deleted: int
+
+
+class RetryAsked(Asked):
+    """Which message of the user to answer once more."""
+
+    sequence: Sequence
+    message: Annotated[str, Field(min_length=1)] | list[dict[str, Any]] | None = None
+    """What the user should have said; absent, the message stays."""
+
+
+class ChatAsked(Asked):
+    """What the user says."""
+
+    session_id: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    """The session; a new one when absent."""
+    message: (
+        Annotated[str, Field(min_length=1)] | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    )
+    """A text, or a provider's content parts."""
+    user_id: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    """Whose history the steps are."""
+
+
+class RunShape(Answer):
+    """One run."""
+
+    run_id: str
+    session_id: str | None = None
+    scope: str | None = None
+    """The trial it belongs to."""
+    steps: int
+    errors: int
+    """Steps that failed."""
+    first_step: str
+    """Its first step's id."""
+    begins: str
+    """What its first step does, in words."""
+    started_at: str
+    ended_at: str
+    score: float | None = None
+    feedback: str | None = None
+
+
+class RunPage(Answer):
+    """Runs, newest first."""
+
+    runs: list[RunShape]
+    next_offset: int | None = None
+    """Where the next page begins; absent on the last one."""
+
+
+class WholeRun(Answer):
+    """A run with its steps, by hop."""
+
+    run: RunShape
+    live: bool
+    """Whether it is in flight."""
+    steps: list[AgentStep]
+    metrics: RunMetrics
+
+
+class Cancelled(Answer):
+    """Whether a run was in flight and is being stopped."""
+
+    run_id: str
+    cancelled: bool
+
+
+class ConsentAsked(Asked):
+    """The answer to a TOOL_AUTH_REQUIRED event."""
+
+    call_id: str
+    allowed: bool
+
+
+class Consented(Answer):
+    """Whether the question still stood."""
+
+    answered: bool
+
+
+class HitPage(Answer):
+    """Steps that a search found, best first."""
+
+    hits: list[StepHit]
+
+
+class Health(Answer):
+    """That the server lives."""
+
+    status: str
+    version: str
+    program: bool
+    """Whether a program is served, so that chat and retry work."""

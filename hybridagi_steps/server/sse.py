@@ -1,0 +1,143 @@
+"""Event streams over HTTP: server-sent events with ids, heartbeats, and no slow reader in the way.
+
+A response here is one task without a queue: it asks the run what comes after the last event sent.
+A reader that takes nothing for a while is dropped; the ids it has seen let it go on later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from starlette.background import BackgroundTask
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from hybridagi_steps.server.live_run import LiveRun
+from hybridagi_steps.server.settings import ServerSettings
+
+log = logging.getLogger("hybridagi_steps.server")
+
+EVENT_STREAM = "text/event-stream"
+_HEARTBEAT = b": still here\n\n"
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # a proxy would hold events back
+]
+
+
+class StreamSlots:
+    """How many streams are read, and whether one more may be."""
+
+    def __init__(self, most: int) -> None:
+        self.used = 0
+        self._most = most
+
+    def check(self) -> None:
+        """Refuse a stream that would be one too many.
+
+        Raises:
+            HTTPException: 429.
+        """
+        if self.used >= self._most:
+            raise HTTPException(
+                429,
+                f"{self._most:,} event streams are open, the most this server serves; try later.",
+                {"Retry-After": "5"},
+            )
+
+    @contextmanager
+    def taken(self) -> Generator[None]:
+        """Count a stream for the length of the block."""
+        self.used += 1
+        try:
+            yield
+        finally:
+            self.used -= 1
+
+
+class EventStream(Response):
+    """The events of a run, from the one after `number` on, as a response.
+
+    Closing it does not touch the run.
+    """
+
+    media_type = EVENT_STREAM
+
+    def __init__(
+        self, run: LiveRun, number: int, slots: StreamSlots, settings: ServerSettings
+    ) -> None:
+        """Stream the events of `run` that come after `number`."""
+        self.status_code = 200
+        self.background: BackgroundTask | None = None
+        self.raw_headers = list(_HEADERS)
+        self._run, self._number = run, number
+        self._slots, self._settings = slots, settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send events until the run is over or the reader has gone."""
+        with self._slots.taken():
+            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            await send(start)
+            gone = asyncio.ensure_future(_gone(receive))
+            try:
+                await self._send_all(send, gone)
+            finally:
+                gone.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await gone
+
+    async def _send_all(self, send: Send, gone: asyncio.Future[None]) -> None:
+        while not gone.done():
+            batch = self._run.after(self._number)
+            if batch.data and not await self._sent(send, batch.data, last=batch.last):
+                return
+            self._number = batch.number
+            if batch.last:
+                if not batch.data:
+                    await self._sent(send, b"", last=True)
+                return
+            if not await self._news(gone) and not await self._sent(send, _HEARTBEAT):
+                return
+
+    async def _sent(self, send: Send, data: bytes, *, last: bool = False) -> bool:
+        """Send bytes; return whether the reader took them, or room for them was left."""
+        message = {"type": "http.response.body", "body": data, "more_body": not last}
+        try:
+            async with asyncio.timeout(self._settings.stall_seconds):
+                await send(message)
+        except TimeoutError:
+            log.warning(
+                "dropped a reader that took nothing for %g s; it can go on from %s:%d",
+                self._settings.stall_seconds,
+                self._run.run_id,
+                self._number,
+            )
+            return False
+        except OSError:  # the reader has gone meanwhile
+            return False
+        return True
+
+    async def _news(self, gone: asyncio.Future[None]) -> bool:
+        """Wait for events; return False when it is time for a sign of life."""
+        news = asyncio.ensure_future(self._run.changed(self._number))
+        try:
+            done, _ = await asyncio.wait(
+                {news, gone},
+                timeout=self._settings.heartbeat_seconds,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            news.cancel()
+        return bool(done)
+
+
+async def _gone(receive: Receive) -> None:
+    """Wait until the reader has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
