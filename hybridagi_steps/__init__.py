@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from hybridagi_steps.messages.agent_steps import to_agent_steps, to_messages
     from hybridagi_steps.messages.provider_in import from_messages
     from hybridagi_steps.messages.provider_out import to_provider
+    from hybridagi_steps.planning.workspace import Workspace
+    from hybridagi_steps.planning.workspace_tools import workspace_tools
     from hybridagi_steps.programs.adapters import (
         NativeChatAdapter,
         NativeJSONAdapter,
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from hybridagi_steps.records.event import StepDelta, StepEvent, StepEventType
     from hybridagi_steps.records.filters import StepFilter, StepHit
     from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
-    from hybridagi_steps.records.plan import Plan, PlanStep
+    from hybridagi_steps.records.plan import Plan, PlanStep, PlanStepType
     from hybridagi_steps.records.predictions import AgentStepList, Query, QueryList, QueryWithSteps
     from hybridagi_steps.records.run import RunMetrics
     from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
@@ -63,6 +65,7 @@ __all__ = [
     "NativeJSONAdapter",
     "Plan",
     "PlanStep",
+    "PlanStepType",
     "ProgramMemory",
     "Query",
     "QueryList",
@@ -89,6 +92,7 @@ __all__ = [
     "StepsChatAdapter",
     "StepsJSONAdapter",
     "StepsXMLAdapter",
+    "Workspace",
     "build_context_from_steps",
     "compare_branches",
     "edit_from_sequence",
@@ -107,6 +111,7 @@ __all__ = [
     "to_agent_steps",
     "to_messages",
     "to_provider",
+    "workspace_tools",
 ]
 
 _HOMES: dict[str, str | None] = {
@@ -123,6 +128,7 @@ _HOMES: dict[str, str | None] = {
     "NativeJSONAdapter": "programs.adapters",
     "Plan": "records.plan",
     "PlanStep": "records.plan",
+    "PlanStepType": "records.plan",
     "ProgramMemory": "programs.program_memory",
     "Query": "records.predictions",
     "QueryList": "records.predictions",
@@ -149,6 +155,7 @@ _HOMES: dict[str, str | None] = {
     "StepsChatAdapter": "programs.adapters",
     "StepsJSONAdapter": "programs.adapters",
     "StepsXMLAdapter": "programs.adapters",
+    "Workspace": "planning.workspace",
     "build_context_from_steps": "context.session",
     "compare_branches": "sessions",
     "edit_from_sequence": "running.retrying",
@@ -167,6 +174,7 @@ _HOMES: dict[str, str | None] = {
     "to_agent_steps": "messages.agent_steps",
     "to_messages": "messages.agent_steps",
     "to_provider": "messages.provider_out",
+    "workspace_tools": "planning.workspace_tools",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

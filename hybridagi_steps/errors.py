@@ -262,12 +262,15 @@ class ProgramTextError(ProgramError):
         self.line, self.column, self.name = line, column, name
 
 
+def _listed(known: Sequence[str]) -> str:
+    return f"; known are {', '.join(sorted(known))}" if known else ""
+
+
 class UnknownProgramError(ProgramError, KeyError):
     """No program has this name."""
 
     def __init__(self, name: str, known: Sequence[str] = ()) -> None:
-        listed = f"; known are {', '.join(sorted(known))}" if known else ""
-        super().__init__(f"no program is named {name!r}{listed}.")
+        super().__init__(f"no program is named {name!r}{_listed(known)}.")
         self.name = name
 
 
@@ -295,8 +298,7 @@ class UnknownToolError(StepsError, KeyError):
     """No tool has this name."""
 
     def __init__(self, name: str, known: Sequence[str] = ()) -> None:
-        listed = f"; known are {', '.join(sorted(known))}" if known else ""
-        super().__init__(f"no tool is named {name!r}{listed}.")
+        super().__init__(f"no tool is named {name!r}{_listed(known)}.")
         self.name = name
 
 
@@ -370,7 +372,11 @@ class ArtifactError(StepsError, ValueError):
 
 
 class ArtifactConflictError(ArtifactError):
-    """Two steps that ran side by side wrote the same file."""
+    """Two steps that ran side by side wrote the same file; `files` names which."""
+
+    def __init__(self, message: str, *, files: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.files = list(files)
 
 
 class WorkspaceError(StepsError, OSError):

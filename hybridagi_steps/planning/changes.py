@@ -90,7 +90,8 @@ def merged(changes: Changes, now: Manifest) -> dict[str, Entry | None]:
         shown = ", ".join(clashes[:_MOST_NAMED]) + (" …" if len(clashes) > _MOST_NAMED else "")
         raise ArtifactConflictError(
             f"changed by another step meanwhile: {shown}. Nothing was merged; run the step again "
-            "on what is there now."
+            "on what is there now.",
+            files=clashes,
         )
     return {
         path: change.after
