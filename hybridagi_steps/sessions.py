@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from hybridagi_steps.admission import Redact, admitted
+from hybridagi_steps.arguments import check_page
 from hybridagi_steps.branch_compare import BranchComparison, compare
 from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.errors import (
@@ -261,7 +262,12 @@ class SessionRepository:
         return await in_thread(write)
 
     async def sessions(self, *, limit: int = 100, offset: int = 0) -> list[SessionSummary]:
-        """Return sessions, the one written last first."""
+        """Return sessions, the one written last first.
+
+        Raises:
+            InvalidQueryError: `limit` or `offset` is no number of sessions.
+        """
+        check_page(limit, offset)
         return await in_thread(lambda: self.store.sessions(limit=limit, offset=offset))
 
     async def fork(self, session_id: str, sequence: int, new_session_id: str | None = None) -> Fork:

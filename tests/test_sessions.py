@@ -205,6 +205,12 @@ def test_comparing_an_attempt_with_the_answer_it_replaced(
     assert (same.shared, same.left.steps, same.left.cost, same.left.score) == (2, [], None, None)
 
 
+@pytest.mark.parametrize("page", [{"limit": -1}, {"offset": -1}, {"limit": "9"}])
+def test_what_is_no_page(repo: SessionRepository, page: dict[str, Any]) -> None:
+    with pytest.raises(hs.errors.InvalidQueryError):
+        run(repo.sessions(**page))
+
+
 # -- what may be stored
 
 

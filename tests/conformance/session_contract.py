@@ -78,6 +78,8 @@ class SessionContract:
         assert contents(store, "s", start=-3, end=1) == ["1"]
         assert contents(store, "s", start=4, end=2) == contents(store, "s", start=6) == []
         assert contents(store, "s", end=0) == contents(store, "s", end=-1) == []
+        assert contents(store, "s", start=10**30) == []
+        assert contents(store, "s", start=-(10**30), end=10**30) == contents(store, "s")
         assert contents(store, "s", end=10**30) == ["1", "2", "3", "4", "5"]
 
     def test_an_unknown_session(self, store: SessionStepStore) -> None:
@@ -219,6 +221,8 @@ class SessionContract:
         assert [found.messages for found in listed] == [3, 2, 2]
         assert listed[1].first_message == "I am c hello"
         assert [found.session_id for found in store.sessions(limit=1, offset=1)] == ["c"]
+        assert store.sessions(limit=10**30) == listed
+        assert store.sessions(limit=0) == store.sessions(limit=9, offset=10**30) == []
         newest = listed[0]
         made, written = map(datetime.fromisoformat, (newest.created_at, newest.updated_at))
         assert timedelta(0) < written - made < timedelta(minutes=1)

@@ -92,10 +92,15 @@ def branch_of(
         raise UnknownSessionError(session_id)
     if branch_id is None or branch_id == tip:
         return tip
-    owner = connection.execute(_OWNER, (namespace, branch_id)).fetchone()
+    owner = connection.execute(_OWNER, (namespace, in_range(branch_id))).fetchone()
     if owner is None or owner[0] != session_id:
         raise not_its_branch(session_id, branch_id)
     return branch_id
+
+
+def in_range(number: int) -> int:
+    """Return a number that SQLite can hold: the one given, or the nearest."""
+    return max(min(number, OPEN_END), -OPEN_END)
 
 
 def not_its_branch(session_id: str, branch_id: int) -> SequenceConflictError:

@@ -42,6 +42,7 @@ from hybridagi_steps.stores.sqlite.lineage import (
     Row,
     branch_of,
     end_of,
+    in_range,
     links,
     new_branch,
     rows,
@@ -148,8 +149,9 @@ class SessionTables(StepTables):
 
     def sessions(self, *, limit: int, offset: int = 0) -> list[SessionSummary]:
         """Return sessions, the one written last first."""
+        page = (self._namespace, in_range(limit), in_range(offset))
         with self._db.reading() as connection:
-            found = connection.execute(_SESSIONS, (self._namespace, limit, offset)).fetchall()
+            found = connection.execute(_SESSIONS, page).fetchall()
             return [self._session(connection, *values) for values in found]
 
     def message_tokens(self, message_ids: Sequence[str], counter_id: str) -> dict[str, int]:
@@ -177,10 +179,10 @@ class SessionTables(StepTables):
         branch_id: int | None,
     ) -> list[T]:
         """Return what `read` finds in the range asked for."""
-        last = OPEN_END if end is None else min(end, OPEN_END)
+        first, last = in_range(start), OPEN_END if end is None else in_range(end)
         with self._db.reading() as connection:
             branch = branch_of(connection, self._namespace, session_id, branch_id)
-            return list(read(connection, branch, max(start, 1), last))
+            return list(read(connection, branch, max(first, 1), last))
 
     @contextmanager
     def _readable(self, session_id: str) -> Generator[None]:
