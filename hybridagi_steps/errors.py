@@ -262,16 +262,19 @@ class ProgramTextError(ProgramError):
         self.line, self.column, self.name = line, column, name
 
 
-def _listed(known: Sequence[str]) -> str:
-    return f"; known are {', '.join(sorted(known))}" if known else ""
-
-
-class UnknownProgramError(ProgramError, KeyError):
-    """No program has this name."""
+class _UnknownNameError(StepsError, KeyError):
+    _kind = "thing"
 
     def __init__(self, name: str, known: Sequence[str] = ()) -> None:
-        super().__init__(f"no program is named {name!r}{_listed(known)}.")
+        listed = f"; known are {', '.join(sorted(known))}" if known else ""
+        super().__init__(f"no {self._kind} is named {name!r}{listed}.")
         self.name = name
+
+
+class UnknownProgramError(_UnknownNameError, ProgramError):
+    """No program has this name."""
+
+    _kind = "program"
 
 
 class ProtectedProgramError(ProgramError):
@@ -294,16 +297,10 @@ class DecisionError(ProgramError):
         self.answer, self.options, self.asked = answer, list(options), asked
 
 
-class UnknownToolError(StepsError, KeyError):
+class UnknownToolError(_UnknownNameError):
     """No tool has this name."""
 
-    def __init__(self, name: str, known: Sequence[str] = ()) -> None:
-        super().__init__(f"no tool is named {name!r}{_listed(known)}.")
-        self.name = name
-
-
-class ToolInputError(StepsError, ValueError):
-    """What a tool was called with does not fit its arguments; it was not run."""
+    _kind = "tool"
 
 
 class MessageError(StepsError, ValueError):
