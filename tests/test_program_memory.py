@@ -19,7 +19,7 @@ def program(name: str, description: str = "", calls: str | None = None) -> Graph
     """One node: a call, or something said."""
     made = GraphProgram(name, description)
     if calls is None:
-        made.add(Action("do", "Speak", f"Do {name}", "Say \"it\" {{ query }} // isn't }) odd"))
+        made.add(Action("do", "Speak", f"Do {name}", 'Say "it" {{ query }} // isn\'t }) odd'))
     else:
         made.add(Program("do", f"Do {name}", calls))
     return made.connect("start", "do").connect("do", "end")
