@@ -14,10 +14,13 @@ import tempfile
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from hybridagi_steps.errors import InvalidSettingError, MissingExtraError
 from hybridagi_steps.protocols import TokenCounter
+
+CounterChoice: TypeAlias = "str | os.PathLike[str] | TokenCounter | Callable[[str], int]"
+"""What a token counter may be chosen by; see `token_counter`."""
 
 ESTIMATE = "estimate:"
 """What the id of every counter begins with that does not know."""
@@ -142,9 +145,7 @@ class TokenizerFileCounter:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def token_counter(
-    counter: str | os.PathLike[str] | TokenCounter | Callable[[str], int] = "auto",
-) -> TokenCounter:
+def token_counter(counter: CounterChoice = "auto") -> TokenCounter:
     """Return a counter.
 
     Args:

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, Literal, overload
 
 from hybridagi_steps.arguments import Where
-from hybridagi_steps.context.compaction import compact, expand, replaced, summarised
+from hybridagi_steps.context.compaction import Summarise, compact, expand, replaced, summarised
 from hybridagi_steps.context.excerpts import extractive_summary, identifiers, words
 from hybridagi_steps.context.layout import Layout, Quoted, least_tokens, planned
 from hybridagi_steps.context.recall import (
@@ -40,7 +40,12 @@ from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import Step
-from hybridagi_steps.token_counters import MESSAGE_TOKENS, MessageCounter, token_counter
+from hybridagi_steps.token_counters import (
+    MESSAGE_TOKENS,
+    CounterChoice,
+    MessageCounter,
+    token_counter,
+)
 
 _RECALL_SHARE = 0.35
 """Share of the room that recall may take from a tail that does not fit."""
@@ -103,7 +108,7 @@ class ContextBuilder:
         recent: int | None = 6,
         k: int = 5,
         *,
-        counter: Any = "auto",
+        counter: CounterChoice = "auto",
         where: Where = None,
     ) -> None:
         """Set what every context of this builder gets.
@@ -189,7 +194,7 @@ class ContextBuilder:
         *,
         session_id: str | None = None,
         steps: Iterable[AgentStep] | Iterable[Step] | None = None,
-        summarise: Any = extractive_summary,
+        summarise: Summarise = extractive_summary,
     ) -> Step:
         """Return a summary of what is older than the recent units; append it to the session.
 
