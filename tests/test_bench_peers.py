@@ -14,8 +14,8 @@ import dspy
 import numpy as np
 import pytest
 
+from hybridagi_steps.bench import comparison, recorder, search_peers, sync_calls, write_peers
 from hybridagi_steps.bench import peers as neighbours
-from hybridagi_steps.bench import recorder, search_peers, sync_calls, write_peers
 from hybridagi_steps.bench.corpus import real_steps
 from hybridagi_steps.bench.peers import (
     NOT_INSTALLED,
@@ -143,7 +143,7 @@ class TestSearchers:
         monkeypatch.setattr(search_peers, "ADDS", 10)
         path = search_peers.corpus_file(tmp_path, 50, "hashing:32")
         written = path.stat().st_mtime_ns
-        assert np.load(path).shape == (100 + 50 + 30, 32)
+        assert np.load(path).shape == (100 + 50 + 5 * 10, 32)
         assert search_peers.corpus_file(tmp_path, 50, "hashing:32") == path
         assert path.stat().st_mtime_ns == written
 
@@ -194,9 +194,9 @@ class TestTables:
         for part in (*found["append"].values(), found["batch"], found["read_run"]):
             assert part["Nobody"] == {"missing": NOT_INSTALLED}
             assert part[OURS]["cpu_ratio"] == 1.0
-        assert found["loops"]["5"][OURS]["bytes"] > 5 * 100
+        assert found["loops"]["normal"]["5"][OURS]["bytes"] > 5 * 100
         shown = [row for table in write_peers.peer_tables(found) for row in table.rows]
-        assert sum(NOT_INSTALLED in row for row in shown) == 4 + 2
+        assert sum(NOT_INSTALLED in row for row in shown) == 4 + 2 * 2
 
     def test_peers_are_chosen_by_name_and_we_are_always_there(self) -> None:
         assert [peer.name for peer in chosen(WRITERS, "chroma, LanceDB")] == [
@@ -206,6 +206,11 @@ class TestTables:
         ]
         assert [peer.name for peer in chosen(WRITERS, "none")] == [OURS]
         assert chosen(WRITERS, "all") == list(WRITERS)
+
+    def test_every_name_can_be_asked_for(self) -> None:
+        for peer in (*WRITERS, *SAVERS, *SEARCHERS, *TRACERS):
+            known = (*WRITERS, *SAVERS, *SEARCHERS, *TRACERS)
+            assert peer.name in [found.name for found in chosen(known, peer.name.upper())]
 
     def test_a_broken_adapter_is_an_error_not_a_missing_package(self) -> None:
         with pytest.raises(AttributeError):
@@ -225,3 +230,55 @@ class TestSyncCalls:
             pytest.skip("strace is not here, or may not trace")
         assert full >= 1
         assert sync_calls.syncs_per_append(OURS, "normal") == 0
+
+
+def results(cpu_ratio: float, *, filtered_ms: float = 1.0) -> dict[str, Any]:
+    """Return what a run of the measurements that measured very little would return."""
+    row = {"wall_ms": filtered_ms, "recall": 1.0, "wall_ratio": 1.0}
+    return {
+        "recorder": {"peers": {TRACERS[0].name: {"normal": {"cpu_ratio": cpu_ratio}}}},
+        "search": {
+            "peers": {
+                "sizes": {
+                    "10000": {
+                        "peers": {
+                            OURS: {"everything": {"times_faster_than_numpy": 3, "recall": 0.98}}
+                        }
+                    },
+                    "100000": {
+                        "peers": {
+                            OURS: {"filtered": {**row, "wall_ms": 1.0}},
+                            "NumPy exact": {"filtered": {**row, "wall_ms": 0.001}},
+                            "Fast": {"filtered": row},
+                            "Wrong": {"filtered": {**row, "wall_ms": 0.01, "recall": 0.9}},
+                        }
+                    },
+                }
+            }
+        },
+    }
+
+
+class TestMargins:
+    @staticmethod
+    def row(found: dict[str, Any], words: str) -> list[str]:
+        lines = comparison.margins(found).splitlines()
+        line = next(line for line in lines if words in line)
+        return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+    def test_a_margin_is_reached_missed_or_not_measured(self) -> None:
+        assert self.row(results(81.0), "MLflow") == ["≥ 80x", "81x", "yes"]
+        assert self.row(results(79.0), "MLflow") == ["≥ 80x", "79x", "**no**"]
+        assert self.row({}, "MLflow") == ["≥ 80x", "not measured", "-"]
+
+    def test_speed_without_recall_misses(self) -> None:
+        cells = self.row(results(1), "10,000, one query")
+        assert cells == ["≥ 2.5x, recall ≥ 0.99", "3.0x, recall 0.980", "**no**"]
+
+    def test_the_filter_is_compared_with_the_fastest_peer_that_finds_everything(self) -> None:
+        words = "fastest peer with recall 1"
+        assert self.row(results(1, filtered_ms=2.5), words)[1:] == ["2.5x", "yes"]
+        assert self.row(results(1, filtered_ms=0.5), words)[1:] == ["0.5x", "**no**"]
+
+    def test_nothing_that_was_to_be_reached_is_left_out(self) -> None:
+        assert len(comparison.margins({}).splitlines()) == len(comparison.MARGINS) + 2

@@ -1,4 +1,4 @@
-"""Under what conditions a number was measured: machine, versions, time.
+"""Under what conditions a number was measured: machine, versions, time, and what else ran.
 
 A number without them cannot be compared with anything, so every measurement carries them.
 """
@@ -27,6 +27,7 @@ def conditions(**options: Any) -> dict[str, Any]:
             **{name: found for name in _PACKAGES if (found := _version(name))},
         },
         "measured_at": utc_now().isoformat(timespec="seconds"),
+        "load_average": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
         "options": options,
     }
 

@@ -1,7 +1,7 @@
-"""The numbers of the README: measured in one run, kept as JSON, written between two marks.
+"""The numbers of README and documentation: measured, kept as JSON, written between marks.
 
-Run in a checkout. Nobody types a number: a test compares the README with what `tables` makes of the
-JSON file, and the JSON file is what the other measurements returned.
+Run in a checkout. Nobody types a number: a test compares the pages with what `sections` makes of
+the JSON file, and the JSON file is what the other measurements returned.
 """
 
 from __future__ import annotations
@@ -13,55 +13,83 @@ from typing import Any
 
 import orjson
 
-from hybridagi_steps.bench.tables import print_json
+from hybridagi_steps.bench.comparison import comparison, details, margins
+from hybridagi_steps.bench.tables import markdown, print_json
 from hybridagi_steps.errors import ExchangeError
 
-BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
-MEASUREMENTS = ("quality", "write", "search", "recorder", "lexical")
+MEASUREMENTS = ("quality", "write", "search", "recorder", "lexical", "embed")
+README = Path("README.md")
+PAGE = Path(".github", "docs", "benchmarks.md")
 RESULTS = Path(".github", "measured.json")
 
 _QUALITY = ("BM25, own text", "BM25, window text", "dense, own text", "this library (hybrid)")
 
 
 def report(json_output: bool = False, **options: Any) -> None:
-    """Measure, and write README.md and .github/measured.json of the checkout in this folder."""
+    """Measure, and write the pages and .github/measured.json of the checkout in this folder."""
     results = measure(**options)
     if json_output:
         print_json(results)
 
 
-def measure(only: str = "") -> dict[str, Any]:
-    """Return all results: those of the last run, with one (or all) measured again.
+def measure(only: str = "", million: bool = False) -> dict[str, Any]:
+    """Return all results: those of the last run, with some (or all) measured again.
 
     Args:
-        only: The one measurement to repeat; by default all of them.
+        only: The measurements to repeat, with commas between them; by default all of them. `none`
+            writes the pages anew from the numbers there are.
+        million: Search also among 1,000,000 vectors.
 
     Raises:
         ExchangeError: This folder is no checkout, or there is no such measurement.
     """
-    readme = Path("README.md")
-    if not readme.is_file() or BEGIN not in readme.read_text("utf-8"):
+    if not README.is_file() or _mark("bench") not in README.read_text("utf-8"):
         raise ExchangeError("run this in a checkout: its README.md has the marks to write between.")
-    if only and only not in MEASUREMENTS:
-        raise ExchangeError(f"no measurement {only!r}; there are {', '.join(MEASUREMENTS)}.")
+    asked = MEASUREMENTS if not only else [] if only == "none" else only.split(",")
+    unknown = [name for name in asked if name not in MEASUREMENTS]
+    if unknown:
+        raise ExchangeError(f"no measurement {unknown[0]!r}; there are {', '.join(MEASUREMENTS)}.")
     results: dict[str, Any] = orjson.loads(RESULTS.read_bytes()) if RESULTS.is_file() else {}
-    for name in MEASUREMENTS:
-        if not only or name == only:
-            results[name] = _measured_alone(name)
-    option = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
-    RESULTS.write_bytes(orjson.dumps(results, option=option))
-    text = readme.read_text("utf-8")
-    before, after = text[: text.index(BEGIN)], text[text.index(END) :]
-    plain: dict[str, Any] = orjson.loads(RESULTS.read_bytes())
-    readme.write_text(f"{before}{BEGIN}\n{tables(plain)}\n{after}", "utf-8")
+    for name in asked:
+        more = ["--million"] if million and name == "search" else []
+        results[name] = _measured_alone(name, more)
+        option = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
+        RESULTS.write_bytes(orjson.dumps(results, option=option))
+    for page, parts in sections(results).items():
+        text = page.read_text("utf-8")
+        for mark, part in parts.items():
+            text = _between(text, mark, part)
+        page.write_text(text, "utf-8")
     return results
 
 
-def _measured_alone(name: str) -> dict[str, Any]:
+def sections(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
+    """Return what stands on each page between which marks."""
+    return {
+        README: {"bench": tables(results), "peers": comparison(results)},
+        PAGE: {"margins": margins(results), "peers": details(results)},
+    }
+
+
+def inside(text: str, mark: str) -> str:
+    """Return what stands between two marks of a page."""
+    return text[text.index(_mark(mark)) + len(_mark(mark)) : text.index(_mark(f"/{mark}"))].strip()
+
+
+def _between(text: str, mark: str, part: str) -> str:
+    before, after = text[: text.index(_mark(mark))], text[text.index(_mark(f"/{mark}")) :]
+    return f"{before}{_mark(mark)}\n{part}\n{after}"
+
+
+def _mark(name: str) -> str:
+    return f"<!-- {name} -->"
+
+
+def _measured_alone(name: str, more: list[str]) -> dict[str, Any]:
     """Measure in a process of its own: what one leaves in memory would slow the next."""
-    command = [sys.executable, "-m", "hybridagi_steps", "bench", name, "--json"]
+    command = [sys.executable, "-m", "hybridagi_steps", "bench", name, "--json", *more]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)  # noqa: S603 - our own words
-    return orjson.loads(done.stdout)
+    return orjson.loads(done.stdout[done.stdout.index(b"{") :])
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -77,7 +105,7 @@ def _quality(found: dict[str, Any]) -> str:
         for task in found["tasks"]
     ]
     rows.append(["**mean**", *_cells(found["mean"]["ndcg"], "**")])
-    return _markdown(["nDCG@10, task (questions)", *_QUALITY], rows)
+    return markdown(["nDCG@10, task (questions)", *_QUALITY], rows)
 
 
 def _cells(ndcg: dict[str, float], mark: str) -> list[str]:
@@ -137,15 +165,10 @@ def _costs(results: dict[str, Any]) -> str:
             f"and {recorder['store']['cpu_us']:.0f} µs for the store",
         ],
     ]
-    return _markdown(["what", "measured"], rows)
+    return markdown(["what", "measured"], rows)
 
 
 def _machine(results: dict[str, Any]) -> str:
     found = results["search"]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     return f"On {found['machine']} with {versions}; medians. Tasks and halves: decision record 3."
-
-
-def _markdown(heads: list[str], rows: list[list[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -24,7 +24,7 @@ import dspy
 from dspy.utils.callback import BaseCallback
 
 from hybridagi_steps.bench.conditions import conditions
-from hybridagi_steps.bench.peers import NOT_INSTALLED, OURS, TRACERS, Peer, chosen
+from hybridagi_steps.bench.peers import NOT_INSTALLED, TRACERS, Peer, chosen
 from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
 from hybridagi_steps.bench.timing import Clock, Samples, fastest, interleaved, typical
 from hybridagi_steps.memory import Durability, StepMemory
@@ -73,6 +73,7 @@ def measure(
         }
         samples = interleaved(rivals, rounds, warm_up=3)
         stored = sum(1 for _ in memory.iter_steps())
+    before = conditions()
     beside = _beside_peers(program, runs, chosen(TRACERS, peers), max(2, rounds // 5))
     steps = stored // ((rounds + 3) * runs)
     per = steps * runs
@@ -90,6 +91,7 @@ def measure(
         "dispatch": _share(samples, DISPATCH, ALONE, per),
         "recorder": _share(samples, RECORDED, DISPATCH, per),
         "store": _share(samples, STORED, RECORDED, per),
+        "peers_conditions": before,
         "peers": beside,
     }
 
@@ -99,8 +101,8 @@ def _beside_peers(
 ) -> dict[str, Any]:
     """Return what program runs take more when they are recorded, by us and by each peer.
 
-    DSPy's dispatch to a callback that does nothing is taken off both. Our memory syncs each step
-    (`full`), as the peers' files do.
+    DSPy's dispatch to a callback that does nothing is taken off both. Ours runs at both
+    durabilities; the peers' files are synced, as ours are at `full`.
     """
     found: dict[str, Any] = {}
     for peer in peers:
@@ -111,27 +113,33 @@ def _beside_peers(
         with (
             tempfile.TemporaryDirectory() as folder,
             closing(adapter(Path(folder))) as tracing,
-            StepMemory(Path(folder) / "steps.db", durability="full") as memory,
+            StepMemory(Path(folder) / "normal.db", durability="normal") as normal,
+            StepMemory(Path(folder) / "full.db", durability="full") as full,
         ):
             rivals = {
                 DISPATCH: _running(program, runs, BaseCallback()),
-                OURS: _running(program, runs, StepRecorder(memory)),
+                "normal": _running(program, runs, StepRecorder(normal)),
+                "full": _running(program, runs, StepRecorder(full)),
                 peer.name: _running_under(program, runs, tracing.dspy_settings()),
             }
             samples = interleaved(rivals, rounds, warm_up=2)
             spans = tracing.spans() / (rounds + 2) / runs
             assert spans >= 1  # noqa: S101 - else nothing was traced and the time means nothing
-        ours, theirs = _more(samples, OURS, runs), _more(samples, peer.name, runs)
+        theirs = _more(samples, peer.name, runs)
         found[peer.name] = {
             "version": peer.version(),
             "settings": tracing.settings,
             "spans_per_run": spans,
-            "ours_us": ours,
             "theirs_us": theirs,
-            "cpu_ratio": theirs["cpu"] / ours["cpu"],
-            "wall_ratio": theirs["wall"] / ours["wall"],
+            **{name: _beside(_more(samples, name, runs), theirs) for name in ("normal", "full")},
         }
     return found
+
+
+def _beside(ours: dict[str, float], theirs: dict[str, float]) -> dict[str, float]:
+    """Return our times, and theirs in units of them."""
+    ratios = {f"{clock}_ratio": theirs[clock] / ours[clock] for clock in ("cpu", "wall")}
+    return {"cpu_us": ours["cpu"], "wall_us": ours["wall"], **ratios}
 
 
 def _more(samples: Samples, name: str, runs: int) -> dict[str, float]:
@@ -217,20 +225,23 @@ def _tables(result: dict[str, Any]) -> list[Table]:
     title = f"one program run of {result['steps_per_run']} recorded steps, per step"
     return [
         Table(title, ["", "CPU µs", "least", "wall µs"], rows),
-        _peer_table(result["peers"]),
+        peer_table(result["peers"]),
     ]
 
 
-def _peer_table(beside: dict[str, Any]) -> Table:
+def peer_table(beside: dict[str, Any]) -> Table:
+    """Return the table of what the peers took."""
     rows: list[list[str]] = []
     for name, found in beside.items():
         if "missing" in found:
             rows.append([name, str(found["missing"]), *[""] * 5])
             continue
-        ours, theirs = found["ours_us"], found["theirs_us"]
-        times = [number(times[clock], 0) for times in (ours, theirs) for clock in ("cpu", "wall")]
-        ratios = [number(found[f"{clock}_ratio"], 0) for clock in ("cpu", "wall")]
-        rows.append([f"{name} ({found['version']}; {found['settings']})", *times, *ratios])
+        for durability in ("normal", "full"):
+            ours, theirs = found[durability], found["theirs_us"]
+            times = (ours["cpu_us"], ours["wall_us"], theirs["cpu"], theirs["wall"])
+            ratios = [number(ours[f"{clock}_ratio"], 0) for clock in ("cpu", "wall")]
+            what = f"{name}; ours `{durability}` ({found['version']}; {found['settings']})"
+            rows.append([what, *(number(value, 0) for value in times), *ratios])
     columns = ["", "our CPU µs", "wall", "their CPU µs", "wall", "CPU x ours", "wall x ours"]
     return Table("one recorded program run, over a callback that does nothing", columns, rows)
 

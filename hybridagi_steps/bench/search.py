@@ -82,6 +82,7 @@ def measure(
             str(size): _measured(_built(folder, size, embedder), folder, rounds, starts)
             for size in counts
         }
+        before = conditions()
         beside = measure_peers(
             [*counts, *([1_000_000] if million else [])],
             rounds=rounds,
@@ -93,6 +94,7 @@ def measure(
     return {
         **conditions(**options, peers=peers, million=million),
         "steps": found,
+        "peers_conditions": before,
         "peers": beside,
     }
 

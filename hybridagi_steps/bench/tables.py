@@ -1,4 +1,4 @@
-"""Prints what was measured: a table for people, or JSON for programs."""
+"""Shows what was measured: a table for people, on screen or as Markdown, or JSON for programs."""
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ def print_tables(tables: Sequence[Table], result: dict[str, Any]) -> None:
             console.print(Text(note))
     versions = ", ".join(f"{name} {found}" for name, found in result["versions"].items())
     console.print(Text(f"{result['machine']}; {versions}; {result['measured_at']}", style="dim"))
+
+
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as Markdown."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -82,6 +82,7 @@ def measure(
             "read_run": _read_run(folder),
             "drain": _drain(folder, embedder),
             "disk": _disk(folder, appends, embedder),
+            "peers_conditions": conditions(),
             "peers": measure_peers(
                 folder, appends=appends, batches=batches, loops=loops, peers=peers
             ),

@@ -35,7 +35,7 @@ from hybridagi_steps.records.agent_step import AgentStep
 BATCH = 1_000
 ROUNDS = 10
 """Turns that the peers take at appending, the first of them not counted."""
-GRAPH = "LangGraph, nothing saved"
+GRAPH = "LangGraph with nothing saved"
 _DIMENSION = 256
 _RUNS_READ = 50
 
@@ -45,6 +45,8 @@ def measure_peers(
 ) -> dict[str, Any]:
     """Return what each peer takes: append at both durabilities, batch, read, agent loops."""
     writers, savers = chosen(WRITERS, peers), chosen(SAVERS, peers)
+    if savers and GRAPH not in [peer.name for peer in savers]:
+        savers += [peer for peer in SAVERS if peer.name == GRAPH]
     steps = real_steps(appends)
     return {
         "versions": {peer.name: peer.version() for peer in (*writers, *savers)},
@@ -56,8 +58,11 @@ def measure_peers(
         "batch": _batches(folder, writers, batches),
         "read_run": _reads(folder, writers),
         "loops": {
-            str(size): _loops(folder, [*writers, *savers], size, max(2, batches // 2))
-            for size in map(int, loops.split(","))
+            durability: {
+                str(size): _loops(folder, [*writers, *savers], durability, size, batches // 2)
+                for size in map(int, loops.split(","))
+            }
+            for durability in get_args(Durability)
         },
     }
 
@@ -157,7 +162,9 @@ def _next_read(writer: StepWriter) -> Callable[[], None]:
     return read
 
 
-def _loops(folder: Path, peers: Sequence[Peer], size: int, rounds: int) -> dict[str, Any]:
+def _loops(
+    folder: Path, peers: Sequence[Peer], durability: Durability, size: int, rounds: int
+) -> dict[str, Any]:
     """Return what an agent's loop of so many steps takes, and the bytes it leaves on disk.
 
     Each round is a new file with one step in it. Savers run inside a graph: what the graph takes by
@@ -167,10 +174,10 @@ def _loops(folder: Path, peers: Sequence[Peer], size: int, rounds: int) -> dict[
     samples: Samples = {}
     sizes: dict[str, int] = {}
     installed = [(peer.name, adapter) for peer in peers if (adapter := peer.load()) is not None]
-    for turn in range(rounds + 1):
+    for turn in range(max(2, rounds) + 1):
         for name, adapter in installed:
             with tempfile.TemporaryDirectory(dir=folder) as place:
-                loop: StepLoop = adapter(Path(place), "full")
+                loop: StepLoop = adapter(Path(place), durability)
                 loop.add_each([first])
                 sample = timed(lambda loop=loop: loop.add_each(records))
                 loop.close()
@@ -223,8 +230,9 @@ def peer_tables(found: dict[str, Any]) -> list[Table]:
         [what, name, *_times(row)] for what, part in parts.items() for name, row in part.items()
     ]
     loops = [
-        [f"{size} steps", name, *_loop_times(row)]
-        for size, part in found["loops"].items()
+        [f"{size} steps, {durability}", name, *_loop_times(row)]
+        for durability, sizes in found["loops"].items()
+        for size, part in sizes.items()
         for name, row in part.items()
     ]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())

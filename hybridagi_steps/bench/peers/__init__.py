@@ -133,7 +133,7 @@ _GRAPH = ("langgraph", "langgraph-checkpoint-sqlite")
 WRITERS = (
     Peer(OURS, _US, "memory_writer:MemoryWriter"),
     Peer("LangGraph SqliteStore", _GRAPH, "langgraph_store:SqliteStoreWriter"),
-    Peer("LangGraph SqliteStore, as documented", _GRAPH, "langgraph_store:DocumentedStoreWriter"),
+    Peer("LangGraph SqliteStore as documented", _GRAPH, "langgraph_store:DocumentedStoreWriter"),
     Peer("OpenAI Agents SQLiteSession", ("openai-agents",), "agents_session:SessionWriter"),
     Peer("LanceDB", ("lancedb",), "lancedb_table:LanceWriter"),
     Peer("Chroma", ("chromadb",), "chroma_collection:ChromaWriter"),
@@ -142,8 +142,8 @@ WRITERS = (
 
 SAVERS = (
     Peer("LangGraph SqliteSaver", _GRAPH, "langgraph_saver:SaverLoop"),
-    Peer("LangGraph SqliteSaver, DeltaChannel (beta)", _GRAPH, "langgraph_saver:DeltaSaverLoop"),
-    Peer("LangGraph, nothing saved", _GRAPH, "langgraph_saver:BareLoop"),
+    Peer("LangGraph SqliteSaver with DeltaChannel", _GRAPH, "langgraph_saver:DeltaSaverLoop"),
+    Peer("LangGraph with nothing saved", _GRAPH, "langgraph_saver:BareLoop"),
 )
 """Who keeps the state of an agent's graph after each step of it."""
 
@@ -158,7 +158,7 @@ SEARCHERS = (
 """Who finds vectors; ours first, then the oracle."""
 
 
-TRACERS = (Peer("MLflow autolog, synchronous", ("mlflow",), "mlflow_tracing:MlflowTracing"),)
+TRACERS = (Peer("MLflow autolog (synchronous)", ("mlflow",), "mlflow_tracing:MlflowTracing"),)
 """Who records what a DSPy program does."""
 
 

@@ -1,0 +1,299 @@
+"""How we stand beside the peers: the README's comparison, and the margins we set out to reach.
+
+Everything is read from the JSON that the measurements returned; nothing is measured here. A ratio
+is the peer's cost in units of ours, so above one we are cheaper. A margin that was not measured, or
+not reached, says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hybridagi_steps.bench.peers import OURS
+from hybridagi_steps.bench.recorder import peer_table as recorder_table
+from hybridagi_steps.bench.search_peers import ADDS, KNOWN, NUMPY
+from hybridagi_steps.bench.search_peers import peer_tables as search_tables
+from hybridagi_steps.bench.tables import Table, markdown
+from hybridagi_steps.bench.write_peers import BATCH, GRAPH
+from hybridagi_steps.bench.write_peers import peer_tables as write_tables
+
+Results = Mapping[str, Any]
+
+_STORE, _SAVER = "LangGraph SqliteStore", "LangGraph SqliteSaver"
+_SESSION, _LANCE, _CHROMA = "OpenAI Agents SQLiteSession", "LanceDB", "Chroma"
+_DOCUMENTED = f"{_STORE} as documented"
+_MLFLOW = "MLflow autolog (synchronous)"
+_COUNTS = {"10000": "10,000", "100000": "100,000", "1000000": "1,000,000"}
+_FILTER_SIZE = "100000"
+
+
+@dataclass(frozen=True)
+class Margin:
+    """A ratio that was to be reached."""
+
+    what: str
+    at_least: float
+    measured: Callable[[Results], float | None]
+    recall: Callable[[Results], float | None] | None = None
+    recall_at_least: float = 0.0
+
+    def row(self, results: Results) -> list[str]:
+        """Return what, target, measured, and whether it was reached."""
+        value = self.measured(results)
+        target = f"≥ {self.at_least:g}x"
+        if self.recall is not None:
+            target += f", recall ≥ {self.recall_at_least:g}"
+        if value is None:
+            return [self.what, target, "not measured", "-"]
+        shown, reached = _times(value), value >= self.at_least
+        recall = None if self.recall is None else self.recall(results)
+        if recall is not None:
+            shown += f", recall {recall:.3f}"
+            reached = reached and recall >= self.recall_at_least
+        return [self.what, target, shown, "yes" if reached else "**no**"]
+
+
+def _at(*path: str) -> Callable[[Results], float | None]:
+    """Return a reader of one number, which is None where a step of the path is missing."""
+
+    def read(results: Results) -> float | None:
+        value: Any = results
+        for key in path:
+            if not isinstance(value, Mapping) or key not in value:
+                return None
+            value = value[key]  # pyright: ignore[reportUnknownVariableType]
+        return float(value)  # pyright: ignore[reportUnknownArgumentType]
+
+    return read
+
+
+def _append(durability: str, peer: str) -> Callable[[Results], float | None]:
+    return _at("write", "peers", "append", durability, peer, "cpu_ratio")
+
+
+def _batch(peer: str) -> Callable[[Results], float | None]:
+    return _at("write", "peers", "batch", peer, "cpu_ratio")
+
+
+def _loop(durability: str, size: str, key: str) -> Callable[[Results], float | None]:
+    return _at("write", "peers", "loops", durability, size, _SAVER, key)
+
+
+def _loop_margins(size: str, cpu: float, size_on_disk: float) -> list[Margin]:
+    what = f"agent loop of {size} steps"
+    return [
+        *(
+            Margin(f"{what}, `{name}`, CPU: {_SAVER}", cpu, _loop(name, size, "cpu_ratio"))
+            for name in ("normal", "full")
+        ),
+        Margin(f"{what}, bytes: {_SAVER}", size_on_disk, _loop("full", size, "bytes_ratio")),
+    ]
+
+
+def _index(size: str, peer: str, part: str, key: str) -> Callable[[Results], float | None]:
+    return _at("search", "peers", "sizes", size, "peers", peer, part, key)
+
+
+def _filter_margin(ours: str) -> Callable[[Results], float | None]:
+    """Return the time of the fastest peer that found everything, in units of ours."""
+
+    def read(results: Results) -> float | None:
+        mine = _index(_FILTER_SIZE, ours, "filtered", "wall_ms")(results)
+        peers = _part(results, "search", "peers", "sizes", _FILTER_SIZE, "peers")
+        theirs = [
+            row["filtered"]["wall_ms"]
+            for name, row in peers.items()
+            if name not in (OURS, KNOWN, NUMPY)
+            and "filtered" in row
+            and row["filtered"]["recall"] == 1.0
+        ]
+        return min(theirs) / mine if theirs and mine else None
+
+    return read
+
+
+def _speed(size: str, at_least: float, recall: float) -> Margin:
+    return Margin(
+        f"index call beside NumPy's exact product, {_COUNTS[size]}, one query, one thread",
+        at_least,
+        _index(size, OURS, "everything", "times_faster_than_numpy"),
+        _index(size, OURS, "everything", "recall"),
+        recall,
+    )
+
+
+MARGINS = (
+    Margin(f"append, `normal`: {_STORE}, same settings", 2.5, _append("normal", _STORE)),
+    Margin(f"append, `normal`: {_DOCUMENTED}", 2.5, _append("normal", _DOCUMENTED)),
+    Margin(f"append, `normal`: {_SESSION}", 8, _append("normal", _SESSION)),
+    Margin(f"append, `normal`: {_LANCE}", 40, _append("normal", _LANCE)),
+    Margin(f"append, `normal`: {_CHROMA}", 40, _append("normal", _CHROMA)),
+    Margin(f"append, `full`: {_SESSION}", 1.5, _append("full", _SESSION)),
+    Margin(f"batch of {BATCH:,}: {_LANCE}", 1, _batch(_LANCE)),
+    Margin(f"batch of {BATCH:,}: {_SESSION}", 1, _batch(_SESSION)),
+    Margin(f"batch of {BATCH:,}: {_CHROMA}", 15, _batch(_CHROMA)),
+    *_loop_margins("100", 20, 15),
+    *_loop_margins("400", 35, 60),
+    _speed("10000", 2.5, 0.99),
+    _speed("100000", 5, 0.99),
+    _speed("1000000", 12, 0.98),
+    Margin("1 % filter at 100,000: the fastest peer with recall 1", 2, _filter_margin(OURS)),
+    Margin("the same, the filter's rows known before", 2, _filter_margin(KNOWN)),
+    Margin(
+        f"{ADDS:,} adds at 100,000, then searchable: hnswlib",
+        50,
+        _index("100000", "hnswlib", "adds", "wall_ratio"),
+    ),
+    *(
+        Margin(
+            f"recorded program run, ours `{name}`: {_MLFLOW}",
+            80,
+            _at("recorder", "peers", _MLFLOW, name, "cpu_ratio"),
+        )
+        for name in ("normal", "full")
+    ),
+)
+"""What was to be reached, and where it stands in the results; CPU but for searches (wall)."""
+
+
+def margins(results: Results) -> str:
+    """Return the table of targets beside what was measured, as Markdown."""
+    rows = [margin.row(results) for margin in MARGINS]
+    return markdown(["theirs in units of ours", "target", "measured", "reached"], rows)
+
+
+def comparison(results: Results) -> str:
+    """Return the README's comparison as Markdown."""
+    rows = [*_writing(results), *_finding(results), *_recording(results), *_embedding(results)]
+    return "\n\n".join(
+        [markdown(["what", "this library", "others, in units of ours"], rows), _conditions(results)]
+    )
+
+
+def details(results: Results) -> str:
+    """Return every table of the peers as Markdown, with what stands below each."""
+    tables = [
+        *write_tables(results["write"]["peers"]),
+        *search_tables(results["search"]["peers"]),
+        recorder_table(results["recorder"]["peers"]),
+    ]
+    return "\n\n".join(_with_notes(table) for table in tables)
+
+
+def _with_notes(table: Table) -> str:
+    heads = [head or " " for head in table.columns]
+    notes = "\n".join(f"* {note}" for note in table.notes)
+    return "\n\n".join(filter(None, [f"**{table.title}**", markdown(heads, table.rows), notes]))
+
+
+def _conditions(results: Results) -> str:
+    write, search = results["write"], results["search"]
+    peers = {**write["peers"]["versions"], **search["peers"]["versions"]}
+    known = {version for name, version in peers.items() if name not in (OURS, NUMPY)}
+    loads = ", ".join(
+        f"{name} {results[name]['peers_conditions']['load_average']}"
+        for name in ("write", "search", "recorder")
+    )
+    return (
+        f"On {search['machine']}; {', '.join(sorted(known))}. Load average before measuring: "
+        f"{loads}. CPU of the process for writing and recording, wall time for searching; "
+        "interleaved, medians; above 1 we are cheaper."
+    )
+
+
+def _writing(results: Results) -> list[list[str]]:
+    found = results["write"]["peers"]
+    parts = {f"one durable append, `{name}`": part for name, part in found["append"].items()}
+    parts |= {
+        f"batch of {BATCH:,}, per step": found["batch"],
+        "read a run back, per step": found["read_run"],
+    }
+    rows = [
+        [what, f"{part[OURS]['cpu_us']:.0f} µs", _others(part, "cpu_ratio")]
+        for what, part in parts.items()
+    ]
+    for durability, sizes in found["loops"].items():
+        for size, part in sizes.items():
+            what, cost = f"agent loop of {size} steps, `{durability}`", part[OURS]["cpu_us"] / 1e3
+            rows.append([f"{what}: CPU", f"{cost:.1f} ms", _others(part, "cpu_ratio")])
+    for size, part in found["loops"]["full"].items():
+        what, left = f"agent loop of {size} steps: bytes", part[OURS]["bytes"] / 1024
+        rows.append([what, f"{left:,.0f} KiB", _others(part, "bytes_ratio")])
+    return rows
+
+
+def _finding(results: Results) -> list[list[str]]:
+    rows: list[list[str]] = []
+    sizes = _part(results, "search", "peers", "sizes")
+    for size, found in sizes.items():
+        peers, count = found["peers"], f"{int(size):,}"
+        for part, what in (
+            ("everything", f"nearest of {count}, dimension {found['dimension']}"),
+            ("filtered", f"nearest within 1 % of {count}"),
+            ("adds", f"{ADDS:,} adds at {count}, then searchable"),
+        ):
+            measured = {
+                name: row.get(part, row)
+                for name, row in peers.items()
+                if part in row or "missing" in row
+            }
+            ours = measured[OURS]
+            recall = f", recall {ours['recall']:.3f}" if "recall" in ours else ""
+            cost = f"{ours['wall_ms']:.2f} ms{recall}"
+            rows.append([what, cost, _others(measured, "wall_ratio")])
+    return rows
+
+
+def _recording(results: Results) -> list[list[str]]:
+    rows: list[list[str]] = []
+    for durability in ("normal", "full"):
+        found = {
+            name: row.get(durability, row)
+            for name, row in _part(results, "recorder", "peers").items()
+        }
+        costs = [f"{row['cpu_us']:,.0f} µs" for row in found.values() if "missing" not in row]
+        what = f"record a program run, over DSPy's dispatch, `{durability}`"
+        rows.append([what, costs[0] if costs else "-", _others(found, "cpu_ratio")])
+    return rows
+
+
+def _embedding(results: Results) -> list[list[str]]:
+    found = _part(results, "embed", "embedders")
+    words = ", ".join(
+        f"`{name}` {row['missing'] if 'missing' in row else _per_second(row)}"
+        for name, row in found.items()
+    )
+    return [["embed real step texts", words, ""]]
+
+
+def _per_second(row: Results) -> str:
+    return f"{row['texts_per_second']:,.0f}/s"
+
+
+def _others(part: Results, key: str) -> str:
+    """Return each peer's ratio, with its recall where it is below one."""
+    shown: list[str] = []
+    for name, row in part.items():
+        if name in (OURS, GRAPH):
+            continue
+        if "missing" in row:
+            shown.append(f"{name} {row['missing']}")
+            continue
+        recall = row.get("recall", 1.0)
+        extra = "" if recall >= 0.9995 else f" (recall {recall:.3f})"
+        shown.append(f"{name} {_times(row[key])}{extra}")
+    return "; ".join(shown)
+
+
+def _times(value: float) -> str:
+    return f"{value:,.0f}x" if value >= 9.95 else f"{value:.2g}x" if value < 1 else f"{value:.1f}x"
+
+
+def _part(results: Results, *path: str) -> Results:
+    """Return what stands under a path, nothing where it was not measured."""
+    value: Any = results
+    for key in path:
+        value = value.get(key, {})
+    return value
