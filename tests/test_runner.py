@@ -309,6 +309,21 @@ def test_a_session_has_one_run_at_a_time(memory: StepMemory) -> None:
     assert first.active_runs() == {}
 
 
+def test_a_reader_may_leave_at_the_final_event_and_go_on(memory: StepMemory) -> None:
+    runner = StepRunner(dspy.Predict(QA), memory)
+
+    async def turns() -> None:
+        for n in range(3):
+            async for event in runner.run_stream("chat", f"question {n}"):
+                if event.type is StepEventType.RUN_COMPLETED:
+                    break
+        assert (await runner.run("chat", "one more")).text == "3"
+
+    with dspy.context(lm=answering("0", "1", "2", "3")):
+        asyncio.run(turns())
+    assert [text for role, text in said(memory, "chat") if role == "assistant"] == list("0123")
+
+
 def test_somebody_else_writing_fails_the_run_and_mixes_nothing(memory: StepMemory) -> None:
     async def program(messages: list[dict[str, Any]]) -> str:
         await memory.repository().append("chat", [{"role": "user", "content": "intruder"}])

@@ -8,8 +8,6 @@ processes are noticed by the store, when they write.
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -46,9 +44,8 @@ class Register:
                 "it."
             )
 
-    @contextmanager
-    def holding(self, run: ActiveRun) -> Generator[None]:
-        """Register a run for the length of the block.
+    def add(self, run: ActiveRun) -> None:
+        """Register a run until it is removed.
 
         Raises:
             SequenceConflictError: Its session has another one.
@@ -58,11 +55,12 @@ class Register:
             self.check_free(info.session_id)
             self._sessions[info.session_id] = info.run_id
             self._runs[info.run_id] = run
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._runs[info.run_id], self._sessions[info.session_id]
+
+    def remove(self, run: ActiveRun) -> None:
+        """Forget a run that has ended; doing so twice changes nothing."""
+        with self._lock:
+            if self._runs.pop(run.info.run_id, None) is not None:
+                del self._sessions[run.info.session_id]
 
 
 _registers: WeakKeyDictionary[Any, Register] = WeakKeyDictionary()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -89,6 +89,8 @@ class ActiveRun:
         )
         self.stopped: Stop | None = None
         self.stop_requested = asyncio.Event()
+        self.when_ended: Callable[[], None] | None = None
+        """Called once, before the final event."""
         self.spoke = False
         """Whether the reader has seen anything of an answer, or a tool has begun."""
         self.root_call: AgentStep | None = None
@@ -105,7 +107,10 @@ class ActiveRun:
         """Add an event, without what redaction takes out."""
         data = fields.get("data")
         if data is not None and self._redact is not None:
-            fields["data"] = redacted(data, self._redact)
+            try:
+                fields["data"] = redacted(data, self._redact)
+            except Exception as error:  # what cannot be redacted is not shown
+                fields["data"] = {"redaction_failed": type(error).__name__}
         self.events.emit(kind, **fields)
 
     def error(self, where: str, error: BaseException, **more: Any) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import dspy
@@ -25,12 +26,11 @@ from hybridagi_steps.errors import (
     SequenceConflictError,
     UnknownSessionError,
 )
-from hybridagi_steps.records.event import StepEvent
+from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.running import programs_called as called
 from hybridagi_steps.running.answering import Agent, tools_of
 from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
-from hybridagi_steps.running.event_line import FINAL_EVENTS
 from hybridagi_steps.running.execution import Start, execute
 from hybridagi_steps.running.register import register_of
 from hybridagi_steps.running.run import RUN, ActiveRun
@@ -161,12 +161,12 @@ class StepRunner:
     ) -> RunResult:
         """Say something in a session and wait for the end; see `run_stream`."""
         answer: Step | None = None
+        event: StepEvent | None = None
         async for event in self.run_stream(session, message, inputs=inputs):
             if event.snapshot is not None and event.snapshot.is_assistant_step():
                 answer = event.snapshot
-            if event.type in FINAL_EVENTS:
-                return RunResult(event.run_id, answer, event.data or {})
-        raise AssertionError("a stream ends with a final event")
+        assert event is not None  # noqa: S101 - a stream has a first event and a last
+        return RunResult(event.run_id, answer, event.data or {})
 
     def as_tool(self, name: str, description: str) -> Any:
         """Return a `dspy.Tool` that asks this agent, each time in a new session.
@@ -333,14 +333,17 @@ class StepRunner:
                 "last message again."
             )
         run = ActiveRun(session, line, self.config, self.hooks, self._parent())
-        with self._register.holding(run):
-            work = asyncio.get_running_loop().create_task(execute(run, self._agent, start))
-            try:
-                async for event in run.events.events():
-                    yield event
-            finally:
-                run.stop(Stop("cancelled", "the reader closed the stream."))
-                await _finished(work)
+        self._register.add(run)
+        # Free before the reader hears of the end: it may go on at once.
+        run.when_ended = partial(self._register.remove, run)
+        work = asyncio.get_running_loop().create_task(execute(run, self._agent, start))
+        work.add_done_callback(partial(_end_for_sure, run))
+        try:
+            async for event in run.events.events():
+                yield event
+        finally:
+            run.stop(Stop("cancelled", "the reader closed the stream."))
+            await _finished(work)
 
     def _parent(self) -> ActiveRun | None:
         parent: ActiveRun | None = dspy.settings.get(RUN)
@@ -351,6 +354,13 @@ class StepRunner:
                 limit="max_depth",
             )
         return parent
+
+
+def _end_for_sure(run: ActiveRun, _: asyncio.Task[None]) -> None:
+    """Leave no reader waiting and no session held, whatever happened."""
+    if run.when_ended is not None:
+        run.when_ended()
+    run.events.emit(StepEventType.RUN_FAILED)
 
 
 async def _finished(work: asyncio.Task[None]) -> None:
