@@ -280,6 +280,18 @@ class TestOut:
         sent = to_provider(from_messages([*CHAT, {"role": "system", "content": "Note this."}]))
         assert sent[-1] == {"role": "user", "content": "[system note] Note this."}
 
+    def test_a_message_says_only_what_its_role_may(self) -> None:
+        odd = Step(
+            session_id="s",
+            role=MessageRole.USER,
+            content=None,
+            tool_calls=[CALL],
+            tool_call_id="c1",
+            name="Ana María",
+        )
+        (sent,) = to_provider([odd])
+        assert sent == {"role": "user", "content": "(empty message)", "name": "Ana_Mar_a"}
+
     def test_an_unknown_style_is_refused(self) -> None:
         with pytest.raises(InvalidSettingError, match="openai or anthropic"):
             to_provider([], "gemini")  # pyright: ignore[reportArgumentType, reportCallIssue]

@@ -76,8 +76,12 @@ def openai_messages(system: str | None, messages: Iterable[Step]) -> list[dict[s
 def openai_message(step: Step) -> dict[str, Any]:
     """Return one message in OpenAI's form."""
     message = step.to_message_dict()
-    if step.tool_calls:
-        message["tool_calls"] = [_sound_call(call) for call in step.tool_calls]
+    if step.role is not MessageRole.TOOL:
+        message.pop("tool_call_id", None)
+    calls = step.tool_calls if step.role is MessageRole.ASSISTANT else None
+    message.pop("tool_calls", None)
+    if calls:
+        message["tool_calls"] = [_sound_call(call) for call in calls]
     if step.name:
         message["name"] = tool_name(step.name)
     content = message["content"]
@@ -87,7 +91,7 @@ def openai_message(step: Step) -> dict[str, Any]:
             parts = text_parts(parts)
         message["content"] = content = [part for part in parts if not _is_blank(part)]
     if not content or (isinstance(content, str) and not content.strip()):
-        message["content"] = None if step.tool_calls else _placeholder(step)
+        message["content"] = None if calls else _placeholder(step)
     return message
 
 
