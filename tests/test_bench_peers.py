@@ -67,7 +67,9 @@ class TestWriters:
         assert neighbours.folder_bytes(tmp_path) > sum(len(r.values["inputs"]) for r in RECORDS)
 
     @pytest.mark.parametrize(
-        "peer", [peer for peer in WRITERS if "Sqlite" in peer.name and "doc" not in peer.name]
+        "peer",
+        [peer for peer in WRITERS if "sqlite" in peer.name.lower() and "doc" not in peer.name],
+        ids=named,
     )
     @pytest.mark.parametrize("durability", ["normal", "full"])
     def test_a_sqlite_peer_says_the_setting_it_was_given(
@@ -77,7 +79,19 @@ class TestWriters:
         assert writer.settings == f"WAL, synchronous={durability.upper()}"
         writer.close()
 
-    @pytest.mark.parametrize("peer", SAVERS[:2], ids=named)
+    @pytest.mark.parametrize(
+        "peer",
+        [peer for peer in (*WRITERS, *SAVERS) if "as documented" in peer.name],
+        ids=named,
+    )
+    def test_as_documented_is_synced_whatever_ours_is(
+        self, peer: Peer, opened: Callable[..., Any]
+    ) -> None:
+        keeper = opened(peer, "normal")
+        assert "synchronous=FULL" in keeper.settings
+        keeper.close()
+
+    @pytest.mark.parametrize("peer", SAVERS[:-1], ids=named)
     def test_a_saver_keeps_every_step_of_the_loop(
         self, peer: Peer, opened: Callable[..., Any]
     ) -> None:

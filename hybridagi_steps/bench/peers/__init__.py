@@ -135,6 +135,11 @@ WRITERS = (
     Peer("LangGraph SqliteStore", _GRAPH, "langgraph_store:SqliteStoreWriter"),
     Peer("LangGraph SqliteStore as documented", _GRAPH, "langgraph_store:DocumentedStoreWriter"),
     Peer("OpenAI Agents SQLiteSession", ("openai-agents",), "agents_session:SessionWriter"),
+    Peer(
+        "OpenAI Agents SQLiteSession as documented",
+        ("openai-agents",),
+        "agents_session:DocumentedSessionWriter",
+    ),
     Peer("LanceDB", ("lancedb",), "lancedb_table:LanceWriter"),
     Peer("Chroma", ("chromadb",), "chroma_collection:ChromaWriter"),
 )
@@ -142,6 +147,7 @@ WRITERS = (
 
 SAVERS = (
     Peer("LangGraph SqliteSaver", _GRAPH, "langgraph_saver:SaverLoop"),
+    Peer("LangGraph SqliteSaver as documented", _GRAPH, "langgraph_saver:DocumentedSaverLoop"),
     Peer("LangGraph SqliteSaver with DeltaChannel", _GRAPH, "langgraph_saver:DeltaSaverLoop"),
     Peer("LangGraph with nothing saved", _GRAPH, "langgraph_saver:BareLoop"),
 )

@@ -98,7 +98,7 @@ class BareLoop:
 
 
 class SaverLoop(BareLoop):
-    """The graph with the saver as it is documented."""
+    """The graph with the saver, on a connection with a synchronous setting like ours."""
 
     def _open(self, folder: Path, durability: Durability) -> SqliteSaver | None:
         connection = sqlite3.connect(folder / "checkpoints.db", check_same_thread=False)
@@ -106,6 +106,13 @@ class SaverLoop(BareLoop):
         saver = SqliteSaver(connection)
         saver.setup()
         return saver
+
+
+class DocumentedSaverLoop(SaverLoop):
+    """The saver on the connection that `from_conn_string` makes: synchronous FULL."""
+
+    def _open(self, folder: Path, durability: Durability) -> SqliteSaver | None:  # noqa: ARG002
+        return super()._open(folder, "full")
 
 
 class DeltaSaverLoop(SaverLoop):
