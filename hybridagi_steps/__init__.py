@@ -11,7 +11,7 @@ from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hybridagi_steps import embedders, errors, plots, rerankers
-    from hybridagi_steps.context.builder import ContextBuilder
+    from hybridagi_steps.context.builder import Context, ContextBuilder
     from hybridagi_steps.context.session import build_context_from_steps, get_context_summary
     from hybridagi_steps.memory import StepMemory
     from hybridagi_steps.messages.agent_steps import to_agent_steps, to_messages
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from hybridagi_steps.programs.interpreter import GraphInterpreter
     from hybridagi_steps.programs.lm_reranker import LMStepReranker
     from hybridagi_steps.programs.program_memory import ProgramMemory
-    from hybridagi_steps.programs.ready_agents import ready_agent
+    from hybridagi_steps.programs.ready_agents import ready_agent, ready_agents, ready_programs
     from hybridagi_steps.programs.recorder import StepRecorder
     from hybridagi_steps.programs.recording import Recorded, in_context, record, record_step
     from hybridagi_steps.programs.retriever import StepReranker, StepRetriever
-    from hybridagi_steps.programs.run_state import AgentOutput
+    from hybridagi_steps.programs.run_state import AgentOutput, ProgramSession
     from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
     from hybridagi_steps.records.event import StepDelta, StepEvent, StepEventType
     from hybridagi_steps.records.filters import StepFilter, StepHit
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from hybridagi_steps.running.retrying import edit_from_sequence, retry_from_sequence
     from hybridagi_steps.running.runner import StepRunner
     from hybridagi_steps.sessions import SessionRepository, compare_branches, fork_session
+    from hybridagi_steps.token_counters import token_counter
 
 __version__ = "0.1.0"
 
@@ -57,6 +58,7 @@ __all__ = [
     "AgentStep",
     "AgentStepList",
     "AgentStepType",
+    "Context",
     "ContextBuilder",
     "GraphInterpreter",
     "LMStepReranker",
@@ -67,6 +69,7 @@ __all__ = [
     "PlanStep",
     "PlanStepType",
     "ProgramMemory",
+    "ProgramSession",
     "Query",
     "QueryList",
     "QueryWithSteps",
@@ -104,6 +107,8 @@ __all__ = [
     "in_context",
     "plots",
     "ready_agent",
+    "ready_agents",
+    "ready_programs",
     "record",
     "record_step",
     "rerankers",
@@ -111,6 +116,7 @@ __all__ = [
     "to_agent_steps",
     "to_messages",
     "to_provider",
+    "token_counter",
     "workspace_tools",
 ]
 
@@ -120,6 +126,7 @@ _HOMES: dict[str, str | None] = {
     "AgentStep": "records.agent_step",
     "AgentStepList": "records.predictions",
     "AgentStepType": "records.agent_step",
+    "Context": "context.builder",
     "ContextBuilder": "context.builder",
     "GraphInterpreter": "programs.interpreter",
     "LMStepReranker": "programs.lm_reranker",
@@ -130,6 +137,7 @@ _HOMES: dict[str, str | None] = {
     "PlanStep": "records.plan",
     "PlanStepType": "records.plan",
     "ProgramMemory": "programs.program_memory",
+    "ProgramSession": "programs.run_state",
     "Query": "records.predictions",
     "QueryList": "records.predictions",
     "QueryWithSteps": "records.predictions",
@@ -167,6 +175,8 @@ _HOMES: dict[str, str | None] = {
     "in_context": "programs.recording",
     "plots": None,
     "ready_agent": "programs.ready_agents",
+    "ready_agents": "programs.ready_agents",
+    "ready_programs": "programs.ready_agents",
     "record": "programs.recording",
     "record_step": "programs.recording",
     "rerankers": None,
@@ -174,6 +184,7 @@ _HOMES: dict[str, str | None] = {
     "to_agent_steps": "messages.agent_steps",
     "to_messages": "messages.agent_steps",
     "to_provider": "messages.provider_out",
+    "token_counter": "token_counters",
     "workspace_tools": "planning.workspace_tools",
 }
 

@@ -109,6 +109,13 @@ def test_the_top_level_is_the_agreed_one() -> None:
     assert {name for name in names if not name.startswith(".")} <= TOP_LEVEL
 
 
+def test_every_package_is_installed() -> None:
+    configured = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    listed = set(configured["tool"]["setuptools"]["packages"])
+    folders = {file.parent.relative_to(ROOT) for file in ROOT.glob("hybridagi_steps/**/__init__.py")}
+    assert {".".join(folder.parts) for folder in folders} | {"hybridagi_steps.data"} == listed
+
+
 def test_every_error_is_documented_in_the_tree() -> None:
     tree = (hs.errors.__doc__ or "").split()
     names = [
