@@ -242,6 +242,19 @@ def test_an_async_generator_streams_its_pieces(memory: StepMemory) -> None:
     assert messages(memory, "chat")[-1].content == "Hello you"
 
 
+def test_what_a_model_thinks_aloud_streams_and_is_kept(memory: StepMemory) -> None:
+    async def program(messages: list[dict[str, Any]]) -> AsyncIterator[Any]:
+        for text in ("I wonder", " a lot"):
+            yield {"reasoning_content": text}
+        yield "Paris"
+
+    events = run(StepRunner(program, memory), "chat", "Capital?")
+    check_stream(memory, events)
+    answer = messages(memory, "chat")[-1]
+    assert (answer.content, answer.reasoning_content) == ("Paris", "I wonder a lot")
+    assert not any((event.data or {}).get("discarded") for event in events)
+
+
 def test_the_first_event_comes_at_once(memory: StepMemory) -> None:
     runner = StepRunner(dspy.Predict(QA), memory)
     run(runner, "warm", "up", answering("ok"))

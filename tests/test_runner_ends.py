@@ -320,6 +320,19 @@ def test_hooks_are_called_at_nine_points(memory: StepMemory, program: Any) -> No
     assert hook.points.count("on_model_start") == 4
 
 
+def test_hooks_hear_what_is_sent_to_the_model(memory: StepMemory) -> None:
+    heard: list[Any] = []
+
+    class Ears(RunHook):
+        async def on_model_start(self, run: Any, messages: list[dict[str, Any]]) -> None:
+            heard.append((run.session_id, messages))
+
+    run(StepRunner(dspy.Predict(QA), memory, hooks=[Ears()]), "chat", "Capital?", answering("P"))
+    [(session_id, sent)] = heard
+    assert session_id == "chat"
+    assert "Capital?" in str(sent[-1]["content"])
+
+
 class Broken:
     """A hook that fails, once sync and once async."""
 

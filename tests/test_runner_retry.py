@@ -252,6 +252,25 @@ def test_a_turn_cut_off_by_a_crash_is_closed_and_answered(tmp_path: Path, again:
         assert stream(runner.resume("chat"), lm) == []
 
 
+def test_a_new_message_closes_a_turn_that_was_cut_off(memory: StepMemory) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "pay", "arguments": "{}"}}
+    pending = [
+        {"role": "user", "content": "Pay"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
+    asyncio.run(memory.repository().append("chat", pending))
+    lm = answering("Hi")
+    events = run(StepRunner(dspy.Predict(QA), memory), "chat", "Hello?", lm)
+    check_stream(memory, events)
+    assert said(memory, "chat")[2:] == [
+        ("tool", INTERRUPTED),
+        ("user", "Hello?"),
+        ("assistant", "Hi"),
+    ]
+    roles = [message.role for message in lm.requests[0].messages]
+    assert roles == ["user", "assistant", "tool", "user"]
+
+
 def test_a_message_without_an_answer_is_resumed(memory: StepMemory) -> None:
     repo = memory.repository()
     asyncio.run(repo.append("chat", [{"role": "user", "content": "Hello"}]))

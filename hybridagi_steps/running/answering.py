@@ -37,7 +37,7 @@ from hybridagi_steps.programs.dspy_settings import overriding
 from hybridagi_steps.programs.recorder import StepRecorder
 from hybridagi_steps.programs.recording import record_step
 from hybridagi_steps.running import programs_called as called
-from hybridagi_steps.running.listening import Piece, listeners_of, streamed
+from hybridagi_steps.running.listening import FieldListener, Piece, Voice, streamed
 from hybridagi_steps.running.run import RUN, ActiveRun
 from hybridagi_steps.running.run_callback import RunCallback
 from hybridagi_steps.running.session_prompt import Messages, with_session
@@ -82,6 +82,8 @@ class Agent:
     output_field: str | None
     tools: Mapping[str, Any]
     """Its tools by name."""
+    voices: Sequence[Voice] = ()
+    """Its predictors whose words are shown."""
 
     @property
     def name(self) -> str:
@@ -182,7 +184,7 @@ async def _module(run: ActiveRun, agent: Agent, prompt: Prompt) -> Any:
     """Return what a DSPy module gives, its tokens shown while it runs."""
     inputs = {**prompt.inputs, cast("str", agent.input_field): prompt.text}
     call = partial(called.call_module, agent.program)
-    listeners = listeners_of(agent.program, agent.output_field)
+    listeners = [FieldListener(voice.predict, voice.field) for voice in agent.voices]
 
     async def by_name(**named: Any) -> Any:
         return await call(named)

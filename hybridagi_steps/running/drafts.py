@@ -73,11 +73,17 @@ class Draft:
 
     def begins(self, step: Step) -> bool:
         """Whether a message continues what the reader has seen."""
-        return (
-            _text(step).startswith(self.content.shown)
-            and (step.reasoning_content or "").startswith(self.reasoning.shown)
-            and (not self.tool_calls or same_calls(self.tool_calls, step.tool_calls))
-        )
+        same = not self.tool_calls or same_calls(self.tool_calls, step.tool_calls)
+        return same and _text(step).startswith(self.content.shown)
+
+    def continued(self, step: Step) -> Step:
+        """Return a message with the draft's id, its calls as shown, and what was thought aloud."""
+        thought, reasoning = self.reasoning.whole(), step.reasoning_content or ""
+        if not reasoning.startswith(thought):
+            reasoning = f"{thought}\n\n{reasoning}" if reasoning else thought
+        calls = self.tool_calls or step.tool_calls
+        shown = {"id": self.step_id, "tool_calls": calls, "reasoning_content": reasoning or None}
+        return step.model_copy(update=shown)
 
 
 class Drafts:
@@ -139,8 +145,7 @@ class Drafts:
         with self._lock:
             for draft in reversed(self._open.values()):
                 if draft.announced and draft.begins(step):
-                    calls = draft.tool_calls or step.tool_calls
-                    return step.model_copy(update={"id": draft.step_id, "tool_calls": calls})
+                    return draft.continued(step)
             return step
 
     def complete(self, step: Step) -> None:

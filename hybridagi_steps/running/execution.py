@@ -223,7 +223,7 @@ def _program_end(run: ActiveRun, ending: Ending) -> AgentStep | None:
 
 async def _close(run: ActiveRun, ending: Ending) -> None:
     """Say how the run ended."""
-    run.turn.closed = True
+    await in_thread(run.turn.close)
     run.consents.close()
     metrics = run.meter.run_metrics()
     if run.parent is not None:

@@ -163,8 +163,18 @@ class FieldListener(StreamListener):
             setattr(self, name, getattr(fresh, name))
 
 
-def listeners_of(program: Any, output_field: str | None) -> list[FieldListener]:
-    """Return a listener for each predictor of a program that says something to be shown.
+class Voice(NamedTuple):
+    """A predictor whose words are shown, and in which field they stand."""
+
+    predict: Any
+    field: str | None
+
+
+def voices_of(program: Any, output_field: str | None) -> list[Voice]:
+    """Return each predictor of a program that says something to be shown.
+
+    DSPy finds them by walking through all that a module holds, its history of LM calls included;
+    so this is asked once and not for each run.
 
     Args:
         program: A DSPy module.
@@ -176,14 +186,14 @@ def listeners_of(program: Any, output_field: str | None) -> list[FieldListener]:
         for _, module in program.named_sub_modules()
         if isinstance(module, dspy.ReAct | dspy.ReActV2)
     }
-    listeners: list[FieldListener] = []
+    voices: list[Voice] = []
     for _, predict in program.named_predictors():
         outputs = predict.signature.output_fields
         if id(predict) in thinking:
-            listeners.append(FieldListener(predict, thinking[id(predict)]))
+            voices.append(Voice(predict, thinking[id(predict)]))
         elif output_field in outputs and outputs[output_field].annotation is str:
-            listeners.append(FieldListener(predict, output_field))
-    return listeners
+            voices.append(Voice(predict, output_field))
+    return voices
 
 
 def streamed(

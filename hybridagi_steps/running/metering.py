@@ -116,6 +116,7 @@ class Meter:
     def run_metrics(self) -> RunMetrics:
         """Return what the run has cost so far, nested runs included."""
         own = RunMetrics.of(self._total.metrics(0.0))
+        own.cache_hits = self._total.cache_hits if self._total.calls else None
         own = own.merge(self._nested)
         own.steps = self._steps
         own.duration_ms = _ms(time.perf_counter() - self._began)

@@ -32,6 +32,7 @@ from hybridagi_steps.running import programs_called as called
 from hybridagi_steps.running.answering import Agent, tools_of
 from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.execution import Start, execute
+from hybridagi_steps.running.listening import voices_of
 from hybridagi_steps.running.register import register_of
 from hybridagi_steps.running.run import RUN, ActiveRun
 from hybridagi_steps.running.session_line import SessionLine
@@ -119,11 +120,14 @@ class StepRunner:
         self.hooks, self.config = tuple(hooks or ()), config or StepRunnerConfig()
         module = isinstance(program, dspy.Module)
         self._register = register_of(memory)
+        if module:
+            output_field = called.output_field_of(program, output_field)
         self._agent = Agent(
             program,
             called.input_field_of(program, input_field) if module else None,
-            called.output_field_of(program, output_field) if module else output_field,
+            output_field,
             tools_of(program, tools),
+            voices_of(program, output_field) if module else (),
         )
         watch_tools()
 

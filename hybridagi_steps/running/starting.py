@@ -25,12 +25,24 @@ def with_message(content: Any, inputs: Mapping[str, Any], **more: Any) -> Start:
     """Begin with a new message of the user."""
 
     def prepare(run: ActiveRun) -> Prompt:
+        _close_turn_before(run)
         before = run.line.last
         asked = run.turn.store_user_message(content)
         run.check()
         return Prompt(asked.content, earlier(run, before), inputs=dict(inputs))
 
     return Start(prepare, **more)
+
+
+def _close_turn_before(run: ActiveRun) -> None:
+    """Answer calls that an earlier run left open: no provider takes a message between the two."""
+    last = run.line.last
+    tail = run.line.messages(max(1, last - _LONGEST_BATCH), last)
+    calls = open_calls(tail) if tail and not tail[-1].is_user_step() else []
+    if calls:
+        run.turn.reopen(calls)
+        for call in calls:
+            run.turn.interrupt(call)
 
 
 def where_it_stands(inputs: Mapping[str, Any], **more: Any) -> Start:
@@ -91,3 +103,5 @@ def earlier(run: ActiveRun, last: int) -> Messages:
 
 
 _NO_LIMIT = 2**31
+_LONGEST_BATCH = 256
+"""Messages at the end of a session that are looked through for open calls."""

@@ -200,6 +200,11 @@ class Turn:
         )
         return self._store(step)
 
+    def close(self) -> None:
+        """Store nothing more: what a thread left alone still does is no part of the run."""
+        with self._storing:
+            self.closed = True
+
     def store_rest(self) -> None:
         """Store AgentSteps that no message took along."""
         with self._storing:
@@ -224,7 +229,7 @@ class Turn:
     def _advance(self) -> None:
         """Store whatever has its turn."""
         with self._storing:
-            while (step := self._next_due()) is not None:
+            while not self.closed and (step := self._next_due()) is not None:
                 self._store(step)
 
     def _next_due(self) -> Step | None:
