@@ -20,51 +20,31 @@ app = typer.Typer(help="Measure quality and speed on this machine.", rich_markup
 _ANY_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
-@app.command(context_settings=_ANY_OPTIONS)
-def quality(context: typer.Context, as_json: AsJson = False) -> None:
-    """How well search finds the right steps in the real runs that come with the package."""
-    _report("quality", context.args, json_output=as_json)
+_QUESTIONS = {
+    "quality": "How well search finds the right steps in the real runs that come with the package.",
+    "write": "What storing a step costs, beside a bare SQLite insert and others that keep steps.",
+    "search": "How fast search is, with and without filters, beside a scan and other indexes.",
+    "lexical": "How fast words are matched, beside SQLite's full-text index.",
+    "embed": "How many real step texts a second each embedder turns into vectors.",
+    "recorder": "What recording adds to a DSPy program's own time, beside MLflow's autolog.",
+    "interpreter": "What a graph program costs above its language model calls.",
+    "context": "What a context saves beside what it must hold, and how fast it is built.",
+    "sessions": "How sessions take many writers, forks and retries, beside others that keep them.",
+    "readme": "Measure everything and write the numbers into the README of the checkout here.",
+}
+"""The commands, which are modules of `hybridagi_steps.bench`."""
 
 
-@app.command(context_settings=_ANY_OPTIONS)
-def write(context: typer.Context, as_json: AsJson = False) -> None:
-    """What storing a step costs, beside a bare SQLite insert and beside others that keep steps."""
-    _report("write", context.args, json_output=as_json)
+def _command(name: str) -> Callable[[typer.Context, bool], None]:
+    def ask(context: typer.Context, as_json: AsJson = False) -> None:
+        module = import_module(f"hybridagi_steps.bench.{name}")
+        module.report(json_output=as_json, **options_for(module.measure, context.args))
+
+    return ask
 
 
-@app.command(context_settings=_ANY_OPTIONS)
-def search(context: typer.Context, as_json: AsJson = False) -> None:
-    """How fast search is, with and without filters, beside a scan and beside other indexes."""
-    _report("search", context.args, json_output=as_json)
-
-
-@app.command(context_settings=_ANY_OPTIONS)
-def recorder(context: typer.Context, as_json: AsJson = False) -> None:
-    """What recording adds to a DSPy program's own time, beside MLflow's autolog."""
-    _report("recorder", context.args, json_output=as_json)
-
-
-@app.command(context_settings=_ANY_OPTIONS)
-def embed(context: typer.Context, as_json: AsJson = False) -> None:
-    """How many real step texts a second each embedder turns into vectors."""
-    _report("embed", context.args, json_output=as_json)
-
-
-@app.command(context_settings=_ANY_OPTIONS)
-def lexical(context: typer.Context, as_json: AsJson = False) -> None:
-    """How fast words are matched, beside SQLite's full-text index."""
-    _report("lexical", context.args, json_output=as_json)
-
-
-@app.command(context_settings=_ANY_OPTIONS)
-def readme(context: typer.Context, as_json: AsJson = False) -> None:
-    """Measure everything and write the numbers into the README of the checkout in this folder."""
-    _report("readme", context.args, json_output=as_json)
-
-
-def _report(name: str, extra: list[str], *, json_output: bool) -> None:
-    module = import_module(f"hybridagi_steps.bench.{name}")
-    module.report(json_output=json_output, **options_for(module.measure, extra))
+for _name, _told in _QUESTIONS.items():
+    app.command(_name, help=_told, context_settings=_ANY_OPTIONS)(_command(_name))
 
 
 def options_for(measure: Callable[..., Any], extra: list[str]) -> dict[str, Any]:
