@@ -1,0 +1,300 @@
+"""What the language model calls of a plan cost: each call, each step, planning, the whole.
+
+Counts come from the model's own usage; a figure that no provider reported stays None. The ledger
+listens to DSPy, so that no call escapes it: format fallbacks, retries and calls that tools make are
+in. Before each call it looks whether tokens or money have run out. Prompts are kept beside their
+counts, so that the same plan can be counted with other contexts (comparison.py).
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, cast
+
+from dspy.utils.callback import BaseCallback
+from pydantic import BaseModel, ConfigDict, Field
+
+from hybridagi_steps.errors import LimitReachedError
+from hybridagi_steps.programs.usage import Usage
+
+PLANNING = "(planning)"
+"""The part of a plan's cost that went into making and changing the plan."""
+
+CACHE_READ_WEIGHT = 0.1
+CACHE_WRITE_WEIGHT = 1.25
+"""What a cached prompt token costs beside a fresh one.
+
+Reference: Anthropic, "Prompt caching", pricing: writes 1.25, reads 0.1 of the input price."""
+
+
+class LMCall(BaseModel):
+    """One language model call: what it was for, what it cost, what was sent."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
+
+    part: str
+    """Id of the plan's step, or `(planning)`."""
+    attempt: int = 1
+    """Which attempt of the step it belongs to."""
+    model_name: str | None = None
+    """The model that was asked."""
+    input_tokens: int | None = None
+    """Prompt tokens, tool schemas and cached ones included."""
+    output_tokens: int | None = None
+    """Generated tokens."""
+    cache_read_tokens: int | None = None
+    """Prompt tokens that the provider read from its cache."""
+    cache_write_tokens: int | None = None
+    """Prompt tokens that the provider wrote to its cache."""
+    cost: float | None = None
+    """Price in US dollars."""
+    duration_ms: float = 0.0
+    """Wall time."""
+    cache_hit: bool = False
+    """Whether the client answered from its own cache; then nothing was spent."""
+    failed: bool = False
+    """Whether the call raised."""
+    messages: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]], repr=False)
+    """What was sent."""
+    tools: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]], repr=False)
+    """The schemas of the tools that were sent."""
+    answer: dict[str, Any] | None = Field(default=None, repr=False)
+    """The assistant message that came back."""
+    fresh: str | None = Field(default=None, repr=False)
+    """The step's brief without what one who saw all earlier steps knows already."""
+    files: dict[str, str] = Field(default_factory=dict[str, str], repr=False)
+    """The files that the brief shows."""
+
+
+class Spent(BaseModel):
+    """A sum over calls; None where no call reported the figure."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    calls: int = 0
+    """Calls made."""
+    input_tokens: int | None = None
+    """Prompt tokens."""
+    output_tokens: int | None = None
+    """Generated tokens."""
+    total_tokens: int | None = None
+    """Both."""
+    cache_read_tokens: int | None = None
+    """Prompt tokens read from the provider's cache."""
+    cache_write_tokens: int | None = None
+    """Prompt tokens written to it."""
+    weighted_tokens: float | None = None
+    """Tokens by what they cost: a cached prompt token counts 0.1, one written to the cache 1.25."""
+    cost: float | None = None
+    """Price in US dollars."""
+    unreported: int = 0
+    """Calls whose usage nobody reported; they count nothing above."""
+
+    @classmethod
+    def of(cls, calls: Iterable[LMCall]) -> Spent:
+        """Return the sum of some calls."""
+        total = cls()
+        for call in calls:
+            total.add(call)
+        return total
+
+    def add(self, call: LMCall) -> None:
+        """Add one call."""
+        self.calls += 1
+        given, made = call.input_tokens, call.output_tokens
+        if given is None and made is None:
+            self.unreported += not call.cache_hit
+            return
+        for name in ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens"):
+            setattr(self, name, _sum(getattr(self, name), getattr(call, name)))
+        self.cost = _sum(self.cost, call.cost)
+        self.total_tokens = (self.total_tokens or 0) + (given or 0) + (made or 0)
+        read, written = call.cache_read_tokens or 0, call.cache_write_tokens or 0
+        fresh = (given or 0) - read - written + (made or 0)
+        weighted = fresh + CACHE_READ_WEIGHT * read + CACHE_WRITE_WEIGHT * written
+        self.weighted_tokens = (self.weighted_tokens or 0.0) + weighted
+
+
+class TokenUsage(BaseModel):
+    """Everything a plan spent."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    total: Spent
+    """The whole."""
+    planning: Spent
+    """Making, repairing and changing the plan."""
+    steps: dict[str, Spent]
+    """Each step, with all its attempts."""
+    calls: list[LMCall] = Field(repr=False)
+    """Every call, in the order they ended."""
+
+    @classmethod
+    def of(cls, calls: Iterable[LMCall]) -> TokenUsage:
+        """Sum up calls."""
+        listed = list(calls)
+        parts: dict[str, Spent] = {}
+        for call in listed:
+            parts.setdefault(call.part, Spent()).add(call)
+        planning = parts.pop(PLANNING, Spent())
+        return cls(total=Spent.of(listed), planning=planning, steps=parts, calls=listed)
+
+
+class Purpose(NamedTuple):
+    """What the calls of the running code are made for."""
+
+    part: str
+    attempt: int = 1
+    fresh: str | None = None
+    files: dict[str, str] | None = None
+
+
+_PURPOSE: ContextVar[Purpose] = ContextVar("hybridagi_steps_purpose")
+
+
+@contextmanager
+def spending_on(purpose: Purpose) -> Generator[None]:
+    """Count the calls inside the block as made for this."""
+    token = _PURPOSE.set(purpose)
+    try:
+        yield
+    finally:
+        _PURPOSE.reset(token)
+
+
+class OutOfBudget(BaseException):
+    """Stops a call before it is made; no Exception, since DSPy swallows those of callbacks."""
+
+    def __init__(self, error: LimitReachedError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Ledger(BaseCallback):
+    """Counts every call and refuses those for which nothing is left.
+
+    A call that has begun is paid for, so calls side by side may together end above a limit.
+
+    Args:
+        max_tokens: Tokens that may be spent, prompts and answers together.
+        max_cost: US dollars that may be spent.
+    """
+
+    def __init__(self, max_tokens: int | None = None, max_cost: float | None = None) -> None:
+        self.max_tokens, self.max_cost = max_tokens, max_cost
+        self.calls: list[LMCall] = []
+        self.spent = Spent()
+        self._open: dict[str, tuple[Any, LMCall, float]] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ledger:
+        return self
+
+    def add(self, calls: Iterable[LMCall]) -> None:
+        """Add calls that another process made."""
+        for call in calls:
+            self.calls.append(call)
+            self.spent.add(call)
+
+    def check(self) -> None:
+        """Pass if another call may be made.
+
+        Raises:
+            LimitReachedError: Tokens or money have run out.
+        """
+        used, paid = self.spent.total_tokens or 0, self.spent.cost or 0.0
+        if self.max_tokens is not None and used >= self.max_tokens:
+            raise LimitReachedError(
+                f"{used:,} tokens are spent, the budget is {self.max_tokens:,}.", limit="max_tokens"
+            )
+        if self.max_cost is not None and paid >= self.max_cost:
+            raise LimitReachedError(
+                f"{paid:.4f} dollars are spent, the budget is {self.max_cost:.4f}.",
+                limit="max_cost",
+            )
+
+    def left(self) -> tuple[int | None, float | None]:
+        """Return the tokens and dollars that may still be spent; None without a limit."""
+        tokens = self.max_tokens
+        cost = self.max_cost
+        return (
+            None if tokens is None else max(0, tokens - (self.spent.total_tokens or 0)),
+            None if cost is None else max(0.0, cost - (self.spent.cost or 0.0)),
+        )
+
+    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        """Refuse the call if nothing is left, else note what is sent."""
+        try:
+            self.check()
+        except LimitReachedError as error:
+            raise OutOfBudget(error) from error
+        purpose = _PURPOSE.get(Purpose("(other)"))
+        call = LMCall(
+            part=purpose.part,
+            attempt=purpose.attempt,
+            model_name=getattr(instance, "model", None),
+            messages=_given(inputs, "messages"),
+            tools=_given(inputs, "tools"),
+            fresh=purpose.fresh,
+            files=purpose.files or {},
+        )
+        self._open[call_id] = (instance, call, time.perf_counter())
+
+    def on_lm_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
+        """Add what the call cost."""
+        found = self._open.pop(call_id, None)
+        if found is None:
+            return
+        model, call, begun = found
+        usage = Usage()
+        usage.add_call(model, outputs)
+        call.input_tokens, call.output_tokens = usage.input_tokens, usage.output_tokens
+        call.cache_read_tokens = usage.cache_read_tokens
+        call.cache_write_tokens = usage.cache_write_tokens
+        call.cost, call.cache_hit = usage.cost, bool(usage.cache_hits)
+        call.failed = exception is not None
+        call.duration_ms = round((time.perf_counter() - begun) * 1000, 3)
+        call.answer = _answer(outputs)
+        self.add([call])
+
+
+def _given(inputs: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    value: Any = inputs.get(name) or (inputs.get("kwargs") or {}).get(name)
+    return list(cast("list[dict[str, Any]]", value)) if isinstance(value, list) else []
+
+
+def _answer(outputs: Any) -> dict[str, Any] | None:
+    """Return what a model answered as a message."""
+    if not isinstance(outputs, list) or not outputs:
+        return None
+    first = cast("list[Any]", outputs)[0]
+    if isinstance(first, str):
+        return {"role": "assistant", "content": first}
+    if not isinstance(first, dict):
+        return None
+    answer = cast("dict[str, Any]", first)
+    message: dict[str, Any] = {"role": "assistant", "content": answer.get("text") or None}
+    if calls := answer.get("tool_calls"):
+        message["tool_calls"] = [_plain_call(call) for call in calls]
+    return message
+
+
+def _plain_call(call: Any) -> dict[str, Any]:
+    """Return a tool call as plain data, whatever client it came from."""
+    if isinstance(call, dict):
+        return cast("dict[str, Any]", call)
+    function = call.function
+    plain = {"name": function.name, "arguments": function.arguments}
+    return {"id": call.id, "type": "function", "function": plain}
+
+
+def _sum(known: Any, more: Any) -> Any:
+    if more is None:
+        return known
+    return more if known is None else known + more

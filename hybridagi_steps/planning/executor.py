@@ -1,0 +1,242 @@
+"""StepExecutor: carries out one step of a plan with minimal context, in a loop of tool calls.
+
+A DSPy module with one predictor, so optimisers can improve its instructions. It knows one step and
+what that step is given; the rest of the plan, other steps, merging and repeating are not its
+business. The step ends with `finish_step`, whose artifacts are checked before it is accepted; what
+is wrong goes back to the model as the answer of that call.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUntypedBaseClass=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+from uuid import uuid4
+
+import anyio
+import dspy
+from dspy.utils.exceptions import AdapterParseError
+
+from hybridagi_steps.errors import ArtifactError, InvalidSettingError, LimitReachedError
+from hybridagi_steps.messages.names import is_call_id
+from hybridagi_steps.planning.accounting import Purpose, spending_on
+from hybridagi_steps.planning.artifacts import ArtifactTypes, checked_artifacts
+from hybridagi_steps.planning.prompting import (
+    FILE_TOKENS,
+    INSTRUCTIONS,
+    CarryOutStep,
+    WorkAdapter,
+    make_brief,
+)
+from hybridagi_steps.planning.tasks import FINISH_TOOL
+from hybridagi_steps.planning.tool_calls import ToolCaller
+from hybridagi_steps.planning.work import Finished, Work
+from hybridagi_steps.planning.workspace import Workspace
+from hybridagi_steps.planning.workspace_tools import workspace_tools
+from hybridagi_steps.programs.dspy_settings import overriding
+from hybridagi_steps.records.plan import PlanStep
+from hybridagi_steps.token_counters import token_counter
+
+_IDLE_TURNS = 3
+"""Answers without a tool call, one after the other, until an attempt is given up."""
+
+
+class StepExecutor(dspy.Module):
+    """Carries out plan steps.
+
+    Args:
+        tools: Functions and `dspy.Tool`s (MCP tools among them) beside those of the workspace.
+        max_turns: Answers of the model per attempt.
+        file_tokens: What the contents of a step's files may take in its brief.
+        artifact_types: Types that artifacts must have, by name, checked by pydantic.
+        system_context: Added to the instructions: conventions, house rules.
+        counter: Counts the tokens of files; see `token_counter`.
+
+    Raises:
+        InvalidSettingError: Two tools of one name, or `max_turns` below 1.
+    """
+
+    records_itself = True
+    """For recorders: the plan that runs it tells of its steps."""
+
+    def __init__(
+        self,
+        tools: Iterable[Any] = (),
+        *,
+        max_turns: int = 20,
+        file_tokens: int = FILE_TOKENS,
+        artifact_types: ArtifactTypes | None = None,
+        system_context: str = "",
+        counter: Any = "auto",
+    ) -> None:
+        super().__init__()
+        if max_turns < 1:
+            raise InvalidSettingError(f"max_turns is at least 1, not {max_turns}.")
+        told = "\n\n".join(filter(None, [INSTRUCTIONS, system_context]))
+        self.work = dspy.Predict(CarryOutStep.with_instructions(told))
+        self.tools = [each if isinstance(each, dspy.Tool) else dspy.Tool(each) for each in tools]
+        self.max_turns, self.file_tokens = max_turns, file_tokens
+        self.artifact_types = dict(artifact_types or {})
+        self.counter = token_counter(counter)
+        tools_by_name(self.tools)
+
+    def forward(self, **inputs: Any) -> dspy.Prediction:
+        """Carry out one step; see `aforward`."""
+        return anyio.run(lambda: self.aforward(**inputs))
+
+    async def aforward(
+        self,
+        requirement: str,
+        step: PlanStep,
+        artifacts: Mapping[str, Any] | None = None,
+        workspace: Workspace | None = None,
+    ) -> dspy.Prediction:
+        """Carry out one step.
+
+        Returns:
+            A prediction with `summary` and `artifacts`.
+
+        Raises:
+            WorkspaceError: A file that it names cannot be read.
+            ArtifactError: The model did not hand on what the step promises.
+            LimitReachedError: It took too many turns.
+        """
+        work = Work(requirement=requirement, step=step, artifacts=dict(artifacts or {}))
+        done = await self.carry_out(work, workspace)
+        return dspy.Prediction(summary=done.summary, artifacts=done.artifacts)
+
+    async def carry_out(self, work: Work, workspace: Workspace | None) -> Finished:
+        """Carry out one attempt of a step; errors as `aforward`."""
+        brief = make_brief(
+            work.requirement,
+            work.step,
+            work.artifacts,
+            workspace,
+            counter=self.counter,
+            file_tokens=self.file_tokens,
+            feedback=work.feedback,
+        )
+        own = [dspy.Tool(tool) for tool in workspace_tools(workspace)] if workspace else []
+        finish = _FinishTool(work.step, self.artifact_types)
+        known = tools_by_name([*own, *self.tools, finish.tool])
+        caller = ToolCaller(known, finish.tool.name)
+        purpose = Purpose(work.step.id, work.attempt, brief.rest, brief.files)
+        with spending_on(purpose), overriding(adapter=WorkAdapter()):
+            await self._turns(brief.text, list(known.values()), caller, finish)
+        return Finished(
+            summary=finish.summary,
+            artifacts=finish.artifacts or {},
+            problems=caller.problems,
+            cut=brief.cut,
+        )
+
+    async def _turns(
+        self, brief: str, tools: list[dspy.Tool], caller: ToolCaller, finish: _FinishTool
+    ) -> None:
+        """Let the model work until it finishes."""
+        turns: list[dict[str, Any]] = []
+        idle = 0
+        for _ in range(self.max_turns):
+            thought, calls = await self._asked(brief, turns, tools)
+            if not calls:
+                idle += 1
+                if idle >= _IDLE_TURNS:
+                    raise ArtifactError(
+                        f"the model answered {idle} times without calling a tool and never "
+                        f"finished; it last said: {thought[:200]!r}"
+                    )
+                turns += _nudge(thought)
+                continue
+            idle = 0
+            messages = [_message(call) for call in calls]
+            turns.append({"role": "assistant", "content": thought or None, "tool_calls": messages})
+            for call, message in zip(calls, messages, strict=True):
+                answer = await caller.answered(call.name, dict(call.args or {}), thought)
+                turns.append({"role": "tool", "tool_call_id": message["id"], "content": answer})
+            if finish.artifacts is not None:
+                return
+        told = f"; what it handed on was refused: {finish.refused}" if finish.refused else ""
+        raise LimitReachedError(
+            f"the model took {self.max_turns} turns and never finished{told}", limit="max_turns"
+        )
+
+    async def _asked(
+        self, brief: str, turns: list[dict[str, Any]], tools: list[dspy.Tool]
+    ) -> tuple[str, list[Any]]:
+        """Return what the model thinks and the calls it wants."""
+        try:
+            said = await self.work.acall(brief=brief, turns=list(turns), tools=tools)
+        except AdapterParseError as error:
+            return str(error.lm_response or ""), []
+        calls = said.get("tool_calls")
+        return said.get("thought") or "", list(calls.tool_calls) if calls is not None else []
+
+
+class _FinishTool:
+    """The tool that ends a step, and what was handed on with it."""
+
+    def __init__(self, step: PlanStep, types: ArtifactTypes) -> None:
+        self.summary = ""
+        self.artifacts: dict[str, Any] | None = None
+        self.refused = ""
+        """Why what was handed on last was not accepted."""
+        self._step, self._types = step, types
+        wanted: dict[str, Any] = {"type": "object"}
+        if step.artifacts:
+            wanted["properties"] = {name: {} for name in step.artifacts}
+            wanted["required"] = list(step.artifacts)
+        self.tool = dspy.Tool(
+            self._finish,
+            name=FINISH_TOOL,
+            desc="End the step, once its goal is met.",
+            args={"summary": {"type": "string"}, "artifacts": wanted},
+            arg_types={"summary": Any, "artifacts": Any},
+        )
+
+    def _finish(self, summary: str = "", artifacts: Any = None) -> str:
+        given = artifacts if isinstance(artifacts, dict) else {}
+        try:
+            self.artifacts = checked_artifacts(self._step, given, self._types)
+        except ArtifactError as error:
+            self.refused = str(error)
+            raise
+        self.summary = str(summary)
+        return "done"
+
+
+def tools_by_name(tools: Iterable[dspy.Tool]) -> dict[str, dspy.Tool]:
+    """Return tools by name.
+
+    Raises:
+        InvalidSettingError: Two have one name.
+    """
+    found: dict[str, dspy.Tool] = {}
+    for tool in tools:
+        if tool.name in found:
+            raise InvalidSettingError(f"two tools are named {tool.name!r}; give one another name.")
+        found[str(tool.name)] = tool
+    return found
+
+
+def _nudge(thought: str) -> list[dict[str, Any]]:
+    reminder = f"Nothing was done. Call a tool, or {FINISH_TOOL} if the goal is met."
+    said = [{"role": "assistant", "content": thought}] if thought else []
+    return [*said, {"role": "user", "content": reminder}]
+
+
+def _message(call: Any) -> dict[str, Any]:
+    """Return a call in the provider's form, with an id that providers take."""
+    given = getattr(call, "id", None)
+    return {
+        "id": given if isinstance(given, str) and is_call_id(given) else f"call_{uuid4().hex[:12]}",
+        "type": "function",
+        "function": {
+            "name": call.name,
+            "arguments": json.dumps(dict(call.args or {}), ensure_ascii=False),
+        },
+    }

@@ -1,0 +1,220 @@
+"""PlanGenerator: makes a plan of a requirement, and another one when a plan has failed.
+
+A DSPy module with two predictors, so optimisers can improve both. What the model writes is read by
+the tolerant parser and checked before anything is run; what is wrong with it goes back to the model
+a bounded number of times. It may begin with the most similar plan that once succeeded. Running
+plans is no concern of this module.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUntypedBaseClass=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import dspy
+from dspy.utils.exceptions import AdapterParseError
+
+from hybridagi_steps.errors import PlanError
+from hybridagi_steps.planning.recalling import similar_plan
+from hybridagi_steps.programs.driving import Request, Work, adriven, driven
+from hybridagi_steps.records.plan import Plan, PlanStep
+
+MAX_REPAIRS = 2
+_MOST_FILES = 200
+
+_FORM = """\
+PLAN: a title
+DESCRIPTION: what the plan is for
+
+STEP: a_short_id
+TYPE: analyze | generate | modify | validate | cleanup
+GOAL: what holds when the step is done
+DESCRIPTION: how to get there
+FILES: files it must see, relative to the workspace, or none
+DEPENDENCIES: ids of steps that must come before, or none
+ARTIFACTS: name: shape - note; or none. A shape is text, number, integer, boolean, list, object,
+  any, /pattern/, ["text"] or {"field": "text"}
+END_PLAN"""
+
+
+class MakePlan(dspy.Signature):  # noqa: D101 - its docstring is the prompt
+    __doc__ = f"""\
+Cut a requirement into small steps that are worked on separately.
+
+Each step sees the requirement, its own goal and description, the files it names and the artifacts
+of the steps it depends on, and nothing else. Steps that do not depend on each other run side by
+side, so let them write different files. Hand on little: signatures, facts, names. End with a step
+that validates. Use exactly this form:
+
+{_FORM}"""
+
+    requirement: str = dspy.InputField(desc="What the user wants")
+    surroundings: str = dspy.InputField(desc="Files and tools that there are")
+    example: str = dspy.InputField(desc="A plan that succeeded for a similar requirement, or none")
+    feedback: str = dspy.InputField(desc="What was wrong with the plan before this one, or none")
+    plan: str = dspy.OutputField(desc="The plan, in the form above")
+
+
+class ChangePlan(dspy.Signature):  # noqa: D101
+    __doc__ = f"""\
+A plan was run and steps of it failed. Write the steps that are to be done in place of those that
+failed or were skipped, under new ids. They may depend on each other and on the finished steps. Use
+exactly this form:
+
+{_FORM}"""
+
+    requirement: str = dspy.InputField(desc="What the user wants")
+    finished: str = dspy.InputField(desc="Steps that are done, with what they hand on")
+    undone: str = dspy.InputField(desc="The steps that failed or were skipped, as planned")
+    failures: str = dspy.InputField(desc="Why they failed")
+    feedback: str = dspy.InputField(desc="What was wrong with the plan before this one, or none")
+    plan: str = dspy.OutputField(desc="The new steps, in the form above")
+
+
+class PlanGenerator(dspy.Module):
+    """Makes plans: `PlanGenerator()(requirements="…")` is a `Plan` that can be run.
+
+    Args:
+        memory: Where plans of the past are looked up; the most similar one that succeeded is shown
+            as an example. Without it there is none.
+        max_repairs: How often an unsound plan is given back with what is wrong.
+        min_similarity: How similar a requirement must be for its plan to be shown, 0 to 1.
+    """
+
+    def __init__(
+        self, memory: Any = None, *, max_repairs: int = MAX_REPAIRS, min_similarity: float = 0.3
+    ) -> None:
+        super().__init__()
+        self.make = dspy.Predict(MakePlan)
+        self.change = dspy.Predict(ChangePlan)
+        self.memory = memory
+        self.max_repairs, self.min_similarity = max_repairs, min_similarity
+
+    def forward(
+        self, requirements: str, files: Sequence[str] = (), tools: Sequence[str] = ()
+    ) -> Plan:
+        """Make a plan.
+
+        Args:
+            requirements: What the user wants.
+            files: Paths that there are.
+            tools: Names of the tools that steps may use.
+
+        Raises:
+            PlanParseError: What the model wrote cannot be read, nor any of its repairs.
+            InvalidPlanError: It can be read and not be run; names every problem.
+        """
+        return driven(self._made(requirements, files, tools))
+
+    async def aforward(
+        self, requirements: str, files: Sequence[str] = (), tools: Sequence[str] = ()
+    ) -> Plan:
+        """Make a plan; see `forward`."""
+        return await adriven(self._made(requirements, files, tools))
+
+    async def replan(
+        self,
+        requirements: str,
+        finished: str,
+        undone: Plan,
+        failures: str,
+        accept: Callable[[Plan], list[PlanStep]],
+    ) -> list[PlanStep]:
+        """Return steps to do in place of those that failed.
+
+        Args:
+            requirements: What the user wants.
+            finished: What is done, in words.
+            undone: The steps that failed or were skipped.
+            failures: Why.
+            accept: Returns the steps as they will be run, or raises a PlanError.
+
+        Raises:
+            PlanError: The model found no acceptable steps.
+        """
+        given = {
+            "requirement": requirements,
+            "finished": finished,
+            "undone": undone.to_text(),
+            "failures": failures,
+        }
+        return await adriven(self._sound(self.change, given, accept))
+
+    def _made(self, requirements: str, files: Sequence[str], tools: Sequence[str]) -> Work[Plan]:
+        example = None
+        if self.memory is not None:
+            example = similar_plan(self.memory, requirements, self.min_similarity)
+        given = {
+            "requirement": requirements,
+            "surroundings": _surroundings(files, tools),
+            "example": example or "none",
+        }
+        return (yield from self._sound(self.make, given, _checked))
+
+    def _sound(self, predict: Any, given: dict[str, str], accept: Callable[[Plan], Any]) -> Any:
+        """Ask for a plan until it is acceptable, or repairs have run out."""
+        feedback = "none"
+        for repairs_left in range(self.max_repairs, -1, -1):
+            text = yield from _written(predict, {**given, "feedback": feedback})
+            try:
+                return accept(Plan.parse(text, check=False))
+            except PlanError as error:
+                if not repairs_left:
+                    raise
+                feedback = f"{error}\n\nThe plan was:\n{text}"
+        raise AssertionError  # the loop returns or raises
+
+
+def new_steps(plan: Plan, done: set[str], taken: set[str]) -> list[PlanStep]:
+    """Return the steps of a changed plan that are new, under ids that nobody has.
+
+    A model that was asked for new steps often writes the whole plan again: what is done is left
+    out, and a step under an id that is taken gets another one.
+
+    Args:
+        plan: What the model wrote.
+        done: Ids of steps that have succeeded.
+        taken: Ids that were used before.
+    """
+    new = [step for step in plan.steps if step.id not in done]
+    names: dict[str, str] = {}
+    used = taken | {step.id for step in new}
+    for step in new:
+        if step.id in taken:
+            number = next(n for n in range(2, len(used) + 3) if f"{step.id}_{n}" not in used)
+            names[step.id] = f"{step.id}_{number}"
+            used.add(names[step.id])
+    return [
+        step.model_copy(
+            update={
+                "id": names.get(step.id, step.id),
+                "dependencies": [names.get(name, name) for name in step.dependencies],
+            }
+        )
+        for step in new
+    ]
+
+
+def _written(predict: Any, given: dict[str, str]) -> Work[str]:
+    """Return what a model wrote; a plan without the marks of DSPy's form is taken as it is."""
+    try:
+        said = yield Request(lambda: predict(**given), lambda: predict.acall(**given))
+    except AdapterParseError as error:
+        return str(error.lm_response or "")
+    return str(said["plan"] or "")
+
+
+def _checked(plan: Plan) -> Plan:
+    plan.check()
+    return plan
+
+
+def _surroundings(files: Sequence[str], tools: Sequence[str]) -> str:
+    listed = "\n".join(files[:_MOST_FILES]) or "none"
+    more = f"\n… and {len(files) - _MOST_FILES} more" if len(files) > _MOST_FILES else ""
+    return f"Files:\n{listed}{more}\nTools: {', '.join(tools) or 'none'}"

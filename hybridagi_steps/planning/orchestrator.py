@@ -1,0 +1,300 @@
+"""Orchestrator: makes a plan of a requirement and runs it, step by step and side by side.
+
+Holds settings only; every run has a state of its own (plan_run.py), so one orchestrator may run
+many plans, at once and from any thread. Async at the core: `run` is `arun` for code without an
+event loop, and works inside of one, too, as in a notebook.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+from uuid import uuid4
+
+import anyio
+
+from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.planning.accounting import Ledger
+from hybridagi_steps.planning.artifacts import ArtifactTypes
+from hybridagi_steps.planning.dispatching import Dispatcher, InProcess
+from hybridagi_steps.planning.events import EventLine, Listener, ProgressBar
+from hybridagi_steps.planning.executor import StepExecutor
+from hybridagi_steps.planning.generator import PlanGenerator
+from hybridagi_steps.planning.plan_run import PlanRun
+from hybridagi_steps.planning.results import PlanResult
+from hybridagi_steps.planning.settings import Settings
+from hybridagi_steps.planning.work import Executor
+from hybridagi_steps.planning.worker import StepWorker
+from hybridagi_steps.planning.workspace import Workspace
+from hybridagi_steps.planning.workspace_tools import workspace_tools
+from hybridagi_steps.programs.step_writer import check_memory
+from hybridagi_steps.records.event import StepEvent
+from hybridagi_steps.records.plan import Plan
+from hybridagi_steps.token_counters import token_counter
+
+T = TypeVar("T")
+
+
+class Orchestrator:
+    """Runs plans.
+
+    Args:
+        tools: Functions and `dspy.Tool`s that every step may call, MCP tools among them.
+        workspace: The directory that plans work on, or its path; its tools (read_file, write_file,
+            list_files, search_files, run_command) are added to those of every step.
+        memory: Where runs are recorded, and where similar plans are found.
+        lm: The language model; by default DSPy's.
+        planner: Makes plans; by default a `PlanGenerator` on `memory`.
+        executor: Carries out steps: a `StepExecutor`, or a coroutine function that takes a `Work`
+            and a workspace and returns a `Finished`. By default a `StepExecutor` on `tools`.
+        system_context: Added to the instructions of every step, if `executor` is not given.
+        artifact_types: Types that artifacts must have, by name, checked by pydantic.
+        max_parallel: Steps that run side by side.
+        max_attempts: How often a step is tried before it has failed.
+        max_replans: How often other steps are planned in the place of those that failed.
+        max_tokens: Tokens a run may spend, planning included; looked at before each call.
+        max_cost: US dollars a run may spend; looked at before each call.
+        step_timeout_seconds: When an attempt of a step is given up.
+        timeout_seconds: When a run is given up.
+        on_failure: `keep` what succeeded when a plan fails, or `rollback` the workspace.
+        reuse: Take over what an earlier run in `memory` found out, for a step that changes no file
+            and whose requirement, artifacts and whole workspace are the same.
+        durable: A `DurableQueue`, or the path or address of its database: steps become work in a
+            queue that outlives this process. Needs the extra `durable`.
+        progress: Show a bar on the terminal.
+        on_event: Given each StepEvent; must not block.
+        session_id: The session in memory that runs belong to.
+        counter: Counts tokens where no provider does; see `token_counter`.
+
+    Raises:
+        InvalidSettingError: A number below 1, or two tools of one name.
+        InvalidMemoryError: `memory` is none.
+        MissingExtraError: `durable` was asked for and is not installed.
+    """
+
+    def __init__(
+        self,
+        tools: Iterable[Any] = (),
+        *,
+        workspace: Workspace | Path | str | None = None,
+        memory: Any = None,
+        lm: Any = None,
+        planner: Any = None,
+        executor: StepExecutor | Executor | None = None,
+        system_context: str = "",
+        artifact_types: ArtifactTypes | None = None,
+        max_parallel: int = 4,
+        max_attempts: int = 2,
+        max_replans: int = 1,
+        max_tokens: int | None = None,
+        max_cost: float | None = None,
+        step_timeout_seconds: float | None = 600.0,
+        timeout_seconds: float | None = None,
+        on_failure: Literal["keep", "rollback"] = "keep",
+        reuse: bool = False,
+        durable: Any = None,
+        progress: bool = False,
+        on_event: Listener | None = None,
+        session_id: str | None = None,
+        counter: Any = "auto",
+    ) -> None:
+        for name, value in {"max_parallel": max_parallel, "max_attempts": max_attempts}.items():
+            if value < 1:
+                raise InvalidSettingError(f"{name} is at least 1, not {value}.")
+        if on_failure not in ("keep", "rollback"):
+            raise InvalidSettingError(f"on_failure is 'keep' or 'rollback', not {on_failure!r}.")
+        place = Workspace(workspace) if isinstance(workspace, str | os.PathLike) else workspace
+        own = [] if place is None else [tool.__name__ for tool in workspace_tools(place)]
+        made = executor or StepExecutor(
+            tools, system_context=system_context, artifact_types=artifact_types, counter=counter
+        )
+        execute, given, predictors = _execution(made)
+        self._settings = Settings(
+            execute=execute,
+            predictors=predictors,
+            planner=planner or PlanGenerator(memory),
+            tool_names=(*own, *given),
+            workspace=place,
+            memory=None if memory is None else check_memory(memory),
+            lm=lm,
+            max_parallel=max_parallel,
+            max_attempts=max_attempts,
+            max_replans=max_replans,
+            max_tokens=max_tokens,
+            max_cost=max_cost,
+            step_timeout_seconds=step_timeout_seconds,
+            timeout_seconds=timeout_seconds,
+            on_failure=on_failure,
+            reuse=reuse,
+            progress=progress,
+            on_event=on_event,
+            session_id=session_id,
+            counter=token_counter(counter),
+        )
+        self.worker = StepWorker(execute, place, step_timeout_seconds)
+        self.durable = _queue(durable)
+        self._running: dict[str, tuple[PlanRun, asyncio.AbstractEventLoop]] = {}
+
+    @property
+    def workspace(self) -> Workspace | None:
+        """The directory that plans work on."""
+        return self._settings.workspace
+
+    def run(
+        self,
+        requirements: str | None = None,
+        *,
+        plan: Plan | str | None = None,
+        key: str | None = None,
+    ) -> PlanResult:
+        """Run a plan to its end.
+
+        Args:
+            requirements: What the user wants; a plan is made of it, unless one is given.
+            plan: The plan, or its text.
+            key: Names the run. With a durable queue, the same key goes on with a run that was cut
+                short, and repeats no step that had finished.
+
+        Returns:
+            What became of every step; a failed step is no exception.
+
+        Raises:
+            PlanParseError: The plan's text cannot be read.
+            InvalidPlanError: The plan cannot be run; names every problem. Nothing was run.
+            InvalidSettingError: Neither a requirement nor a plan was given.
+        """
+        return _run_sync(lambda: self.arun(requirements, plan=plan, key=key))
+
+    async def arun(
+        self,
+        requirements: str | None = None,
+        *,
+        plan: Plan | str | None = None,
+        key: str | None = None,
+    ) -> PlanResult:
+        """Run a plan to its end; see `run`."""
+        return await self._arun(requirements, plan, key, [])
+
+    async def stream(
+        self,
+        requirements: str | None = None,
+        *,
+        plan: Plan | str | None = None,
+        key: str | None = None,
+    ) -> AsyncIterator[StepEvent]:
+        """Run a plan and yield what happens; leaving the loop early cancels the run."""
+        events: asyncio.Queue[StepEvent | None] = asyncio.Queue()
+        work = asyncio.ensure_future(self._arun(requirements, plan, key, [events.put_nowait]))
+        work.add_done_callback(lambda _: events.put_nowait(None))
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+            await work
+        finally:
+            work.cancel()
+            await asyncio.wait([work])
+
+    def cancel(self, key: str | None = None) -> None:
+        """Stop a run, or all of them, from any thread; its result says `cancelled`."""
+        for name, (run, loop) in list(self._running.items()):
+            if key is None or name == key:
+                run.cancelled = True
+                loop.call_soon_threadsafe(run.scope.cancel)
+
+    async def _arun(
+        self,
+        requirements: str | None,
+        plan: Plan | str | None,
+        key: str | None,
+        listeners: list[Listener],
+    ) -> PlanResult:
+        parsed = Plan.parse(plan) if isinstance(plan, str) else plan
+        if parsed is not None:
+            parsed.check()
+        requirement = (
+            requirements or (parsed.description or parsed.name if parsed else "")
+        ).strip()
+        if not requirement and parsed is None:
+            raise InvalidSettingError("say what is wanted: run(requirements=…) or run(plan=…).")
+        name = key or uuid4().hex
+        if name in self._running:
+            raise InvalidSettingError(f"a run with the key {name!r} is under way already.")
+        run = self._new_run(requirement, parsed, name, listeners)
+        self._running[name] = (run, asyncio.get_running_loop())
+        try:
+            return await run.carry_out()
+        finally:
+            del self._running[name]
+
+    def _new_run(
+        self, requirement: str, plan: Plan | None, key: str, listeners: list[Listener]
+    ) -> PlanRun:
+        settings = self._settings
+        told = [*listeners, *([settings.on_event] if settings.on_event else [])]
+        if settings.progress:
+            told.append(ProgressBar())
+        events = EventLine(key, settings.session_id, told)
+        ledger = Ledger(settings.max_tokens, settings.max_cost)
+        dispatcher: Dispatcher = InProcess(self.worker)
+        if self.durable is not None:
+            dispatcher = self.durable.dispatcher(self.worker, settings)
+        return PlanRun(settings, dispatcher, events, ledger, requirement, plan, key)
+
+
+async def run_step_executor(
+    requirements: str,
+    lm: Any = None,
+    system_context: str = "",
+    tools: Iterable[Any] = (),
+    **options: Any,
+) -> PlanResult:
+    """Make a plan of a requirement and run it.
+
+    Args:
+        requirements: What the user wants.
+        lm: The language model; by default DSPy's.
+        system_context: Added to the instructions of every step.
+        tools: Functions and `dspy.Tool`s that steps may call.
+        options: Whatever else an `Orchestrator` takes.
+    """
+    orchestrator = Orchestrator(tools, lm=lm, system_context=system_context, **options)
+    return await orchestrator.arun(requirements)
+
+
+def _execution(executor: Any) -> tuple[Executor, tuple[str, ...], tuple[Any, ...]]:
+    """Return how an executor is called, the names of the tools it brings, and its predictors."""
+    if isinstance(executor, StepExecutor):
+        names = tuple(str(tool.name) for tool in executor.tools)
+        return executor.carry_out, names, (executor.work,)
+    if not callable(executor):
+        raise InvalidSettingError(f"{executor!r:.80} cannot carry out steps: give a function.")
+    return executor, (), ()
+
+
+def _queue(durable: Any) -> Any:
+    if durable is None:
+        return None
+    from hybridagi_steps.planning.durable import DurableQueue
+
+    return durable if isinstance(durable, DurableQueue) else DurableQueue(durable)
+
+
+def _run_sync(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine to its end, in a thread if this one has an event loop already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return anyio.run(start)
+    context = copy_context()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(context.run, functools.partial(anyio.run, start)).result()

@@ -1,0 +1,227 @@
+"""What a model is told when it works on a step: the brief, and the adapter that sends it.
+
+The brief holds the user's requirement, the step, the files it names and the artifacts of the steps
+before it, and nothing else. Files share a budget of tokens; what does not fit is cut, and what was
+cut is said. The adapter sends the brief as one plain message and past turns as native messages;
+a model without native tool calls gets DSPy's own text form.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUntypedBaseClass=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import dspy
+
+from hybridagi_steps.errors import WorkspaceError
+from hybridagi_steps.planning.workspace import Workspace
+from hybridagi_steps.protocols import TokenCounter
+from hybridagi_steps.records.plan import PlanStep, PlanStepType
+
+FILE_TOKENS = 8_000
+"""Tokens that the contents of all files of a step may take together."""
+
+INSTRUCTIONS = """\
+You carry out one step of a plan. Use the tools to do it, and only this step. What the step hands on
+goes into the artifacts of finish_step; call finish_step as soon as the goal is met."""
+
+
+class CarryOutStep(dspy.Signature):  # noqa: D101 - its docstring is the prompt
+    __doc__ = INSTRUCTIONS
+
+    brief: str = dspy.InputField(desc="The step, with all that is needed for it")
+    turns: list[dict[str, Any]] = dspy.InputField(desc="What was said and done so far")
+    tools: list[dspy.Tool] = dspy.InputField()
+    thought: str | None = dspy.OutputField(desc="Why these tools, in a sentence", default=None)
+    tool_calls: dspy.ToolCalls = dspy.OutputField()
+
+
+class WorkAdapter(dspy.ChatAdapter):
+    """Sends a step's brief as it is, and past turns as native messages.
+
+    The field marks of DSPy's chat form cost more tokens than a small step itself. They are needed
+    only when a model has to write its tool calls as text; then the chat form is used unchanged.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(use_native_function_calling=True, use_json_adapter_fallback=False)
+
+    def format(
+        self, signature: Any, demos: list[dict[str, Any]], inputs: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Return the messages: instructions, examples, brief, turns."""
+        if not _native(signature):
+            return super().format(signature, demos, inputs)
+        shown = [message for demo in demos for message in _example(demo)]
+        return [
+            {"role": "system", "content": signature.instructions},
+            *shown,
+            {"role": "user", "content": inputs["brief"]},
+            *inputs["turns"],
+        ]
+
+    def parse(self, signature: Any, completion: str) -> dict[str, Any]:
+        """Read an answer; beside native tool calls all text is the thought."""
+        if _native(signature):
+            return {"thought": completion.strip() or None}
+        return super().parse(signature, completion)
+
+
+def _native(signature: Any) -> bool:
+    """Whether DSPy has taken the tools out of the signature, because the model calls natively."""
+    return list(signature.output_fields) == ["thought"]
+
+
+def _example(demo: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return an example that an optimiser chose: a brief, and the calls it led to, as text."""
+    calls = demo.get("tool_calls")
+    if "brief" not in demo or calls is None:
+        return []
+    told = [{"name": call.name, "arguments": call.args} for call in calls.tool_calls]
+    return [
+        {"role": "user", "content": f"An example.\n{demo['brief']}"},
+        {"role": "assistant", "content": f"I called {json.dumps(told, ensure_ascii=False)}"},
+    ]
+
+
+@dataclass(slots=True)
+class Brief:
+    """What a model is told about a step."""
+
+    text: str
+    cut: list[str] = field(default_factory=list[str])
+    """What was left out of the files, one line each."""
+    rest: str = ""
+    """The brief without requirement and artifacts: what is new to one who has seen all before."""
+    files: dict[str, str] = field(default_factory=dict[str, str])
+    """The contents that are shown, by path."""
+
+
+def make_brief(
+    requirement: str,
+    step: PlanStep,
+    artifacts: Mapping[str, Any],
+    workspace: Workspace | None,
+    *,
+    counter: TokenCounter,
+    file_tokens: int = FILE_TOKENS,
+    feedback: str = "",
+) -> Brief:
+    """Return the brief of a step.
+
+    Args:
+        requirement: What the user asked for.
+        step: The step.
+        artifacts: What it sees of earlier steps, by name.
+        workspace: Where its files are.
+        counter: Counts the tokens of files.
+        file_tokens: What the files may take together.
+        feedback: Why the attempt before this one failed.
+
+    Raises:
+        WorkspaceError: A file that the step names is not there or cannot be read; a `generate`
+            step may name files that it is about to write.
+    """
+    shown, cut = _files(step, workspace, counter, file_tokens)
+    task = _task(step)
+    files = [f"## {path}\n{text}" for path, text in shown.items()]
+    last = [
+        _section("Files", "\n\n".join(files)),
+        _section("Left out", "\n".join(cut)),
+        _section("The attempt before this one failed", feedback),
+    ]
+    before = _section("From earlier steps", _written(artifacts))
+    parts = [_section("Requirement", requirement), task, before, *last]
+    return Brief(
+        "\n\n".join(filter(None, parts)), cut, "\n\n".join(filter(None, [task, *last[1:]])), shown
+    )
+
+
+def _task(step: PlanStep) -> str:
+    lines = [f"# Step {step.id} ({step.type.value})", f"Goal: {step.goal}", step.description]
+    text = "\n".join(filter(None, lines))
+    return f"{text}\n\n{wanted}" if (wanted := _wanted(step)) else text
+
+
+def _wanted(step: PlanStep) -> str:
+    """Return what the step must hand on, with shapes and notes."""
+    lines: list[str] = []
+    for name in step.artifacts:
+        shape, note = step.shapes.get(name), step.notes.get(name)
+        form = shape if isinstance(shape, str) else json.dumps(shape, ensure_ascii=False)
+        lines.append(f"- {name}" + (f": {form}" if shape else "") + (f" ({note})" if note else ""))
+    return _section("Artifacts to hand on", "\n".join(lines))
+
+
+def _written(artifacts: Mapping[str, Any]) -> str:
+    lines = [
+        f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for name, value in artifacts.items()
+    ]
+    return "\n".join(lines)
+
+
+def _section(title: str, text: str) -> str:
+    return f"# {title}\n{text}" if text else ""
+
+
+def _files(
+    step: PlanStep, workspace: Workspace | None, counter: TokenCounter, budget: int
+) -> tuple[dict[str, str], list[str]]:
+    """Return the contents of the files that a step names, and what is left out of them."""
+    shown: dict[str, str] = {}
+    cut: list[str] = []
+    if workspace is None:
+        return shown, [f"{path}: there is no workspace to read it from" for path in step.files]
+    left = budget
+    for path in dict.fromkeys(step.files):
+        if not workspace.exists(path) and step.type is PlanStepType.GENERATE:
+            cut.append(f"{path}: is not there yet")
+            continue
+        text, note = _readable(path, workspace)
+        fitting, used = _within(text, left, counter)
+        left -= used
+        if len(fitting) < len(text):
+            first = fitting.count("\n") + 1
+            last = text.count("\n") + 1
+            note = f"{path}: lines {first} to {last}, over the budget of {budget:,} tokens"
+        if fitting:
+            shown[path] = fitting
+        if note:
+            cut.append(note)
+    return shown, cut
+
+
+def _readable(path: str, workspace: Workspace) -> tuple[str, str]:
+    """Return a file's text, or why there is none to show."""
+    try:
+        workspace.read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError:
+        return "", f"{path}: is no text"
+    except WorkspaceError:
+        if workspace.exists(path):
+            return "", f"{path}: is larger than {workspace.read_limit:,} bytes"
+        raise
+    return workspace.read(path), ""
+
+
+def _within(text: str, budget: int, counter: TokenCounter) -> tuple[str, int]:
+    """Return as many whole lines of a text as fit, and their tokens."""
+    whole = counter.count(text)
+    if whole <= budget:
+        return text, whole
+    kept, used = 0, 0
+    lines = text.splitlines(keepends=True)
+    for line in lines:
+        tokens = counter.count(line)
+        if used + tokens > budget:
+            break
+        kept, used = kept + 1, used + tokens
+    return "".join(lines[:kept]), used

@@ -1,0 +1,61 @@
+"""Plans in memory: which one succeeded for a similar requirement, and what work was done before.
+
+A plan's run is a ProgramCall of `Orchestrator` that holds the requirement, and a ProgramEnd that
+holds the plan as it stood when it had succeeded. So a plan is found as any other step is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybridagi_steps.records.agent_step import AgentStep
+
+ORCHESTRATOR = "Orchestrator"
+"""The program that a plan's run is in memory."""
+WORK_KEY = "work_key"
+"""Where the metadata of a step's ProgramEnd say what its outcome depended on."""
+
+_CANDIDATES = 10
+
+
+def similar_plan(memory: Any, requirement: str, min_similarity: float = 0.0) -> str | None:
+    """Return the text of the plan that succeeded for the most similar requirement.
+
+    Args:
+        memory: Where plans were recorded.
+        requirement: What is wanted now.
+        min_similarity: How similar the requirements must be, 0 to 1.
+    """
+    if not requirement.strip():
+        return None
+    where = {"program": ORCHESTRATOR, "step_types": ["ProgramCall"]}
+    for hit in memory.search(requirement, k=_CANDIDATES, where=where):
+        if hit.score < min_similarity:
+            break
+        if (hit.step.inputs or {}).get("program") != ORCHESTRATOR:
+            continue
+        if plan := _plan_of(memory, hit.step):
+            return plan
+    return None
+
+
+def earlier_work(memory: Any, key: str) -> AgentStep | None:
+    """Return the newest ProgramEnd of the same work, if it succeeded and changed no file."""
+    where = {"step_types": ["ProgramEnd"], "status": ["ok"], "metadata": {WORK_KEY: key}}
+    found = memory.find(where, limit=1, newest_first=True)
+    steps: list[AgentStep] = list(found.steps)
+    if not steps or (steps[0].outputs or {}).get("changed_files"):
+        return None
+    return steps[0]
+
+
+def _plan_of(memory: Any, call: AgentStep) -> str | None:
+    """Return the plan with which a run of a plan succeeded."""
+    if call.run_id is None:
+        return None
+    ends = {"run_id": str(call.run_id), "step_types": ["ProgramEnd"], "program": ORCHESTRATOR}
+    for end in memory.find(ends).steps:
+        plan = (end.outputs or {}).get("plan")
+        if end.status == "ok" and str(end.program_id) == str(call.id) and isinstance(plan, str):
+            return plan
+    return None

@@ -1,0 +1,205 @@
+"""What became of a plan: every step with its status, artifacts, cost, and how it compares.
+
+Plain values that a person reads, a notebook draws and JSON holds. The comparison with other
+contexts is counted when it is asked for: it reads every prompt once more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from typing import Any, Literal
+
+from hybridagi_steps.errors import UnknownStepError
+from hybridagi_steps.planning.accounting import Spent, TokenUsage
+from hybridagi_steps.planning.comparison import Comparison, compare
+from hybridagi_steps.planning.waves import StepState
+from hybridagi_steps.planning.work import Problem
+from hybridagi_steps.protocols import TokenCounter
+from hybridagi_steps.records.plan import Plan, PlanStep
+from hybridagi_steps.token_counters import EstimatingCounter
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What became of one step."""
+
+    step: PlanStep
+    status: StepState = StepState.WAITING
+    attempts: int = 0
+    """How often it was tried."""
+    summary: str = ""
+    """What was done, in words."""
+    artifacts: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What it handed on."""
+    error: BaseException | None = None
+    """Why it failed, at the last attempt."""
+    because: str | None = None
+    """Of a skipped step, the failed step that it waited for."""
+    problems: list[Problem] = field(default_factory=list[Problem])
+    """What went wrong on the way, of all attempts."""
+    changed_files: list[str] = field(default_factory=list[str])
+    """Files that it added, changed or deleted."""
+    cut: list[str] = field(default_factory=list[str])
+    """What was left out of the files that it named."""
+    spent: Spent = field(default_factory=Spent)
+    """What its language model calls cost."""
+    duration_ms: float = 0.0
+    """Wall time of all attempts."""
+    reused: bool = False
+    """Whether artifacts of an earlier run were taken in place of doing the work again."""
+
+    @property
+    def id(self) -> str:
+        """The step's id."""
+        return self.step.id
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as JSON data."""
+        return {
+            "id": self.id,
+            "type": self.step.type.value,
+            "title": self.step.title,
+            "status": self.status.value,
+            "attempts": self.attempts,
+            "summary": self.summary,
+            "artifacts": self.artifacts,
+            "error": None if self.error is None else Problem.of(self.error).model_dump(),
+            "because": self.because,
+            "problems": [problem.model_dump(exclude_none=True) for problem in self.problems],
+            "changed_files": self.changed_files,
+            "left_out": self.cut,
+            "spent": self.spent.model_dump(),
+            "duration_ms": self.duration_ms,
+            "reused": self.reused,
+        }
+
+
+@dataclass
+class PlanResult:
+    """What became of a plan."""
+
+    requirement: str
+    """What was asked for."""
+    plan: Plan | None
+    """The plan as it stood at the end; None when none could be made."""
+    steps: list[StepResult]
+    """Every step, those that were skipped or replaced too, in the order of the plan."""
+    token_usage: TokenUsage
+    """What it cost."""
+    run_id: str = ""
+    """The run in memory."""
+    status: Literal["succeeded", "failed", "cancelled"] = "failed"
+    error: BaseException | None = None
+    """Why there is no plan, or what ended the run."""
+    duration_ms: float = 0.0
+    """Wall time."""
+    replans: int = 0
+    """How often the plan was changed after a failure."""
+    snapshot: str | None = None
+    """The state of the workspace before the plan, for `workspace.rollback`."""
+    rolled_back: bool = False
+    """Whether the workspace was brought back to that state."""
+    counter: TokenCounter = field(default_factory=EstimatingCounter, repr=False)
+    """Counts the tokens of the comparison."""
+    recording_errors: list[str] = field(default_factory=list[str])
+    """What could not be recorded."""
+
+    @property
+    def success(self) -> bool:
+        """Whether every step of the plan succeeded."""
+        return self.status == "succeeded"
+
+    @property
+    def artifacts(self) -> dict[str, Any]:
+        """All artifacts by name; of two with one name the later step's stands."""
+        return {name: value for step in self.steps for name, value in step.artifacts.items()}
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        """What the same plan with the same answers costs with other contexts."""
+        order = [step.id for step in self.steps]
+        return compare(self.token_usage.calls, order, self.counter)
+
+    def step(self, step_id: str) -> StepResult:
+        """Return the result of one step.
+
+        Raises:
+            UnknownStepError: The plan has no such step.
+        """
+        for step in self.steps:
+            if step.id == step_id:
+                return step
+        raise UnknownStepError(step_id)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as JSON data, without prompts."""
+        usage = self.token_usage
+        return {
+            "requirement": self.requirement,
+            "success": self.success,
+            "status": self.status,
+            "error": None if self.error is None else Problem.of(self.error).model_dump(),
+            "run_id": self.run_id,
+            "plan": None if self.plan is None else self.plan.to_text(),
+            "steps": [step.to_dict() for step in self.steps],
+            "artifacts": self.artifacts,
+            "token_usage": {
+                "total": usage.total.model_dump(),
+                "planning": usage.planning.model_dump(),
+            },
+            "comparison": self.comparison.model_dump(),
+            "replans": self.replans,
+            "rolled_back": self.rolled_back,
+            "duration_ms": self.duration_ms,
+        }
+
+    def __str__(self) -> str:
+        """One line a step."""
+        return "\n".join([f"{self.status}: {self.requirement[:100]}", *map(_line, self.steps)])
+
+    def _repr_html_(self) -> str:
+        """Show the graph of the plan with what became of each step."""
+        from hybridagi_steps.display.graph_drawing import graph_svg
+
+        nodes = [_node(result) for result in self.steps]
+        known = {result.id for result in self.steps}
+        edges = [
+            {"source": before, "target": result.id}
+            for result in self.steps
+            for before in result.step.dependencies
+            if before in known
+        ]
+        spent = self.token_usage.total
+        title = f"{self.status} · {len(self.steps)} steps · {spent.calls} calls"
+        if spent.total_tokens is not None:
+            title += f" · {spent.total_tokens:,} tokens"
+        drawing = graph_svg(nodes, edges) if nodes else ""
+        error = f"<p>{escape(str(self.error))}</p>" if self.error is not None else ""
+        html = f"<div><p><strong>{escape(title)}</strong></p>{error}{drawing}</div>"
+        return html.encode("utf-8", "replace").decode()
+
+
+def _node(result: StepResult) -> dict[str, Any]:
+    said = str(result.error) if result.error is not None else result.summary
+    failed = result.status in (StepState.FAILED, StepState.CANCELLED)
+    return {
+        "id": result.id,
+        "label": result.step.title,
+        "kind": "error" if failed else _kind(result),
+        "detail": result.status.value,
+        "title": said or result.step.goal,
+    }
+
+
+def _kind(result: StepResult) -> str:
+    done = result.status is StepState.SUCCEEDED
+    return result.step.type.value if done else "skipped"
+
+
+def _line(result: StepResult) -> str:
+    told = str(result.error) if result.error is not None else result.summary
+    if result.because:
+        told = f"waited for {result.because}"
+    return f"  {result.status.value:<10} {result.id}" + (f": {told[:160]}" if told else "")

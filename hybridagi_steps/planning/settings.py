@@ -1,0 +1,44 @@
+"""How plans are run: everything an orchestrator was told, in one value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hybridagi_steps.planning.work import Executor
+from hybridagi_steps.planning.workspace import Workspace
+from hybridagi_steps.protocols import TokenCounter
+from hybridagi_steps.records.event import StepEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of an orchestrator; see its arguments."""
+
+    execute: Executor
+    predictors: tuple[Any, ...]
+    """Predictors that `execute` asks: memory tells of them by the tools that they called."""
+    planner: Any
+    tool_names: tuple[str, ...]
+    workspace: Workspace | None
+    memory: Any
+    lm: Any
+    max_parallel: int
+    max_attempts: int
+    max_replans: int
+    max_tokens: int | None
+    max_cost: float | None
+    step_timeout_seconds: float | None
+    timeout_seconds: float | None
+    on_failure: Literal["keep", "rollback"]
+    reuse: bool
+    progress: bool
+    on_event: Callable[[StepEvent], Any] | None
+    session_id: str | None
+    counter: TokenCounter
+
+    @property
+    def can_replan(self) -> bool:
+        """Whether the planner knows how to change a plan."""
+        return hasattr(self.planner, "replan")

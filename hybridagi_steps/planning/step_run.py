@@ -1,0 +1,200 @@
+"""One step of a running plan: its attempts, its merge, and how it ends.
+
+An attempt is done elsewhere, on a copy of the workspace. What it changed is merged when it has
+succeeded; if another step has changed the same file meanwhile, the step runs once more on what is
+there now. A failed attempt is repeated with what was wrong, unless that cannot help.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from anyio.to_thread import run_sync
+
+from hybridagi_steps.errors import (
+    ArtifactConflictError,
+    InvalidSettingError,
+    LimitReachedError,
+    WorkspaceError,
+)
+from hybridagi_steps.planning.artifacts import artifacts_for, checked_artifacts, work_key
+from hybridagi_steps.planning.recalling import WORK_KEY, earlier_work
+from hybridagi_steps.planning.results import StepResult
+from hybridagi_steps.planning.waves import StepState
+from hybridagi_steps.planning.work import Finished, Outcome, Problem, Work
+from hybridagi_steps.programs.call_steps import FunctionStep
+from hybridagi_steps.records.event import StepEventType
+
+if TYPE_CHECKING:
+    from hybridagi_steps.planning.plan_run import PlanRun
+
+_BUDGETS = ("max_tokens", "max_cost")
+_RETRY = "What to do after an attempt that failed"
+
+
+class StepRun:
+    """Runs one step.
+
+    Args:
+        run: The run of the plan.
+        result: Filled in with what becomes of the step.
+    """
+
+    def __init__(self, run: PlanRun, result: StepResult) -> None:
+        self._run, self._result, self._step = run, result, result.step
+        self._conflicts = 0
+
+    async def carry_out(self) -> None:
+        """Run the step to its end; what goes wrong stands in the result."""
+        begun = time.perf_counter()
+        result, step = self._result, self._step
+        result.status = StepState.RUNNING
+        try:
+            seen = artifacts_for(step, self._run.plan_now, self._run.made)
+            key = await self._work_key(seen)
+            own, notes = self._run.settings.predictors, self._notes(key)
+            told = FunctionStep("program", step.id, step.goal, own=own, notes=notes)
+            with self._run.recorded.step(told, self._arguments(seen)) as opened:
+                finished = self._earlier(key) or await self._attempts(seen)
+                opened.outcome = {
+                    "summary": finished.summary,
+                    "artifacts": finished.artifacts,
+                    "changed_files": result.changed_files,
+                }
+            result.summary, result.artifacts = finished.summary, finished.artifacts
+            result.status = StepState.SUCCEEDED
+        except anyio.get_cancelled_exc_class():
+            result.status = StepState.CANCELLED
+            raise
+        except Exception as error:
+            result.error, result.status = error, StepState.FAILED
+        finally:
+            result.duration_ms = round((time.perf_counter() - begun) * 1000, 3)
+
+    async def _attempts(self, seen: dict[str, Any]) -> Finished:
+        """Try until an attempt succeeds, or trying again is of no use."""
+        run, result = self._run, self._result
+        feedback = ""
+        while True:
+            result.attempts += 1
+            outcome = await run.dispatcher.do(self._work(seen, feedback))
+            run.ledger.add(outcome.calls)
+            error = outcome.error
+            if error is None and outcome.finished is not None:
+                self._take_notes(outcome.finished)
+                try:
+                    await self._merge(outcome)
+                except (ArtifactConflictError, WorkspaceError) as conflict:
+                    error = conflict
+                else:
+                    return outcome.finished
+            assert error is not None  # noqa: S101 - an outcome is one or the other
+            if not self._goes_on(error):
+                raise error
+            result.problems.append(Problem.of(error))
+            feedback = f"{type(error).__name__}: {error}"
+            run.events.state(self._step.id, "retrying", reason=feedback)
+
+    def _goes_on(self, error: BaseException) -> bool:
+        """Decide whether to try again, and record the decision."""
+        if isinstance(error, ArtifactConflictError):
+            self._conflicts += 1
+            again = self._conflicts == 1
+        else:
+            used = self._result.attempts - self._conflicts
+            again = used < self._run.settings.max_attempts and _may_help(error)
+        told = FunctionStep("decision", "after_attempt", _RETRY, ("retry", "give up"))
+        reason = {"step": self._step.id, "error": f"{type(error).__name__}: {error}"}
+        with self._run.recorded.step(told, reason) as decision:
+            decision.outcome = "retry" if again else "give up"
+        return again
+
+    async def _merge(self, outcome: Outcome) -> None:
+        """Take over what the attempt changed, unless that was done before a crash."""
+        workspace, changes = self._run.settings.workspace, outcome.changes
+        if workspace is None or changes is None:
+            return
+        if changes:
+            dispatcher = self._run.dispatcher
+            key = f"{self._key()}:merged"
+            async with self._run.merging:
+                if await dispatcher.known(key) is None:
+                    await run_sync(workspace.merge, changes)
+                    await dispatcher.remember(key, _merged)
+        self._result.changed_files = [*changes.added, *changes.changed, *changes.deleted]
+
+    def _work(self, seen: dict[str, Any], feedback: str) -> Work:
+        tokens, cost = self._run.ledger.left()
+        return Work(
+            requirement=self._run.requirement,
+            step=self._step,
+            artifacts=seen,
+            feedback=feedback,
+            attempt=self._result.attempts,
+            run_id=self._run.key,
+            key=self._key(),
+            tokens_left=tokens,
+            cost_left=cost,
+        )
+
+    def _take_notes(self, finished: Finished) -> None:
+        self._result.problems += finished.problems
+        self._result.cut = finished.cut
+
+    def _key(self) -> str:
+        return f"{self._run.key}:{self._step.id}:{self._result.attempts}"
+
+    def _notes(self, key: str | None) -> dict[str, Any]:
+        step = self._step
+        notes: dict[str, Any] = {
+            "plan_run": self._run.key,
+            "plan_step": step.id,
+            "depends_on": list(step.dependencies),
+        }
+        return {**notes, WORK_KEY: key} if key else notes
+
+    def _arguments(self, seen: dict[str, Any]) -> dict[str, Any]:
+        """Return what memory says the step was called with; contents stand where they were made."""
+        step = self._step
+        arguments: dict[str, Any] = {"type": step.type.value, "description": step.description}
+        arguments |= {"files": step.files, "artifacts": list(seen)}
+        return {name: value for name, value in arguments.items() if value}
+
+    async def _work_key(self, seen: dict[str, Any]) -> str | None:
+        """Return the hash of all that the step's outcome depends on, if outcomes are reused."""
+        settings = self._run.settings
+        if not settings.reuse or settings.memory is None:
+            return None
+        workspace = settings.workspace
+        state = None if workspace is None else await run_sync(workspace.manifest)
+        plain = None if state is None else {path: list(entry) for path, entry in state.items()}
+        return work_key(self._run.requirement, self._step, seen, plain)
+
+    def _earlier(self, key: str | None) -> Finished | None:
+        """Return what the same work gave before, if it only found something out."""
+        found = None if key is None else earlier_work(self._run.settings.memory, key)
+        outputs = {} if found is None else found.outputs or {}
+        given: Any = outputs.get("artifacts")
+        if found is None or not isinstance(given, dict):
+            return None
+        self._result.reused = True
+        artifacts = checked_artifacts(self._step, given)
+        self._run.events.tell(StepEventType.STEP_DELTA, self._step.id, reused=str(found.id))
+        return Finished(summary=str(outputs.get("summary") or ""), artifacts=artifacts)
+
+
+def _may_help(error: BaseException) -> bool:
+    """Whether another attempt could end otherwise."""
+    if isinstance(error, WorkspaceError | InvalidSettingError):
+        return False
+    return not (isinstance(error, LimitReachedError) and error.limit in _BUDGETS)
+
+
+async def _merged() -> str:
+    return "merged"

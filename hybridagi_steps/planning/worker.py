@@ -1,0 +1,73 @@
+"""StepWorker: does one attempt of a step in a copy of the workspace, and never raises.
+
+The work is given and its outcome taken as values, so it does not matter whether a plan's own
+process or another one does it. The workspace itself is only read here; who gave out the work merges
+what was changed.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import anyio
+from anyio.to_thread import run_sync
+
+from hybridagi_steps.errors import LimitReachedError
+from hybridagi_steps.planning.accounting import OutOfBudget
+from hybridagi_steps.planning.changes import Changes
+from hybridagi_steps.planning.work import Executor, Finished, Outcome, Work
+from hybridagi_steps.planning.workspace import Workspace
+
+
+class StepWorker:
+    """Does attempts of steps.
+
+    Args:
+        execute: Carries out an attempt.
+        workspace: Where steps work; each attempt gets a copy.
+        timeout_seconds: When an attempt is given up; None for never.
+    """
+
+    def __init__(
+        self,
+        execute: Executor,
+        workspace: Workspace | None = None,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        self.execute, self.workspace = execute, workspace
+        self.timeout_seconds = timeout_seconds
+
+    async def do(self, work: Work) -> Outcome:
+        """Do one attempt; a cancellation alone is raised."""
+        try:
+            finished, changes = await self._within_time(work)
+        except OutOfBudget as stop:
+            return Outcome(error=stop.error)
+        except Exception as error:
+            return Outcome(error=error)
+        return Outcome(finished, changes=changes)
+
+    async def _within_time(self, work: Work) -> tuple[Finished, Changes | None]:
+        try:
+            with anyio.fail_after(self.timeout_seconds):
+                return await self._in_copy(work)
+        except TimeoutError as error:
+            if self.timeout_seconds is None:
+                raise
+            raise LimitReachedError(
+                f"the step took longer than {self.timeout_seconds:g} s", limit="timeout"
+            ) from error
+
+    async def _in_copy(self, work: Work) -> tuple[Finished, Changes | None]:
+        """Carry out the work where nothing it does reaches the workspace."""
+        if self.workspace is None:
+            return await self.execute(work, None), None
+        copy = await run_sync(self.workspace.overlay)
+        try:
+            finished = await self.execute(work, copy)
+            return finished, await run_sync(copy.changes)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await run_sync(copy.close)
