@@ -162,6 +162,36 @@ def test_cancelling_keeps_what_was_said(memory: StepMemory, program: Any) -> Non
     assert not asyncio.run(runner.cancel(events[0].run_id))
 
 
+def test_half_a_secret_is_not_kept_when_a_run_is_cancelled() -> None:
+    secret = "hunter2-" * 10
+
+    async def program(messages: list[dict[str, Any]]) -> Any:
+        yield "It is well known. " * 20
+        yield f"The password is {secret[:-1]}"
+        await asyncio.sleep(30)
+
+    with StepMemory(
+        ":memory:", embedder="hashing", redact=lambda text: text.replace(secret, "[secret]")
+    ) as memory:
+        runner = StepRunner(program, memory)
+
+        async def cancelled() -> list[Any]:
+            events: list[Any] = []
+            async for event in runner.run_stream("chat", "Hello"):
+                events.append(event)
+                if event.type is StepEventType.STEP_DELTA:
+                    await asyncio.sleep(0.05)
+                    await runner.cancel(event.run_id)
+            return events
+
+        events = asyncio.run(cancelled())
+        check_stream(memory, events)
+        partial = messages(memory, "chat")[-1]
+        assert str(partial.content).startswith("It is well known. It is")
+        assert "hunter2" not in str([event.to_sse() for event in events])
+        assert "hunter2" not in str([step.to_dict() for step in memory.iter_steps()])
+
+
 @pytest.mark.parametrize("how", ["aclose", "cancel", "break"])
 def test_a_reader_that_leaves_cancels_the_run(memory: StepMemory, how: str) -> None:
     runner = StepRunner(dspy.Predict(QA), memory)

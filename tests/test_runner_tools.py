@@ -85,6 +85,30 @@ def test_consent_is_given_from_elsewhere(memory: StepMemory, program: Any, allow
     assert ("tool_auth_denied" in kinds(events)) is not allowed
 
 
+def test_consent_for_an_agent_inside_an_agent_is_asked_outside(memory: StepMemory) -> None:
+    config = StepRunnerConfig(consent=lambda _: None)
+    inner = StepRunner(dspy.ReAct(QA, tools=[search]), memory, config=config)
+    program = dspy.ReAct(QA, tools=[inner.as_tool("expert", "Knows it")])
+    outer = StepRunner(program, memory)
+    asks = thought("I ask", "expert", message="Capital?")
+    lm = ScriptedLM([asks, *SEARCHES, thought("done", "finish"), {"reasoning": "", "answer": "P"}])
+
+    async def answered() -> list[Any]:
+        events: list[Any] = []
+        with dspy.context(lm=lm):
+            async for event in outer.run_stream("chat", "?"):
+                events.append(event)
+                if event.type is StepEventType.TOOL_AUTH_REQUIRED:
+                    asked = event.data or {}
+                    nested, call = asked["nested_run_id"], asked["call_id"]
+                    assert await outer.answer_consent(nested, call, True)
+        return events
+
+    events = asyncio.run(answered())
+    check_stream(memory, events)
+    assert said(memory, "chat")[2] == ("tool", "Paris")
+
+
 def test_silence_and_errors_are_no_consent(memory: StepMemory) -> None:
     def broken(request: ToolRequest) -> bool:
         raise ValueError("no idea")

@@ -56,6 +56,10 @@ class SafeText:
         self.shown = safe
         return added
 
+    def cut_off(self) -> str:
+        """Return what may be kept of a text that will not go on: its end may be half a secret."""
+        return self.raw if self._redact is None else self.shown
+
     def whole(self) -> str:
         """Return all of it, redacted."""
         return self.raw if self._redact is None else self._redact(self.raw)
@@ -133,10 +137,10 @@ class Drafts:
             self._show(draft, StepDelta(tool_calls=calls))
 
     def newest_text(self) -> tuple[str | None, str]:
-        """Return the id and the redacted text of the newest draft that has said something."""
+        """Return the id of the newest draft that has said something, and what may be kept."""
         with self._lock:
             for draft in reversed(self._open.values()):
-                if text := draft.content.whole():
+                if text := draft.content.cut_off():
                     return draft.step_id, text
         return None, ""
 

@@ -15,11 +15,12 @@ from typing import Any
 
 from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.errors import LimitReachedError, MessageError
+from hybridagi_steps.programs.step_shapes import error_fields
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.running.answering import Agent, Prompt, answer
 from hybridagi_steps.running.programs_called import Reply
-from hybridagi_steps.running.run import ActiveRun
+from hybridagi_steps.running.run import ActiveRun, shown_error
 from hybridagi_steps.running.stopping import RunStopped, Stop
 from hybridagi_steps.running.summing_up import summary
 
@@ -212,8 +213,7 @@ def _program_end(run: ActiveRun, ending: Ending) -> AgentStep | None:
     end = run.root_end
     if end is None:
         status: StepStatus = "cancelled" if ending.status == "cancelled" else "error"
-        problem = {"type": type(ending.error).__name__, "message": str(ending.error)}
-        outputs = {"error": problem} if ending.error is not None else {}
+        outputs = {} if ending.error is None else error_fields(ending.error)
         inputs = {"program": root.program}
         end = run.root_end = run.add_step(AgentStepType.ProgramEnd, inputs, outputs, status)
     how = {"status": ending.status, "reason": ending.reason}
@@ -236,7 +236,7 @@ async def _close(run: ActiveRun, ending: Ending) -> None:
         "last_sequence": run.line.last,
     }
     if ending.error is not None:
-        data["error"] = {"type": type(ending.error).__name__, "message": str(ending.error)}
+        data["error"] = shown_error(ending.error)
         run.error("run", ending.error)
         await run.tell("on_error", ending.error)
     if run.recorder.errors:

@@ -16,9 +16,11 @@ from uuid import UUID
 from hybridagi_steps.admission import redacted
 from hybridagi_steps.programs.call_tree import Labels
 from hybridagi_steps.programs.recorder import StepRecorder
+from hybridagi_steps.programs.step_shapes import error_fields
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.step_text import cut
 from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.consent import Consents
 from hybridagi_steps.running.drafts import Drafts
@@ -32,6 +34,13 @@ from hybridagi_steps.running.turn import ToolTurn, Turn
 
 RUN = "hybridagi_steps_run"
 """The DSPy setting that carries the run of the running code."""
+_LONGEST_MESSAGE = 4000
+
+
+def shown_error(error: BaseException) -> dict[str, str]:
+    """Return an error's type and message, short enough for an event."""
+    fields: dict[str, str] = error_fields(error)["error"]
+    return {**fields, "message": cut(fields["message"], _LONGEST_MESSAGE)}
 
 
 class ActiveRun:
@@ -115,8 +124,7 @@ class ActiveRun:
 
     def error(self, where: str, error: BaseException, **more: Any) -> None:
         """Report something that failed."""
-        about = {"where": where, "type": type(error).__name__, "message": str(error)}
-        self.emit(StepEventType.ERROR, data={**about, **more})
+        self.emit(StepEventType.ERROR, data={"where": where, **shown_error(error), **more})
 
     def stop(self, stop: Stop) -> bool:
         """Stop the run, from any thread; return whether it was this that stopped it."""

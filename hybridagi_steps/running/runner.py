@@ -12,9 +12,9 @@ run at a time, whoever began it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import dspy
 
@@ -34,41 +34,14 @@ from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.execution import Start, execute
 from hybridagi_steps.running.listening import voices_of
 from hybridagi_steps.running.register import register_of
+from hybridagi_steps.running.results import NestedRunError, RunResult
 from hybridagi_steps.running.run import RUN, ActiveRun
 from hybridagi_steps.running.session_line import SessionLine
 from hybridagi_steps.running.starting import where_it_stands, with_message
 from hybridagi_steps.running.stopping import Stop
 from hybridagi_steps.running.tool_gate import watch_tools
 
-
-class RunResult(NamedTuple):
-    """How a run ended."""
-
-    run_id: str
-    answer: Step | None
-    """The last thing the assistant said."""
-    data: dict[str, Any]
-    """What the final event said."""
-
-    @property
-    def status(self) -> str:
-        """completed, failed or cancelled."""
-        return str(self.data.get("status"))
-
-    @property
-    def reason(self) -> str:
-        """Why it ended."""
-        return str(self.data.get("termination_reason"))
-
-    @property
-    def text(self) -> str:
-        """The answer's text."""
-        content = self.answer.content if self.answer is not None else None
-        return content if isinstance(content, str) else ""
-
-
-class NestedRunError(RuntimeError):
-    """An agent that was used as a tool did not complete."""
+_CONSENT = (StepEventType.TOOL_AUTH_REQUIRED, StepEventType.TOOL_AUTH_DENIED)
 
 
 class StepRunner:
@@ -164,9 +137,21 @@ class StepRunner:
         inputs: Mapping[str, Any] | None = None,
     ) -> RunResult:
         """Say something in a session and wait for the end; see `run_stream`."""
+        return await self._result(session, message, inputs or {}, None)
+
+    async def _result(
+        self,
+        session: str | AgentSession,
+        message: str | list[dict[str, Any]],
+        inputs: Mapping[str, Any],
+        told: Callable[[StepEvent], None] | None,
+    ) -> RunResult:
+        """Read a run to its end."""
         answer: Step | None = None
         event: StepEvent | None = None
         async for event in self.run_stream(session, message, inputs=inputs):
+            if told is not None:
+                told(event)
             if event.snapshot is not None and event.snapshot.is_assistant_step():
                 answer = event.snapshot
         assert event is not None  # noqa: S101 - a stream has a first event and a last
@@ -176,14 +161,21 @@ class StepRunner:
         """Return a `dspy.Tool` that asks this agent, each time in a new session.
 
         The run is a child of the one whose program calls the tool: its messages name that run, its
-        cost counts there too, and `max_depth` holds. Async programs call it; a sync one needs
+        cost counts there too, and `max_depth` holds. When a tool of it needs consent, the outer
+        stream says so, with `nested_run_id`. Async programs call it; a sync one needs
         `allow_tool_async_sync_conversion` of DSPy's settings.
         """
 
         async def ask(message: str) -> str:
             parent: ActiveRun | None = dspy.settings.get(RUN)
             user_id = None if parent is None else parent.info.user_id
-            result = await self.run(AgentSession(user_id=user_id), message)
+
+            def pass_on(event: StepEvent) -> None:
+                if parent is not None and event.type in _CONSENT:
+                    data = {**(event.data or {}), "nested_run_id": event.run_id}
+                    parent.emit(event.type, data=data)
+
+            result = await self._result(AgentSession(user_id=user_id), message, {}, pass_on)
             if result.status != "completed":
                 raise NestedRunError(f"{name} did not complete: {result.reason}.")
             return result.text
