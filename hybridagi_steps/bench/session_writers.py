@@ -29,6 +29,8 @@ from hybridagi_steps.stores import Durability
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 
 SESSION = "bench"
+_START_SECONDS, _END_SECONDS = 120, 1800
+"""How long all of them may take to begin, and each of them to end."""
 _TEXT = "The airline moved the booking to Friday and refunded the difference in fare. " * 3
 
 Append = Callable[[str], None]
@@ -59,9 +61,9 @@ def contest(rival: Rival, processes: int, appends: int, durability: Durability) 
         ]
         for worker in workers:
             worker.start()
-        ready.wait()
+        ready.wait(_START_SECONDS)
         begun = time.perf_counter()
-        told = [results.get() for _ in workers]
+        told = [results.get(timeout=_END_SECONDS) for _ in workers]
         seconds = time.perf_counter() - begun
         for worker in workers:
             worker.join()
@@ -91,7 +93,7 @@ def _append_all(
 ) -> None:
     append = rival.open(folder, durability)
     names, times, refused = list[str](), list[float](), 0
-    ready.wait()
+    ready.wait(_START_SECONDS)
     for number in range(appends):
         begun = time.perf_counter()
         try:

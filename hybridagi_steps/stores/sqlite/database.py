@@ -246,6 +246,7 @@ class Database:
     def _version(self) -> int:
         connection = self._connect()
         try:
+            connection.execute("BEGIN")  # one state: another process may be creating the file
             return version_of(connection, self.path)
         finally:
             connection.close()

@@ -26,7 +26,7 @@ except ImportError:  # not a POSIX system
 
 _FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.002, 0.0002
 """Between two looks at the line: who has waited longer looks more often, so is likelier next."""
-_TURN_SECONDS = 0.001
+_TURN_SECONDS = 0.0001
 """How long one process may write again and again without standing in line."""
 
 
