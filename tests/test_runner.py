@@ -242,6 +242,28 @@ def test_an_async_generator_streams_its_pieces(memory: StepMemory) -> None:
     assert messages(memory, "chat")[-1].content == "Hello you"
 
 
+def test_a_long_program_stores_its_steps_on_the_way(memory: StepMemory) -> None:
+    seen: list[int] = []
+
+    class Long(dspy.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.reply = dspy.Predict("question -> note")
+
+        async def aforward(self, question: str) -> Any:
+            for _ in range(120):
+                await self.reply.acall(question=question)
+                seen.append(sum(1 for _ in memory.iter_steps()))
+            return dspy.Prediction(answer="done")
+
+    lm = ScriptedLM(lambda _: {"note": "n"})
+    config = StepRunnerConfig(max_steps=None)
+    events = run(StepRunner(Long(), memory, config=config), "chat", "Go", lm)
+    check_stream(memory, events)
+    assert sorted(set(seen)) == [0, 50, 100]
+    assert [step.hop for step in memory.run(events[0].run_id).steps] == list(range(122))
+
+
 def test_what_a_model_thinks_aloud_streams_and_is_kept(memory: StepMemory) -> None:
     async def program(messages: list[dict[str, Any]]) -> AsyncIterator[Any]:
         for text in ("I wonder", " a lot"):

@@ -45,6 +45,7 @@ _DENIED = "Error: the user did not allow this call."
 _inside: ContextVar[bool] = ContextVar("hybridagi_steps_tool", default=False)
 _plain_call: Any = dspy.Tool.__call__
 _plain_acall: Any = dspy.Tool.acall
+_watching = False
 
 
 class GatedRun(Protocol):
@@ -87,9 +88,12 @@ class GatedRun(Protocol):
 
 def watch_tools() -> None:
     """Let DSPy's tools look for a gate; doing so twice changes nothing."""
-    if dspy.Tool.__call__ is _plain_call:
-        dspy.Tool.__call__ = _call
-        dspy.Tool.acall = _acall
+    global _plain_call, _plain_acall, _watching
+    if _watching:
+        return
+    # Taken now and not at import: others may have wrapped them in between.
+    _plain_call, _plain_acall, _watching = dspy.Tool.__call__, dspy.Tool.acall, True
+    dspy.Tool.__call__, dspy.Tool.acall = _call, _acall
 
 
 def enter_run() -> None:

@@ -18,13 +18,15 @@ import orjson
 
 from hybridagi_steps.messages.agent_steps import INTERRUPTED
 from hybridagi_steps.messages.names import tool_name
-from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
 from hybridagi_steps.running.drafts import Drafts
 from hybridagi_steps.running.metering import Meter
 from hybridagi_steps.running.session_line import SessionLine
 
+_MOST_KEPT = 50
+"""AgentSteps that wait for a message; a long program without tools stores them in between."""
 NO_RESULT = "Error: no tool answered this call."
 
 
@@ -111,8 +113,15 @@ class Turn:
             if step.metrics is not None and step.metrics.llm_calls:
                 step.metrics.first_token_latency_ms = self._meter.first_token_ms
             self._steps.append(step)
+            many = len(self._steps) >= _MOST_KEPT and step.step_type is not AgentStepType.ProgramEnd
             self.last_step_id = step.id
             self._step_ids.add(str(step.id))
+        # A ProgramEnd may be the run's own, which says at the very end how it ended.
+        if many and self._storing.acquire(blocking=False):
+            try:
+                self.store_rest()
+            finally:
+                self._storing.release()
 
     def kept(self) -> list[AgentStep]:
         """Return the AgentSteps that are not stored yet."""
