@@ -37,6 +37,9 @@ from hybridagi_steps.server.sse import StreamSlots
 OPEN_PATHS = ("/", "/healthz")
 OPEN_FOLDERS = ("/static/",)
 """What needs no token: the page, which knows nothing, and the sign of life."""
+_ROUTERS = tuple(
+    module.router for module in (session_routes, chat_routes, run_routes, search_routes, page)
+)
 
 
 def create_app(
@@ -73,8 +76,9 @@ def create_app(
         settings=settings,
         has_program=runner is not None,
     )
-    for routes in (session_routes, chat_routes, run_routes, search_routes, page):
-        app.include_router(routes.router)
+    app.state.routes = [route for router in _ROUTERS for route in router.routes]
+    for router in _ROUTERS:
+        app.include_router(router)
     app.mount("/static", page.static_files(), name="static")
     app.openapi = partial(document, app)
     problems.install(app)

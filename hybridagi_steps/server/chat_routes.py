@@ -12,9 +12,9 @@ from fastapi import APIRouter, Header, Response
 
 from hybridagi_steps.server import shapes
 from hybridagi_steps.server.chat import said_once
+from hybridagi_steps.server.ids import SESSION, SessionId
 from hybridagi_steps.server.openapi import streams
 from hybridagi_steps.server.services import Shared
-from hybridagi_steps.server.session_routes import SessionId
 from hybridagi_steps.server.sse import EventStream
 
 router = APIRouter(tags=["chat"])
@@ -47,7 +47,7 @@ async def chat(
 
 
 @router.post(
-    "/sessions/{session_id:path}/retry",
+    SESSION + "/retry",
     response_class=Response,
     responses=streams(404, 409, 429),
 )
@@ -68,7 +68,7 @@ async def retry(shared: Shared, session_id: SessionId, asked: shapes.RetryAsked)
 
 
 @router.post(
-    "/sessions/{session_id:path}/resume",
+    SESSION + "/resume",
     response_class=Response,
     responses={204: {"description": "No turn was cut off."}, **streams(404, 409, 429)},
 )

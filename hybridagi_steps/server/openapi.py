@@ -7,13 +7,29 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 
+from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.server.problems import PROBLEM_TYPE, Problem
 from hybridagi_steps.server.sse import EVENT_STREAM
 
 _EVERYWHERE = (400, 401, 403, 408, 413, 421, 422, 503)
 """Problems that any route can answer with: from the checks before it, or the storage behind it."""
 _SCHEMA = {"$ref": "#/components/schemas/Problem"}
+_EVENT = {
+    "type": "object",
+    "required": ["id", "event", "data"],
+    "properties": {
+        "id": {"type": "string", "description": "RUN_ID:NUMBER, for Last-Event-ID."},
+        "event": {"enum": list(StepEventType)},
+        "data": {
+            "type": "string",
+            "description": "A StepEvent as JSON without nulls.",
+            "contentMediaType": "application/json",
+            "contentSchema": {"$ref": "#/components/schemas/StepEvent"},
+        },
+    },
+}
 
 OPEN: dict[str, Any] = {"security": []}
 """What a route adds to its entry when it needs no token."""
@@ -35,10 +51,9 @@ def streams(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {
         200: {
             "description": (
-                "Events: `id` is RUN_ID:NUMBER, `event` a StepEventType, `data` a StepEvent as "
-                "JSON without nulls; lines that begin with a colon only show that the stream lives."
+                "The run's events. Lines that begin with a colon only show that the stream lives."
             ),
-            "content": {EVENT_STREAM: {"schema": {"type": "string"}}},
+            "content": {EVENT_STREAM: {"itemSchema": _EVENT}},
         },
         **problems(*statuses),
     }
@@ -55,11 +70,18 @@ def document(app: FastAPI) -> dict[str, Any]:
         )
         parts: dict[str, Any] = made.setdefault("components", {})
         schemas: dict[str, Any] = parts.setdefault("schemas", {})
-        schemas["Problem"] = Problem.model_json_schema(
-            ref_template="#/components/schemas/{model}", mode="serialization"
-        )
-        schemas.update(schemas["Problem"].pop("$defs", {}))
+        for model in (Problem, StepEvent):
+            schemas.update(_schemas_of(model))
         parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         made["security"] = [{"token": []}]
         app.openapi_schema = made
     return app.openapi_schema
+
+
+def _schemas_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the schemas of a model and of what it holds, by name."""
+    schema = model.model_json_schema(
+        ref_template="#/components/schemas/{model}", mode="serialization"
+    )
+    inside: dict[str, Any] = schema.pop("$defs", {})
+    return {**inside, model.__name__: schema}

@@ -14,6 +14,7 @@ from typing import Any, cast
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
@@ -150,7 +151,9 @@ async def _of_a_request(request: Request, error: Exception) -> Response:  # noqa
 
 
 def _field_error(found: Mapping[str, Any]) -> FieldError:
-    place = ".".join(str(part) for part in found["loc"]) or "body"
+    # Behind a field's name stand places in a list, and names of types that it could have had.
+    named = [str(n) for i, n in enumerate(found["loc"]) if i < 2 or isinstance(n, int)]
+    place = ".".join(named) or "body"
     message = str(found["msg"])
     if (cause := found.get("ctx", {}).get("error")) is not None:
         message = f"{message} ({cause})" if str(cause) not in message else message
@@ -164,12 +167,21 @@ def _whole(text: str) -> str:
 
 async def _of_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - what it is installed for
-    detail = str(error.detail)
+    detail, headers = str(error.detail), dict(error.headers or {})
     if error.status_code == HTTPStatus.NOT_FOUND and detail == HTTPStatus.NOT_FOUND.phrase:
         detail = f"there is nothing at {request.scope['path']}; /openapi.json lists what there is."
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        detail = f"{request.method} is not what {request.scope['path']} takes."
-    return problem_response(error.status_code, detail, headers=error.headers)
+        headers["Allow"] = ", ".join(sorted(_methods_at(request)))
+        detail = f"{request.scope['path']} takes {headers['Allow']}, not {request.method}."
+    return problem_response(error.status_code, detail, headers=headers)
+
+
+def _methods_at(request: Request) -> set[str]:
+    """Return the methods of the routes at a path; the router names those of the first only."""
+    routes: list[APIRoute] = request.app.state.routes
+    here = request.scope["path"]
+    first = next(route.path for route in routes if route.path_regex.match(here))
+    return {name for route in routes if route.path == first for name in route.methods}
 
 
 async def _of_a_fault(request: Request, error: Exception) -> Response:

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.server.live_run import LiveRun
+from hybridagi_steps.server.reading import run_steps
 from hybridagi_steps.server.settings import ServerSettings
 
 log = logging.getLogger("hybridagi_steps.server")
@@ -27,6 +28,10 @@ class EventListener(Protocol):
 
     def event(self, event: StepEvent) -> None:
         """Take note of an event."""
+        ...
+
+    def agent_steps(self, count: int) -> None:
+        """Take note of how many AgentSteps a run that is over has stored."""
         ...
 
 
@@ -153,6 +158,10 @@ class RunHub:
                 self._ended(run)
             elif not began.done():
                 began.set_result(None)
+        if run is not None:
+            run_id = run.run_id
+            steps = await in_thread(lambda: run_steps(self._memory, run_id))
+            self._listener.agent_steps(len(steps))
 
     def _begun(self, event: StepEvent) -> LiveRun:
         run = LiveRun(event.run_id, event.session_id, self._settings.run_buffer_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Path, Response
+from fastapi import APIRouter, Header, Response
 from fastapi.exceptions import RequestValidationError
 
 from hybridagi_steps.crossing import in_thread
@@ -13,6 +13,7 @@ from hybridagi_steps.protocols import RunSummary
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.server import shapes
 from hybridagi_steps.server.answers import answer
+from hybridagi_steps.server.ids import RUN, RunId
 from hybridagi_steps.server.openapi import problems, streams
 from hybridagi_steps.server.reading import filled, run_data, run_steps, title_of
 from hybridagi_steps.server.services import Shared
@@ -21,7 +22,6 @@ from hybridagi_steps.server.sse import EventStream
 
 router = APIRouter(tags=["runs"])
 
-RunId = Annotated[str, Path(description="The run's id.")]
 LastEventId = Annotated[
     str | None, Header(max_length=1024, description="The id of the last event that was received.")
 ]
@@ -45,7 +45,7 @@ async def list_runs(shared: Shared, limit: Limit = 50, offset: Offset = 0) -> Re
     return answer(filled(runs=listed, next_offset=more))
 
 
-@router.get("/runs/{run_id:path}/events", response_class=Response, responses=streams(404, 429))
+@router.get(RUN + "/events", response_class=Response, responses=streams(404, 429))
 async def follow_run(shared: Shared, run_id: RunId, last_event_id: LastEventId = None) -> Response:
     """Read a run's events, from the one after `Last-Event-ID` on.
 
@@ -58,7 +58,7 @@ async def follow_run(shared: Shared, run_id: RunId, last_event_id: LastEventId =
     return EventStream(run, after, shared.slots, shared.settings)
 
 
-@router.post("/runs/{run_id:path}/cancel", response_model=shapes.Cancelled, responses=problems(404))
+@router.post(RUN + "/cancel", response_model=shapes.Cancelled, responses=problems(404))
 async def cancel_run(shared: Shared, run_id: RunId) -> Response:
     """Stop a run; what was said so far is kept as a partial message."""
     cancelled = shared.hub.is_live(run_id) and await shared.hub.runner.cancel(run_id)
@@ -67,9 +67,7 @@ async def cancel_run(shared: Shared, run_id: RunId) -> Response:
     return answer({"run_id": run_id, "cancelled": cancelled})
 
 
-@router.post(
-    "/runs/{run_id:path}/consent", response_model=shapes.Consented, responses=problems(404)
-)
+@router.post(RUN + "/consent", response_model=shapes.Consented, responses=problems(404))
 async def consent(shared: Shared, run_id: RunId, asked: shapes.ConsentAsked) -> Response:
     """Answer whether a tool may run."""
     if not shared.hub.is_live(run_id):
@@ -79,7 +77,7 @@ async def consent(shared: Shared, run_id: RunId, asked: shapes.ConsentAsked) -> 
     return answer({"answered": answered})
 
 
-@router.get("/runs/{run_id:path}", response_model=shapes.WholeRun, responses=problems(404))
+@router.get(RUN, response_model=shapes.WholeRun, responses=problems(404))
 async def read_run(shared: Shared, run_id: RunId) -> Response:
     """Return a run with all its steps, by hop."""
     steps = await shared.asked("run", lambda: run_steps(shared.memory, run_id))

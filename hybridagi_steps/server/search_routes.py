@@ -21,7 +21,8 @@ from hybridagi_steps.server.services import Shared
 router = APIRouter(tags=["search"])
 
 MOST_HITS = 200
-_LONGEST_QUERY = 20_000
+_LONGEST_QUERY = 4_000
+"""Characters; percent-encoded they still fit into a request's first line."""
 _OWN = ("q", "like", "k", "mode", "expand", "min_hit_score")
 Text = Annotated[str, Field(max_length=512)]
 
@@ -69,7 +70,7 @@ class SearchAsked(BaseModel):
     """Not the steps of these runs; repeat it for several."""
     user_id: Text | None = None
     """Steps of this user."""
-    metadata: Annotated[str, Field(max_length=10_000)] | None = None
+    metadata: Annotated[str, Field(max_length=1_000)] | None = None
     """Top-level metadata keys with exactly these values, as a JSON object."""
 
     def where(self) -> StepFilter:

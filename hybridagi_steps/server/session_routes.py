@@ -14,6 +14,7 @@ from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.run import RunMetrics
 from hybridagi_steps.server import shapes
 from hybridagi_steps.server.answers import answer
+from hybridagi_steps.server.ids import SESSION, SessionId
 from hybridagi_steps.server.openapi import problems
 from hybridagi_steps.server.reading import filled
 from hybridagi_steps.server.services import Shared
@@ -21,7 +22,6 @@ from hybridagi_steps.server.services import Shared
 router = APIRouter(tags=["sessions"])
 
 LARGEST_PAGE = 1000
-SessionId = Annotated[str, Path(description="The session's id.")]
 Limit = Annotated[int, Query(ge=1, le=LARGEST_PAGE, description="Most entries wanted.")]
 Offset = Annotated[int, Query(ge=0, le=shapes.LARGEST_SEQUENCE, description="Entries passed over.")]
 At = Annotated[int, Path(ge=1, le=shapes.LARGEST_SEQUENCE, description="Place in the session.")]
@@ -40,9 +40,7 @@ async def list_sessions(shared: Shared, limit: Limit = 50, offset: Offset = 0) -
     return answer(filled(sessions=listed, next_offset=more))
 
 
-@router.get(
-    "/sessions/{session_id:path}/steps", response_model=shapes.StepPage, responses=problems(404)
-)
+@router.get(SESSION + "/steps", response_model=shapes.StepPage, responses=problems(404))
 async def list_steps(
     shared: Shared,
     session_id: SessionId,
@@ -67,7 +65,7 @@ async def list_steps(
 
 
 @router.get(
-    "/sessions/{session_id:path}/steps/{sequence}",
+    SESSION + "/steps/{sequence}",
     response_model=Step,
     responses=problems(404),
 )
@@ -84,7 +82,7 @@ async def read_step(shared: Shared, session_id: SessionId, sequence: At) -> Resp
 
 
 @router.delete(
-    "/sessions/{session_id:path}/steps",
+    SESSION + "/steps",
     response_model=shapes.Deleted,
     responses=problems(404, 409),
 )
@@ -97,7 +95,7 @@ async def delete_steps(shared: Shared, session_id: SessionId, start_seq: From) -
 
 
 @router.post(
-    "/sessions/{session_id:path}/fork",
+    SESSION + "/fork",
     response_model=shapes.ForkShape,
     responses=problems(404, 409),
 )
@@ -110,7 +108,7 @@ async def fork(shared: Shared, session_id: SessionId, asked: shapes.ForkAsked) -
 
 
 @router.get(
-    "/sessions/{session_id:path}/attempts",
+    SESSION + "/attempts",
     response_model=shapes.AttemptList,
     responses=problems(404),
 )
@@ -122,7 +120,7 @@ async def list_attempts(shared: Shared, session_id: SessionId) -> Response:
 
 
 @router.get(
-    "/sessions/{session_id:path}/compare",
+    SESSION + "/compare",
     response_model=shapes.Comparison,
     responses=problems(404, 409),
 )
@@ -137,7 +135,7 @@ async def compare_branches(
 
 
 @router.get(
-    "/sessions/{session_id:path}/context",
+    SESSION + "/context",
     response_model=shapes.ContextShape,
     responses=problems(404),
 )
@@ -147,7 +145,7 @@ async def preview_context(
     budget: Annotated[int, Query(ge=1, le=10_000_000, description="Most tokens.")] = 4000,
     recent: Annotated[int, Query(ge=1, le=10_000, description="Newest units, as they are.")] = 6,
     k: Annotated[int, Query(ge=0, le=100, description="Older steps recalled.")] = 5,
-    query: Annotated[str, Query(min_length=1, max_length=20_000)] | None = None,
+    query: Annotated[str, Query(min_length=1, max_length=4_000)] | None = None,
 ) -> Response:
     """Return what a language model would read next, and the receipt of what was left out."""
     builder = ContextBuilder(shared.memory, budget=budget, recent=recent, k=k)

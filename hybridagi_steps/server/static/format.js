@@ -48,7 +48,8 @@ export function chips(metrics) {
   if (metrics.first_token_latency_ms != null) {
     found.push(["first token", duration(metrics.first_token_latency_ms)]);
   }
-  const taken = metrics.tool_exec_time_ms ?? metrics.duration_ms;
+  const whole = metrics.steps == null ? metrics.tool_exec_time_ms : null; // of a run, the run itself
+  const taken = whole ?? metrics.duration_ms;
   if (taken != null) found.push(["time", duration(taken)]);
   if (metrics.cost) found.push(["cost", `$${metrics.cost.toFixed(4)}`]);
   return found;

@@ -35,7 +35,7 @@ export function Branches({ id, version }) {
       <input type="checkbox" checked=${pair.includes(attempt.branch_id)} onChange=${() => choose(attempt.branch_id)} />
       <span><strong>${attempt.reason}</strong> after #${attempt.forked_at} · ${amount(attempt.messages)} messages
         ${attempt.current ? html` <span class="mark">current</span>` : null}
-        <time class="quiet-text" title=${exactTime(attempt.created_at)}>${ago(attempt.created_at)}</time></span></label></li>`)}</ul>
+        ${" · "}<time class="quiet-text" title=${exactTime(attempt.created_at)}>${ago(attempt.created_at)}</time></span></label></li>`)}</ul>
     <${Failure} error=${compared.error} />
     ${compared.value && html`<div class="compare"><${Side} name=${`Branch ${pair[0]}`} branch=${compared.value.a} /><${Side} name=${`Branch ${pair[1]}`} branch=${compared.value.b} /></div>`}`;
 }

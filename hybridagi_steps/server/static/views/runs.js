@@ -16,7 +16,7 @@ export function RunList({ chosen }) {
   return html`<div class="list-head"><h2>Runs</h2></div><${Failure} error=${error} />
     <ul class="cards">${found.map((run) => html`<li key=${run.run_id}>
       <a href=${to("runs", run.run_id)} aria-current=${run.run_id === chosen ? "true" : undefined}>
-        <span class="card-title">${short(run.first_step, 80) || short(run.run_id, 40)}</span>
+        <span class="card-title">${short(run.begins, 80) || short(run.run_id, 40)}</span>
         <span class="card-note">${amount(run.steps)} steps
           ${run.errors ? html`<span class="status status-error">${amount(run.errors)} errors</span>` : null}
           ${run.score != null ? html`<span class="mark">★ ${run.score}</span>` : null}<span class="space"></span>
@@ -46,7 +46,7 @@ function Branch({ steps, under, ends, depth = 0, chosen, onChoose }) {
     return html`<li role="treeitem" key=${step.id} aria-expanded=${below ? "true" : undefined} aria-selected=${step.id === chosen}>
       <button type="button" class=${step.id === chosen ? "chosen" : ""} onClick=${() => onChoose(step.id)}>
         <${Kind} step=${step} /><span class="tree-title">${stepTitle(step)}</span><${Status} value=${status} />
-        <span class="space"></span><span class="quiet-text">${duration((end?.metrics || step.metrics)?.duration_ms)}</span></button>
+        <span class="space"></span><span class="quiet-text taken">${duration((end?.metrics || step.metrics)?.duration_ms)}</span></button>
       ${below && html`<${Branch} steps=${below} under=${under} ends=${ends} depth=${depth + 1} chosen=${chosen} onChoose=${onChoose} />`}
     </li>`;
   })}</ul>`;
@@ -79,12 +79,12 @@ function RunBody({ value }) {
     <${StepDetails} step=${steps.find((step) => step.id === chosen)} />`;
 }
 
-export function RunPanel({ id }) {
+export function RunPanel({ id, version }) {
   const { value, error, loading } = useLoaded(
-    () => (id ? api.run(id).catch((e) => (e.status === 404 ? null : Promise.reject(e))) : Promise.resolve(null)), [id]);
+    () => (id ? api.run(id).catch((e) => (e.status === 404 ? null : Promise.reject(e))) : Promise.resolve(null)), [id, version]);
   if (loading && !value) return html`<${Busy} on=${true} />`;
   if (error) return html`<${Failure} error=${error} />`;
-  if (!value) return html`<p class="quiet-text">Steps show here once the program has run.</p>`;
+  if (!value?.steps.length) return html`<p class="quiet-text">Steps show here once the program has run.</p>`;
   return html`<${RunBody} value=${value} />`;
 }
 
@@ -93,7 +93,7 @@ export function RunView({ id }) {
   if (!id) return html`<${Empty} title="Choose a run">Each run is one question and all the steps it took.<//>`;
   const run = value?.run;
   return html`<section class="run" aria-label="Run">
-    <header class="bar"><h1 title=${id}>${short(run?.first_step || id, 70)}</h1><span class="space"></span>
+    <header class="bar"><h1 title=${id}>${short(run?.begins || id, 70)}</h1><span class="space"></span>
       ${run?.session_id && html`<a href=${to("sessions", run.session_id)}>Session</a>`}</header>
     <${Busy} on=${loading && !value} /><${Failure} error=${error} />
     ${run?.feedback && html`<blockquote>${run.feedback}</blockquote>`}

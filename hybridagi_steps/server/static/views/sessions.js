@@ -43,9 +43,12 @@ export function SessionList({ chosen }) {
 // The steps of one answer as they stream in, by step id, in order of appearance.
 function withEvent(live, event) {
   if (event.type === "step_completed") {
-    return { ...live, steps: [...live.steps.filter((step) => step.id !== event.step_id), event.snapshot] };
+    const said = event.snapshot;
+    const others = live.steps.filter((step) => step.id !== event.step_id && !(step.own && said.role === "user"));
+    return { ...live, steps: [...others, said], stored: live.stored + 1 };
   }
   if (event.type !== "step_delta") return live;
+  if (event.data?.discarded) return { ...live, steps: live.steps.filter((step) => step.id !== event.step_id) };
   const before = live.steps.find((step) => step.id === event.step_id);
   const step = before || { id: event.step_id, role: "assistant", content: "", run_id: event.run_id, live: true };
   const delta = event.delta || {};
@@ -61,6 +64,7 @@ export function SessionView({ id }) {
   const [live, setLive] = useState(null);
   const [problem, setProblem] = useState(null);
   const [panel, setPanel] = useState("run");
+  const [details, setDetails] = useState(false);
   const { value, error, loading } = useLoaded(
     () => (id ? api.steps(id).catch((e) => (e.status === 404 ? { steps: [] } : Promise.reject(e))) : Promise.resolve({ steps: [] })),
     [id, version],
@@ -69,7 +73,7 @@ export function SessionView({ id }) {
 
   const start = async (path, body, shown) => {
     setProblem(null);
-    setLive({ steps: shown, runId: null, online: true, asks: null, from: body.sequence });
+    setLive({ steps: shown, stored: 0, runId: null, online: true, asks: null, from: body.sequence });
     const take = (event) => {
       if (REASONS[event.type]) {
         setProblem({ title: REASONS[event.type], message: event.data?.message || event.data?.reason || "" });
@@ -105,11 +109,12 @@ export function SessionView({ id }) {
   if (!id) return html`<${Empty} title="Choose a session">Or begin a new one; everything the program does is kept as steps.<//>`;
   const stored = value?.steps || [];
   const kept = live?.from == null ? stored : stored.filter((step) => step.sequence <= live.from);
-  const all = [...kept, ...(live?.steps || []).filter((step) => !step.own || !kept.some((other) => other.id === step.id))];
+  const all = [...kept, ...(live?.steps || [])];
   const runId = live?.runId || [...stored].reverse().find((step) => step.run_id)?.run_id;
-  return html`<div class="session">
+  return html`<div class=${`session ${details ? "with-details" : ""}`}>
     <section class="talk" aria-label="Conversation">
-      <header class="bar"><h1 title=${id}>${short(id, 44)}</h1>
+      <header class="bar"><h1>Session</h1><code class="quiet-text" title=${id}>${short(id, 44)}</code><span class="space"></span>
+        <button type="button" class="details-button small" aria-expanded=${details} onClick=${() => setDetails(!details)}>Details</button>
         ${live && !live.online && html`<span class="offline" role="status">Connection lost, trying again…</span>`}</header>
       <${Busy} on=${loading && !stored.length} /><${Failure} error=${error} />
       <${Conversation} steps=${all} live=${Boolean(live)} onFork=${fork} onRetry=${retry} />
@@ -120,7 +125,7 @@ export function SessionView({ id }) {
     <aside class="panel" aria-label="Details">
       <${Tabs} label="Details" chosen=${panel} onChoose=${setPanel}
         names=${[["run", "Run"], ["context", "Context"], ["branches", "Branches"]]} />
-      ${panel === "run" && html`<${RunPanel} key=${`${runId}${version}`} id=${runId} />`}
+      ${panel === "run" && html`<${RunPanel} key=${runId} id=${runId} version=${version + (live?.stored || 0)} />`}
       ${panel === "context" && html`<${ContextPreview} id=${id} version=${version} />`}
       ${panel === "branches" && html`<${Branches} id=${id} version=${version} />`}
     </aside></div>`;

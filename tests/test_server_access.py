@@ -1,0 +1,179 @@
+"""Who may use the HTTP service: tokens and their scopes, Host, Origin, and what answers carry."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the server needs the extra `server`")
+pytest.importorskip("uvicorn", reason="the server needs the extra `server`")
+
+import httpx
+from server_cases import SCOPED, TOKEN, Served, echo, fill, problem, serving
+
+from hybridagi_steps import StepMemory, errors
+from hybridagi_steps.server.auth import Tokens, TokenScope, read_tokens
+
+
+@pytest.fixture
+def filled(memory: StepMemory) -> StepMemory:
+    """A memory with a session of four messages and a run of three steps."""
+    fill(memory)
+    return memory
+
+
+@pytest.fixture(scope="module")
+def still() -> Iterator[Served]:
+    """A server without a program, for tests that change nothing."""
+    with StepMemory(":memory:", embedder="hashing") as memory:
+        fill(memory)
+        with serving(memory) as running:
+            yield running
+
+
+@pytest.fixture
+def served(filled: StepMemory) -> Iterator[Served]:
+    """A server without a program."""
+    with serving(filled) as running:
+        yield running
+
+
+class TestWhoMayComeIn:
+    @pytest.mark.parametrize(
+        "header",
+        [None, "", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer ü✓"],
+    )
+    def test_without_the_token_everything_is_401(self, still: Served, header: str | None) -> None:
+        headers = [] if header is None else [(b"Authorization", header.encode())]
+        for method, path in (
+            ("GET", "/sessions"),
+            ("GET", "/search?q=x"),
+            ("GET", "/metrics"),
+            ("GET", "/openapi.json"),
+            ("GET", "/nothing"),
+            ("POST", "/"),
+            ("POST", "/chat/stream/v2"),
+            ("DELETE", "/sessions/talk/steps?start_seq=1"),
+        ):
+            answer = httpx.request(method, still.address + path, headers=headers)
+            problem(answer, 401)
+            assert answer.headers["www-authenticate"] == "Bearer"
+
+    def test_401_comes_before_the_body_is_read(self, still: Served) -> None:
+        host, port = still.client.base_url.host, still.client.base_url.port
+
+        async def ask() -> bytes:
+            reader, writer = await asyncio.open_connection(host, port)
+            head = "POST /chat/stream/v2 HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 999\r\n\r\n"
+            writer.write(head.encode())
+            said = await asyncio.wait_for(reader.readline(), 5)
+            writer.close()
+            return said
+
+        assert asyncio.run(ask()).startswith(b"HTTP/1.1 401 ")
+
+    def test_the_page_and_the_sign_of_life_are_open(self, still: Served) -> None:
+        page = httpx.get(still.address)
+        assert page.status_code == 200
+        assert page.headers["content-type"].startswith("text/html")
+        assert httpx.get(f"{still.address}/healthz").json()["status"] == "ok"
+        for path in (
+            "app.js",
+            "styles.css",
+            "views/sessions.js",
+            "vendor/htm_preact_standalone.js",
+        ):
+            assert httpx.get(f"{still.address}/static/{path}").status_code == 200
+
+    @pytest.mark.parametrize(
+        ("method", "path", "scope"),
+        [
+            ("GET", "/sessions", TokenScope.READ),
+            ("POST", "/sessions/talk/fork", TokenScope.APPEND),
+            ("DELETE", "/sessions/talk/steps?start_seq=4", TokenScope.DELETE),
+        ],
+    )
+    def test_a_token_does_what_its_scope_allows(
+        self, served: Served, method: str, path: str, scope: TokenScope
+    ) -> None:
+        body = {"sequence": 1} if method == "POST" else None
+        for given, token in SCOPED.items():
+            headers = {"Authorization": f"Bearer {token}"}
+            answer = httpx.request(method, served.address + path, headers=headers, json=body)
+            allowed = given in (scope, TokenScope.ADMIN)
+            assert answer.status_code == (200 if allowed else 403), (given, answer.text)
+
+    @pytest.mark.parametrize(
+        "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil:80", "", "[::2]", "a@b"]
+    )
+    def test_a_foreign_host_is_421(self, still: Served, host: str) -> None:
+        problem(still.client.get("/sessions", headers={"Host": host}), 421)
+        problem(httpx.get(still.address, headers={"Host": host}), 421)
+
+    @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "[::1]:8377", "127.0.0.1:9"])
+    def test_this_machine_is_no_foreign_host(self, still: Served, host: str) -> None:
+        assert still.client.get("/sessions", headers={"Host": host}).status_code == 200
+
+    @pytest.mark.parametrize(
+        "origin",
+        ["null", "http://evil.example", "http://127.0.0.1:1", "file://", "http://127.0.0.1.evil"],
+    )
+    def test_a_foreign_origin_is_403(self, still: Served, origin: str) -> None:
+        problem(still.client.get("/sessions", headers={"Origin": origin}), 403)
+        problem(still.client.options("/sessions", headers={"Origin": origin}), 403)
+
+    def test_its_own_page_is_no_foreign_origin(self, still: Served) -> None:
+        answer = still.client.get("/sessions", headers={"Origin": still.address})
+        assert answer.status_code == 200
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+    def test_every_answer_carries_the_strict_policy(self, still: Served) -> None:
+        anonymous = httpx.get(f"{still.address}/sessions")
+        answers = [still.client.get(path) for path in ("/", "/sessions", "/none", "/static/app.js")]
+        for answer in (anonymous, *answers):
+            policy = answer.headers["content-security-policy"]
+            assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+            assert "unsafe" not in policy
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["referrer-policy"] == "no-referrer"
+
+    def test_the_token_is_in_no_log(
+        self, filled: StepMemory, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level(logging.DEBUG), serving(filled, echo) as served:
+            served.chat("talk", "hello")
+            served.client.get("/nothing")
+            httpx.get(f"{served.address}/sessions", headers={"Authorization": "Bearer wrong-one"})
+        own = [
+            record for record in caplog.records if not record.name.startswith(("httpx", "httpc"))
+        ]
+        said = "\n".join(record.getMessage() for record in own)
+        assert TOKEN not in said
+        assert "wrong-one" not in said
+
+
+class TestTokens:
+    def test_a_file_names_tokens_and_their_scopes(self) -> None:
+        read = read_tokens("# readers\nabcdefghijklmnop read\n\nqrstuvwxyzabcdef read,append # w\n")
+        assert read == {
+            "abcdefghijklmnop": [TokenScope.READ],
+            "qrstuvwxyzabcdef": [TokenScope.READ, TokenScope.APPEND],
+        }
+
+    @pytest.mark.parametrize("line", ["secret-of-mine", "secret-of-mine fly", "a b c"])
+    def test_a_line_that_says_something_else_is_refused_without_repeating_it(
+        self, line: str
+    ) -> None:
+        with pytest.raises(errors.InvalidSettingError, match="line 1") as refused:
+            read_tokens(line)
+        assert "secret" not in str(refused.value)
+
+    @pytest.mark.parametrize("token", ["", "short", "ünguessable-but-not-ascii"])
+    def test_a_token_that_is_no_good_is_refused(self, token: str) -> None:
+        with pytest.raises(errors.InvalidSettingError):
+            Tokens({token: [TokenScope.READ]})
+        with pytest.raises(errors.InvalidSettingError):
+            Tokens({})

@@ -1,0 +1,165 @@
+"""The OpenAPI document is true, and no input whatever gets a 500."""
+
+# schemathesis ships partial types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUntypedFunctionDecorator=false
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the server needs the extra `server`")
+pytest.importorskip("uvicorn", reason="the server needs the extra `server`")
+pytest.importorskip("schemathesis", reason="a check that needs schemathesis")
+
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import checks
+from server_cases import TOKEN, Served, echo, fill, serving
+
+from hybridagi_steps import StepMemory
+from hybridagi_steps.server.app import create_app
+from hybridagi_steps.server.auth import Tokens, TokenScope
+
+HELD = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "unsupported_method",
+    "allow_header_conformance",
+    "ignored_auth",
+)
+ANY_SPEED = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def document() -> dict[str, Any]:
+    """The OpenAPI document of any app."""
+    with StepMemory(":memory:", embedder="hashing") as memory:
+        return create_app(memory, Tokens({TOKEN: [TokenScope.ADMIN]})).openapi()
+
+
+schema = schemathesis.openapi.from_dict(document())
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """A server with a program and something to read."""
+    with StepMemory(":memory:", embedder="hashing") as memory:
+        fill(memory)
+        with serving(memory, echo) as running:
+            yield running
+
+
+@schema.parametrize()
+@ANY_SPEED
+def test_answers_are_what_the_document_says(case: Any, served: Served) -> None:
+    case.call_and_validate(
+        base_url=served.address,
+        headers={"Authorization": f"Bearer {TOKEN}"},
+        checks=[checks.CHECKS.get_one(name) for name in HELD],
+    )
+
+
+def test_the_document_is_served_to_those_who_may_read(served: Served) -> None:
+    assert served.client.get("/openapi.json").json() == document()
+
+
+HOSTILE = st.one_of(
+    st.text(max_size=40),
+    st.sampled_from(
+        ["\x00", "a\x00b", "..", "../../etc", "%00", "'; DROP TABLE step;--", "𝕏" * 30]
+    ),
+)
+PATHS = (
+    "/sessions/{0}/steps",
+    "/sessions/{0}/steps/{1}",
+    "/sessions/{0}/attempts",
+    "/sessions/{0}/context",
+    "/sessions/{0}/compare?branch_a={1}&branch_b={1}",
+    "/runs/{0}",
+    "/runs/{0}/events",
+    "/search?q={0}",
+    "/search?like={0}",
+    "/search?q=x&session_id={0}&tools={0}&user_id={0}&metadata={0}",
+    "/sessions?limit={1}&offset={1}",
+    "/{0}",
+    "/static/{0}",
+)
+NUMBERS = st.one_of(st.integers(), st.just(10**400), st.floats().map(str), st.text(max_size=5))
+
+
+@ANY_SPEED
+@given(path=st.sampled_from(PATHS), text=HOSTILE, number=NUMBERS)
+def test_no_address_gets_a_500(served: Served, path: str, text: str, number: Any) -> None:
+    given = quote(text.encode("utf-8", "surrogatepass"), safe="")
+    filled = path.format(given, quote(str(number).encode("utf-8", "surrogatepass"), safe=""))
+    answer = served.client.get(filled)
+    assert answer.status_code < 500, answer.text
+    if answer.status_code >= 400:
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+BODIES = (
+    "/sessions/talk/fork",
+    "/sessions/talk/retry",
+    "/chat/stream/v2",
+    "/runs/run-1/consent",
+)
+LEAVES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.just("\ud800")
+)
+ANY_JSON = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+KEYS = ("sequence", "message", "session_id", "new_session_id", "user_id", "call_id", "allowed")
+
+
+@ANY_SPEED
+@given(
+    path=st.sampled_from(BODIES),
+    body=st.one_of(ANY_JSON, st.dictionaries(st.sampled_from(KEYS), ANY_JSON)),
+)
+def test_no_body_gets_a_500(served: Served, path: str, body: Any) -> None:
+    headers = {"Content-Type": "application/json"}
+    with served.client.stream("POST", path, content=json.dumps(body), headers=headers) as answer:
+        said = answer.read()
+    assert answer.status_code < 500, said
+    kind = "application/problem+json" if answer.status_code >= 400 else ""
+    assert answer.headers["content-type"].startswith(kind)
+
+
+@pytest.mark.parametrize(
+    "message", ["\x00", "a\x00b", "\u2028\r\n\r\nid: evil\n\ndata: {}", "🎉" * 99]
+)
+def test_a_strange_message_is_said_back(served: Served, message: str) -> None:
+    events = served.chat("strange", message)
+    assert events[-1].kind == "run_completed"
+    assert [event.number for event in events] == list(range(1, len(events) + 1))
+
+
+DEEP = '[{"type": "text", "text": ' + "[" * 300 + "]" * 300 + "}]"
+
+
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [(DEEP, 200), ('[{"type": "text", "n": 1e999}]', 200), ('[{"n": 123456789012345678901}]', 200)],
+)
+def test_what_json_cannot_hold_is_repaired_or_refused(
+    served: Served, message: str, status: int
+) -> None:
+    body = f'{{"session_id": "odd", "message": {message}}}'
+    headers = {"Content-Type": "application/json"}
+    with served.client.stream("POST", "/chat/stream/v2", content=body, headers=headers) as answer:
+        said = answer.read()
+    assert answer.status_code in (status, 422), said
