@@ -123,6 +123,24 @@ def test_silence_and_errors_are_no_consent(memory: StepMemory) -> None:
     assert messages(memory, "a")[2].content == messages(memory, "b")[2].content == DENIED
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("later", [False, True])
+def test_a_blocking_call_on_the_event_loop_cannot_wait_for_consent(
+    memory: StepMemory, later: bool
+) -> None:
+    class Blocking(dspy.Module):
+        async def aforward(self, question: str) -> Any:
+            return dspy.Prediction(answer=dspy.Tool(search)(query=question))
+
+    async def after_a_while(request: ToolRequest) -> bool:
+        return True
+
+    config = StepRunnerConfig(consent=after_a_while if later else lambda _: True)
+    events = run(StepRunner(Blocking(), memory, config=config), "chat", "x")
+    check_stream(memory, events)
+    assert said(memory, "chat")[-1] == ("assistant", DENIED if later else "result for x")
+
+
 @pytest.mark.parametrize("sync_program", [True, False])
 @pytest.mark.parametrize("sync_tool", [True, False])
 def test_a_tool_that_takes_too_long_is_given_up(

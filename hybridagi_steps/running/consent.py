@@ -72,11 +72,26 @@ class Consents:
         if self._consent is None:
             return True
         if _running_loop() is self._loop:
-            self._emit(StepEventType.TOOL_AUTH_REQUIRED, data=_data(request))
-            why = "called from a place that cannot wait for an answer; use the tool's acall"
-            self._emit(StepEventType.TOOL_AUTH_DENIED, data={**_data(request), "why": why})
-            return False
+            return self._allowed_now(self._consent, request)
         return asyncio.run_coroutine_threadsafe(self.allowed(request), self._loop).result()
+
+    def _allowed_now(self, consent: Consent, request: ToolRequest) -> bool:
+        """Return what is said at once; an answer that takes time is a no."""
+        self._emit(StepEventType.TOOL_AUTH_REQUIRED, data=_data(request))
+        answer: Any = None
+        try:
+            answer = consent(request)
+        except Exception as error:
+            self._failed("consent", error)
+        if answer in _YES:
+            return True
+        why = "denied"
+        if answer is None or inspect.isawaitable(answer):
+            why = "called from a place that cannot wait for an answer; use the tool's acall"
+        if inspect.iscoroutine(answer):
+            answer.close()
+        self._emit(StepEventType.TOOL_AUTH_DENIED, data={**_data(request), "why": why})
+        return False
 
     def answer(self, call_id: str, allowed: bool) -> bool:
         """Answer a question that waits, from any thread; return whether one did."""
