@@ -119,7 +119,7 @@ class Orchestrator:
             tools, system_context=system_context, artifact_types=artifact_types, counter=counter
         )
         execute, given, predictors = _execution(made)
-        self._settings = Settings(
+        self.settings = Settings(
             execute=execute,
             predictors=predictors,
             planner=planner or PlanGenerator(memory),
@@ -148,7 +148,7 @@ class Orchestrator:
     @property
     def workspace(self) -> Workspace | None:
         """The directory that plans work on."""
-        return self._settings.workspace
+        return self.settings.workspace
 
     def run(
         self,
@@ -221,25 +221,24 @@ class Orchestrator:
         parsed = Plan.parse(plan) if isinstance(plan, str) else plan
         if parsed is not None:
             parsed.check()
-        requirement = (
-            requirements or (parsed.description or parsed.name if parsed else "")
-        ).strip()
+        own = (parsed.description or parsed.name) if parsed is not None else ""
+        requirement = (requirements or own).strip()
         if not requirement and parsed is None:
             raise InvalidSettingError("say what is wanted: run(requirements=…) or run(plan=…).")
         name = key or uuid4().hex
         if name in self._running:
             raise InvalidSettingError(f"a run with the key {name!r} is under way already.")
-        run = self._new_run(requirement, parsed, name, listeners)
+        run = await self._new_run(requirement, parsed, name, listeners)
         self._running[name] = (run, asyncio.get_running_loop())
         try:
             return await run.carry_out()
         finally:
             del self._running[name]
 
-    def _new_run(
+    async def _new_run(
         self, requirement: str, plan: Plan | None, key: str, listeners: list[Listener]
     ) -> PlanRun:
-        settings = self._settings
+        settings = self.settings
         told = [*listeners, *([settings.on_event] if settings.on_event else [])]
         if settings.progress:
             told.append(ProgressBar())
@@ -247,7 +246,7 @@ class Orchestrator:
         ledger = Ledger(settings.max_tokens, settings.max_cost)
         dispatcher: Dispatcher = InProcess(self.worker)
         if self.durable is not None:
-            dispatcher = self.durable.dispatcher(self.worker, settings)
+            dispatcher = await self.durable.dispatcher(self.worker, settings)
         return PlanRun(settings, dispatcher, events, ledger, requirement, plan, key)
 
 
@@ -271,12 +270,14 @@ async def run_step_executor(
     return await orchestrator.arun(requirements)
 
 
-def _execution(executor: Any) -> tuple[Executor, tuple[str, ...], tuple[Any, ...]]:
+def _execution(
+    executor: StepExecutor | Executor,
+) -> tuple[Executor, tuple[str, ...], tuple[Any, ...]]:
     """Return how an executor is called, the names of the tools it brings, and its predictors."""
     if isinstance(executor, StepExecutor):
         names = tuple(str(tool.name) for tool in executor.tools)
         return executor.carry_out, names, (executor.work,)
-    if not callable(executor):
+    if not callable(executor):  # pyright: ignore[reportUnnecessaryComparison] - callers err
         raise InvalidSettingError(f"{executor!r:.80} cannot carry out steps: give a function.")
     return executor, (), ()
 
@@ -291,10 +292,16 @@ def _queue(durable: Any) -> Any:
 
 def _run_sync(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine to its end, in a thread if this one has an event loop already."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _has_event_loop():
         return anyio.run(start)
     context = copy_context()
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(context.run, functools.partial(anyio.run, start)).result()
+
+
+def _has_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

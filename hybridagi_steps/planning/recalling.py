@@ -6,9 +6,11 @@ holds the plan as it stood when it had succeeded. So a plan is found as any othe
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.filters import StepHit
 
 ORCHESTRATOR = "Orchestrator"
 """The program that a plan's run is in memory."""
@@ -29,7 +31,8 @@ def similar_plan(memory: Any, requirement: str, min_similarity: float = 0.0) -> 
     if not requirement.strip():
         return None
     where = {"program": ORCHESTRATOR, "step_types": ["ProgramCall"]}
-    for hit in memory.search(requirement, k=_CANDIDATES, where=where):
+    hits: Iterable[StepHit] = memory.search(requirement, k=_CANDIDATES, where=where)
+    for hit in hits:
         if hit.score < min_similarity:
             break
         if (hit.step.inputs or {}).get("program") != ORCHESTRATOR:
@@ -54,7 +57,8 @@ def _plan_of(memory: Any, call: AgentStep) -> str | None:
     if call.run_id is None:
         return None
     ends = {"run_id": str(call.run_id), "step_types": ["ProgramEnd"], "program": ORCHESTRATOR}
-    for end in memory.find(ends).steps:
+    found: list[AgentStep] = memory.find(ends).steps
+    for end in found:
         plan = (end.outputs or {}).get("plan")
         if end.status == "ok" and str(end.program_id) == str(call.id) and isinstance(plan, str):
             return plan

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from typing import Any, TypeVar
 
 import dspy
@@ -77,7 +78,7 @@ class ToolCaller:
             if _is_async(tool.func):
                 step.outcome = await tool.acall(**arguments)
             else:
-                step.outcome = await in_own_thread(lambda: tool(**arguments))
+                step.outcome = await in_own_thread(partial(tool, **arguments))
             return step.outcome
 
 

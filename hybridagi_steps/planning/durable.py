@@ -1,0 +1,269 @@
+"""DurableQueue: the steps of plans as work in a queue that outlives processes.
+
+Each attempt of a step is a DBOS workflow whose id is the attempt's key. So work that was finished
+is never done again, whoever asks; work that a killed process had begun is begun again when a
+process of the same worker id starts. The database is an SQLite file, or PostgreSQL for several
+machines, which then share the workspace's directory. What is stored is JSON: reading it runs no
+code. Needs the extra `durable`.
+"""
+
+# DBOS keeps one instance for each process; so does this module.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportMissingImports=false
+# pyright: reportMissingTypeStubs=false, reportMissingModuleSource=false
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import anyio
+import dspy
+import orjson
+from anyio.to_thread import run_sync
+
+from hybridagi_steps.errors import InvalidSettingError, MissingExtraError, StorageError
+from hybridagi_steps.planning.accounting import Ledger
+from hybridagi_steps.planning.settings import Settings
+from hybridagi_steps.planning.work import Outcome, Work
+from hybridagi_steps.planning.work_json import read_outcome, write_outcome
+from hybridagi_steps.planning.worker import StepWorker
+from hybridagi_steps.programs.call_steps import FunctionStep
+from hybridagi_steps.programs.dspy_settings import overriding
+from hybridagi_steps.programs.recording import record
+from hybridagi_steps.programs.run_steps import RunSteps
+
+if TYPE_CHECKING:
+    from hybridagi_steps.planning.orchestrator import Orchestrator
+
+try:
+    from dbos import DBOS, Serializer, SetWorkflowID
+except ImportError as error:
+    raise MissingExtraError("Running plans from a durable queue", "durable") from error
+
+QUEUE = "plan-steps"
+APPLICATION = "hybridagi-steps"
+FORMAT_VERSION = "plan-steps-1"
+"""Work is taken up again only by code that reads this form of it."""
+
+
+class _Json(Serializer):
+    """What DBOS stores, as JSON; its own default is pickle, which can run code when read."""
+
+    def serialize(self, data: Any) -> str:
+        return orjson.dumps(data, default=repr).decode()
+
+    def deserialize(self, serialized_data: str) -> Any:
+        return orjson.loads(serialized_data)
+
+    def name(self) -> str:
+        return "hybridagi_steps_json"
+
+
+class _Serving(NamedTuple):
+    """Who does the work in this process."""
+
+    worker: StepWorker
+    settings: Settings
+
+
+class _Process:
+    """What there is once in each process, because DBOS is."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.queue: DurableQueue | None = None
+        self.serving: _Serving | None = None
+
+
+_process = _Process()
+
+
+@DBOS.workflow(name="hybridagi_steps.plan_step")
+async def _plan_step(work: str) -> str:
+    """Do one attempt of a step; its result is kept by DBOS."""
+    serving = _process.serving
+    if serving is None:
+        raise StorageError("this process has no orchestrator that could do the work.")
+    return write_outcome(await _done(serving, Work.model_validate_json(work)))
+
+
+@DBOS.workflow(name="hybridagi_steps.plan_note")
+async def _plan_note(text: str) -> str:
+    """Keep a text."""
+    return text
+
+
+class DurableQueue:
+    """A queue of plan steps in a database.
+
+    Args:
+        database: Path of an SQLite file, or an SQLAlchemy address such as `postgresql://…`.
+        worker_id: Names this worker. Work that a killed process had begun is taken up by the next
+            one that starts with the same id; two running workers must not share one.
+        poll_seconds: How often the queue is looked at.
+        serves: Whether this process does work; otherwise it only hands it out and waits.
+    """
+
+    def __init__(
+        self,
+        database: Path | str,
+        *,
+        worker_id: str = "local",
+        poll_seconds: float = 0.1,
+        serves: bool = True,
+    ) -> None:
+        text = os.fspath(database)
+        self.address = text if "://" in text else f"sqlite:///{Path(text).resolve()}"
+        self.worker_id, self.poll_seconds, self.serves = worker_id, poll_seconds, serves
+
+    async def dispatcher(self, worker: StepWorker, settings: Settings) -> QueueDispatcher:
+        """Return what hands the steps of a run to the queue; opens it if need be.
+
+        Raises:
+            InvalidSettingError: This process has another queue open; DBOS allows one at a time.
+        """
+        await run_sync(self.open, worker, settings)
+        return QueueDispatcher(self.poll_seconds)
+
+    def serve(self, orchestrator: Orchestrator, stop: threading.Event | None = None) -> None:
+        """Do work from the queue until told to stop: what a worker process runs.
+
+        Args:
+            orchestrator: Says how steps are carried out: tools, workspace, model, limits.
+            stop: Set it to end; by default the process serves until it is ended.
+        """
+        self.open(orchestrator.worker, orchestrator.settings)
+        (stop or threading.Event()).wait()
+
+    def open(self, worker: StepWorker, settings: Settings) -> None:
+        """Start DBOS; work that this worker had begun before a crash is begun again."""
+        with _process.lock:
+            if _process.queue not in (None, self):
+                raise InvalidSettingError(
+                    "this process has another durable queue open: close() it first."
+                )
+            _process.serving = _Serving(worker, settings)
+            if _process.queue is self:
+                return
+            DBOS(config=self._config())
+            try:
+                self._launch(settings.max_parallel)
+            except BaseException:
+                DBOS.destroy()
+                raise
+            _process.queue = self
+
+    def take_over(self, worker_id: str) -> int:
+        """Begin the work again that a worker had begun and will never end; return how much.
+
+        Only for a worker that is known to be dead: work of a living one would be done twice.
+        """
+        return len(DBOS._recover_pending_workflows([worker_id]))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+    def close(self) -> None:
+        """Stop; work in progress is given up and begun again by the next process."""
+        with _process.lock:
+            if _process.queue is self:
+                DBOS.destroy()
+                _process.queue = _process.serving = None
+
+    def __enter__(self) -> DurableQueue:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _launch(self, at_once: int) -> None:
+        DBOS.listen_queues([QUEUE] if self.serves else [])
+        DBOS.launch()
+        DBOS.register_queue(
+            QUEUE,
+            worker_concurrency=at_once,
+            polling_interval_sec=self.poll_seconds,
+            on_conflict="always_update",
+        )
+
+    def _config(self) -> Any:
+        return {
+            "name": APPLICATION,
+            "system_database_url": self.address,
+            "executor_id": self.worker_id,
+            "application_version": FORMAT_VERSION,
+            "serializer": _Json(),
+            "log_level": "ERROR",
+            "enable_otlp": False,
+            "notification_listener_polling_interval_sec": self.poll_seconds,
+        }
+
+
+class QueueDispatcher:
+    """Hands work to the queue and waits for what comes of it."""
+
+    def __init__(self, poll_seconds: float) -> None:
+        self._poll = poll_seconds
+
+    async def do(self, work: Work) -> Outcome:
+        """Have an attempt done, by this process or another; not again if it was done before."""
+        status = await DBOS.get_workflow_status_async(work.key)
+        if status is not None and status.status == "CANCELLED":
+            handle: Any = await DBOS.resume_workflow_async(work.key, queue_name=QUEUE)
+        else:
+            with SetWorkflowID(work.key):
+                text = work.model_dump_json()
+                handle = await DBOS.enqueue_workflow_async(QUEUE, _plan_step, text)
+        try:
+            return read_outcome(await handle.get_result(polling_interval_sec=self._poll))
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True):
+                await DBOS.cancel_workflow_async(work.key)
+            raise
+
+    async def remember(self, key: str, make: Callable[[], Awaitable[str]]) -> str:
+        """Return what was remembered under a key; make and store it first if nothing was."""
+        known = await self.known(key)
+        if known is not None:
+            return known
+        with SetWorkflowID(key):
+            handle: Any = await DBOS.start_workflow_async(_plan_note, await make())
+        return str(await handle.get_result(polling_interval_sec=self._poll))
+
+    async def known(self, key: str) -> str | None:
+        """Return what was remembered under a key."""
+        if await DBOS.get_workflow_status_async(key) is None:
+            return None
+        handle: Any = await DBOS.retrieve_workflow_async(key)
+        return str(await handle.get_result(polling_interval_sec=self._poll))
+
+
+async def _done(serving: _Serving, work: Work) -> Outcome:
+    """Do an attempt where nothing of the plan's own process is at hand, and record it."""
+    settings = serving.settings
+    ledger = Ledger(work.tokens_left, work.cost_left)
+    notes = {"plan_run": work.run_id, "plan_step": work.step.id, "attempt": work.attempt}
+    with ExitStack() as stack:
+        if settings.lm is not None:
+            stack.enter_context(overriding(lm=settings.lm))
+        if settings.memory is not None:
+            stack.enter_context(record(settings.memory, settings.session_id))
+        callbacks: list[Any] = list(dspy.settings.get("callbacks", []))
+        stack.enter_context(overriding(callbacks=[ledger, *callbacks]))
+        told = FunctionStep(
+            "program", "StepWorker", work.step.goal, own=settings.predictors, notes=notes
+        )
+        steps = RunSteps(settings.memory)
+        with steps.step(told, {"step": work.step.id, "attempt": work.attempt}) as opened:
+            outcome = await serving.worker.do(work)
+            opened.outcome = {"error": str(outcome.error)} if outcome.error else {}
+    outcome.calls = ledger.calls
+    return outcome
