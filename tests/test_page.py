@@ -1,0 +1,282 @@
+"""The page in a real browser: talk, stream, lose the line, retry, fork, compare, search, no script.
+
+Needs playwright and a Chromium of the system; nothing is downloaded.
+"""
+
+# Neither Playwright's event objects nor DSPy are typed.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportMissingImports=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dspy
+
+from hybridagi_steps import StepMemory
+from hybridagi_steps.testing import Reply, ScriptedLM, asked_fields, plausible_reply
+
+pytest.importorskip("fastapi", reason="the page is served by the extra `server`")
+playwright = pytest.importorskip("playwright.sync_api", reason="drives a browser")
+
+from server_cases import TOKEN, Served, Told, serving, until  # noqa: E402 - needs the extra
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
+QUIET = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+HOSTILE = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
+LINE = """
+const send = window.fetch;
+let down = false, open = new AbortController();
+window.fetch = (path, options) => down ? Promise.reject(new TypeError("no line"))
+  : send(path, { ...options, signal: open.signal });
+window.cutTheLine = () => { down = true; open.abort(); };
+window.mendTheLine = () => { down = false; open = new AbortController(); };
+"""
+"""A line that can be cut: requests that are open fail, and so do new ones until it is mended."""
+CONTRAST = """() => {
+  const channel = (v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const light = (colour) => {
+    const [r, g, b] = colour.match(/[\\d.]+/g).map(Number);
+    return 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  };
+  const behind = (node) => {
+    for (; node; node = node.parentElement) {
+      const colour = getComputedStyle(node).backgroundColor;
+      if (!/, 0\\)$/.test(colour)) return colour;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  const texts = ".text, .who, .chips li, .chips span, .card-note, h1, h2, .kind";
+  return [...document.querySelectorAll(texts)].map((node) => {
+    const [a, b] = [getComputedStyle(node).color, behind(node)].map(light);
+    return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  });
+}"""
+"""Contrast of each text with what is behind it. Reference: WCAG 2.2, 1.4.3."""
+
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+
+
+def look_up(order: str) -> str:
+    """Look an order up."""
+    return f"{order} was returned {HOSTILE}"
+
+
+def desk(request: Any) -> Reply:
+    """Look up, then answer with hostile text."""
+    asked = asked_fields(request)
+    if "next_tool_name" in asked:
+        seen = "observation_0" in str(request.messages[-1].text)
+        tool, arguments = ("finish", {}) if seen else ("look_up", {"order": "A17"})
+        return {"next_thought": "Look.", "next_tool_name": tool, "next_tool_args": arguments}
+    if "answer" in asked:
+        return {"reasoning": "It came back.", "answer": f"Refunded. {HOSTILE}"}
+    return plausible_reply(request)
+
+
+class Desk(dspy.Module):
+    """A program with a tool and a scripted model of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.agent = dspy.ReAct("question -> answer", tools=[look_up])
+        self.agent.set_lm(ScriptedLM(desk))
+
+    def forward(self, question: str) -> Any:
+        """Answer."""
+        return self.agent(question=question)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A browser for all tests here."""
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=BROWSER, args=QUIET)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A page that must not report an error of its own script."""
+    faults: list[str] = []
+    opened = browser.new_page(viewport={"width": 1440, "height": 900})
+    opened.set_default_timeout(15_000)
+    opened.on("pageerror", lambda error: faults.append(str(error)))
+    opened.on("console", lambda told: faults.append(told.text) if "Security" in told.text else None)
+    yield opened
+    opened.close()
+    assert faults == []
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """A server with a program that uses a tool."""
+    memory = StepMemory(tmp_path / "steps.db", embedder="hashing")
+    with memory, serving(memory, Desk()) as served:
+        yield served
+
+
+def entered(page: Any, served: Served) -> None:
+    """Open the page as its printed address does, and begin a session."""
+    page.goto(f"{served.address}/#token={TOKEN}")
+    page.get_by_role("button", name="New").click()
+
+
+def say(page: Any, text: str) -> None:
+    """Say something and wait for the answer to be stored."""
+    page.get_by_label("Message", exact=True).fill(text)
+    page.get_by_label("Message", exact=True).press("Enter")
+    page.get_by_role("button", name="Send").wait_for()
+
+
+def test_a_wrong_token_is_refused_and_the_right_one_opens(page: Any, served: Served) -> None:
+    page.goto(served.address)
+    page.get_by_label("Token").fill("wrong")
+    page.get_by_role("button", name="Open").click()
+    page.get_by_text("This token is not the server's").wait_for()
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Open").click()
+    page.get_by_role("heading", name="Sessions").wait_for()
+    assert TOKEN not in page.url
+
+
+def test_a_conversation_shows_messages_calls_steps_and_context(page: Any, served: Served) -> None:
+    entered(page, served)
+    say(page, f"Where is my money? {HOSTILE}")
+    talk = page.get_by_label("Conversation")
+    assert talk.locator(".message").count() == 3
+    assert talk.locator(".message-user").count() == 1
+    talk.locator(".call summary").click()
+    assert "A17 was returned" in talk.locator(".call").inner_text()
+    tree = page.get_by_role("treeitem")
+    until(lambda: tree.count() >= 3)
+    tree.nth(2).locator("button").click()
+    assert page.get_by_label("Step", exact=True).is_visible()
+    page.get_by_role("tab", name="Timeline").click()
+    assert page.locator(".timeline .span").count() >= 2
+    page.get_by_role("tab", name="Context").click()
+    page.get_by_role("heading", name="Kept").wait_for()
+    assert page.title() == "Step memory", "hostile text ran as script"
+    assert "<img src=x" in talk.inner_text(), "hostile text is shown as text"
+    assert page.locator("#app img").count() == 1, "only the logo is an image"
+
+
+def test_a_retry_keeps_the_old_answer_and_both_can_be_compared(page: Any, served: Served) -> None:
+    entered(page, served)
+    say(page, "Where is my money?")
+    page.get_by_role("button", name="Retry message 1").click()
+    page.get_by_role("button", name="Stop").wait_for()
+    page.get_by_role("button", name="Send").wait_for()
+    page.get_by_role("tab", name="Branches").click()
+    boxes = page.locator(".attempts input")
+    until(lambda: boxes.count() == 2)
+    boxes.nth(0).check()
+    boxes.nth(1).check()
+    page.locator(".compare .side").nth(1).wait_for()
+    assert "Refunded." in page.locator(".compare").inner_text()
+
+
+def test_an_edited_message_is_run_again(page: Any, served: Served) -> None:
+    entered(page, served)
+    say(page, "Where is my money?")
+    page.get_by_role("button", name="Edit message 1").click()
+    page.get_by_label("Edit the message").fill("Where is my parcel?")
+    page.get_by_role("button", name="Run again with this").click()
+    page.get_by_role("button", name="Send").wait_for()
+    user = page.locator(".messages .message-user")
+    until(lambda: "parcel" in user.inner_text())
+    assert user.count() == 1
+
+
+def test_a_fork_is_a_session_of_its_own(page: Any, served: Served) -> None:
+    entered(page, served)
+    say(page, "Where is my money?")
+    before = page.url
+    page.get_by_role("button", name="Fork after message 1", exact=True).click()
+    page.wait_for_url(lambda url: url != before)
+    until(lambda: page.locator(".messages .message").count() == 1)
+    until(lambda: page.locator(".cards a").count() == 2)
+
+
+def test_search_finds_steps_and_steps_like_them(page: Any, served: Served) -> None:
+    entered(page, served)
+    say(page, "Where is my money?")
+    page.keyboard.press("Escape")
+    page.get_by_role("link", name="Search").click()
+    page.get_by_label("Search over all steps").fill("look up the order A17")
+    page.get_by_role("search").get_by_role("button", name="Search").click()
+    hits = page.locator(".hit")
+    hits.first.wait_for()
+    assert "look_up" in hits.first.inner_text()
+    hits.first.get_by_role("link", name="More like this").click()
+    page.get_by_text("Steps like").wait_for()
+    hits.first.wait_for()
+    page.get_by_label("Type").select_option("Decision")
+    page.get_by_role("search").get_by_role("button", name="Search").click()
+    page.get_by_text("Nothing was found").wait_for()
+    assert page.title() == "Step memory"
+
+
+def test_a_lost_line_is_taken_up_without_gap_or_repeat(page: Any, tmp_path: Path) -> None:
+    told = Told()
+    with (
+        StepMemory(tmp_path / "steps.db", embedder="hashing") as memory,
+        serving(memory, told) as served,
+    ):
+        page.add_init_script(LINE)
+        entered(page, served)
+        page.get_by_label("Message", exact=True).fill("Count.")
+        page.get_by_label("Message", exact=True).press("Enter")
+        told.say("one ", "two ")
+        answer = page.locator(".message-assistant .text")
+        until(lambda: answer.count() == 1 and answer.inner_text().startswith("one two"))
+        page.context.set_offline(True)
+        told.say("three ")
+        page.get_by_text("Connection lost").wait_for()
+        told.say("four ")
+        page.context.set_offline(False)
+        told.say("five")
+        told.end()
+        page.get_by_role("button", name="Send").wait_for()
+        until(lambda: answer.count() == 1 and answer.inner_text() == "one two three four five")
+
+
+def test_a_run_is_stopped_and_what_was_said_stays(page: Any, tmp_path: Path) -> None:
+    told = Told()
+    with (
+        StepMemory(tmp_path / "steps.db", embedder="hashing") as memory,
+        serving(memory, told) as served,
+    ):
+        entered(page, served)
+        page.get_by_label("Message", exact=True).fill("Count.")
+        page.get_by_label("Message", exact=True).press("Enter")
+        told.say("one ")
+        page.get_by_text("one", exact=True).wait_for()
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_text("The run was cancelled").wait_for()
+        page.locator(".message-assistant .status-partial").wait_for()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_what_is_behind_it(page: Any, served: Served, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)
+    entered(page, served)
+    say(page, "Where is my money?")
+    contrast = page.evaluate(CONTRAST)
+    assert len(contrast) > 10
+    assert min(contrast) >= 4.5, "WCAG 2.2 AA asks for 4.5"
