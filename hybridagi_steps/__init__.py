@@ -43,10 +43,12 @@ if TYPE_CHECKING:
     from hybridagi_steps.records.plan import Plan, PlanStep, PlanStepType
     from hybridagi_steps.records.predictions import AgentStepList, Query, QueryList, QueryWithSteps
     from hybridagi_steps.records.run import RunMetrics
-    from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
+    from hybridagi_steps.running.config import AgentSession, StepRunnerConfig, ToolRequest
     from hybridagi_steps.running.hooks import RunHook
     from hybridagi_steps.running.retrying import edit_from_sequence, retry_from_sequence
     from hybridagi_steps.running.runner import StepRunner
+    from hybridagi_steps.running.stopping import RunVetoed
+    from hybridagi_steps.running.tool_gate import idempotent
     from hybridagi_steps.sessions import SessionRepository, compare_branches, fork_session
     from hybridagi_steps.token_counters import token_counter
 
@@ -76,6 +78,7 @@ __all__ = [
     "Recorded",
     "RunHook",
     "RunMetrics",
+    "RunVetoed",
     "SessionRepository",
     "Step",
     "StepContext",
@@ -95,6 +98,7 @@ __all__ = [
     "StepsChatAdapter",
     "StepsJSONAdapter",
     "StepsXMLAdapter",
+    "ToolRequest",
     "Workspace",
     "build_context_from_steps",
     "compare_branches",
@@ -104,6 +108,7 @@ __all__ = [
     "fork_session",
     "from_messages",
     "get_context_summary",
+    "idempotent",
     "in_context",
     "plots",
     "ready_agent",
@@ -144,6 +149,7 @@ _HOMES: dict[str, str | None] = {
     "Recorded": "programs.recording",
     "RunHook": "running.hooks",
     "RunMetrics": "records.run",
+    "RunVetoed": "running.stopping",
     "SessionRepository": "sessions",
     "Step": "records.message",
     "StepContext": "programs.adapters",
@@ -163,6 +169,7 @@ _HOMES: dict[str, str | None] = {
     "StepsChatAdapter": "programs.adapters",
     "StepsJSONAdapter": "programs.adapters",
     "StepsXMLAdapter": "programs.adapters",
+    "ToolRequest": "running.config",
     "Workspace": "planning.workspace",
     "build_context_from_steps": "context.session",
     "compare_branches": "sessions",
@@ -172,6 +179,7 @@ _HOMES: dict[str, str | None] = {
     "fork_session": "sessions",
     "from_messages": "messages.provider_in",
     "get_context_summary": "context.session",
+    "idempotent": "running.tool_gate",
     "in_context": "programs.recording",
     "plots": None,
     "ready_agent": "programs.ready_agents",

@@ -7,6 +7,7 @@ Needs playwright and a Chromium of the system; nothing is downloaded.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportMissingImports=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# pyright: reportArgumentType=false
 
 from __future__ import annotations
 
@@ -15,9 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import dspy
+import pytest
 
 from hybridagi_steps import StepMemory
 from hybridagi_steps.testing import Reply, ScriptedLM, asked_fields, plausible_reply
@@ -245,11 +245,11 @@ def test_a_lost_line_is_taken_up_without_gap_or_repeat(page: Any, tmp_path: Path
         told.say("one ", "two ")
         answer = page.locator(".message-assistant .text")
         until(lambda: answer.count() == 1 and answer.inner_text().startswith("one two"))
-        page.context.set_offline(True)
+        page.evaluate("cutTheLine()")
         told.say("three ")
         page.get_by_text("Connection lost").wait_for()
         told.say("four ")
-        page.context.set_offline(False)
+        page.evaluate("mendTheLine()")
         told.say("five")
         told.end()
         page.get_by_role("button", name="Send").wait_for()
