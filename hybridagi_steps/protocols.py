@@ -8,7 +8,7 @@ and mean nothing outside one store.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,14 @@ FloatVector = npt.NDArray[np.float32]
 """One vector or one score per row."""
 Rows = npt.NDArray[np.int64]
 """Row numbers of a store."""
+StepKey = Literal[
+    "user_id", "program_id", "program", "call_id", "tool", "step_type", "scope", "status",
+    "created_at",
+]  # fmt: skip
+"""What a filter looks at and what never changes; `program` is that which a ProgramCall or
+ProgramEnd names, `call_id` the id of a ProgramCall."""
+ABANDONED = "abandoned"
+"""The scope that steps on branches show in which no session reads."""
 
 
 class Embedder(Protocol):
@@ -221,6 +229,27 @@ class Changes(NamedTuple):
     removed: list[int]
 
 
+class FilterStore(Protocol):
+    """What filters are answered from."""
+
+    def rows(self, where: StepFilter) -> Rows:
+        """Return the rows that match, ascending."""
+        ...
+
+    def hidden_rows(self) -> Rows:
+        """Return the rows of AgentSteps that stand on branches no session reads, ascending."""
+        ...
+
+    def step_keys(
+        self, names: Sequence[StepKey], *, after: int, limit: int
+    ) -> tuple[Rows, dict[StepKey, list[str | None]]]:
+        """Return the next rows above `after`, ascending, and each key's text for each of them.
+
+        Rows become visible in the order of their numbers: none appears later below one returned.
+        """
+        ...
+
+
 class DerivedStore(Protocol):
     """Keeps what is computed from steps: words and embeddings, behind a watermark.
 
@@ -301,7 +330,11 @@ class StoreAdmin(Protocol):
         ...
 
 
-class StepStore(AgentStepStore, RunStore, DerivedStore, StoreAdmin, Protocol):
+class IndexedStore(DerivedStore, FilterStore, Protocol):
+    """What an index in memory follows."""
+
+
+class StepStore(AgentStepStore, RunStore, IndexedStore, StoreAdmin, Protocol):
     """All of it: what a back-end implements."""
 
     def iter_steps(self, where: StepFilter) -> Iterator[AgentStep]:

@@ -164,7 +164,7 @@ class Searcher:
         if asked.keys() <= {"exclude_run_id"}:
             rows = self._all_but(where.exclude_run_id or [])
         else:
-            rows = self._store.rows(where)
+            rows = self._index.filters.rows(where)
         return Scope(self._index.shards(own_only=where.scope is None), rows)
 
     def _all_but(self, run_ids: Iterable[str]) -> Rows | None:

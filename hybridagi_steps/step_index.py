@@ -20,8 +20,9 @@ from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.indexes.cache_file import load_cache, save_cache
 from hybridagi_steps.indexes.columns import StepColumns
 from hybridagi_steps.indexes.faiss_index import FaissIndex
+from hybridagi_steps.indexes.filter_columns import FilterColumns
 from hybridagi_steps.indexes.lexical import Document, LexicalIndex
-from hybridagi_steps.protocols import Changes, DerivedStore, Position, TextRow, VectorRow
+from hybridagi_steps.protocols import Changes, IndexedStore, Position, TextRow, VectorRow
 
 FORMAT = 2
 """Layout of the cache; another one is not read."""
@@ -54,7 +55,7 @@ class Shard:
 class StepIndex:
     """What a search reads. Not thread-safe by itself."""
 
-    def __init__(self, store: DerivedStore, store_id: str, cache: Path | None) -> None:
+    def __init__(self, store: IndexedStore, store_id: str, cache: Path | None) -> None:
         """Follow `store`; `cache` is the file to start from and to save to."""
         self._store, self._store_id, self._cache = store, store_id, cache
         self._model: tuple[str, int] = ("", 0)
@@ -64,6 +65,7 @@ class StepIndex:
     def _reset(self) -> None:
         self.close()
         self.columns = StepColumns()
+        self.filters = FilterColumns(self._store)
         self.own = Shard(LexicalIndex(), FaissIndex(self._model[1] or 1))
         self.scoped = Shard(LexicalIndex(), FaissIndex(self._model[1] or 1))
         self.position = _NOTHING
@@ -155,6 +157,7 @@ class StepIndex:
         self.columns.add(changes.texts)
         gone = np.array(changes.removed, np.int64)
         self.columns.remove(gone)
+        self.filters.follow(max((text.row for text in changes.texts), default=0), gone)
         for shard, scoped in ((self.own, False), (self.scoped, True)):
             texts = [text for text in changes.texts if text.scoped == scoped]
             shard.lexical.add(_document(text) for text in texts)

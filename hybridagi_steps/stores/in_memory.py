@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any, NoReturn
 from uuid import uuid4
 
@@ -30,6 +31,7 @@ from hybridagi_steps.protocols import (
     Position,
     Rows,
     RunSummary,
+    StepKey,
     StoreIdentity,
     TextRow,
     VectorRow,
@@ -40,7 +42,7 @@ from hybridagi_steps.stores.body import decode_body, encode_body
 from hybridagi_steps.stores.commits import refuse_twice
 from hybridagi_steps.stores.in_memory_sessions import InMemorySessions
 from hybridagi_steps.stores.in_memory_state import RunScore, State, Stored
-from hybridagi_steps.stores.matching import Standing, matches, program_called
+from hybridagi_steps.stores.matching import Standing, matches, program_called, tool_used
 from hybridagi_steps.stores.run_scores import check_score
 
 _PAGE = 500
@@ -110,6 +112,16 @@ class InMemoryStepStore(InMemorySessions):
             hides = state.sessions.hides
             found = [row for row, stored in state.steps.items() if hides(stored.pin)]
             return np.array(found, dtype=np.int64)
+
+    def step_keys(
+        self, names: Sequence[StepKey], *, after: int, limit: int
+    ) -> tuple[Rows, dict[StepKey, list[str | None]]]:
+        """Return the next rows above `after` with their keys."""
+        with self._opened() as state:
+            newer = list(takewhile(lambda row: row > after, reversed(state.steps)))
+            rows = newer[::-1][:limit]
+            page = [state.steps[row] for row in rows]
+        return np.array(rows, np.int64), {name: list(map(_KEYS[name], page)) for name in names}
 
     def read(self, rows: Sequence[int]) -> dict[int, AgentStep]:
         """Return the steps in these rows."""
@@ -284,6 +296,19 @@ class InMemoryStepStore(InMemorySessions):
             if self._closed:
                 raise MemoryClosedError("this in-memory store was closed; its steps are gone.")
             yield self._state
+
+
+_KEYS: dict[StepKey, Callable[[Stored], str | None]] = {
+    "user_id": lambda stored: stored.step.user_id,
+    "program_id": lambda stored: stored.step.program_id,
+    "program": lambda stored: program_called(stored.step),
+    "call_id": lambda stored: stored.id if stored.step.step_type == "ProgramCall" else None,
+    "tool": lambda stored: tool_used(stored.step),
+    "step_type": lambda stored: str(stored.step.step_type),
+    "scope": lambda stored: stored.step.scope,
+    "status": lambda stored: stored.step.status,
+    "created_at": lambda stored: stored.step.created_at.isoformat(),
+}
 
 
 def _shown(state: State, row: int, *, vectors: bool = False) -> AgentStep:

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal, NamedTuple
 
+from hybridagi_steps.protocols import ABANDONED
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 
 Scalar = str | int | float | bool | None
 ScalarKind = Literal["null", "true", "false", "number", "text", "other"]
-
-ABANDONED = "abandoned"
-"""The scope that steps on branches show in which no session reads."""
 
 _CALL_TYPES = ("ProgramCall", "ProgramEnd")
 _INTEGERS = range(-(2**63), 2**63)
@@ -43,6 +41,12 @@ def program_called(step: AgentStep) -> str | None:
     """Return the program that a ProgramCall or ProgramEnd names."""
     name = (step.inputs or {}).get("program")
     return name if str(step.step_type) in _CALL_TYPES and isinstance(name, str) else None
+
+
+def tool_used(step: AgentStep) -> str | None:
+    """Return the tool that an Action names, if it is a text."""
+    name = (step.inputs or {}).get("tool")
+    return name if isinstance(name, str) else None
 
 
 class Standing(NamedTuple):
@@ -82,7 +86,7 @@ def matches(
         and (where.min_score is None or (score is not None and score >= where.min_score))
         and (where.since is None or step.created_at >= where.since)
         and (where.until is None or step.created_at < where.until)
-        and (where.tools is None or (step.inputs or {}).get("tool") in where.tools)
+        and (where.tools is None or tool_used(step) in where.tools)
         and _in_program(step, where, calls)
         and _has_metadata(step, where)
     )

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from hybridagi_steps.errors import DuplicateStepError, UnknownRunError
-from hybridagi_steps.protocols import Rows, RunSummary
+from hybridagi_steps.protocols import Rows, RunSummary, StepKey
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.step_text import own_text, text_hash
@@ -33,6 +34,7 @@ from hybridagi_steps.stores.sqlite.where import (
     condition,
     is_storable,
     json_array,
+    keys_query,
 )
 
 _NEXT_ROW = """max(coalesce((SELECT max(row) FROM agent_step), 0),
@@ -130,6 +132,18 @@ class StepTables(Tables):
         with self._db.reading() as connection:
             found = self._column(connection, HIDDEN_ROWS, self._namespace)
         return np.array(sorted(found), dtype=np.int64)
+
+    def step_keys(
+        self, names: Sequence[StepKey], *, after: int, limit: int
+    ) -> tuple[Rows, dict[StepKey, list[str | None]]]:
+        """Return the next rows above `after` with their keys."""
+        self._catch_up()
+        with self._db.reading() as connection:
+            page = connection.execute(keys_query(names), (self._namespace, after, limit)).fetchall()
+        rows = np.fromiter(map(itemgetter(0), page), np.int64, len(page))
+        return rows, {
+            name: list(map(itemgetter(place), page)) for place, name in enumerate(names, start=1)
+        }
 
     def read(self, rows: Sequence[int]) -> dict[int, AgentStep]:
         """Return the steps in these rows."""

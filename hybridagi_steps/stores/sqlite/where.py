@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from hybridagi_steps.protocols import ABANDONED, StepKey
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.stores.matching import ABANDONED, scalar_kind
+from hybridagi_steps.stores.matching import scalar_kind
 
 Condition = tuple[str, list[Any]]
 """SQL with its parameters."""
@@ -42,6 +43,27 @@ _KINDS = {
     "number": "m.type IN ('integer', 'real') AND m.atom = ?",
     "text": "m.type = 'text' AND m.atom = ?",
 }
+
+
+_KEYS: dict[StepKey, str] = {
+    "user_id": "k.user_id",
+    "program_id": "k.program_id",
+    "program": "k.program",
+    "call_id": """CASE WHEN k.step_type = 'ProgramCall'
+        THEN (SELECT s.id FROM agent_step s WHERE s.row = k.row) END""",
+    "tool": "k.tool",
+    "step_type": "k.step_type",
+    "scope": "k.scope",
+    "status": "k.status",
+    "created_at": "k.created_at",
+}
+
+
+def keys_query(names: Sequence[StepKey]) -> str:
+    """Return SQL for the next rows of a namespace above one, each with these keys."""
+    columns = ", ".join(["k.row", *(_KEYS[name] for name in names)])
+    return f"""SELECT {columns} FROM step_view k
+        WHERE k.namespace = ? AND k.row > ? ORDER BY k.row LIMIT ?"""  # noqa: S608 - columns are ours
 
 
 class Lines(NamedTuple):

@@ -1,0 +1,293 @@
+"""What filters look at, in memory: which rows pass is answered without asking the database.
+
+A step's keys never change, and a row number is never used again, so what was read once stays true:
+new rows are read on from the highest one seen, removed ones are dropped. A key is read when a
+filter first names it. Texts are numbered, one small integer per row; the rows of a value asked for
+again are kept as a posting list. What can change without a new row is asked of the store each time:
+where branches stand, run scores. So is what its indexes answer at once (one run, one session) and
+what is no plain key (metadata). Not thread-safe by itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridagi_steps.protocols import ABANDONED, FilterStore, Rows, StepKey
+from hybridagi_steps.records.agent_step import id_text
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+
+PAGE = 50_000
+"""Rows whose keys are read at once."""
+POSTINGS = 64
+"""Most posting lists kept; no list holds more than one row in `WIDEST`, so that all of them
+together take at most 16 bytes per step."""
+WIDEST = 16
+
+_ABSENT = -1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NOWHERE = np.empty(0, np.int32)
+_Positions = npt.NDArray[np.int32]
+_Flags = npt.NDArray[np.bool_]
+_Values = npt.NDArray[Any]
+
+
+class FilterColumns:
+    """Answers filters like `store.rows`, for rows up to the newest it was told of."""
+
+    def __init__(self, store: FilterStore) -> None:
+        """Read from `store`, when first asked."""
+        self._store = store
+        self._newest = 0
+        self._forget()
+
+    def follow(self, newest: int, removed: Rows) -> None:
+        """Take note of the newest row there is, and drop removed ones."""
+        self._newest = max(self._newest, newest)
+        places = self._places(removed)
+        places = places[places != _ABSENT]
+        if len(places):
+            for column in (self._rows, *self._columns.values()):
+                column.drop(places)
+            self._postings.clear()
+
+    def rows(self, where: StepFilter) -> Rows:
+        """Return the rows that match, ascending.
+
+        Complexity: O(rows of the narrowest value asked for) once its posting list is kept, else
+        O(n) over four-byte numbers.
+        """
+        if _is_for_the_store(where):
+            return self._store.rows(where)
+        self._hold(_names(where))
+        found = self._rows.values[self._matching(where)]
+        return self._by_branches(found, where)
+
+    # -- what passes ------------------------------------------------------------------------------
+
+    def _matching(self, where: StepFilter) -> _Positions:
+        """Return the positions that pass the keys; each condition looks at what the last left."""
+        found: _Positions | None = None
+        for name, values in _equalities(where):
+            found = self._narrowed(found, name, values)
+        if found is None:
+            found = np.arange(len(self._rows.values), dtype=np.int32)
+        if where.program is not None:
+            found = found[self._in_program(found, where.program)]
+        if where.since is not None:
+            found = found[self._columns["created_at"].values[found] >= _microseconds(where.since)]
+        if where.until is not None:
+            found = found[self._columns["created_at"].values[found] < _microseconds(where.until)]
+        return found
+
+    def _narrowed(
+        self, found: _Positions | None, name: StepKey, values: Iterable[str | None]
+    ) -> _Positions:
+        numbers = self._known(name, values)
+        if found is None:
+            lists = [self._posting(name, number) for number in numbers]
+            return lists[0] if len(lists) == 1 else np.sort(np.concatenate([_NOWHERE, *lists]))
+        return found[_one_of(self._columns[name].values[found], numbers)]
+
+    def _in_program(self, found: _Positions, program: str) -> _Flags:
+        """Return which positions name a program, or stand directly inside a call of it."""
+        named = self._known("program", [program])
+        calls = self._columns["call_id"].values[self._narrowed(None, "program", [program])]
+        enclosing = {*calls.tolist()} - {self._numbers_of("call_id")[None]}
+        return _one_of(self._columns["program"].values[found], named) | _one_of(
+            self._columns["program_id"].values[found], list(enclosing)
+        )
+
+    def _by_branches(self, found: Rows, where: StepFilter) -> Rows:
+        """Leave out excluded runs, and what stands on branches that no session reads."""
+        gone = [
+            self._store.rows(StepFilter(run_id=run_id, scope=EVERY_SCOPE))
+            for run_id in where.exclude_run_id or []
+        ]
+        if where.scope is None:
+            gone.append(self._store.hidden_rows())
+        if not any(map(len, gone)):
+            return found
+        return found[~np.isin(found, np.concatenate(gone))]
+
+    def _known(self, name: StepKey, values: Iterable[str | None]) -> list[int]:
+        """Return the numbers of those values that some row has had."""
+        numbers = self._numbers_of(name)
+        return [numbers[value] for value in dict.fromkeys(values) if value in numbers]
+
+    def _posting(self, name: StepKey, number: int) -> _Positions:
+        """Return all positions with a value, ascending."""
+        column = self._columns[name].values
+        found, through = self._postings.pop((name, number), (_NOWHERE, 0))
+        if through < len(column):
+            fresh = np.flatnonzero(column[through:] == number) + through
+            found = np.concatenate((found, fresh.astype(np.int32)))
+        if len(found) * WIDEST <= len(column):
+            self._postings[name, number] = found, len(column)
+            if len(self._postings) > POSTINGS:
+                del self._postings[next(iter(self._postings))]
+        return found
+
+    # -- what is held -----------------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        self._rows = _Column(np.int64)
+        self._columns: dict[StepKey, _Column] = {}
+        self._numbers: dict[StepKey, defaultdict[str | None, int]] = {}
+        self._postings: dict[tuple[StepKey, int], tuple[_Positions, int]] = {}
+        self._through = -1
+
+    def _hold(self, names: Sequence[StepKey]) -> None:
+        """Read on from the last row seen, and all of the keys that were never asked for before."""
+        missing: list[StepKey] = [name for name in names if name not in self._columns]
+        if self._newest <= self._through and not missing:
+            return
+        try:
+            if not self._columns:
+                self._columns = _empty_columns(missing)
+                missing = []
+            self._read_on()
+            self._fill(missing)
+        except BaseException:
+            self._forget()  # half of a page is worse than none
+            raise
+
+    def _read_on(self) -> None:
+        for rows, columns in self._pages(list(self._columns), self._through):
+            self._rows.extend(rows)
+            for name, values in columns.items():
+                self._columns[name].extend(values)
+        self._through = max([self._newest, *self._rows.values[-1:].tolist()])
+
+    def _fill(self, names: Sequence[StepKey]) -> None:
+        """Read keys of the rows held already; of later ones all is read when their turn comes."""
+        if not names:
+            return
+        columns = _empty_columns(names)
+        for column in columns.values():
+            column.extend(np.full(len(self._rows.values), _ABSENT, column.values.dtype))
+        for rows, found in self._pages(names, after=-1):
+            places = self._places(rows)
+            held = places != _ABSENT
+            for name, values in found.items():
+                columns[name].values[places[held]] = values[held]
+        self._columns.update(columns)
+
+    def _pages(
+        self, names: Sequence[StepKey], after: int
+    ) -> Iterator[tuple[Rows, dict[StepKey, _Values]]]:
+        """Yield the rows above `after`, with what is to stand in their columns."""
+        full = True
+        while full:
+            rows, keys = self._store.step_keys(names, after=after, limit=PAGE)
+            full = len(rows) == PAGE
+            if len(rows):
+                yield rows, {name: self._encoded(name, keys[name]) for name in names}
+                after = int(rows[-1])
+
+    def _encoded(self, name: StepKey, texts: Sequence[str | None]) -> _Values:
+        if name == "created_at":
+            return np.array([_microseconds(text) for text in texts], np.int64)
+        numbers = map(self._numbers_of(name).__getitem__, texts)
+        return np.fromiter(numbers, np.int32, len(texts))
+
+    def _numbers_of(self, name: StepKey) -> defaultdict[str | None, int]:
+        """Return the number of each text; ids of calls are those that enclosing calls have."""
+        name = "program_id" if name == "call_id" else name
+        if name not in self._numbers:
+            numbers = self._numbers[name] = defaultdict[str | None, int]()
+            numbers.default_factory = numbers.__len__
+        return self._numbers[name]
+
+    def _places(self, rows: Rows) -> npt.NDArray[np.intp]:
+        """Return where rows stand, `_ABSENT` for those not held."""
+        known = self._rows.values
+        if not len(known):
+            return np.full(len(rows), _ABSENT, np.intp)
+        found = np.minimum(np.searchsorted(known, rows), len(known) - 1)
+        return np.where(known[found] == rows, found, _ABSENT)
+
+
+class _Column:
+    """Numbers in a row that grows at its end."""
+
+    def __init__(self, dtype: npt.DTypeLike) -> None:
+        self._room: _Values = np.empty(0, dtype)
+        self._size = 0
+
+    @property
+    def values(self) -> _Values:
+        return self._room[: self._size]
+
+    def extend(self, values: _Values) -> None:
+        size = self._size + len(values)
+        if size > len(self._room):
+            grown = np.empty(max(size, self._size + self._size // 4), self._room.dtype)
+            grown[: self._size] = self.values
+            self._room = grown
+        self._room[self._size : size] = values
+        self._size = size
+
+    def drop(self, places: npt.NDArray[np.intp]) -> None:
+        self._room = np.delete(self.values, places)
+        self._size = len(self._room)
+
+
+def _empty_columns(names: Sequence[StepKey]) -> dict[StepKey, _Column]:
+    return {name: _Column(np.int64 if name == "created_at" else np.int32) for name in names}
+
+
+def _is_for_the_store(where: StepFilter) -> bool:
+    """Tell whether the database knows better: by an index, or because it may change."""
+    return (
+        where.run_id is not None
+        or where.session_id is not None
+        or where.min_score is not None
+        or bool(where.metadata)
+        or where.scope == ABANDONED
+    )
+
+
+def _names(where: StepFilter) -> list[StepKey]:
+    """Return the keys that a filter looks at."""
+    names: dict[StepKey, None] = dict.fromkeys(name for name, _ in _equalities(where))
+    if where.program is not None:
+        names |= {"program": None, "call_id": None, "program_id": None}
+    if where.since is not None or where.until is not None:
+        names["created_at"] = None
+    return list(names)
+
+
+def _equalities(where: StepFilter) -> Iterator[tuple[StepKey, Sequence[str | None]]]:
+    """Yield keys that must have one of some values, those first that leave least as a rule."""
+    if where.program_id is not None:
+        yield "program_id", [where.program_id, id_text(where.program_id)]
+    if where.user_id is not None:
+        yield "user_id", [where.user_id]
+    if where.tools is not None:
+        yield "tool", where.tools
+    if where.status is not None:
+        yield "status", where.status
+    if where.step_types is not None:
+        yield "step_type", where.step_types
+    if where.scope != EVERY_SCOPE:
+        yield "scope", [where.scope]
+
+
+def _one_of(values: _Values, numbers: Sequence[int]) -> _Flags:
+    if len(numbers) == 1:
+        return values == numbers[0]
+    return np.isin(values, numbers) if numbers else np.zeros(len(values), np.bool_)
+
+
+def _microseconds(moment: str | datetime | None) -> int:
+    """Return a time as a whole number; none lies before all."""
+    if moment is None:
+        return np.iinfo(np.int64).min
+    made = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
+    return (made - _EPOCH) // timedelta(microseconds=1)

@@ -1,0 +1,318 @@
+"""Filters answered from memory: the same rows as the store gives, whatever happens to the steps."""
+
+# Hypothesis's rules are of no type that pyright could name.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import tracemalloc
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conformance.filter_contract import FilterContract
+from conformance.making import SessionStepStore, message, step
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from hybridagi_steps.deriving import derive_texts
+from hybridagi_steps.errors import StorageError
+from hybridagi_steps.indexes import filter_columns
+from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.protocols import Rows, StepKey, StepStore
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.step_index import StepIndex
+from hybridagi_steps.stores import open_store
+from hybridagi_steps.stores.in_memory import InMemoryStepStore
+from hybridagi_steps.stores.sqlite import SqliteStepStore
+
+NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
+MOMENTS = st.integers(-2, 2).map(lambda n: NOON + timedelta(microseconds=n * 500_000))
+FEW = st.sampled_from(["a", "b", "ä", ""])
+SESSIONS = st.sampled_from(["a", "b", "ä"])
+IDS = [f"id-{n}" for n in range(8)]
+STEPS = st.fixed_dictionaries(
+    {
+        "id": st.sampled_from(IDS),
+        "step_type": st.sampled_from(["Action", "Decision", "ProgramCall", "ProgramEnd"]),
+        "inputs": st.none()
+        | st.fixed_dictionaries({"tool": FEW | st.just(5), "program": FEW | st.just(None)}),
+        "created_at": MOMENTS,
+        "user_id": st.none() | FEW,
+        "run_id": st.none() | FEW,
+        "session_id": st.none() | FEW,
+        "program_id": st.none() | st.sampled_from(IDS),
+        "scope": st.sampled_from([None, None, "compile:1", "abandoned"]),
+        "status": st.sampled_from(["ok", "error"]),
+        "score": st.none() | st.floats(0, 1),
+        "metadata": st.none() | st.dictionaries(FEW, st.integers(0, 1), max_size=2),
+    }
+)
+FILTERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "user_id": FEW,
+        "run_id": FEW,
+        "session_id": FEW,
+        "program": FEW,
+        "program_id": st.sampled_from(IDS),
+        "step_types": st.lists(st.sampled_from(["Action", "ProgramCall"]), max_size=2),
+        "tools": st.lists(FEW, max_size=2),
+        "status": st.lists(st.sampled_from(["ok", "error", "partial"]), max_size=2),
+        "min_score": st.floats(0, 1),
+        "since": MOMENTS,
+        "until": MOMENTS,
+        "scope": st.sampled_from(["*", "compile:1", "abandoned", "evaluate:2"]),
+        "exclude_run_id": st.lists(FEW, max_size=2),
+        "metadata": st.dictionaries(FEW, st.integers(0, 1), max_size=1),
+    },
+)
+SINGLE = FILTERS.filter(lambda where: len(where) <= 2)
+
+
+class Follower:
+    """An index that follows a store, as a search does."""
+
+    def __init__(self, store: StepStore) -> None:
+        self.store = store
+        self.index = StepIndex(store, store.identity().store_id, None)
+
+    def agrees(self, where: StepFilter) -> Rows:
+        """Return the rows of a filter, which must be those that the store gives."""
+        derive_texts(self.store)
+        self.index.follow("", 0)
+        found = self.index.filters.rows(where)
+        assert found.tolist() == self.store.rows(where).tolist()
+        assert found.dtype == np.int64
+        return found
+
+
+class TestInMemory(FilterContract):
+    """What stores promise about filters holds for those answered beside them."""
+
+    @pytest.fixture
+    def store(self) -> Iterator[StepStore]:
+        store = InMemoryStepStore()
+        self.follower = Follower(store)
+        yield store
+        store.close()
+
+    def matching(self, store: StepStore, **where: Any) -> list[str]:
+        self.follower.agrees(StepFilter.of(where))
+        return super().matching(store, **where)
+
+
+class TestSqlite(TestInMemory):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[StepStore]:
+        store = SqliteStepStore(tmp_path / "steps.db", durability="normal")
+        self.follower = Follower(store)
+        yield store
+        store.close()
+
+
+class Histories(RuleBasedStateMachine):
+    """Two writers of one file, each with an index, beside one that lives in memory."""
+
+    @initialize(page=st.sampled_from([1, 2, 50_000]), postings=st.sampled_from([1, 64]))
+    def begin(self, page: int, postings: int) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(filter_columns, "PAGE", page)
+        self.patch.setattr(filter_columns, "POSTINGS", postings)
+        self.patch.setattr(filter_columns, "WIDEST", postings)
+        self.folder = tempfile.TemporaryDirectory()
+        path = str(Path(self.folder.name) / "steps.db")
+        opened: list[Any] = [open_store(path, durability="normal") for _ in range(2)]
+        self.files: list[SessionStepStore] = opened
+        memory: Any = InMemoryStepStore()
+        self.memory: SessionStepStore = memory
+        self.followers = [Follower(store) for store in (*self.files, self.memory)]
+        self.said = 0
+
+    def teardown(self) -> None:
+        if hasattr(self, "folder"):
+            for store in (*self.files, self.memory):
+                store.close()
+            self.folder.cleanup()
+            self.patch.undo()
+
+    def within(self, store: SessionStepStore, session: str, after: int) -> int:
+        return min(after, store.session_end(session).sequence)
+
+    def writers(self, turn: bool) -> list[SessionStepStore]:
+        return [self.files[turn], self.memory]
+
+    @rule(turn=st.booleans(), steps=st.lists(STEPS, max_size=4, unique_by=lambda s: s["id"]))
+    def write(self, turn: bool, steps: list[dict[str, Any]]) -> None:
+        for store in self.writers(turn):
+            store.append([step(**values) for values in steps], replace=True)
+
+    @rule(turn=st.booleans(), ids=st.sets(st.sampled_from(IDS), max_size=3))
+    def delete(self, turn: bool, ids: set[str]) -> None:
+        for store in self.writers(turn):
+            store.delete(sorted(ids))
+
+    @rule(turn=st.booleans(), run_id=FEW, score=st.floats(0, 1))
+    def score(self, turn: bool, run_id: str, score: float) -> None:
+        for store in self.writers(turn):
+            if store.rows(StepFilter(run_id=run_id, scope="*")).size:
+                store.score_run(run_id, score, None)
+
+    @rule(turn=st.booleans(), session=SESSIONS, values=STEPS)
+    def talk(self, turn: bool, session: str, values: dict[str, Any]) -> None:
+        self.said += 1
+        for store in self.writers(turn):
+            said = [message("x", id=f"m{self.said}"), message("y", id=f"n{self.said}")]
+            made = step(**{**values, "id": f"said-{self.said}", "session_id": session})
+            store.commit(session, said, [made])
+
+    @rule(turn=st.booleans(), session=SESSIONS, after=st.integers(0, 2), how=st.integers(0, 3))
+    def branch(self, turn: bool, session: str, after: int, how: int) -> None:
+        for store in self.writers(turn):
+            if session not in {known.session_id for known in store.sessions(limit=99)}:
+                continue
+            if how == 0:
+                store.hide_from(session, after + 1)
+            elif how == 1:
+                store.delete_session(session)
+            elif how == 2:
+                store.adopt(session, store.branch_at(session, self.within(store, session, after)))
+            else:
+                store.vacuum()
+
+    @rule(turn=st.booleans(), session=SESSIONS, after=st.integers(0, 2))
+    def fork(self, turn: bool, session: str, after: int) -> None:
+        self.said += 1
+        for store in self.writers(turn):
+            if session in {known.session_id for known in store.sessions(limit=99)}:
+                store.fork(session, self.within(store, session, after), f"fork-{self.said}")
+
+    @rule(turn=st.booleans(), clear=st.booleans())
+    def begin_anew(self, turn: bool, clear: bool) -> None:
+        for store in self.writers(turn):
+            if clear:
+                store.clear()
+            else:
+                store.set_embedder(f"model-{self.said}", 3)
+
+    @rule(where=SINGLE | FILTERS, which=st.sets(st.integers(0, 2), min_size=1))
+    def ask(self, where: dict[str, Any], which: set[int]) -> None:
+        for number in which:
+            self.followers[number].agrees(StepFilter.of(where))
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(
+    max_examples=60,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(STEPS, max_size=30), st.lists(FILTERS, max_size=5))
+def test_any_filter_on_any_steps(steps: list[dict[str, Any]], wheres: list[dict[str, Any]]) -> None:
+    follower = Follower(store := InMemoryStepStore())
+    store.append([step(**{**values, "id": f"id-{n}"}) for n, values in enumerate(steps)])
+    for where in wheres:
+        follower.agrees(StepFilter.of(where))
+
+
+def made(number: int, **values: Any) -> AgentStep:
+    inputs = {"purpose": f"refund ticket {number}", "tool": "refund"}
+    return step(id=f"s{number}", inputs=inputs, **values)
+
+
+def found(memory: StepMemory, **where: Any) -> set[str]:
+    return {str(hit.step.id) for hit in memory.search("refund ticket", k=50, where=where)}
+
+
+@pytest.fixture(params=["file", "memory"])
+def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StepMemory]:
+    address = ":memory:" if request.param == "memory" else tmp_path / "steps.db"
+    with StepMemory(address, embedder="hashing") as opened:
+        yield opened
+
+
+def test_a_search_finds_what_was_added_replaced_and_deleted_since_the_last(
+    memory: StepMemory,
+) -> None:
+    memory.add([made(n, user_id=f"u{n % 2}") for n in range(4)])
+    assert found(memory, user_id="u1") == {"s1", "s3"}
+    memory.add(made(4, user_id="u1"))
+    memory.update(made(3, user_id="u0"))
+    memory.delete(["s1"])
+    assert found(memory, user_id="u1") == {"s4"}
+    assert found(memory, user_id="u0") == {"s0", "s2", "s3"}
+    memory.clear()
+    assert found(memory, user_id="u1") == set()
+    memory.add(made(5, user_id="u1", status="error"))
+    assert found(memory, user_id="u1", status="error") == {"s5"}
+
+
+def test_a_search_with_a_filter_finds_what_another_process_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "steps.db"
+    script = """
+import sys
+from hybridagi_steps import AgentStep, StepMemory
+with StepMemory(sys.argv[1], embedder="hashing") as memory:
+    memory.add(AgentStep(id="s9", step_type="Action", user_id="u1",
+                         inputs={"purpose": "refund ticket 9"}))
+    memory.delete(["s1"])
+"""
+    with StepMemory(path, embedder="hashing") as memory:
+        memory.add([made(1, user_id="u1"), made(2, user_id="u1"), made(3, user_id="u2")])
+        assert found(memory, user_id="u1") == {"s1", "s2"}
+        subprocess.run([sys.executable, "-c", script, str(path)], check=True)
+        assert found(memory, user_id="u1") == {"s2", "s9"}
+
+
+def test_a_read_that_fails_leaves_nothing_half_read() -> None:
+    class Failing(InMemoryStepStore):
+        pages_left = 99
+
+        def step_keys(
+            self, names: Any, *, after: int, limit: int
+        ) -> tuple[Rows, dict[StepKey, list[str | None]]]:
+            self.pages_left -= 1
+            if self.pages_left < 0:
+                raise StorageError("the disk is gone")
+            return super().step_keys(names, after=after, limit=limit)
+
+    store = Failing()
+    follower = Follower(store)
+    store.append([made(n, user_id=f"u{n % 2}", status="ok") for n in range(9)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(filter_columns, "PAGE", 2)
+        for where in ({"user_id": "u1"}, {"status": "ok"}, {"user_id": "u1", "status": "ok"}):
+            store.pages_left = 2
+            with pytest.raises(StorageError):
+                follower.agrees(StepFilter.of(where))
+            store.pages_left = 99
+            assert len(follower.agrees(StepFilter.of(where)))
+
+
+def test_keys_take_at_most_60_bytes_per_step() -> None:
+    store = InMemoryStepStore()
+    store.append([made(n, user_id=f"u{n % 50}", run_id=f"r{n // 20}") for n in range(5_000)])
+    columns = filter_columns.FilterColumns(store)
+    where = {"tools": "refund", "status": "ok", "step_types": "Action", "since": "2000-01-01"}
+    columns.rows(StepFilter.of({**where, "program": "none"}))
+    tracemalloc.start()
+    columns = filter_columns.FilterColumns(store)
+    for number in range(50):
+        asked = StepFilter.of({**where, "user_id": f"u{number}"})
+        assert columns.rows(asked).tolist() == store.rows(asked).tolist() != []
+    columns.rows(StepFilter.of({**where, "program": "none"}))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held <= 60 * 5_000
