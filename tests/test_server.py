@@ -252,6 +252,7 @@ class TestBadInput:
             ("/chat/stream/v2", {"session_id": "s"}, "body.message"),
             ("/chat/stream/v2", {"message": ""}, "body.message"),
             ("/sessions/talk/retry", {"sequence": -1}, "body.sequence"),
+            ("/sessions/talk/fork?at=2", {"sequence": 1}, "query.at"),
         ],
     )
     def test_a_wrong_body_is_422_and_names_the_field(

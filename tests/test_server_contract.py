@@ -38,7 +38,12 @@ HELD = (
     "allow_header_conformance",
     "ignored_auth",
 )
-ANY_SPEED = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+SLOW_OR_SHARED = (
+    HealthCheck.too_slow,
+    HealthCheck.filter_too_much,
+    HealthCheck.function_scoped_fixture,
+)
+ANY_SPEED = settings(max_examples=30, deadline=None, suppress_health_check=SLOW_OR_SHARED)
 
 
 def document() -> dict[str, Any]:

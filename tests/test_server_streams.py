@@ -166,8 +166,9 @@ class TestChat:
 
     def test_many_programs_speak_at_the_same_time(self, memory: StepMemory) -> None:
         with serving(memory, echo) as served, ThreadPoolExecutor(8) as pool:
-            runs = list(pool.map(lambda n: served.chat(f"s{n}", f"message {n}"), range(16)))
-        assert [answer(events) for events in runs] == [f"You said: message {n}" for n in range(16)]
+            words = [f"message {n}" for n in range(16)]
+            runs = list(pool.map(served.chat, words, words))
+        assert [answer(events) for events in runs] == [f"You said: {word}" for word in words]
 
 
 class TestCancel:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from hybridagi_steps import __version__
 from hybridagi_steps.memory import StepMemory
@@ -28,7 +28,7 @@ from hybridagi_steps.server.auth import TokenCheck, Tokens
 from hybridagi_steps.server.host_check import HostCheck
 from hybridagi_steps.server.limits import BodyLimit, SecurityHeaders
 from hybridagi_steps.server.metrics import ServerMetrics
-from hybridagi_steps.server.openapi import document
+from hybridagi_steps.server.openapi import document, refuse_unknown_parameters
 from hybridagi_steps.server.run_hub import RunHub
 from hybridagi_steps.server.services import Services
 from hybridagi_steps.server.settings import ServerSettings
@@ -65,6 +65,7 @@ def create_app(
         docs_url=None,  # its page loads scripts from elsewhere, which our policy forbids
         redoc_url=None,
         lifespan=_lifespan,
+        dependencies=[Depends(refuse_unknown_parameters)],
     )
     metrics = ServerMetrics()
     app.state.services = Services(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
@@ -76,6 +77,23 @@ def document(app: FastAPI) -> dict[str, Any]:
         made["security"] = [{"token": []}]
         app.openapi_schema = made
     return app.openapi_schema
+
+
+async def refuse_unknown_parameters(request: Request) -> None:
+    """Refuse a query parameter that the document does not name: a misspelt filter finds all.
+
+    Raises:
+        RequestValidationError: There is one.
+    """
+    if not request.query_params:
+        return
+    paths: dict[str, Any] = request.app.openapi()["paths"]
+    entry = paths.get(request.scope["route"].path_format, {}).get(request.method.lower(), {})
+    known = [each["name"] for each in entry.get("parameters", ()) if each["in"] == "query"]
+    unknown = [name for name in request.query_params if name not in known]
+    if entry and unknown:
+        hint = f"is no parameter here; known: {', '.join(known) or 'none'}"
+        raise RequestValidationError([{"loc": ("query", name), "msg": hint} for name in unknown])
 
 
 def _schemas_of(model: type[BaseModel]) -> dict[str, Any]:

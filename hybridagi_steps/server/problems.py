@@ -181,7 +181,7 @@ def _methods_at(request: Request) -> set[str]:
     routes: list[APIRoute] = request.app.state.routes
     here = request.scope["path"]
     first = next(route.path for route in routes if route.path_regex.match(here))
-    return {name for route in routes if route.path == first for name in route.methods}
+    return {name for route in routes if route.path == first for name in route.methods or ()}
 
 
 async def _of_a_fault(request: Request, error: Exception) -> Response:

@@ -19,6 +19,7 @@ from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.server.live_run import LiveRun
 from hybridagi_steps.server.reading import run_steps
 from hybridagi_steps.server.settings import ServerSettings
+from hybridagi_steps.server.stored_runs import events_from_store
 
 log = logging.getLogger("hybridagi_steps.server")
 
@@ -118,9 +119,7 @@ class RunHub:
         Raises:
             UnknownRunError: The memory has nothing of it.
         """
-        from hybridagi_steps.running.replaying import stored_events
-
-        events = await in_thread(lambda: stored_events(self._memory, run_id, after=after))
+        events = await in_thread(lambda: events_from_store(self._memory, run_id, after))
         run = LiveRun(run_id, events[0].session_id, self._settings.run_buffer_bytes)
         for event in events:
             run.publish(event)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+import signal
 import socket
 from collections.abc import Callable
 from urllib.parse import quote
@@ -97,8 +98,13 @@ def serve(app: FastAPI, listening: socket.socket, began: Callable[[], None]) -> 
             began()
         await serving
 
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(run())
+    # What ends it politely ends it in order: the memory is closed by whoever opened it.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(run())
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _raise_file_limit(settings: ServerSettings) -> None:

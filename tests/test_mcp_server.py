@@ -1,0 +1,123 @@
+"""The MCP server over real standard streams, and what a model is told when something is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mcp", reason="the MCP server needs the extra `mcp`")
+
+from mcp.client.session import ClientSession
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.types import TextContent
+
+from hybridagi_steps import StepMemory
+
+
+class Tools:
+    """The tools of a connected server."""
+
+    def __init__(self, session: ClientSession) -> None:
+        self.session = session
+
+    async def __call__(self, name: str, **arguments: Any) -> Any:
+        """Call a tool; return its result, or raise what it says."""
+        result = await self.session.call_tool(name, arguments)
+        (content, *_) = result.content
+        assert isinstance(content, TextContent)
+        if result.is_error:
+            raise ValueError(content.text)
+        return json.loads(content.text)
+
+
+def connected(db: Path, talk: Callable[[Tools], Awaitable[None]]) -> None:
+    """Start the server as a process and talk to it."""
+    server = StdioServerParameters(
+        command=sys.executable, args=["-m", "hybridagi_steps", "mcp", "--db", str(db)]
+    )
+
+    async def run() -> None:
+        async with (
+            stdio_client(server) as (reading, writing),
+            ClientSession(reading, writing) as session,
+        ):
+            await session.initialize()
+            await talk(Tools(session))
+
+    asyncio.run(run())
+
+
+def test_a_client_adds_finds_and_reads(tmp_path: Path) -> None:
+    db = tmp_path / "steps.db"
+
+    async def talk(tools: Tools) -> None:
+        listed = await tools.session.list_tools()
+        assert {tool.name for tool in listed.tools} == {"search_steps", "get_run", "add_step"}
+        assert all(tool.description for tool in listed.tools)
+        call = await tools(
+            "add_step",
+            step_type="ProgramCall",
+            inputs={"program": "Agent", "purpose": "help", "arguments": {"question": "Refund?"}},
+            run_id="run-1",
+        )
+        act = await tools(
+            "add_step",
+            step_type="Action",
+            inputs={"purpose": "refund the ticket", "tool": "refund", "arguments": {"id": 7}},
+            outputs={"result": "refunded"},
+            parent_id=call["id"],
+            run_id="run-1",
+            hop=1,
+            score=1.0,
+        )
+        found = await tools("search_steps", query="refund a ticket", k=1)
+        assert [hit["step"]["id"] for hit in found["hits"]] == [act["id"]]
+        assert "vector" not in found["hits"][0]["step"]
+        narrowed = await tools(
+            "search_steps", query="refund", where={"step_types": ["ProgramCall"]}
+        )
+        assert [hit["step"]["id"] for hit in narrowed["hits"]] == [call["id"]]
+        alike = await tools("search_steps", like=act["id"])
+        assert act["id"] not in [hit["step"]["id"] for hit in alike["hits"]]
+        run = await tools("get_run", run_id="run-1")
+        assert [step["id"] for step in run["steps"]] == [call["id"], act["id"]]
+        assert run["run"]["begins"] == "Refund?"
+
+    connected(db, talk)
+    with StepMemory(db) as memory:
+        assert memory.stats()["steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("get_run", {"run_id": "none"}, "none"),
+        ("search_steps", {}, "either words or a step's id"),
+        ("search_steps", {"query": "x", "where": {"tool": "y"}}, "unknown filter key 'tool'"),
+        ("search_steps", {"query": "x", "k": 0}, "k"),
+        ("search_steps", {"like": "nobody"}, "nobody"),
+        ("add_step", {"step_type": "Dance", "inputs": {}}, "step_type"),
+        ("add_step", {"step_type": "Action", "inputs": {}, "score": "high"}, "score"),
+    ],
+)
+def test_what_is_wrong_is_told_in_words(
+    memory: StepMemory, name: str, arguments: dict[str, Any], said: str
+) -> None:
+    from mcp.client import Client
+
+    from hybridagi_steps.server.mcp_server import create_mcp_server
+
+    async def ask() -> Any:
+        async with Client(create_mcp_server(memory)) as client:
+            return await client.call_tool(name, arguments)
+
+    result = asyncio.run(ask())
+    assert result.is_error
+    assert said in result.content[0].text
+    assert memory.stats()["steps"] == 0

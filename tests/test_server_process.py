@@ -1,0 +1,224 @@
+"""The server as people start it: a process, its token, its page, its end, and a kill in between."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the server needs the extra `server`")
+pytest.importorskip("uvicorn", reason="the server needs the extra `server`")
+
+import httpx
+from server_cases import Event, events_of, problem
+
+from hybridagi_steps import StepMemory
+from hybridagi_steps.cli import main
+from hybridagi_steps.server.serving import page_address
+
+PROGRAM = '''
+import asyncio
+import pathlib
+
+async def slow(messages):
+    """Say what it is told in a file, word for word, until that ends with a full stop."""
+    said = ""
+    while not said.endswith("."):
+        now = pathlib.Path("words").read_text()
+        if now != said:
+            yield now[len(said):]
+            said = now
+        await asyncio.sleep(0.005)
+
+def made(memory):
+    import hybridagi_steps as hs
+    return hs.StepRunner(slow, memory)
+
+'''
+
+
+class Process:
+    """A server process and a client of it."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        (folder / "talker.py").write_text(PROGRAM)
+        words = folder / "words"
+        if not words.exists():
+            words.write_text("")
+        command = [sys.executable, "-m", "hybridagi_steps", "serve", "--db", "steps.db"]
+        self.running = subprocess.Popen(
+            [*command, "--port", "0", *arguments],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "DSPY_CACHEDIR": str(folder / "cache")},
+        )
+        assert self.running.stdout is not None
+        lines = [self.running.stdout.readline() for _ in range(2)]
+        assert lines[0].startswith("token: "), self.running.stderr and self.running.stderr.read()
+        self.token = lines[0].removeprefix("token: ").strip()
+        self.page = lines[1].removeprefix("page:").strip()
+        self.client = httpx.Client(
+            base_url=self.page.partition("/#")[0],
+            headers={"Authorization": f"Bearer {self.token}"},
+            timeout=20,
+        )
+
+    def stop(self, how: signal.Signals) -> str:
+        """End it; return what it said on standard error."""
+        self.client.close()
+        self.running.send_signal(how)
+        _, said = self.running.communicate(timeout=20)
+        return said
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """Start servers in one folder; those left over are killed."""
+    begun: list[Process] = []
+
+    def begin(*arguments: str) -> Process:
+        begun.append(Process(tmp_path, *arguments))
+        return begun[-1]
+
+    yield begin
+    for process in begun:
+        if process.running.poll() is None:
+            process.stop(signal.SIGKILL)
+
+
+def test_it_prints_a_token_and_an_address_that_work(start: Callable[..., Process]) -> None:
+    process = start()
+    assert re.fullmatch(rf"http://127\.0\.0\.1:\d+/#token={re.escape(process.token)}", process.page)
+    assert len(process.token) >= 32
+    assert process.client.get("/sessions").json() == {"sessions": []}
+    assert "Step memory" in httpx.get(process.page).text
+    assert "server" not in process.client.get("/sessions").headers
+    found = problem(process.client.post("/chat/stream/v2", json={"message": "hi"}), 503)
+    assert "--program" in found["detail"]
+    assert process.stop(signal.SIGTERM) == ""
+    assert process.running.returncode == 0
+
+
+def test_an_answer_survives_a_kill_as_far_as_it_was_stored(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    process = start("--program", "talker:slow")
+    (tmp_path / "words").write_text("All is well.")
+    whole = read(process, "POST", "/chat/stream/v2", {"session_id": "one", "message": "go"})
+    (tmp_path / "words").write_text("Half")
+    part: list[Event] = []
+    body = {"session_id": "two", "message": "go"}
+    with process.client.stream("POST", "/chat/stream/v2", json=body) as answer:
+        for event in events_of(answer.iter_bytes()):
+            part.append(event)
+            if event.kind == "step_delta":
+                break
+    process.stop(signal.SIGKILL)
+
+    again = start("--program", "talker:made")
+    seen = whole[1].id
+    rest = read(again, "GET", f"/runs/{whole[0].data['run_id']}/events", None, seen)
+    assert [event.kind for event in rest] == ["step_completed", "step_completed", "run_completed"]
+    cut = read(again, "GET", f"/runs/{part[0].data['run_id']}/events", None, part[-1].id)
+    assert [event.kind for event in cut] == ["step_completed", "run_failed"]
+    assert cut[-1].data["data"]["termination_reason"] == "interrupted"
+    assert cut[0].number == part[-1].number + 1
+    (tmp_path / "words").write_text("Taken up.")
+    done = read(again, "POST", "/sessions/two/resume", None)
+    assert done[-1].kind == "run_completed"
+    steps = again.client.get("/sessions/two/steps").json()["steps"]
+    assert [step["content"] for step in steps] == ["go", "Taken up."]
+    again.stop(signal.SIGTERM)
+    with StepMemory(tmp_path / "steps.db") as memory:
+        assert memory.verify() == []
+
+
+def test_ctrl_c_ends_it_while_somebody_listens(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    process = start("--program", "talker:slow")
+    (tmp_path / "words").write_text("So far")
+    body = {"session_id": "one", "message": "go"}
+    kinds: list[str] = []
+    began = time.monotonic()
+    with process.client.stream("POST", "/chat/stream/v2", json=body) as answer:
+        for event in events_of(answer.iter_bytes()):
+            kinds.append(event.kind)
+            if event.kind == "step_delta":
+                process.running.send_signal(signal.SIGINT)
+    assert kinds[-1] == "run_cancelled"
+    _, said = process.running.communicate(timeout=20)
+    assert time.monotonic() - began < 15
+    assert (process.running.returncode, said) == (0, "")
+    with StepMemory(tmp_path / "steps.db") as memory:
+        kept = memory.repository().store.messages("one")
+    assert [step.content for step in kept] == ["go", "So far"]
+
+
+def read(
+    process: Process, method: str, path: str, body: object, last_id: str | None = None
+) -> list[Event]:
+    """Read a stream to its end."""
+    headers = {} if last_id is None else {"Last-Event-ID": last_id}
+    with process.client.stream(method, path, json=body, headers=headers) as answer:
+        assert answer.status_code == 200, answer.read()
+        return list(events_of(answer.iter_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--program", "talker"], "--program is package.module:name"),
+        (["--program", "no_such_module:x"], "cannot be loaded"),
+        (["--program", "os:no_such_name"], "cannot be loaded"),
+        (["--program", "os:sep"], "StepRunner needs a program"),
+        (["--port", "70000"], "--port"),
+        (["--host", "no.such.host.invalid"], "no address"),
+        (["--tokens", "no_such_file"], "--tokens no_such_file"),
+        (["--db", ":memory:"], "--db"),
+    ],
+)
+def test_what_cannot_be_served_is_one_plain_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["serve", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("hybridagi-steps: ")
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_one_plain_line(
+    start: Callable[..., Process], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = start()
+    port = process.page.partition("/#")[0].rpartition(":")[2]
+    assert main(["serve", "--db", str(tmp_path / "other.db"), "--port", port]) == 2
+    assert "cannot be listened on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80/#token=t%2Fx"),
+        ("0.0.0.0", "http://127.0.0.1:80/#token=t%2Fx"),  # noqa: S104 - not bound here
+        ("::1", "http://[::1]:80/#token=t%2Fx"),
+        ("box.local", "http://box.local:80/#token=t%2Fx"),
+    ],
+)
+def test_the_address_can_be_clicked(host: str, address: str) -> None:
+    assert page_address(host, 80, "t/x") == address
