@@ -227,6 +227,13 @@ def test_any_filter_on_any_steps(steps: list[dict[str, Any]], wheres: list[dict[
         follower.agrees(StepFilter.of(where))
 
 
+def test_a_key_first_asked_for_after_a_filter_of_none() -> None:
+    follower = Follower(store := InMemoryStepStore())
+    store.append([made(1, scope="compile:1"), made(2)])
+    assert len(follower.agrees(StepFilter(scope="*"))) == 2
+    assert len(follower.agrees(StepFilter(scope="compile:1"))) == 1
+
+
 def made(number: int, **values: Any) -> AgentStep:
     inputs = {"purpose": f"refund ticket {number}", "tool": "refund"}
     return step(id=f"s{number}", inputs=inputs, **values)

@@ -148,7 +148,7 @@ class FilterColumns:
         if self._newest <= self._through and not missing:
             return
         try:
-            if not self._columns:
+            if self._through < 0:
                 self._columns = _empty_columns(missing)
                 missing = []
             self._read_on()
