@@ -4,6 +4,10 @@ The percent source is run as a notebook runs it, cell by cell, the last expressi
 way rich output is shown. No Jupyter is needed for that; the .ipynb beside it is read as JSON.
 """
 
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import ast
@@ -13,6 +17,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import dspy
 import pytest
 
 pytest.importorskip("matplotlib", reason="the notebooks draw: they need the extra `plot`")
@@ -81,7 +86,11 @@ class TestNotebook:
     ) -> None:
         monkeypatch.chdir(tmp_path)
         names: dict[str, Any] = {"__name__": "notebook"}
-        seen = [run_cell(text, names, f"cell {n}") for n, text in enumerate(code(source))]
+        kept = dict(dspy.settings.config)
+        try:
+            seen = [run_cell(text, names, f"cell {n}") for n, text in enumerate(code(source))]
+        finally:
+            dspy.configure(**kept)
         assert sum(isinstance(value, bytes) for value in seen) >= 2, "no pictures"
         assert any(isinstance(value, str) and "<div" in value for value in seen), "no tree"
         assert capsys.readouterr().out.count("\n") > 10
