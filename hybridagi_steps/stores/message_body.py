@@ -25,6 +25,7 @@ PREVIEW_LENGTH = 120
 _SAID = ("role", "content", "tool_calls", "tool_call_id", "name")
 _ELSEWHERE = frozenset(("id", "session_id", "sequence", *_SAID))
 _FIELDS = frozenset(Step.model_fields)
+_ABSENT = {name: None for name, field in Step.model_fields.items() if field.default is None}
 _ROLES: dict[str, MessageRole] = {role.value: role for role in MessageRole}
 
 
@@ -73,7 +74,20 @@ def decode_message(written: Written, message_id: str, session_id: str, sequence:
     if (metrics := values.get("metrics")) is not None:
         values["metrics"] = StepMetrics.model_construct(**metrics)
     values["id"], values["session_id"], values["sequence"] = message_id, session_id, sequence
-    return Step.model_construct(**values)
+    return _step_of(values)
+
+
+def _step_of(values: dict[str, Any]) -> Step:
+    """Do as `Step.model_construct(**values)` does, at a fifth of its time: contexts read thousands.
+
+    What pydantic's own method sets is set here; a test holds the two equal.
+    """
+    step = Step.__new__(Step)
+    object.__setattr__(step, "__dict__", _ABSENT | values)
+    object.__setattr__(step, "__pydantic_fields_set__", set(values))
+    object.__setattr__(step, "__pydantic_extra__", None)
+    object.__setattr__(step, "__pydantic_private__", None)
+    return step
 
 
 def message_dicts(said: Iterable[str]) -> list[dict[str, Any]]:
