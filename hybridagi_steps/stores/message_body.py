@@ -25,7 +25,7 @@ PREVIEW_LENGTH = 120
 _SAID = ("role", "content", "tool_calls", "tool_call_id", "name")
 _ELSEWHERE = frozenset(("id", "session_id", "sequence", *_SAID))
 _FIELDS = frozenset(Step.model_fields)
-_ABSENT = {name: None for name, field in Step.model_fields.items() if field.default is None}
+_ABSENT: dict[str, Any] = dict.fromkeys(Step.model_fields)
 _ROLES: dict[str, MessageRole] = {role.value: role for role in MessageRole}
 
 
