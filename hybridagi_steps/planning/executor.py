@@ -124,14 +124,13 @@ class StepExecutor(dspy.Module):
         own = [dspy.Tool(tool) for tool in workspace_tools(workspace)] if workspace else []
         finish = _FinishTool(work.step, self.artifact_types)
         known = tools_by_name([*own, *self.tools, finish.tool])
-        caller = ToolCaller(known, FINISH_TOOL)
+        caller = ToolCaller(known, FINISH_TOOL, work.problems)
         purpose = Purpose(work.step.id, work.attempt, brief.rest, brief.files)
         with spending_on(purpose), overriding(adapter=WorkAdapter()):
             await self._turns(brief.text, list(known.values()), caller, finish)
         return Finished(
             summary=finish.summary,
             artifacts=finish.artifacts or {},
-            problems=caller.problems,
             cut=brief.cut,
         )
 

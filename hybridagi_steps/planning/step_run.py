@@ -85,9 +85,10 @@ class StepRun:
             result.attempts += 1
             outcome = await run.dispatcher.do(self._work(seen, feedback))
             run.ledger.add(outcome.calls)
+            result.problems += outcome.problems
             error = outcome.error
             if error is None and outcome.finished is not None:
-                self._take_notes(outcome.finished)
+                result.cut = outcome.finished.cut
                 try:
                     await self._merge(outcome)
                 except (ArtifactConflictError, WorkspaceError) as conflict:
@@ -142,10 +143,6 @@ class StepRun:
             tokens_left=tokens,
             cost_left=cost,
         )
-
-    def _take_notes(self, finished: Finished) -> None:
-        self._result.problems += finished.problems
-        self._result.cut = finished.cut
 
     def _key(self) -> str:
         return f"{self._run.key}:{self._step.id}:{self._result.attempts}"

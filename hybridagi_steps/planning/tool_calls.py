@@ -42,13 +42,13 @@ class ToolCaller:
     Args:
         tools: The tools by name.
         finish: Name of the tool that ends the step; the step's own end tells of it.
-
-    Attributes:
-        problems: Errors that tools raised, as the model was told of them.
+        problems: Errors that tools raise are added to it.
     """
 
-    def __init__(self, tools: Mapping[str, dspy.Tool], finish: str) -> None:
-        self.problems: list[Problem] = []
+    def __init__(
+        self, tools: Mapping[str, dspy.Tool], finish: str, problems: list[Problem]
+    ) -> None:
+        self.problems = problems
         self._tools, self._finish = tools, finish
         self._steps = RunSteps()
 

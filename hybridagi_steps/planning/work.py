@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from hybridagi_steps import errors
 from hybridagi_steps.errors import StepsError
@@ -85,6 +85,8 @@ class Work(BaseModel):
     """What the plan's budget leaves, when another process does the work."""
     cost_left: float | None = None
     """The same in US dollars."""
+    problems: list[Problem] = Field(default=[], exclude=True)
+    """Errors on the way that the model was told of; who does the work adds them as they come."""
 
 
 class Finished(BaseModel):
@@ -96,8 +98,6 @@ class Finished(BaseModel):
     """What was done, in words."""
     artifacts: dict[str, Any] = {}
     """What it hands on."""
-    problems: list[Problem] = []
-    """Errors on the way, which the model was told of."""
     cut: list[str] = []
     """What was left out of the files that it named."""
 
@@ -110,6 +110,8 @@ class Outcome:
     error: BaseException | None = None
     changes: Changes | None = None
     """What it changed in its copy of the workspace."""
+    problems: list[Problem] = field(default_factory=list[Problem])
+    """Errors on the way, also when it came to nothing."""
     calls: list[LMCall] = field(default_factory=list[LMCall])
     """LM calls that this process has not counted itself."""
 

@@ -24,6 +24,7 @@ def write_outcome(outcome: Outcome) -> str:
         "finished": outcome.finished and outcome.finished.model_dump(mode="json"),
         "error": None if outcome.error is None else Problem.of(outcome.error).model_dump(),
         "changes": None if outcome.changes is None else _changes(outcome.changes),
+        "problems": [problem.model_dump() for problem in outcome.problems],
         "calls": [call.model_dump(mode="json") for call in outcome.calls],
     }
     return orjson.dumps(json_value(data, [])).decode()
@@ -41,6 +42,7 @@ def read_outcome(text: str) -> Outcome:
         finished=None if finished is None else Finished.model_validate(finished),
         error=None if error is None else Problem.model_validate(error).error(),
         changes=None if changes is None else _read_changes(changes),
+        problems=[Problem.model_validate(problem) for problem in data["problems"]],
         calls=[LMCall.model_validate(call) for call in data["calls"]],
     )
 

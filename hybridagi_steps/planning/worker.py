@@ -44,10 +44,10 @@ class StepWorker:
         try:
             finished, changes = await self._within_time(work)
         except OutOfBudget as stop:
-            return Outcome(error=stop.error)
+            return Outcome(error=stop.error, problems=work.problems)
         except Exception as error:
-            return Outcome(error=error)
-        return Outcome(finished, changes=changes)
+            return Outcome(error=error, problems=work.problems)
+        return Outcome(finished, changes=changes, problems=work.problems)
 
     async def _within_time(self, work: Work) -> tuple[Finished, Changes | None]:
         try:
