@@ -110,6 +110,7 @@ class StepRunner:
         message: str | list[dict[str, Any]],
         *,
         inputs: Mapping[str, Any] | None = None,
+        message_id: str | None = None,
     ) -> AsyncGenerator[StepEvent]:
         """Say something in a session and stream what the program does.
 
@@ -120,12 +121,13 @@ class StepRunner:
             session: The session, a new one if it does not exist.
             message: What the user says: a text, or a provider's content parts.
             inputs: Further inputs of a DSPy program.
+            message_id: The id of the user's message; a run that repeats one fails before it asks.
 
         Raises:
             SequenceConflictError: The session has a run already; nothing was stored.
             LimitReachedError: Agents are nested deeper than `max_depth`.
         """
-        start = with_message(message, inputs or {})
+        start = with_message(message, inputs or {}, message_id=message_id)
         async for event in self._stream(_session(session), start):
             yield event
 
@@ -199,12 +201,14 @@ class StepRunner:
         async for event in self._stream(_session(session), start, expect_last=last_step.sequence):
             yield event
 
-    async def resume(self, session: str | AgentSession) -> AsyncGenerator[StepEvent]:
+    async def resume(
+        self, session: str | AgentSession, *, inputs: Mapping[str, Any] | None = None
+    ) -> AsyncGenerator[StepEvent]:
         """Take up a turn that was cut off, as after a crash; no events when none was.
 
         Calls without a result are closed first: a tool declared `idempotent` runs again, any other
         is answered with a synthetic result that says it was interrupted. Then the program is asked
-        the turn's question again and shown what was done since.
+        the turn's question again, with `inputs`, and shown what was done since.
 
         Raises:
             UnknownSessionError: No such session.
@@ -216,7 +220,8 @@ class StepRunner:
             raise UnknownSessionError(named.session_id)
         if last.is_assistant_step() and not last.has_tool_calls():
             return
-        start = where_it_stands({}, data={"resumed_at": last.sequence, "resumes": last.run_id})
+        data = {"resumed_at": last.sequence, "resumes": last.run_id}
+        start = where_it_stands(inputs or {}, data=data)
         async for event in self._stream(named, start, expect_last=last.sequence):
             yield event
 

@@ -21,13 +21,15 @@ from hybridagi_steps.running.session_prompt import Messages
 from hybridagi_steps.running.turn import ToolTurn
 
 
-def with_message(content: Any, inputs: Mapping[str, Any], **more: Any) -> Start:
+def with_message(
+    content: Any, inputs: Mapping[str, Any], *, message_id: str | None = None, **more: Any
+) -> Start:
     """Begin with a new message of the user."""
 
     def prepare(run: ActiveRun) -> Prompt:
         _close_turn_before(run)
         before = run.line.last
-        asked = run.turn.store_user_message(content)
+        asked = run.turn.store_user_message(content, message_id)
         run.check()
         return Prompt(asked.content, earlier(run, before), inputs=dict(inputs))
 

@@ -128,9 +128,14 @@ class Turn:
         with self._lock:
             return list(self._steps)
 
-    def store_user_message(self, content: Any) -> Step:
-        """Store what the user said; nothing else comes before it."""
-        return self._store(self._step(MessageRole.USER, content=content))
+    def store_user_message(self, content: Any, message_id: str | None = None) -> Step:
+        """Store what the user said; nothing else comes before it.
+
+        Raises:
+            DuplicateStepError: The id is stored already.
+        """
+        named = {} if message_id is None else {"id": message_id}
+        return self._store(self._step(MessageRole.USER, content=content, **named))
 
     def announce(self, calls: list[ToolTurn], content: str | None, reasoning: str | None) -> None:
         """Note which tools a model asked for; stored when the first of them begins.

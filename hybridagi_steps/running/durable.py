@@ -1,0 +1,313 @@
+"""DurableRunner: runs of sessions that outlive the process they run in.
+
+A run is handed to a queue in a database (DBOS on SQLite, one machine) and carried out by whichever
+worker process is there. A worker that is killed leaves whole units in the session; another one
+takes the turn up. Runs of one session follow each other; those of different sessions stand side by
+side. This module hands runs out and looks at them; durable_worker.py carries them out.
+"""
+
+# DBOS is loaded on first use, by name.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+from uuid import NAMESPACE_URL, uuid4, uuid5
+
+import orjson
+
+from hybridagi_steps.crossing import in_thread
+from hybridagi_steps.errors import (
+    InvalidSettingError,
+    SequenceConflictError,
+    UnknownRunError,
+    UnknownSessionError,
+)
+from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.records.event import StepEvent, StepEventType
+from hybridagi_steps.records.message import Step
+from hybridagi_steps.running.config import AgentSession
+from hybridagi_steps.running.results import RunResult
+from hybridagi_steps.running.runner import StepRunner
+
+QUEUE, WORKFLOW, CANCEL = "session-runs", "hybridagi_steps.session_run", "cancel"
+_WINDOW = 512
+"""Messages at the end of a session among which a run's are looked for."""
+_FINAL = {
+    "completed": StepEventType.RUN_COMPLETED,
+    "failed": StepEventType.RUN_FAILED,
+    "cancelled": StepEventType.RUN_CANCELLED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a run is asked to do."""
+
+    session_id: str
+    user_id: str | None
+    message: Any
+    inputs: dict[str, Any]
+
+    def to_json(self) -> str:
+        """Return it as JSON.
+
+        Raises:
+            InvalidSettingError: It holds what JSON cannot.
+        """
+        try:
+            return orjson.dumps(asdict(self), option=orjson.OPT_SORT_KEYS).decode()
+        except TypeError as error:
+            raise InvalidSettingError(
+                f"message and inputs of a durable run must be JSON: {error}."
+            ) from error
+
+
+class _Standing(NamedTuple):
+    """What the queue knows of a run."""
+
+    order: Order
+    ending: dict[str, Any] | None
+    """What its final event says, once it has ended."""
+
+
+class DurableRunner:
+    """Runs a program in sessions, whatever happens to its processes.
+
+    Args:
+        program: A StepRunner, or what one is made of; a process that only hands out needs none.
+        memory: Where sessions are kept: a file, which every process must open, or a memory on one.
+        database: The SQLite file of the queue; by default beside the memory's, with `.runs`.
+        poll_seconds: How often queue and runs are looked at.
+
+    Raises:
+        MissingExtraError: The extra `durable` is not installed.
+        InvalidSettingError: A memory without a file: other processes cannot open it.
+
+    Example:
+        `run_id = await hs.DurableRunner(memory="steps.db").submit("chat", "Hello")`
+    """
+
+    def __init__(
+        self,
+        program: Any = None,
+        memory: StepMemory | str | os.PathLike[str] | None = None,
+        *,
+        database: str | os.PathLike[str] | None = None,
+        poll_seconds: float = 0.1,
+    ) -> None:
+        # Loaded here, so that the rest of the library does without the extra.
+        from hybridagi_steps.running.dbos_engine import open_client
+
+        if memory is None and isinstance(program, StepRunner):
+            memory = program.memory
+        self._opened = None if isinstance(memory, StepMemory) else StepMemory(memory or "steps.db")
+        self.memory: StepMemory = self._opened or memory  # pyright: ignore[reportAttributeAccessIssue]
+        if self.memory.address == ":memory:":
+            raise InvalidSettingError("durable runs need a memory in a file, such as 'steps.db'.")
+        runner = program if isinstance(program, StepRunner) else None
+        self.runner = runner or (program and StepRunner(program, self.memory))
+        self.database = Path(database or f"{self.memory.address}.runs").absolute()
+        self._poll = poll_seconds
+        self._client = open_client(self.database)
+
+    async def submit(
+        self,
+        session: str | AgentSession,
+        message: str | list[dict[str, Any]],
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+    ) -> str:
+        """Hand out a run and return its id; it is safe on disk then.
+
+        Args:
+            session: The session; its runs follow each other in the order of their submission.
+            message: What the user says.
+            inputs: Further inputs of a DSPy program.
+            idempotency_key: Repeating one in a session returns the run that it first handed out.
+
+        Raises:
+            SequenceConflictError: The key handed out something else.
+            InvalidSettingError: What is asked cannot be written as JSON.
+        """
+        named = session if isinstance(session, AgentSession) else AgentSession(session)
+        order = Order(named.session_id, named.user_id, message, dict(inputs or {}))
+        text, run_id = order.to_json(), str(uuid4())
+        if idempotency_key is not None:
+            run_id = str(uuid5(NAMESPACE_URL, f"{order.session_id}\n{idempotency_key}"))
+        await in_thread(partial(self._enqueue, run_id, order.session_id, text))
+        if idempotency_key is not None and (await self._standing(run_id)).order != order:
+            raise SequenceConflictError(
+                f"key {idempotency_key!r} has handed out another message of session "
+                f"{order.session_id!r}; use a new key."
+            )
+        return run_id
+
+    async def result(self, run_id: str) -> RunResult:
+        """Wait for the end of a run, whichever process does it, and return how it ended.
+
+        Raises:
+            UnknownRunError: No such run.
+        """
+        while (standing := await self._standing(run_id)).ending is None:
+            await asyncio.sleep(self._poll)
+        turn = await self._turn(run_id, standing)
+        answers = [step for step in turn if step.is_assistant_step()]
+        return RunResult(run_id, answers[-1] if answers else None, standing.ending or {})
+
+    async def events(self, run_id: str, *, after: int = 0) -> AsyncGenerator[StepEvent]:
+        """Follow a run, from its beginning or from the event numbered `after`.
+
+        There are RUN_STARTED, STEP_COMPLETED for each message that is stored, and the final event.
+        Numbers are the same whoever asks and whenever. Pieces stay in the worker's process.
+
+        Raises:
+            UnknownRunError: No such run.
+        """
+        number, ended = 0, False
+        while not ended:
+            standing = await self._standing(run_id)
+            ending, session_id = standing.ending, standing.order.session_id
+            turn = await self._turn(run_id, standing)
+            events = [StepEvent(type=StepEventType.RUN_STARTED, run_id=run_id)]
+            for step in turn:
+                events.append(StepEvent(type=StepEventType.STEP_COMPLETED, run_id=run_id))
+                events[-1].step_id, events[-1].snapshot = step.id, step
+            if ended := ending is not None:
+                kind = _FINAL[ending["status"]]
+                events.append(StepEvent(type=kind, run_id=run_id, data=ending))
+            for number, event in enumerate(events[number:], number + 1):  # noqa: B020
+                event.number, event.session_id = number, session_id
+                if number > after:
+                    yield event
+            if not ended:
+                await asyncio.sleep(self._poll)
+
+    async def cancel(self, run_id: str) -> bool:
+        """Ask that a run be stopped, in whichever process it is; return whether it had not ended.
+
+        A run that waits never begins; one in flight stops as with `StepRunner.cancel`.
+
+        Raises:
+            UnknownRunError: No such run.
+        """
+        if (await self._standing(run_id)).ending is not None:
+            return False
+        asked = partial(self._client.update_workflow_attributes, run_id, {CANCEL: True})
+        await in_thread(asked)
+        [status] = await in_thread(partial(self._client.list_workflows, workflow_ids=[run_id]))
+        if status.status == "ENQUEUED":
+            await in_thread(partial(self._client.cancel_workflow, run_id))
+        return True
+
+    def run_worker(
+        self,
+        stop: threading.Event | None = None,
+        *,
+        at_once: int = 8,
+        grace_seconds: float = 10.0,
+    ) -> None:
+        """Take runs from the queue until told to stop: what a worker process does.
+
+        Runs that a dead worker had begun are taken up, too. Killing a worker does no harm.
+
+        Args:
+            stop: Set it to end; by default the worker serves until its process is ended.
+            at_once: Most runs at a time in this process.
+            grace_seconds: How long runs may take to end after `stop`; what is left is taken up
+                by another worker once this process has ended.
+
+        Raises:
+            InvalidSettingError: No program, or this process is a worker already.
+        """
+        from hybridagi_steps.running.durable_worker import Worker
+
+        if self.runner is None:
+            raise InvalidSettingError("a worker needs a program: DurableRunner(program, memory).")
+        worker = Worker(self.runner, self._client)
+        worker.serve(self.database, stop or threading.Event(), at_once, self._poll, grace_seconds)
+
+    def close(self) -> None:
+        """Close what this object has opened; runs go on in their workers."""
+        self._client.destroy()
+        if self._opened is not None:
+            self._opened.close()
+
+    def __enter__(self) -> DurableRunner:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _enqueue(self, run_id: str, session_id: str, text: str) -> None:
+        before = self._client.list_workflows(
+            status=["ENQUEUED", "PENDING"], queue_name=QUEUE, load_input=False, load_output=False
+        )
+        own = [each.priority for each in before if each.queue_partition_key == session_id]
+        options = {
+            "workflow_name": WORKFLOW,
+            "queue_name": QUEUE,
+            "queue_partition_key": session_id,
+            "workflow_id": run_id,
+            # The queue's own order is that of the clock, which SQLite has in whole seconds.
+            "priority": max(own, default=0) + 1,
+        }
+        self._client.enqueue(options, text)
+
+    async def _standing(self, run_id: str) -> _Standing:
+        found = await in_thread(partial(self._client.list_workflows, workflow_ids=[run_id]))
+        if not found or found[0].name != WORKFLOW:
+            raise UnknownRunError(run_id)
+        status = found[0]
+        order = Order(**orjson.loads(status.input["args"][0]))
+        return _Standing(order, _ending(status))
+
+    async def _turn(self, run_id: str, standing: _Standing) -> list[Step]:
+        last = (standing.ending or {}).get("last_sequence")
+        read = partial(turn_of, self.memory, standing.order.session_id, run_id, last)
+        return await in_thread(read)
+
+
+def turn_of(
+    memory: StepMemory, session_id: str, run_id: str, last: int | None = None
+) -> list[Step]:
+    """Return the messages of a durable run, the user's first; none before it was begun."""
+    store = memory.repository().store
+    try:
+        last = last or store.session_end(session_id).sequence
+    except UnknownSessionError:
+        return []
+    steps = store.messages(session_id, max(1, last - _WINDOW + 1), last)
+    first = next((n for n, step in enumerate(steps) if step.id == run_id), None)
+    if first is None:
+        return []
+    behind = steps[first + 1 :]
+    after = next((n for n, step in enumerate(behind) if step.is_user_step()), len(behind))
+    return [steps[first], *behind[:after]]
+
+
+def _ending(status: Any) -> dict[str, Any] | None:
+    """Return what the final event of a run says, if the run has ended."""
+    if status.status == "SUCCESS":
+        return orjson.loads(status.output)["data"]
+    if status.status == "CANCELLED":
+        return {"status": "cancelled", "termination_reason": "cancelled"}
+    if status.status in ("ERROR", "MAX_RECOVERY_ATTEMPTS_EXCEEDED"):
+        error = {"type": status.status, "message": str(status.error or "its workers died.")}
+        return {"status": "failed", "termination_reason": "error", "error": error}
+    return None

@@ -1,0 +1,156 @@
+"""What a worker does with a durable run: begin it, or take it up where a dead worker left it.
+
+The user's message has the run's id. So the session itself tells how far the run came, and nothing
+about its progress is written down twice: no such message, nothing was done; nothing but whole units
+behind it, the turn is resumed; an answer behind it, the run had ended.
+"""
+
+# DBOS keeps one instance for each process; so does this module.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportMissingImports=false
+# pyright: reportMissingTypeStubs=false, reportUntypedFunctionDecorator=false
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from hybridagi_steps.crossing import in_thread
+from hybridagi_steps.errors import StorageError
+from hybridagi_steps.records.event import StepEvent
+from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.run import RunMetrics
+from hybridagi_steps.running import dbos_engine
+from hybridagi_steps.running.config import AgentSession
+from hybridagi_steps.running.dbos_engine import DBOS
+from hybridagi_steps.running.durable import CANCEL, QUEUE, WORKFLOW, Order, turn_of
+from hybridagi_steps.running.run import shown_error
+from hybridagi_steps.running.runner import StepRunner
+
+MOST_ATTEMPTS = 20
+"""A run that takes its worker down this often is given up."""
+_NAMES = "session-worker-"
+_LOOK_SECONDS = 0.2
+
+
+class Worker:
+    """Takes runs from the queue of one database.
+
+    Args:
+        runner: Carries them out.
+        client: Reads what the database says of them.
+    """
+
+    def __init__(self, runner: StepRunner, client: Any) -> None:
+        self._runner, self._client = runner, client
+        self._active: dict[str, str] = {}
+        # Not on DBOS's loop, which cancels what is left when it ends: that would end runs that
+        # another worker is to take up.
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run_loop, name="durable-runs", daemon=True)
+
+    def serve(
+        self, database: Path, stop: threading.Event, at_once: int, poll: float, grace: float
+    ) -> None:
+        """Take runs until told to stop."""
+        name = dbos_engine.first_free_name(database, _NAMES)
+        self._client.register_queue(
+            QUEUE, worker_concurrency=at_once, partition_concurrency=1, polling_interval_sec=poll
+        )
+        _process.worker = self
+        self._thread.start()
+        with dbos_engine.engine(database, name.name, QUEUE, grace):
+            while not stop.wait(_LOOK_SECONDS):
+                dbos_engine.recover_dead(self._client, database, QUEUE, name.name)
+                self._stop_cancelled()
+        _process.worker = None
+        if not self._active:
+            # A run that did not end in time still goes on: the name says that it is not dead.
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+            name.release()
+
+    def _run_loop(self) -> None:
+        self.loop.run_forever()
+        self.loop.close()
+
+    async def do(self, run_id: str, order: Order) -> str:
+        """Bring a run to its end; return how it ended as JSON."""
+        self._active[run_id] = ""
+        try:
+            ending = await self._ended(run_id, order)
+        except Exception as error:
+            data = {"status": "failed", "termination_reason": "error", "error": shown_error(error)}
+            ending = {"data": data}
+        finally:
+            del self._active[run_id]
+        return orjson.dumps(ending, default=repr).decode()
+
+    async def _ended(self, run_id: str, order: Order) -> dict[str, Any]:
+        turn = await in_thread(partial(turn_of, self._runner.memory, order.session_id, run_id))
+        last = turn[-1] if turn else None
+        if last is not None and last.is_assistant_step() and not last.has_tool_calls():
+            return {"data": _stored_ending(turn)}
+        if await in_thread(partial(self._is_cancelled, run_id)):
+            return {"data": {"status": "cancelled", "termination_reason": "cancelled"}}
+        session = AgentSession(order.session_id, order.user_id)
+        if last is None:
+            events = self._runner.run_stream(
+                session, order.message, inputs=order.inputs, message_id=run_id
+            )
+        else:
+            events = self._runner.resume(session, inputs=order.inputs)
+        event: StepEvent | None = None
+        async for event in events:
+            self._active[run_id] = event.run_id
+        if event is None:
+            raise StorageError(f"session {order.session_id!r} went on before run {run_id} ended.")
+        return {"data": event.data or {}}
+
+    def _is_cancelled(self, run_id: str) -> bool:
+        [status] = self._client.list_workflows(workflow_ids=[run_id], load_output=False)
+        return status.status == "CANCELLED" or bool((status.attributes or {}).get(CANCEL))
+
+    def _stop_cancelled(self) -> None:
+        """Stop the runs that some process has asked to cancel."""
+        for run_id, own_id in list(self._active.items()):
+            if own_id and self._is_cancelled(run_id):
+                asyncio.run_coroutine_threadsafe(self._runner.cancel(own_id), self.loop).result()
+
+
+class _Process:
+    """What there is once in each process, because DBOS is."""
+
+    def __init__(self) -> None:
+        self.worker: Worker | None = None
+
+
+_process = _Process()
+
+
+@DBOS.workflow(name=WORKFLOW, max_recovery_attempts=MOST_ATTEMPTS)
+async def _session_run(order: str) -> str:
+    """Do one run; DBOS keeps how it ended, and begins it again when its worker has died."""
+    worker, run_id = _process.worker, DBOS.workflow_id
+    if worker is None or run_id is None:
+        raise StorageError("this process is no worker.")
+    doing = worker.do(run_id, Order(**orjson.loads(order)))
+    future = asyncio.run_coroutine_threadsafe(doing, worker.loop)
+    return await asyncio.shield(asyncio.wrap_future(future))
+
+
+def _stored_ending(turn: list[Step]) -> dict[str, Any]:
+    """Return what the final event of a run said, from its stored messages."""
+    how: dict[str, str] = (turn[-1].metadata or {}).get("run", {})
+    metrics = RunMetrics.of(*(step.metrics for step in turn if step.metrics is not None))
+    return {
+        "status": how.get("status", "completed"),
+        "termination_reason": how.get("reason", "completed"),
+        "metrics": metrics.model_dump(mode="json", exclude_none=True),
+        "last_sequence": turn[-1].sequence,
+    }

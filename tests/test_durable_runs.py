@@ -1,0 +1,276 @@
+"""Durable runs: a worker is killed at every kind of moment, another one ends what it had begun."""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from provider_double import check_openai
+from runner_cases import SyncAgent, kinds, messages, thought
+
+from hybridagi_steps import RunHook, StepMemory, StepRunner
+from hybridagi_steps.errors import (
+    InvalidSettingError,
+    MissingExtraError,
+    SequenceConflictError,
+    UnknownRunError,
+)
+from hybridagi_steps.running.durable import DurableRunner
+from hybridagi_steps.running.results import RunResult
+from hybridagi_steps.running.tool_gate import idempotent
+from hybridagi_steps.testing import ScriptedLM, request_text
+
+pytest.importorskip("dbos", reason="needs the extra `durable`")
+
+MOMENTS = ("asking", "in_tool", "in_idempotent_tool", "between", "answered")
+"""Where a worker is killed; also the names of sessions and the questions asked in them."""
+
+
+class Program:
+    """What both workers run: it stops where its question says while the file `hold` is there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def here(self, place: str) -> None:
+        """Note that this place was reached, and stay while told to."""
+        with (self.folder / "log").open("a") as log:
+            log.write(f"{place}\n")
+        while (self.folder / "hold").exists():
+            time.sleep(0.01)
+
+    def count(self, place: str) -> int:
+        """How often a place was reached."""
+        log = self.folder / "log"
+        return log.read_text().splitlines().count(place) if log.exists() else 0
+
+    def reply(self, request: Any) -> Any:
+        """Ask for one tool, then answer."""
+        text = request_text(request)
+        if "next_tool_name" not in text:
+            return {"reasoning": "r", "answer": "Paris"}
+        done = text.count("observation_") + sum(m.role == "tool" for m in request.messages[-2:])
+        if "endless" in text:
+            return thought("on", "write", place="endless")
+        for moment in ("asking", "between"):
+            if moment in text and bool(done) == (moment == "between"):
+                self.here(moment)
+        tool = "read" if "in_idempotent_tool" in text else "write"
+        place = next((m for m in MOMENTS[1:3] if m in text), "elsewhere")
+        return thought("enough", "finish") if done else thought("on", tool, place=place)
+
+    def runner(self, memory: StepMemory) -> StepRunner:
+        """Return the runner of a worker."""
+
+        def write(place: str) -> str:
+            """Change the world."""
+            if place == "in_tool":
+                self.here(place)
+            else:
+                time.sleep(0.02)
+            return "written"
+
+        @idempotent
+        def read(place: str) -> str:
+            """Look at the world."""
+            self.here(place)
+            return "read"
+
+        here = self.here
+
+        class Ends(RunHook):
+            async def on_run_end(self, run: Any, status: Any, data: Any) -> None:
+                if run.session_id == "answered":
+                    await asyncio.to_thread(here, "answered")
+
+        agent = SyncAgent([write, read])
+        agent.react.max_iters = 1000
+        agent.set_lm(ScriptedLM(self.reply))
+        return StepRunner(agent, memory, hooks=[Ends()])
+
+
+def work(folder: str) -> None:
+    """Be a worker until killed."""
+    with StepMemory(f"{folder}/steps.db", embedder="hashing") as memory:
+        DurableRunner(Program(Path(folder)).runner(memory), poll_seconds=0.05).run_worker()
+
+
+@contextmanager
+def worker(folder: Path) -> Generator[None]:
+    """Run a worker process, and kill it at the end."""
+    process = multiprocessing.get_context("spawn").Process(target=work, args=(str(folder),))
+    process.start()
+    try:
+        yield
+    finally:
+        assert process.is_alive()
+        os.kill(process.pid or 0, signal.SIGKILL)
+        process.join()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    give_up = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+
+class Done(NamedTuple):
+    """What two workers made of the runs."""
+
+    memory: StepMemory
+    durable: DurableRunner
+    program: Program
+    runs: dict[str, str]
+    results: dict[str, RunResult]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Generator[Done]:
+    """Kill one worker in the middle of six runs; let another one end them, and one more."""
+    folder = tmp_path_factory.mktemp("durable")
+    program = Program(folder)
+    (folder / "hold").touch()
+    with (
+        StepMemory(folder / "steps.db", embedder="hashing") as memory,
+        DurableRunner(memory=memory, poll_seconds=0.02) as durable,
+    ):
+        runs = asyncio.run(begun(durable, program, folder))
+        (folder / "hold").unlink()
+        with worker(folder):
+            results = asyncio.run(ended(durable, runs))
+        yield Done(memory, durable, program, runs, results)
+
+
+async def begun(durable: DurableRunner, program: Program, folder: Path) -> dict[str, str]:
+    """Hand out runs and kill their worker when each has come to its moment."""
+    runs = {moment: await durable.submit(moment, moment) for moment in MOMENTS}
+    runs["waiting"] = await durable.submit("asking", "the next question")
+    runs["unwanted"] = await durable.submit("unwanted", "between")
+    runs["never"] = await durable.submit("unwanted", "never asked")
+    with worker(folder):
+        wait_for(lambda: all(program.count(m) >= 1 + (m == "between") for m in MOMENTS))
+        assert await durable.cancel(runs["never"])
+    # Its worker is dead: whoever takes it up must see that nobody wants it any more.
+    assert await durable.cancel(runs["unwanted"])
+    return runs
+
+
+async def ended(durable: DurableRunner, runs: dict[str, str]) -> dict[str, RunResult]:
+    """Wait for the ends; stop one run that has none."""
+    runs["endless"] = await durable.submit("endless", "endless")
+    results = {name: await durable.result(runs[name]) for name in runs if name != "endless"}
+    async for event in durable.events(runs["endless"]):
+        if event.number == 4:
+            assert await durable.cancel(runs["endless"])
+    results["endless"] = await durable.result(runs["endless"])
+    return results
+
+
+def tools_run(done: Done, moment: str) -> list[Any]:
+    """What a session's tool calls were answered."""
+    return [step.content for step in messages(done.memory, moment) if step.is_tool_step()]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_run_is_ended_by_another_worker_and_each_message_stored_once(
+    done: Done, moment: str
+) -> None:
+    line = messages(done.memory, moment)[: 8 if moment == "asking" else None]
+    assert done.results[moment].status == "completed"
+    assert done.results[moment].text == "Paris"
+    assert [step.sequence for step in line] == list(range(1, len(line) + 1))
+    assert line[0].id == done.runs[moment]
+    assert sum(step.content == moment for step in line) == 1
+    asked = [call["id"] for step in line for call in step.tool_calls or []]
+    assert [step.tool_call_id for step in line if step.is_tool_step()] == asked
+    assert len(set(asked)) == len(asked) > 0
+    check_openai([step.to_message_dict() for step in line])
+
+
+def test_a_tool_in_flight_runs_again_only_if_it_is_idempotent(done: Done) -> None:
+    assert done.program.count("in_idempotent_tool") == 2
+    assert tools_run(done, "in_idempotent_tool") == ["read"]
+    assert done.program.count("in_tool") == 1
+    assert "interrupted" in tools_run(done, "in_tool")[0]
+
+
+def test_what_was_stored_is_not_done_again(done: Done) -> None:
+    assert tools_run(done, "between") == ["written"]
+    assert done.program.count("answered") == 1
+    assert done.results["answered"].data["last_sequence"] == len(messages(done.memory, "answered"))
+
+
+def test_runs_of_one_session_follow_each_other(done: Done) -> None:
+    asked = [step.content for step in messages(done.memory, "asking") if step.is_user_step()]
+    assert asked == ["asking", "the next question"]
+    assert done.results["waiting"].text == "Paris"
+
+
+def test_a_run_is_cancelled_from_another_process_wherever_it_stands(done: Done) -> None:
+    assert {done.results[name].status for name in ("unwanted", "never", "endless")} == {"cancelled"}
+    assert "never asked" not in [step.content for step in messages(done.memory, "unwanted")]
+    check_openai([step.to_message_dict() for step in messages(done.memory, "endless")])
+    assert not asyncio.run(done.durable.cancel(done.runs["endless"]))
+
+
+def test_events_are_the_same_whenever_they_are_read(done: Done) -> None:
+    async def events(after: int = 0) -> list[Any]:
+        return [event async for event in done.durable.events(done.runs["between"], after=after)]
+
+    told = asyncio.run(events())
+    assert kinds(told) == ["run_started", *["step_completed"] * (len(told) - 2), "run_completed"]
+    assert [event.number for event in told] == list(range(1, len(told) + 1))
+    assert [e.snapshot for e in told[1:-1]] == messages(done.memory, "between")
+    assert [event.number for event in asyncio.run(events(after=3))] == list(range(4, len(told) + 1))
+
+
+def test_a_key_hands_out_one_run(done: Done) -> None:
+    async def twice(message: str) -> tuple[str, str]:
+        first = await done.durable.submit("keyed", "Hello", idempotency_key="k")
+        return first, await done.durable.submit("keyed", message, idempotency_key="k")
+
+    first, second = asyncio.run(twice("Hello"))
+    assert first == second
+    with pytest.raises(SequenceConflictError, match="another message"):
+        asyncio.run(twice("Good bye"))
+
+
+def test_what_cannot_be_handed_out_is_refused(done: Done) -> None:
+    with pytest.raises(UnknownRunError):
+        asyncio.run(done.durable.result("no such run"))
+    with pytest.raises(InvalidSettingError, match="JSON"):
+        asyncio.run(done.durable.submit("chat", "Hello", inputs={"made": object()}))
+    with pytest.raises(InvalidSettingError, match="needs a program"):
+        done.durable.run_worker()
+    with pytest.raises(InvalidSettingError, match="in a file"):
+        DurableRunner(memory=StepMemory(":memory:", embedder="hashing"))
+
+
+def test_without_the_extra_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    for name in [name for name in sys.modules if name.startswith("hybridagi_steps.running.d")]:
+        if name.endswith("dbos_engine"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "dbos", None)
+    with (
+        StepMemory(tmp_path / "steps.db", embedder="hashing") as memory,
+        pytest.raises(MissingExtraError, match=r"hybridagi-steps\[durable\]"),
+    ):
+        DurableRunner(memory=memory)
