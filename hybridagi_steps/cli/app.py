@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hybridagi_steps import __version__
-from hybridagi_steps.cli import bench, demo, exchange, keeping, reading, serve, sessions
+from hybridagi_steps.cli import bench, demo, exchange, keeping, plan, reading, serve, sessions
 
 app = typer.Typer(
     add_completion=False,
@@ -50,6 +50,7 @@ app.command("verify")(keeping.verify)
 app.command("reembed")(keeping.reembed)
 app.command("vacuum")(keeping.vacuum)
 app.command("purge")(keeping.purge)
+app.command("plan")(plan.plan)
 app.command("serve")(serve.serve)
 app.command("mcp")(serve.mcp)
 app.add_typer(bench.app, name="bench")

@@ -38,6 +38,8 @@ class Comparison(BaseModel):
     """Tokens as the plan was run, planning included."""
     planning: int
     """Of these, tokens of planning."""
+    tool_schemas: int
+    """Of these, tokens of the tools' schemas, which every call sends."""
     full_history: int
     """Tokens if every call had seen all that was said before it."""
     last_messages: int
@@ -87,6 +89,7 @@ def compare(
         calls=len(listed),
         ours=sum(map(count.call, working)) + planning + aside,
         planning=planning,
+        tool_schemas=sum(count.tools(call.tools) for call in listed),
         full_history=full + aside,
         last_messages=recent + aside,
         last=last,

@@ -37,6 +37,7 @@ from hybridagi_steps.planning.work import Executor
 from hybridagi_steps.planning.worker import StepWorker
 from hybridagi_steps.planning.workspace import Workspace
 from hybridagi_steps.planning.workspace_tools import workspace_tools
+from hybridagi_steps.programs.dspy_settings import overriding
 from hybridagi_steps.programs.step_writer import check_memory
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.records.plan import Plan
@@ -184,6 +185,20 @@ class Orchestrator:
     ) -> PlanResult:
         """Run a plan to its end; see `run`."""
         return await self._arun(requirements, plan, key, [])
+
+    def make_plan(self, requirements: str) -> Plan:
+        """Make a plan and run nothing.
+
+        Raises:
+            PlanError: The model found no plan that can be run.
+        """
+        settings = self.settings
+        files = [] if settings.workspace is None else settings.workspace.list()
+        chosen = {} if settings.lm is None else {"lm": settings.lm}
+        with overriding(**chosen):
+            return settings.planner(
+                requirements=requirements, files=files, tools=settings.tool_names
+            )
 
     async def stream(
         self,
