@@ -156,6 +156,28 @@ def test_a_filter_of_any_width_is_answered_within_it(share: float) -> None:
         assert_same(found, oracle.search(query, 5, chosen))
 
 
+def test_a_narrow_filter_asked_again_sees_what_has_changed_since() -> None:
+    index, oracle = FaissIndex(8), Oracle(8)
+    vectors = clustered(400, 8)
+    rows, query = np.arange(0, 60, 3), vectors[:1]
+
+    def agree() -> None:
+        (found,) = index.search(query, 5, rows=rows)
+        assert_same(found, oracle.search(query[0], 5, rows))
+
+    for held in (index, oracle):
+        held.add(np.arange(400), vectors)
+    agree()
+    for held in (index, oracle):
+        held.remove(np.arange(0, 30, 2))
+    agree()
+    for held in (index, oracle):
+        held.add(np.arange(0, 9), vectors[-9:])
+    agree()
+    rows[:] = np.arange(200, 220)
+    agree()
+
+
 @pytest.mark.usefixtures("small_tiers")
 @pytest.mark.parametrize("scale", [1, 1_000, 2**40])
 def test_a_wide_filter_of_rows_in_any_order_and_spread_sees_no_removed_row(scale: int) -> None:

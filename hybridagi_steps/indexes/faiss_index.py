@@ -76,6 +76,7 @@ class FaissIndex:
         self._store = VectorStore(dimension)
         self._codes: ScanCodes | None = None
         self._build: CodeBuild | None = None
+        self._asked: tuple[Rows, _Scope] | None = None
         self._exact_rows = CODES_FROM_BYTES // (4 * dimension)
         self._lock = ForkSafeLock()
 
@@ -102,12 +103,14 @@ class FaissIndex:
         if row_numbers.shape != (len(units),):
             raise VectorError(f"{row_numbers.shape} rows were given for {len(units)} vectors.")
         with self._lock:
+            self._asked = None
             self._store.append(row_numbers, units)
             self._compact_if_worth_it()
 
     def remove(self, rows: npt.ArrayLike) -> int:
         """Forget rows; unknown ones are skipped. Returns how many were held."""
         with self._lock:
+            self._asked = None
             removed = self._store.remove(np.asarray(rows, np.int64))
             self._compact_if_worth_it()
             return removed
@@ -236,20 +239,30 @@ class FaissIndex:
         """Say which positions a search may answer with."""
         store = self._store
         if rows is None and not store.dead:
-            return _Scope(None, None, store.count)
+            return _Scope(None, None, None, store.count)
         if rows is None:
-            return _Scope(None, store.alive, len(store))
+            return _Scope(None, None, store.alive, len(store))
         rows = np.asarray(rows, np.int64)
         # Of fewer rows than this the codes would have to name more than are worth fetching.
         fetched = isqrt(int(FETCH * store.count / LARGEST_FETCH))
         if len(rows) > max(self._exact_rows, fetched):
             allowed = store.holding(rows)
-            return _Scope(None, allowed, int(np.count_nonzero(allowed)))
+            return _Scope(None, None, allowed, int(np.count_nonzero(allowed)))
+        asked = self._asked
+        if asked is None or not np.array_equal(asked[0], rows):
+            asked = rows.copy(), self._narrow_scope(rows)
+            self._asked = asked if len(rows) <= self._exact_rows else None
+        return asked[1]
+
+    def _narrow_scope(self, rows: Rows) -> _Scope:
+        """Gather the vectors of some rows: asked for again, they lie side by side."""
+        store = self._store
         if (rows[1:] <= rows[:-1]).any():  # a row given twice must not be found twice
             rows = np.unique(rows)
         positions = store.positions(rows)
         positions = positions[positions >= 0]
-        return _Scope(positions, None, len(positions))
+        few = len(positions) <= store.count // 4
+        return _Scope(positions, store.vectors[positions] if few else None, None, len(positions))
 
     def _search_one(self, query: FloatVector, k: int, scope: _Scope) -> ScoredRows:
         if scope.positions is not None or scope.size <= max(k, self._exact_rows):
@@ -286,6 +299,8 @@ class FaissIndex:
     def _exact(self, query: FloatVector, k: int, scope: _Scope) -> ScoredRows:
         """Score every position of the scope."""
         vectors, positions = self._store.vectors, scope.positions
+        if scope.vectors is not None:
+            return self._best(query, k, positions, scope.vectors @ query)
         if scope.allowed is not None:
             positions = np.flatnonzero(scope.allowed)
         if positions is not None and len(positions) <= len(vectors) // 4:
@@ -367,6 +382,8 @@ class _Scope(NamedTuple):
     """The positions a search may answer with: listed, or marked, or (both None) all of them."""
 
     positions: Positions | None
+    vectors: FloatMatrix | None
+    """Those of `positions`, when they are few."""
     allowed: Mask | None
     size: int
 

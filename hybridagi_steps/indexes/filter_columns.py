@@ -24,10 +24,12 @@ from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 
 PAGE = 50_000
 """Rows whose keys are read at once."""
-POSTINGS = 64
-"""Most posting lists kept; no list holds more than one row in `WIDEST`, so that all of them
-together take at most 16 bytes per step."""
-WIDEST = 16
+POSITIONS_KEPT = 2
+"""Positions in posting lists per step, at most; with all keys in use a step takes 56 bytes."""
+WIDE = 4
+"""Lists of more than one in so many steps are not kept: others of more use would have to go."""
+LIST_COSTS = 64
+"""Positions that a list counts besides its own: what Python needs to keep it."""
 
 _ABSENT = -1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -54,7 +56,7 @@ class FilterColumns:
         if len(places):
             for column in (self._rows, *self._columns.values()):
                 column.drop(places)
-            self._postings.clear()
+            self._postings, self._kept = {}, 0
 
     def rows(self, where: StepFilter) -> Rows:
         """Return the rows that match, ascending.
@@ -92,6 +94,8 @@ class FilterColumns:
         if found is None:
             lists = [self._posting(name, number) for number in numbers]
             return lists[0] if len(lists) == 1 else np.sort(np.concatenate([_NOWHERE, *lists]))
+        if numbers and len(self._numbers_of(name)) == 1:
+            return found  # all steps have this value, as is usual of the scope
         return found[_one_of(self._columns[name].values[found], numbers)]
 
     def _in_program(self, found: _Positions, program: str) -> _Flags:
@@ -123,14 +127,20 @@ class FilterColumns:
     def _posting(self, name: StepKey, number: int) -> _Positions:
         """Return all positions with a value, ascending."""
         column = self._columns[name].values
-        found, through = self._postings.pop((name, number), (_NOWHERE, 0))
+        known = self._postings.pop((name, number), None)
+        found, through = known or (_NOWHERE, 0)
+        if known is not None:
+            self._kept -= len(found) + LIST_COSTS
         if through < len(column):
             fresh = np.flatnonzero(column[through:] == number) + through
             found = np.concatenate((found, fresh.astype(np.int32)))
-        if len(found) * WIDEST <= len(column):
-            self._postings[name, number] = found, len(column)
-            if len(self._postings) > POSTINGS:
-                del self._postings[next(iter(self._postings))]
+        if len(found) > len(column) // WIDE:
+            return found
+        self._postings[name, number] = found, len(column)
+        self._kept += len(found) + LIST_COSTS
+        while self._kept > POSITIONS_KEPT * len(column):
+            oldest, _ = self._postings.pop(next(iter(self._postings)))
+            self._kept -= len(oldest) + LIST_COSTS
         return found
 
     # -- what is held -----------------------------------------------------------------------------
@@ -140,7 +150,7 @@ class FilterColumns:
         self._columns: dict[StepKey, _Column] = {}
         self._numbers: dict[StepKey, defaultdict[str | None, int]] = {}
         self._postings: dict[tuple[StepKey, int], tuple[_Positions, int]] = {}
-        self._through = -1
+        self._kept, self._through = 0, -1
 
     def _hold(self, names: Sequence[StepKey]) -> None:
         """Read on from the last row seen, and all of the keys that were never asked for before."""
