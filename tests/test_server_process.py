@@ -222,3 +222,13 @@ def test_a_port_that_is_taken_is_one_plain_line(
 )
 def test_the_address_can_be_clicked(host: str, address: str) -> None:
     assert page_address(host, 80, "t/x") == address
+
+
+def test_the_measurement_of_streams_measures() -> None:
+    from hybridagi_steps.bench.streams import measure
+
+    found = measure(streams=5, events=3, pause_ms=1.0, lazy=0)
+    assert found["many"]["whole"] == found["many"]["streams"] == 7
+    assert found["many"]["events_each"] >= 5
+    assert found["large"]["whole"] == found["large"]["streams"]
+    assert 0 < found["many"]["delay_p50_ms"] <= found["many"]["delay_p99_ms"]

@@ -474,7 +474,7 @@ class TestBuffer:
     def test_pieces_of_complete_messages_go_first(self) -> None:
         run = asyncio.run(filled_run(most_bytes=6_000))
         left = [json.loads(line) for line in data_lines(run.after(0).data)]
-        assert run.size <= 6_000
+        assert len(left) < 30
         assert [event["type"] for event in left if event["type"] != "step_delta"] == [
             "run_started",
             "step_completed",

@@ -1,8 +1,9 @@
 """The events of one run for any number of readers, each of which goes at its own pace.
 
 An event is turned into bytes once. A reader is a number, the last event it has: it keeps nothing
-and holds up nobody. The run keeps its events while it lives; when they are too many, pieces of
-messages that are complete go first, since the message itself says all that they said.
+and holds up nobody. The run keeps its events while it lives. Only of pieces there can be too many:
+then those of complete messages go first, since the message itself says all that they said, and
+last the oldest ones.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class LiveRun:
     Args:
         run_id: The run.
         session_id: Its session.
-        most_bytes: About how much of its events is kept.
+        most_bytes: About how much is kept of pieces: deltas and metrics.
     """
 
     def __init__(self, run_id: str, session_id: str | None, most_bytes: int) -> None:
@@ -52,9 +53,10 @@ class LiveRun:
         self.ended = False
         self.key: str | None = None
         self.size = 0
+        self._pieces_size = 0
         self._most_bytes = most_bytes
         self._frames: list[Frame] = []
-        self._changed = asyncio.Event()
+        self._change: asyncio.Future[None] | None = None
 
     @property
     def last_number(self) -> int:
@@ -67,8 +69,9 @@ class LiveRun:
         data = event.to_sse().encode()
         self._frames.append(Frame(number, data, event.type, event.step_id))
         self.size += len(data)
+        self._pieces_size += len(data) if event.type in _PIECES else 0
         self.ended = self.ended or event.type in FINAL_EVENTS
-        if self.size > self._most_bytes:
+        if self._pieces_size > self._most_bytes:
             self._forget_pieces()
         self._wake()
 
@@ -89,20 +92,22 @@ class LiveRun:
         newest = self._frames[place - 1].number if data else number
         return Batch(b"".join(data), newest, self.ended and place == len(self._frames))
 
-    async def changed(self, number: int) -> None:
-        """Wait until there is something after an event, or nothing will come."""
-        while not self.ended and self.last_number <= number:
-            await self._changed.wait()
+    def change(self) -> asyncio.Future[None]:
+        """Return what is done with the next event; all readers share it."""
+        if self._change is None:
+            self._change = asyncio.get_running_loop().create_future()
+        return self._change
 
     def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        change, self._change = self._change, None
+        if change is not None:
+            change.set_result(None)
 
     def _forget_pieces(self) -> None:
-        """Drop pieces of complete messages; then the older half of the others."""
+        """Drop pieces of complete messages; if that is not enough, the older half of the others."""
         complete = {f.step_id for f in self._frames if f.kind is StepEventType.STEP_COMPLETED}
         self._keep([f for f in self._frames if f.kind not in _PIECES or f.step_id not in complete])
-        if self.size > self._most_bytes:
+        if self._pieces_size > self._most_bytes:
             pieces = [f.number for f in self._frames if f.kind in _PIECES]
             old = set(pieces[: len(pieces) // 2 + 1])
             self._keep([f for f in self._frames if f.number not in old])
@@ -110,3 +115,4 @@ class LiveRun:
     def _keep(self, frames: list[Frame]) -> None:
         self._frames = frames
         self.size = sum(len(frame.data) for frame in frames)
+        self._pieces_size = sum(len(frame.data) for frame in frames if frame.kind in _PIECES)

@@ -26,6 +26,6 @@ class ServerSettings:
     stall_seconds: float = 20.0
     """How long a reader may take nothing before it is dropped; it can go on from its last id."""
     run_buffer_bytes: int = 4 * 1024 * 1024
-    """Events of one run kept for readers that come back; pieces of finished messages go first."""
+    """Pieces of one run kept for readers that come back; those of complete messages go first."""
     kept_bytes: int = 32 * 1024 * 1024
     """Events kept of runs that are over; the oldest run goes first, its messages stay stored."""

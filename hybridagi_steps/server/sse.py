@@ -95,14 +95,11 @@ class EventStream(Response):
     async def _send_all(self, send: Send, gone: asyncio.Future[None]) -> None:
         while not gone.done():
             batch = self._run.after(self._number)
-            if batch.data and not await self._sent(send, batch.data, last=batch.last):
-                return
-            self._number = batch.number
-            if batch.last:
-                if not batch.data:
-                    await self._sent(send, b"", last=True)
-                return
-            if not await self._news(gone) and not await self._sent(send, _HEARTBEAT):
+            if batch.data or batch.last:
+                if not await self._sent(send, batch.data, last=batch.last) or batch.last:
+                    return
+                self._number = batch.number  # more may have come meanwhile
+            elif not await self._news(gone) and not await self._sent(send, _HEARTBEAT):
                 return
 
     async def _sent(self, send: Send, data: bytes, *, last: bool = False) -> bool:
@@ -125,15 +122,11 @@ class EventStream(Response):
 
     async def _news(self, gone: asyncio.Future[None]) -> bool:
         """Wait for events; return False when it is time for a sign of life."""
-        news = asyncio.ensure_future(self._run.changed(self._number))
-        try:
-            done, _ = await asyncio.wait(
-                {news, gone},
-                timeout=self._settings.heartbeat_seconds,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        finally:
-            news.cancel()
+        done, _ = await asyncio.wait(
+            {self._run.change(), gone},
+            timeout=self._settings.heartbeat_seconds,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
         return bool(done)
 
 
