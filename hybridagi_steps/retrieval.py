@@ -132,8 +132,10 @@ class _Halves:
         self.words = query.words if mode != "dense" else []
         self.vector = query.vector if mode != "lexical" else None
         own = next((s for s in scope.shards if len(s.lexical)), scope.shards[0])
-        known = own.lexical.statistics(self.words)
-        self.matches: list[Match] = [s.lexical.match(self.words, known) for s in scope.shards]
+        known = own.lexical.statistics(self.words) if self.words else None
+        self.matches: list[Match] = [
+            s.lexical.match(self.words, known, scope.rows) for s in scope.shards
+        ]
         self.best_lexical = 0.0
 
     def candidates(self, pool: int) -> tuple[Rows, bool]:

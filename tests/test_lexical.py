@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridagi_steps.indexes import lexical
 from hybridagi_steps.indexes.lexical import Document, LexicalIndex
 
 Documents = dict[int, list[str]]
@@ -63,6 +65,10 @@ def test_scores_are_those_of_the_formula_after_any_changes(
     rows = np.arange(1, 31)
     assert len(index) == len(documents)
     np.testing.assert_allclose(match.of(rows), [expected.get(row, 0.0) for row in rows.tolist()])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lexical, "NARROW", 99.0)
+        few = index.match(query, rows=rows[::3])
+    np.testing.assert_allclose(few.of(rows), np.where(rows % 3 == 1, match.of(rows), 0.0))
     best, scores = match.top(3)
     wanted = sorted((row for row in expected if expected[row] > 0), key=lambda r: -expected[r])
     np.testing.assert_allclose(scores, [expected[row] for row in wanted[:3]])

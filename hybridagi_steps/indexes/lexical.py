@@ -28,6 +28,9 @@ FURTHER = 0.2
 """What a further word counts, where a single word of an average document counts 1; the best on the
 half of the shipped runs that is for tuning, see `hybridagi-steps bench quality`."""
 
+NARROW = 0.1
+"""Share of the documents up to which looking each one up beats scoring all."""
+
 _MERGE_AT_LEAST = 2_000
 _MERGE_SHARE = 0.1
 
@@ -122,33 +125,56 @@ class LexicalIndex:
         live = self._live[: self._size]
         documents = int(np.count_nonzero(live))
         total = float(self._lengths[: self._size][live].sum())
-        found = {term: int(live[self._posting(term)[0]].sum()) for term in set(terms)}
+        whole = documents == self._size
+        postings = {term: self._posting(term)[0] for term in set(terms)}
+        found = {t: len(p) if whole else int(live[p].sum()) for t, p in postings.items()}
         return Statistics(documents, total / documents if documents else 0.0, found)
 
-    def match(self, terms: Iterable[str], statistics: Statistics | None = None) -> Match:
-        """Score every document against the distinct query terms.
+    def match(
+        self,
+        terms: Iterable[str],
+        statistics: Statistics | None = None,
+        rows: Rows | None = None,
+    ) -> Match:
+        """Score documents against the distinct query terms.
 
         Args:
             terms: The query's words, as they were given to `add`.
             statistics: Weights of another collection; by default this index's own.
+            rows: Score only these; the match then says 0 of all others.
 
-        Complexity: O(sum of the terms' postings).
+        Complexity: O(sum of the terms' postings); of r rows O(r log n) for each term.
         """
         distinct = list(dict.fromkeys(terms))
+        if not distinct:
+            return Match(self, np.empty(0))
         known = statistics or self.statistics(distinct)
+        wanted = None if rows is None else self._wanted(rows)
         scores = np.zeros(self._size, np.float64)
         average = known.average_length or 1.0
         for term in distinct:
             positions, counts = self._posting(term)
+            if wanted is not None:
+                places = _places(positions, wanted)
+                positions, counts = positions[places], counts[places]
             damped = K1 * (1 - B + B * self._lengths[positions] / average)
-            saturated = np.where(counts, counts * (K1 + 1) / (counts + damped), FURTHER)
+            often = counts.astype(np.float64)
+            saturated = np.where(often, often * (K1 + 1) / (often + damped), FURTHER)
             scores[positions] += known.weight(term) * saturated
-        scores[~self._live[: self._size]] = 0.0
+        if wanted is None:
+            scores[~self._live[: self._size]] = 0.0
         return Match(self, scores)
+
+    def _wanted(self, rows: Rows) -> _Positions | None:
+        """Return the positions of rows, ascending; None when they are too many to look up."""
+        if len(rows) > NARROW * self._size:
+            return None
+        positions = self.positions_of(rows)
+        return np.unique(positions[positions >= 0]).astype(np.int32)
 
     def holds(self, term: str, rows: Rows) -> _Flags:
         """Return for each row whether its document holds the term."""
-        held, wanted = self._posting(term)[0], self.positions_of(rows)
+        held, wanted = self._posting(term)[0], self.positions_of(rows).astype(np.int32)
         if not len(held):
             return np.zeros(len(rows), np.bool_)
         return held[np.minimum(np.searchsorted(held, wanted), len(held) - 1)] == wanted
@@ -205,19 +231,21 @@ class LexicalIndex:
         """Return the row of each position, removed documents included."""
         return self._rows[: self._size]
 
-    def _posting(self, term: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    def _posting(self, term: str) -> tuple[_Positions, npt.NDArray[np.uint16]]:
+        """Return where a term stands, ascending, and how often."""
+        positions, counts = np.empty(0, np.int32), np.empty(0, np.uint16)
         number = self._terms.get(term)
         if number is None:
-            return np.empty(0, np.int64), np.empty(0, np.float64)
-        starts, positions, counts = self._merged.starts, np.empty(0, np.int32), np.empty(0)
+            return positions, counts
+        starts = self._merged.starts
         if number + 1 < len(starts):
             run = slice(int(starts[number]), int(starts[number + 1]))
             positions, counts = self._merged.positions[run], self._merged.counts[run]
         if number in self._fresh:
             new_positions, new_counts = self._fresh[number]
-            positions = np.concatenate((positions, new_positions))
-            counts = np.concatenate((counts, new_counts))
-        return positions.astype(np.int64), counts.astype(np.float64)
+            positions = np.concatenate((positions, np.array(new_positions, np.int32)))
+            counts = np.concatenate((counts, np.array(new_counts, np.uint16)))
+        return positions, counts
 
     def positions_of(self, rows: Rows) -> npt.NDArray[np.int64]:
         """Return the live position of each row, -1 where it is not held."""
@@ -269,6 +297,14 @@ class Match:
             chosen = np.flatnonzero(scores > 0)
         order = np.lexsort((held[chosen], -scores[chosen]))[:k]
         return held[chosen][order], scores[chosen][order]
+
+
+def _places(held: _Positions, wanted: _Positions) -> npt.NDArray[np.intp]:
+    """Return where in `held` those of `wanted` stand that it has; both ascend."""
+    if not len(held):
+        return np.empty(0, np.intp)
+    found = np.minimum(np.searchsorted(held, wanted), len(held) - 1)
+    return found[held[found] == wanted]
 
 
 def _no_postings() -> Postings:
