@@ -25,6 +25,7 @@ from hybridagi_steps.errors import (
     InvalidSettingError,
     MissingExtraError,
     SequenceConflictError,
+    StorageError,
     UnknownRunError,
 )
 from hybridagi_steps.running.durable import DurableRunner
@@ -256,8 +257,20 @@ def test_what_cannot_be_handed_out_is_refused(done: Done) -> None:
         asyncio.run(done.durable.submit("chat", "Hello", inputs={"made": object()}))
     with pytest.raises(InvalidSettingError, match="needs a program"):
         done.durable.run_worker()
-    with pytest.raises(InvalidSettingError, match="in a file"):
-        DurableRunner(memory=StepMemory(":memory:", embedder="hashing"))
+    with StepMemory(":memory:", embedder="hashing") as memory:
+        with pytest.raises(InvalidSettingError, match="in a file"):
+            DurableRunner(memory=memory)
+        with pytest.raises(InvalidSettingError, match="another one"):
+            DurableRunner(done.program.runner(memory), done.memory)
+
+
+def test_a_file_that_is_no_queue_is_refused(done: Done, tmp_path: Path) -> None:
+    text = tmp_path / "a text"
+    text.write_text("no database" * 1000)
+    for database in (text, tmp_path, tmp_path / "no folder" / "runs"):
+        with pytest.raises(StorageError, match="cannot be used as a queue"):
+            DurableRunner(memory=done.memory, database=database)
+    assert text.read_text() == "no database" * 1000
 
 
 def test_without_the_extra_it_says_what_to_install(

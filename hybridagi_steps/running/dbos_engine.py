@@ -22,10 +22,11 @@ from typing import Any
 
 import orjson
 
-from hybridagi_steps.errors import InvalidSettingError, MissingExtraError
+from hybridagi_steps.errors import InvalidSettingError, MissingExtraError, StorageError
 
 try:
     from dbos import DBOS, DBOSClient, Serializer
+    from sqlalchemy.exc import SQLAlchemyError
 except ImportError as error:
     raise MissingExtraError("durable runs", "durable") from error
 try:
@@ -61,13 +62,21 @@ def address_of(database: Path) -> str:
 
 
 def open_client(database: Path) -> Any:
-    """Return a client of the engine's database, which is created if it is not there."""
-    DBOS.migrate(address_of(database))
-    return DBOSClient(
-        system_database_url=address_of(database),
-        serializer=JsonSerializer(),
-        application_name=APPLICATION,
-    )
+    """Return a client of the engine's database, which is created if it is not there.
+
+    Raises:
+        StorageError: The file cannot be opened or written, or is no database.
+    """
+    try:
+        DBOS.migrate(address_of(database))
+        return DBOSClient(
+            system_database_url=address_of(database),
+            serializer=JsonSerializer(),
+            application_name=APPLICATION,
+        )
+    except SQLAlchemyError as error:
+        cause = getattr(error, "orig", None) or error
+        raise StorageError(f"{database} cannot be used as a queue of runs: {cause}.") from error
 
 
 class WorkerName:

@@ -39,7 +39,7 @@ from hybridagi_steps.running.config import AgentSession
 from hybridagi_steps.running.results import RunResult
 from hybridagi_steps.running.runner import StepRunner
 
-QUEUE, WORKFLOW, CANCEL = "session-runs", "hybridagi_steps.session_run", "cancel"
+WORKFLOW, CANCEL = "hybridagi_steps.session_run", "cancel"
 _WINDOW = 512
 """Messages at the end of a session among which a run's are looked for."""
 _FINAL = {
@@ -91,7 +91,8 @@ class DurableRunner:
 
     Raises:
         MissingExtraError: The extra `durable` is not installed.
-        InvalidSettingError: A memory without a file: other processes cannot open it.
+        InvalidSettingError: A memory without a file, or a StepRunner over another one.
+        StorageError: The queue's file cannot be opened or is none.
 
     Example:
         `run_id = await hs.DurableRunner(memory="steps.db").submit("chat", "Hello")`
@@ -108,15 +109,18 @@ class DurableRunner:
         # Loaded here, so that the rest of the library does without the extra.
         from hybridagi_steps.running.dbos_engine import open_client
 
-        if memory is None and isinstance(program, StepRunner):
+        if isinstance(program, StepRunner):
+            if memory not in (None, program.memory):
+                raise InvalidSettingError("the StepRunner's memory is another one: leave `memory`.")
             memory = program.memory
         self._opened = None if isinstance(memory, StepMemory) else StepMemory(memory or "steps.db")
         self.memory: StepMemory = self._opened or memory  # pyright: ignore[reportAttributeAccessIssue]
         if self.memory.address == ":memory:":
             raise InvalidSettingError("durable runs need a memory in a file, such as 'steps.db'.")
-        runner = program if isinstance(program, StepRunner) else None
-        self.runner = runner or (program and StepRunner(program, self.memory))
+        made = program is None or isinstance(program, StepRunner)
+        self.runner: StepRunner | None = program if made else StepRunner(program, self.memory)
         self.database = Path(database or f"{self.memory.address}.runs").absolute()
+        self.queue = f"session-runs:{self.memory.namespace}"
         self._poll = poll_seconds
         self._client = open_client(self.database)
 
@@ -219,7 +223,8 @@ class DurableRunner:
     ) -> None:
         """Take runs from the queue until told to stop: what a worker process does.
 
-        Runs that a dead worker had begun are taken up, too. Killing a worker does no harm.
+        Runs that a dead worker had begun are taken up, too, by any worker of the same queue and
+        machine. Killing a worker does no harm.
 
         Args:
             stop: Set it to end; by default the worker serves until its process is ended.
@@ -234,8 +239,8 @@ class DurableRunner:
 
         if self.runner is None:
             raise InvalidSettingError("a worker needs a program: DurableRunner(program, memory).")
-        worker = Worker(self.runner, self._client)
-        worker.serve(self.database, stop or threading.Event(), at_once, self._poll, grace_seconds)
+        worker = Worker(self.runner, self._client, self.database, self.queue)
+        worker.serve(stop or threading.Event(), at_once, self._poll, grace_seconds)
 
     def close(self) -> None:
         """Close what this object has opened; runs go on in their workers."""
@@ -256,12 +261,15 @@ class DurableRunner:
 
     def _enqueue(self, run_id: str, session_id: str, text: str) -> None:
         before = self._client.list_workflows(
-            status=["ENQUEUED", "PENDING"], queue_name=QUEUE, load_input=False, load_output=False
+            status=["ENQUEUED", "PENDING"],
+            queue_name=self.queue,
+            load_input=False,
+            load_output=False,
         )
         own = [each.priority for each in before if each.queue_partition_key == session_id]
         options = {
             "workflow_name": WORKFLOW,
-            "queue_name": QUEUE,
+            "queue_name": self.queue,
             "queue_partition_key": session_id,
             "workflow_id": run_id,
             # The queue's own order is that of the clock, which SQLite has in whole seconds.

@@ -28,7 +28,7 @@ from hybridagi_steps.records.run import RunMetrics
 from hybridagi_steps.running import dbos_engine
 from hybridagi_steps.running.config import AgentSession
 from hybridagi_steps.running.dbos_engine import DBOS
-from hybridagi_steps.running.durable import CANCEL, QUEUE, WORKFLOW, Order, turn_of
+from hybridagi_steps.running.durable import CANCEL, WORKFLOW, Order, turn_of
 from hybridagi_steps.running.run import shown_error
 from hybridagi_steps.running.runner import StepRunner
 
@@ -44,10 +44,13 @@ class Worker:
     Args:
         runner: Carries them out.
         client: Reads what the database says of them.
+        database: The file of the queue.
+        queue: Its name.
     """
 
-    def __init__(self, runner: StepRunner, client: Any) -> None:
+    def __init__(self, runner: StepRunner, client: Any, database: Path, queue: str) -> None:
         self._runner, self._client = runner, client
+        self._database, self._queue = database, queue
         self._active: dict[str, str] = {}
         # Not on DBOS's loop, which cancels what is left when it ends: that would end runs that
         # another worker is to take up.
@@ -55,25 +58,29 @@ class Worker:
         self._thread = threading.Thread(target=self._run_loop, name="durable-runs", daemon=True)
 
     def serve(
-        self, database: Path, stop: threading.Event, at_once: int, poll: float, grace: float
+        self, stop: threading.Event, at_once: int, poll_seconds: float, grace_seconds: float
     ) -> None:
         """Take runs until told to stop."""
-        name = dbos_engine.first_free_name(database, _NAMES)
+        name = dbos_engine.first_free_name(self._database, _NAMES)
         self._client.register_queue(
-            QUEUE, worker_concurrency=at_once, partition_concurrency=1, polling_interval_sec=poll
+            self._queue,
+            worker_concurrency=at_once,
+            partition_concurrency=1,
+            polling_interval_sec=poll_seconds,
         )
-        _process.worker = self
         self._thread.start()
-        with dbos_engine.engine(database, name.name, QUEUE, grace):
-            while not stop.wait(_LOOK_SECONDS):
-                dbos_engine.recover_dead(self._client, database, QUEUE, name.name)
-                self._stop_cancelled()
-        _process.worker = None
-        if not self._active:
+        try:
+            with dbos_engine.engine(self._database, name.name, self._queue, grace_seconds):
+                _process.worker = self
+                while not stop.wait(_LOOK_SECONDS):
+                    dbos_engine.recover_dead(self._client, self._database, self._queue, name.name)
+                    self._stop_cancelled()
+        finally:
             # A run that did not end in time still goes on: the name says that it is not dead.
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join()
-            name.release()
+            if not self._active:
+                self.loop.call_soon_threadsafe(self.loop.stop)
+                self._thread.join()
+                name.release()
 
     def _run_loop(self) -> None:
         self.loop.run_forever()
@@ -96,7 +103,7 @@ class Worker:
         last = turn[-1] if turn else None
         if last is not None and last.is_assistant_step() and not last.has_tool_calls():
             return {"data": _stored_ending(turn)}
-        if await in_thread(partial(self._is_cancelled, run_id)):
+        if await in_thread(partial(self._cancelled, [run_id])):
             return {"data": {"status": "cancelled", "termination_reason": "cancelled"}}
         session = AgentSession(order.session_id, order.user_id)
         if last is None:
@@ -112,15 +119,20 @@ class Worker:
             raise StorageError(f"session {order.session_id!r} went on before run {run_id} ended.")
         return {"data": event.data or {}}
 
-    def _is_cancelled(self, run_id: str) -> bool:
-        [status] = self._client.list_workflows(workflow_ids=[run_id], load_output=False)
-        return status.status == "CANCELLED" or bool((status.attributes or {}).get(CANCEL))
+    def _cancelled(self, run_ids: list[str]) -> list[str]:
+        """Return those that some process has asked to cancel."""
+        found = self._client.list_workflows(
+            workflow_ids=run_ids, load_input=False, load_output=False
+        )
+        asked = [each for each in found if CANCEL in (each.attributes or {})]
+        return [each.workflow_id for each in asked]
 
     def _stop_cancelled(self) -> None:
-        """Stop the runs that some process has asked to cancel."""
-        for run_id, own_id in list(self._active.items()):
-            if own_id and self._is_cancelled(run_id):
-                asyncio.run_coroutine_threadsafe(self._runner.cancel(own_id), self.loop).result()
+        active = dict(self._active)
+        for run_id in self._cancelled(list(active)) if active else []:
+            if active[run_id]:
+                stopping = self._runner.cancel(active[run_id])
+                asyncio.run_coroutine_threadsafe(stopping, self.loop).result()
 
 
 class _Process:
