@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hybridagi_steps.cli.options import DEFAULT_DB, Db, Namespace, opened
 
 if TYPE_CHECKING:
+    from hybridagi_steps.memory import StepMemory
     from hybridagi_steps.server.auth import TokenScope
 
 TOKEN_VARIABLE = "HYBRIDAGI_STEPS_TOKEN"  # noqa: S105 - the name of a variable
@@ -42,6 +45,15 @@ def serve(
         typer.Option("--allow-host", help="A name this server goes by; repeatable."),
     ] = None,
     ask: Annotated[bool, typer.Option("--ask", help="Ask the reader before each tool.")] = False,
+    otlp: Annotated[
+        str | None,
+        typer.Option(
+            "--otlp",
+            envvar="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+            help="Send runs that end to this OpenTelemetry collector.",
+            metavar="URL",
+        ),
+    ] = None,
     max_streams: Annotated[
         int, typer.Option("--max-streams", min=1, help="Most event streams at a time.")
     ] = 2000,
@@ -69,7 +81,8 @@ def serve(
         app = create_app(memory, known, runner=runner, settings=settings)
         listening = bound(host, port, settings.stall_seconds)
         address = page_address(host, listening.getsockname()[1], token)
-        serve_app(app, listening, lambda: _say(token, address, has_program=runner is not None))
+        with _exported(memory, runner, otlp):
+            serve_app(app, listening, lambda: _say(token, address, has_program=runner is not None))
 
 
 def mcp(db: Db = DEFAULT_DB, namespace: Namespace = "default") -> None:
@@ -79,6 +92,23 @@ def mcp(db: Db = DEFAULT_DB, namespace: Namespace = "default") -> None:
 
     with opened(db, namespace) as memory:
         serve_stdio(memory)
+
+
+@contextmanager
+def _exported(memory: StepMemory, runner: Any, endpoint: str | None) -> Generator[None]:
+    """Send the runs of a runner to a collector for the length of the block."""
+    if endpoint is None or runner is None:
+        yield
+        return
+    _check_installed("httpx", what="Exporting spans", extra="otel")
+    from hybridagi_steps.server.span_export import SpanExport
+
+    export = SpanExport(memory, endpoint)
+    runner.hooks = (*runner.hooks, export)
+    try:
+        yield
+    finally:
+        export.close()
 
 
 def _known_tokens(token: str, file: str | None) -> dict[str, list[TokenScope]]:
