@@ -22,7 +22,7 @@ from hybridagi_steps.protocols import ABANDONED, FilterStore, Rows, StepKey
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 
-PAGE = 50_000
+PAGE = 100_000
 """Rows whose keys are read at once."""
 POSITIONS_KEPT = 2
 """Positions in posting lists per step, at most; with all keys in use a step takes 56 bytes."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import orjson
 
 from hybridagi_steps.errors import DuplicateStepError, UnknownRunError
 from hybridagi_steps.protocols import Rows, RunSummary, StepKey
@@ -139,11 +139,11 @@ class StepTables(Tables):
         """Return the next rows above `after` with their keys."""
         self._catch_up()
         with self._db.reading() as connection:
-            page = connection.execute(keys_query(names), (self._namespace, after, limit)).fetchall()
-        rows = np.fromiter(map(itemgetter(0), page), np.int64, len(page))
-        return rows, {
-            name: list(map(itemgetter(place), page)) for place, name in enumerate(names, start=1)
-        }
+            asked = (self._namespace, after, limit)
+            rows, *columns = map(
+                orjson.loads, connection.execute(keys_query(names), asked).fetchone()
+            )
+        return np.array(rows, np.int64), dict(zip(names, columns, strict=True))
 
     def read(self, rows: Sequence[int]) -> dict[int, AgentStep]:
         """Return the steps in these rows."""

@@ -60,10 +60,14 @@ _KEYS: dict[StepKey, str] = {
 
 
 def keys_query(names: Sequence[StepKey]) -> str:
-    """Return SQL for the next rows of a namespace above one, each with these keys."""
-    columns = ", ".join(["k.row", *(_KEYS[name] for name in names)])
-    return f"""SELECT {columns} FROM step_view k
-        WHERE k.namespace = ? AND k.row > ? ORDER BY k.row LIMIT ?"""  # noqa: S608 - columns are ours
+    """Return SQL for the next rows of a namespace above one: a JSON list of each column.
+
+    A list is read several times as fast as so many rows.
+    """
+    asked = ", ".join(["k.row AS row", *(f"{_KEYS[name]} AS {name}" for name in names)])
+    lists = ", ".join(f"json_group_array({name})" for name in ("row", *names))
+    return f"""SELECT {lists} FROM (SELECT {asked}
+        FROM step_view k WHERE k.namespace = ? AND k.row > ? ORDER BY k.row LIMIT ?)"""  # noqa: S608 - columns are ours
 
 
 class Lines(NamedTuple):
