@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from hybridagi_steps.messages.agent_steps import to_agent_steps, to_messages
     from hybridagi_steps.messages.provider_in import from_messages
     from hybridagi_steps.messages.provider_out import to_provider
+    from hybridagi_steps.planning.generator import PlanGenerator
+    from hybridagi_steps.planning.orchestrator import Orchestrator, run_step_executor
     from hybridagi_steps.planning.workspace import Workspace
     from hybridagi_steps.planning.workspace_tools import workspace_tools
     from hybridagi_steps.programs.adapters import (
@@ -67,7 +69,9 @@ __all__ = [
     "MessageRole",
     "NativeChatAdapter",
     "NativeJSONAdapter",
+    "Orchestrator",
     "Plan",
+    "PlanGenerator",
     "PlanStep",
     "PlanStepType",
     "ProgramMemory",
@@ -118,6 +122,7 @@ __all__ = [
     "record_step",
     "rerankers",
     "retry_from_sequence",
+    "run_step_executor",
     "to_agent_steps",
     "to_messages",
     "to_provider",
@@ -138,7 +143,9 @@ _HOMES: dict[str, str | None] = {
     "MessageRole": "records.message",
     "NativeChatAdapter": "programs.adapters",
     "NativeJSONAdapter": "programs.adapters",
+    "Orchestrator": "planning.orchestrator",
     "Plan": "records.plan",
+    "PlanGenerator": "planning.generator",
     "PlanStep": "records.plan",
     "PlanStepType": "records.plan",
     "ProgramMemory": "programs.program_memory",
@@ -189,6 +196,7 @@ _HOMES: dict[str, str | None] = {
     "record_step": "programs.recording",
     "rerankers": None,
     "retry_from_sequence": "running.retrying",
+    "run_step_executor": "planning.orchestrator",
     "to_agent_steps": "messages.agent_steps",
     "to_messages": "messages.agent_steps",
     "to_provider": "messages.provider_out",

@@ -18,49 +18,66 @@ FAILED = 1
 """Exit code of a plan that did not succeed."""
 
 
+_Requirement = Annotated[str, typer.Argument(help="What is wanted.")]
+_Directory = Annotated[
+    Path, typer.Option("--workspace", help="The directory to work on.", metavar="DIR")
+]
+_Model = Annotated[
+    str, typer.Option("--model", envvar="HYBRIDAGI_STEPS_MODEL", help="provider/model, as in DSPy.")
+]
+_ApiBase = Annotated[str | None, typer.Option("--api-base", help="Address of the model's server.")]
+_PlanFile = Annotated[
+    Path | None, typer.Option("--plan", help="Run this plan in place of making one.")
+]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Only make and print a plan.")]
+_Allow = Annotated[
+    list[str] | None, typer.Option("--allow", help="A command that steps may run; repeatable.")
+]
+_Parallel = Annotated[int, typer.Option("--parallel", min=1, help="Steps at once.")]
+_Replans = Annotated[
+    int, typer.Option("--replans", min=0, help="How often failed steps are planned anew.")
+]
+_MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", min=1, help="Tokens that may be spent.")
+]
+_MaxCost = Annotated[
+    float | None, typer.Option("--max-cost", min=0, help="Dollars that may be spent.")
+]
+_Rollback = Annotated[bool, typer.Option("--rollback", help="Undo everything if the plan fails.")]
+_Durable = Annotated[
+    str | None, typer.Option("--durable", help="Database of a durable queue.", metavar="FILE")
+]
+_Key = Annotated[
+    str | None, typer.Option("--key", help="Names the run; the same key goes on with it.")
+]
+_Memory = Annotated[
+    str | None,
+    typer.Option(
+        "--db", envvar="HYBRIDAGI_STEPS_DB", help="Memory to record into.", metavar="FILE"
+    ),
+]
+_Task = Annotated[
+    str | None, typer.Option("--task", help="Replay a shipped task in a new DIR, offline.")
+]
+
+
 def plan(
-    requirement: Annotated[str, typer.Argument(help="What is wanted.")] = "",
-    workspace: Annotated[
-        Path, typer.Option("--workspace", help="The directory to work on.", metavar="DIR")
-    ] = Path(),
-    model: Annotated[
-        str,
-        typer.Option("--model", envvar="HYBRIDAGI_STEPS_MODEL", help="provider/model, as in DSPy."),
-    ] = "",
-    api_base: Annotated[
-        str | None, typer.Option("--api-base", help="Address of the model's server.")
-    ] = None,
-    plan_file: Annotated[
-        Path | None, typer.Option("--plan", help="Run this plan in place of making one.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only make and print a plan.")] = False,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option("--allow", help="A command that steps may run; repeatable."),
-    ] = None,
-    parallel: Annotated[int, typer.Option("--parallel", min=1, help="Steps at once.")] = 4,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", min=1, help="Tokens that may be spent.")
-    ] = None,
-    max_cost: Annotated[
-        float | None, typer.Option("--max-cost", min=0, help="Dollars that may be spent.")
-    ] = None,
-    rollback: Annotated[
-        bool, typer.Option("--rollback", help="Undo everything if the plan fails.")
-    ] = False,
-    durable: Annotated[
-        str | None, typer.Option("--durable", help="Database of a durable queue.", metavar="FILE")
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option("--key", help="Names the run; the same key goes on with it.")
-    ] = None,
-    db: Annotated[
-        str | None,
-        typer.Option("--db", envvar="HYBRIDAGI_STEPS_DB", help="Memory to record into."),
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option("--task", help="Replay a shipped task in a new DIR, offline.")
-    ] = None,
+    requirement: _Requirement = "",
+    workspace: _Directory = Path(),
+    model: _Model = "",
+    api_base: _ApiBase = None,
+    plan_file: _PlanFile = None,
+    dry_run: _DryRun = False,
+    allow: _Allow = None,
+    parallel: _Parallel = 4,
+    replans: _Replans = 1,
+    max_tokens: _MaxTokens = None,
+    max_cost: _MaxCost = None,
+    rollback: _Rollback = False,
+    durable: _Durable = None,
+    key: _Key = None,
+    db: _Memory = None,
+    task: _Task = None,
     as_json: AsJson = False,
 ) -> None:
     """Cut a requirement into small steps, and carry them out side by side in a directory.
@@ -83,6 +100,7 @@ def plan(
             "memory": stack.enter_context(opened(db, "default")) if db else None,
             "workspace": _workspace(workspace, commands),
             "max_parallel": parallel,
+            "max_replans": replans,
             "max_tokens": max_tokens,
             "max_cost": max_cost,
             "on_failure": "rollback" if rollback else "keep",
@@ -91,13 +109,7 @@ def plan(
         if dry_run:
             typer.echo(output.plain(_planned(wanted, written, options)))
             return
-        result = _run(wanted, written, key, options, quiet=as_json)
-    if as_json:
-        output.print_json(result.to_dict())
-    else:
-        _tell(result)
-    if not result.success:
-        raise typer.Exit(FAILED)
+        _tell(_run(wanted, written, key, options, quiet=as_json), as_json=as_json)
 
 
 def _run(
@@ -123,8 +135,19 @@ def _planned(wanted: str, written: str | None, options: dict[str, Any]) -> str:
     return Orchestrator(**options).make_plan(wanted).to_text()
 
 
-def _tell(result: PlanResult) -> None:
-    """Say how it ended and what it cost."""
+def _tell(result: PlanResult, *, as_json: bool) -> None:
+    """Say how it ended and what it cost; end with an exit code that tells whether it succeeded."""
+    from hybridagi_steps.cli import output
+
+    if as_json:
+        output.print_json(result.to_dict())
+    else:
+        _tell_people(result)
+    if not result.success:
+        raise typer.Exit(FAILED)
+
+
+def _tell_people(result: PlanResult) -> None:
     from hybridagi_steps.cli.output import plain
 
     spent = result.token_usage.total

@@ -109,11 +109,7 @@ class Orchestrator:
         session_id: str | None = None,
         counter: Any = "auto",
     ) -> None:
-        for name, value in {"max_parallel": max_parallel, "max_attempts": max_attempts}.items():
-            if value < 1:
-                raise InvalidSettingError(f"{name} is at least 1, not {value}.")
-        if on_failure not in ("keep", "rollback"):
-            raise InvalidSettingError(f"on_failure is 'keep' or 'rollback', not {on_failure!r}.")
+        _check(on_failure, max_parallel=max_parallel, max_attempts=max_attempts)
         place = Workspace(workspace) if isinstance(workspace, str | os.PathLike) else workspace
         own = [] if place is None else [tool.__name__ for tool in workspace_tools(place)]
         made = executor or StepExecutor(
@@ -283,6 +279,19 @@ async def run_step_executor(
     """
     orchestrator = Orchestrator(tools, lm=lm, system_context=system_context, **options)
     return await orchestrator.arun(requirements)
+
+
+def _check(on_failure: str, **counts: int) -> None:
+    """Pass if settings mean something.
+
+    Raises:
+        InvalidSettingError: They do not.
+    """
+    for name, value in counts.items():
+        if value < 1:
+            raise InvalidSettingError(f"{name} is at least 1, not {value}.")
+    if on_failure not in ("keep", "rollback"):
+        raise InvalidSettingError(f"on_failure is 'keep' or 'rollback', not {on_failure!r}.")
 
 
 def _execution(
