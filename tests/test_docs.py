@@ -31,7 +31,7 @@ DOCS = Path(__file__).parent.parent / ".github" / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 LONGEST_CODE_LINE = 88
 """Characters that the site's column shows without a scroll bar."""
-EXTRAS = {"hs.plots": "matplotlib", "matplotlib": "matplotlib"}
+EXTRAS = {"hs.plots": "matplotlib", "matplotlib": "matplotlib", "DurableRunner": "dbos"}
 
 
 def blocks(page: Path, language: str) -> list[str]:

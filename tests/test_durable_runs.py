@@ -10,6 +10,8 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -108,6 +110,27 @@ def work(folder: str) -> None:
         DurableRunner(Program(Path(folder)).runner(memory), poll_seconds=0.05).run_worker()
 
 
+def made(memory: StepMemory) -> StepRunner:
+    """Return the runner of a worker that the command line starts."""
+    return Program(Path(memory.address).parent).runner(memory)
+
+
+@contextmanager
+def ordered_worker(folder: Path) -> Generator[None]:
+    """Run a worker from the command line; at the end ask it to stop."""
+    words = ["worker", "--db", str(folder / "steps.db"), "--program", "test_durable_runs:made"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hybridagi_steps", *words], cwd=Path(__file__).parent
+    )
+    try:
+        yield
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
 @contextmanager
 def worker(folder: Path) -> Generator[None]:
     """Run a worker process, and kill it at the end."""
@@ -151,7 +174,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Generator[Done]:
     ):
         runs = asyncio.run(begun(durable, program, folder))
         (folder / "hold").unlink()
-        with worker(folder):
+        with ordered_worker(folder):
             results = asyncio.run(ended(durable, runs))
         yield Done(memory, durable, program, runs, results)
 
@@ -276,11 +299,7 @@ def test_a_file_that_is_no_queue_is_refused(done: Done, tmp_path: Path) -> None:
 def test_without_the_extra_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
-
-    for name in [name for name in sys.modules if name.startswith("hybridagi_steps.running.d")]:
-        if name.endswith("dbos_engine"):
-            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "hybridagi_steps.running.dbos_engine", raising=False)
     monkeypatch.setitem(sys.modules, "dbos", None)
     with (
         StepMemory(tmp_path / "steps.db", embedder="hashing") as memory,

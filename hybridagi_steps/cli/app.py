@@ -7,7 +7,17 @@ from typing import Annotated
 import typer
 
 from hybridagi_steps import __version__
-from hybridagi_steps.cli import bench, demo, exchange, keeping, plan, reading, serve, sessions
+from hybridagi_steps.cli import (
+    bench,
+    demo,
+    exchange,
+    keeping,
+    plan,
+    reading,
+    serve,
+    sessions,
+    worker,
+)
 
 app = typer.Typer(
     add_completion=False,
@@ -53,4 +63,5 @@ app.command("purge")(keeping.purge)
 app.command("plan")(plan.plan)
 app.command("serve")(serve.serve)
 app.command("mcp")(serve.mcp)
+app.command("worker")(worker.worker)
 app.add_typer(bench.app, name="bench")

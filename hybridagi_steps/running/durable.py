@@ -122,7 +122,12 @@ class DurableRunner:
         self.database = Path(database or f"{self.memory.address}.runs").absolute()
         self.queue = f"session-runs:{self.memory.namespace}"
         self._poll = poll_seconds
-        self._client = open_client(self.database)
+        try:
+            self._client = open_client(self.database)
+        except BaseException:
+            if self._opened is not None:
+                self._opened.close()
+            raise
 
     async def submit(
         self,
