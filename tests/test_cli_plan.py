@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -90,7 +91,7 @@ def test_the_tree_changes_while_it_is_watched() -> None:
     def event(step_id: str | None, **data: object) -> StepEvent:
         return StepEvent(type=StepEventType.STEP_DELTA, run_id="r", step_id=step_id, data=data)
 
-    steps = [
+    steps: list[dict[str, Any]] = [
         {"id": "a", "title": "look", "depends_on": []},
         {"id": "b", "title": "write \x1b[31m", "depends_on": ["a"]},
     ]

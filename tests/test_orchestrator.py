@@ -315,6 +315,14 @@ def test_events_tell_the_plan_and_every_end() -> None:
     assert told == {"a": "succeeded", "b": "failed", "c": "skipped"}
 
 
+def test_a_plan_goes_on_when_nobody_can_watch(caplog: pytest.LogCaptureFixture) -> None:
+    def break_down(event: StepEvent) -> None:
+        raise OSError("the screen is gone")
+
+    assert Orchestrator(executor=nothing, on_event=break_down).run(plan=plan_of({"a": []})).success
+    assert "the screen is gone" in caplog.text
+
+
 def test_a_stream_ends_with_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     async def listen() -> list[StepEventType]:
         orchestrator = Orchestrator(executor=nothing, progress=True)

@@ -23,6 +23,7 @@ from hybridagi_steps.planning.orchestrator import Orchestrator  # noqa: E402
 from hybridagi_steps.planning.work import Finished, Work  # noqa: E402
 from hybridagi_steps.planning.workspace import Workspace  # noqa: E402
 from hybridagi_steps.records.plan import Plan, PlanStep  # noqa: E402
+from hybridagi_steps.testing import scripted_lm  # noqa: E402
 
 WORKER = Path(__file__).parent / "plan_worker.py"
 PATIENCE = 60.0
@@ -143,6 +144,21 @@ def test_a_finished_run_is_told_again_and_not_done_again(tmp_path: Path) -> None
         assert len(asked) == 4
         with pytest.raises(errors.InvalidSettingError, match="another durable queue"):
             Orchestrator(executor=execute, durable=tmp_path / "b.sqlite").run(plan=plan)
+
+
+def test_a_plan_is_made_once_and_its_cost_is_kept(tmp_path: Path) -> None:
+    async def execute(work: Work, workspace: Workspace | None) -> Finished:
+        return Finished(summary="ok")
+
+    lm = scripted_lm([{"plan": "PLAN: p\nSTEP: a\nGOAL: g\nEND_PLAN"}])
+    with DurableQueue(tmp_path / "queue.sqlite", poll_seconds=0.02) as queue:
+        orchestrator = Orchestrator(executor=execute, lm=lm, durable=queue)
+        first, second = (orchestrator.run("do it", key="k") for _ in range(2))
+    assert first.success
+    assert second.success
+    assert len(lm.requests) == 1
+    assert first.token_usage.total.total_tokens == second.token_usage.total.total_tokens
+    assert second.token_usage.planning.calls == 1
 
 
 def test_what_is_stored_is_plain_text(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ steps, what was spent. Who listens, and how events travel on, is no concern of t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from hybridagi_steps.planning.results import StepResult
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
 from hybridagi_steps.records.plan import Plan
+
+_log = logging.getLogger("hybridagi_steps")
 
 Listener = Callable[[StepEvent], Any]
 
@@ -82,7 +85,10 @@ class EventLine:
         event.number, event.session_id = self._number, self.session_id
         self._number += 1
         for listener in self._listeners:
-            listener(event)
+            try:
+                listener(event)
+            except Exception:  # a plan does not fail because somebody cannot watch it
+                _log.exception("a listener of plan %s failed", self.run_id)
 
 
 class ProgressBar:

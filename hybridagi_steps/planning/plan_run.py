@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import Any
 
 import anyio
 import dspy
+import orjson
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
@@ -26,6 +28,7 @@ from hybridagi_steps.errors import LimitReachedError, PlanError, StepsError
 from hybridagi_steps.planning.accounting import (
     PLANNING,
     Ledger,
+    LMCall,
     OutOfBudget,
     Purpose,
     TokenUsage,
@@ -44,6 +47,7 @@ from hybridagi_steps.programs.dspy_settings import overriding
 from hybridagi_steps.programs.recording import record
 from hybridagi_steps.programs.run_steps import RunSteps
 from hybridagi_steps.records.event import StepEventType
+from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.plan import Plan, PlanStep
 
 _MOST_NAMED = 10
@@ -162,8 +166,7 @@ class PlanRun:
 
     async def _plan_and_work(self) -> None:
         if self.plan is None:
-            text = await self.dispatcher.remember(f"{self.key}:plan", self._planned)
-            self.plan = Plan.parse(text)
+            self.plan = Plan.parse(await self._thought_of(f"{self.key}:plan", self._planned))
         self._schedule = Schedule(self.plan)
         self.results = {step.id: StepResult(step) for step in self.plan.steps}
         self._tell_plan()
@@ -173,11 +176,25 @@ class PlanRun:
         """Have a plan made."""
         workspace = self.settings.workspace
         files = [] if workspace is None else await run_sync(workspace.list)
-        with spending_on(Purpose(PLANNING)):
-            plan = await self.settings.planner.acall(
-                requirements=self.requirement, files=files, tools=self.settings.tool_names
-            )
+        plan = await self.settings.planner.acall(
+            requirements=self.requirement, files=files, tools=self.settings.tool_names
+        )
         return plan.to_text()
+
+    async def _thought_of(self, key: str, make: Callable[[], Awaitable[str]]) -> str:
+        """Return the text of a plan, made now or before a crash, with what it cost counted."""
+        before = len(self.ledger.calls)
+
+        async def make_and_count() -> str:
+            with spending_on(Purpose(PLANNING)):
+                text = await make()
+            calls = [call.model_dump(mode="json") for call in self.ledger.calls[before:]]
+            return orjson.dumps({"plan": text, "calls": json_value(calls, [])}).decode()
+
+        kept = orjson.loads(await self.dispatcher.remember(key, make_and_count))
+        if len(self.ledger.calls) == before:
+            self.ledger.add(LMCall.model_validate(call) for call in kept["calls"])
+        return kept["plan"]
 
     async def _work_off(self, schedule: Schedule) -> None:
         """Run all that can be run."""
@@ -256,18 +273,17 @@ class PlanRun:
             return steps
 
         async def ask() -> str:
-            with spending_on(Purpose(PLANNING)):
-                steps = await self.settings.planner.replan(
-                    self.requirement,
-                    _finished([self.results[name] for name in self.results if name in done]),
-                    Plan(steps=[schedule.plan.step(name) for name in undone]),
-                    "\n".join(f"{name}: {self.results[name].error}" for name in failed),
-                    accept,
-                )
+            steps = await self.settings.planner.replan(
+                self.requirement,
+                _finished([self.results[name] for name in self.results if name in done]),
+                Plan(steps=[schedule.plan.step(name) for name in undone]),
+                "\n".join(f"{name}: {self.results[name].error}" for name in failed),
+                accept,
+            )
             return Plan(steps=steps).to_text()
 
-        key = f"{self.key}:replan:{self._result.replans}"
-        return Plan.parse(await self.dispatcher.remember(key, ask), check=False).steps
+        text = await self._thought_of(f"{self.key}:replan:{self._result.replans}", ask)
+        return Plan.parse(text, check=False).steps
 
     def _adopt(self, schedule: Schedule, steps: list[PlanStep]) -> None:
         replaced = schedule.undone()

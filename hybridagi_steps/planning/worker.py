@@ -18,7 +18,7 @@ from hybridagi_steps.errors import LimitReachedError
 from hybridagi_steps.planning.accounting import OutOfBudget
 from hybridagi_steps.planning.changes import Changes
 from hybridagi_steps.planning.work import Executor, Finished, Outcome, Work
-from hybridagi_steps.planning.workspace import Workspace
+from hybridagi_steps.planning.workspace import Overlay, Workspace
 
 
 class StepWorker:
@@ -50,24 +50,23 @@ class StepWorker:
         return Outcome(finished, changes=changes, problems=work.problems)
 
     async def _within_time(self, work: Work) -> tuple[Finished, Changes | None]:
-        try:
-            with anyio.fail_after(self.timeout_seconds):
-                return await self._in_copy(work)
-        except TimeoutError as error:
-            if self.timeout_seconds is None:
-                raise
-            raise LimitReachedError(
-                f"the step took longer than {self.timeout_seconds:g} s", limit="timeout"
-            ) from error
+        with anyio.move_on_after(self.timeout_seconds):
+            return await self._in_copy(work)
+        raise LimitReachedError(
+            f"the step took longer than {self.timeout_seconds:g} s", limit="timeout"
+        )
 
     async def _in_copy(self, work: Work) -> tuple[Finished, Changes | None]:
         """Carry out the work where nothing it does reaches the workspace."""
         if self.workspace is None:
             return await self.execute(work, None), None
-        copy = await run_sync(self.workspace.overlay)
+        workspace, made = self.workspace, list[Overlay]()
         try:
-            finished = await self.execute(work, copy)
-            return finished, await run_sync(copy.changes)
+            # A list, so that a copy that was made while this was cancelled is removed, too.
+            await run_sync(lambda: made.append(workspace.overlay()))
+            finished = await self.execute(work, made[0])
+            return finished, await run_sync(made[0].changes)
         finally:
             with anyio.CancelScope(shield=True):
-                await run_sync(copy.close)
+                for copy in made:
+                    await run_sync(copy.close)
