@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import dspy
-import orjson
 from anyio.to_thread import run_sync
 
 from hybridagi_steps.errors import InvalidSettingError, MissingExtraError, StorageError
@@ -42,27 +41,19 @@ if TYPE_CHECKING:
     from hybridagi_steps.planning.orchestrator import Orchestrator
 
 try:
-    from dbos import DBOS, Serializer, SetWorkflowID
+    from dbos import DBOS, SetWorkflowID
+
+    from hybridagi_steps.running import dbos_engine
 except ImportError as error:
     raise MissingExtraError("Running plans from a durable queue", "durable") from error
 
 QUEUE = "plan-steps"
-APPLICATION = "hybridagi-steps"
 FORMAT_VERSION = "plan-steps-1"
 """Work is taken up again only by code that reads this form of it."""
 
 
-class _Json(Serializer):
-    """What DBOS stores, as JSON; its own default is pickle, which can run code when read."""
-
-    def serialize(self, data: Any) -> str:
-        return orjson.dumps(data, default=repr).decode()
-
-    def deserialize(self, serialized_data: str) -> Any:
-        return orjson.loads(serialized_data)
-
-    def name(self) -> str:
-        return "hybridagi_steps_json"
+_ENGINE = dbos_engine._running  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+"""Held by whoever runs DBOS in this process."""
 
 
 class _Serving(NamedTuple):
@@ -151,11 +142,14 @@ class DurableQueue:
             _process.serving = _Serving(worker, settings)
             if _process.queue is self:
                 return
+            if not _ENGINE.acquire(blocking=False):
+                raise InvalidSettingError("this process is a worker of session runs already.")
             DBOS(config=self._config())
             try:
                 self._launch(settings.max_parallel)
             except BaseException:
                 DBOS.destroy()
+                _ENGINE.release()
                 raise
             _process.queue = self
 
@@ -171,6 +165,7 @@ class DurableQueue:
         with _process.lock:
             if _process.queue is self:
                 DBOS.destroy()
+                _ENGINE.release()
                 _process.queue = _process.serving = None
 
     def __enter__(self) -> DurableQueue:
@@ -196,11 +191,11 @@ class DurableQueue:
 
     def _config(self) -> Any:
         return {
-            "name": APPLICATION,
+            "name": dbos_engine.APPLICATION,
             "system_database_url": self.address,
             "executor_id": self.worker_id,
             "application_version": FORMAT_VERSION,
-            "serializer": _Json(),
+            "serializer": dbos_engine.JsonSerializer(),
             "log_level": "ERROR",
             "enable_otlp": False,
             "notification_listener_polling_interval_sec": self.poll_seconds,
