@@ -91,6 +91,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
 
     yield begin
     for process in begun:
+        process.client.close()
         if process.running.poll() is None:
             process.stop(signal.SIGKILL)
 
