@@ -217,6 +217,35 @@ class TestPastActionSearch:
         assert found
         assert "PastActionSearch" not in {step.tool for step in found}
 
+    @both
+    def test_finds_only_the_steps_of_the_run_s_user(self, call: Any, memory: hs.StepMemory) -> None:
+        with hs.record(memory, user_id="bob"):
+            call(self.agent(memory), query="Bob")
+        with hs.record(memory, user_id="ana"):
+            assert self.found(call(self.agent(memory), query="Ana")) == []
+        with hs.record(memory, user_id="bob"):
+            assert self.found(call(self.agent(memory), query="Bob"))
+
+    def test_stores_what_was_said_as_a_text_with_the_ids_of_what_it_recalled(
+        self, memory: hs.StepMemory
+    ) -> None:
+        self.agent(memory)(query="Ann")
+        out = self.agent(memory)(query="Bob")
+        ids = self.found(out)
+        count = f"{len(ids)} recalled step{'' if len(ids) == 1 else 's'}"
+        said = f"Remembered: [{count}: {', '.join(ids)}]"
+        speaking, end = out.program_trace.steps[-2:]
+        assert speaking.result == said
+        assert speaking.arguments == {"message": said}
+        assert end.outputs == {"final_answer": said}
+        assert memory.run(str(end.run_id)).steps == out.program_trace.steps
+        assert out.final_answer.startswith("Remembered: ")
+
+    def test_ends_a_program_with_a_text_when_it_comes_last(self, memory: hs.StepMemory) -> None:
+        agent = GraphInterpreter(chain(use("PastActionSearch", "q")), [PastActionSearch()], memory)
+        end = agent(query="q").program_trace.steps[-1]
+        assert end.outputs == {"final_answer": "[no recalled steps]"}
+
     def test_shows_later_prompts_what_it_found(self, memory: hs.StepMemory) -> None:
         memory.add(
             hs.AgentStep(
@@ -473,6 +502,16 @@ class TestDSPyTools:
                 return await GraphInterpreter(program, tools).acall(query="q")
 
         assert asyncio.run(run()).final_answer == "5"
+
+    def test_that_are_asynchronous_never_wait_on_a_wrong_loop(self) -> None:
+        async def look_up(query: str) -> str:
+            await asyncio.Event().wait()  # what it waits for happens on another loop
+            return query
+
+        agent = GraphInterpreter(chain(use("look_up", "x")), [dspy.Tool(look_up)])
+        kind, message = error_of(agent(query="q"))
+        assert kind == "ToolInputError"
+        assert "await agent.acall" in message
 
     def test_do_not_block_the_event_loop(self) -> None:
         import time

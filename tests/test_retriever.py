@@ -394,3 +394,42 @@ def test_conditions_of_ones_own_stay_beside_the_run_under_way(memory: StepMemory
     retrieve = StepRetriever(memory, where={"exclude_run_id": "r0"})
     with record(memory):
         assert ids(retrieve("refund the order")) == ["s4"]
+
+
+class TestUsers:
+    def of_two_users(self, memory: StepMemory) -> StepRetriever:
+        memory.add([topic_step(n, user_id="ana" if n % 2 else "bob") for n in range(8)])
+        return StepRetriever(memory, k=8)
+
+    def users(self, found: QueryWithSteps) -> set[str | None]:
+        return {step.user_id for step in found.steps}
+
+    def test_in_a_run_of_one_user_the_steps_of_others_are_not_found(
+        self, memory: StepMemory
+    ) -> None:
+        from hybridagi_steps import record
+
+        retrieve = self.of_two_users(memory)
+        with record(memory, user_id="ana"):
+            assert self.users(retrieve("refund the order")) == {"ana"}
+            assert self.users(asyncio.run(retrieve.acall("refund the order"))) == {"ana"}
+            with record(memory):
+                assert self.users(retrieve("refund the order")) == {"ana"}
+        assert self.users(retrieve("refund the order")) == {"ana", "bob"}
+
+    def test_a_filter_that_names_a_user_wins(self, memory: StepMemory) -> None:
+        from hybridagi_steps import record
+
+        retrieve = self.of_two_users(memory)
+        with record(memory, user_id="ana"):
+            assert self.users(retrieve("refund", where={"user_id": "bob"})) == {"bob"}
+            everybody = {"user_id": None, "step_types": ["Action"]}
+            assert "bob" in self.users(retrieve("refund", where=everybody))
+            assert self.users(retrieve("refund", where={"status": "ok"})) == {"ana"}
+
+    def test_a_recording_into_another_memory_tells_the_user_too(self, memory: StepMemory) -> None:
+        from hybridagi_steps import record
+
+        retrieve = self.of_two_users(memory)
+        with StepMemory(":memory:", embedder="hashing") as other, record(other, user_id="ana"):
+            assert self.users(retrieve("refund the order")) == {"ana"}

@@ -35,7 +35,7 @@ from hybridagi_steps.programs.node_predictors import place_of, predictor_of
 from hybridagi_steps.programs.program_checks import label_key
 from hybridagi_steps.programs.program_library import ProgramLibrary
 from hybridagi_steps.programs.program_nodes import END, START, Action, Decision, Node, Program
-from hybridagi_steps.programs.prompt_rendering import rendered, shown_text
+from hybridagi_steps.programs.prompt_rendering import recorded_text, rendered, shown_text
 from hybridagi_steps.programs.run_state import AgentOutput, FinishReason, ProgramSession, RunError
 from hybridagi_steps.programs.run_steps import RunSteps
 from hybridagi_steps.programs.tools.graph_tool import CallProgram, GraphTool, ToolUse
@@ -69,6 +69,11 @@ class Result(NamedTuple):
     """The thing itself, for variables and tools."""
     told: Any
     """The same for the record: recalled steps stand in it as their ids."""
+
+    @property
+    def said(self) -> Any:
+        """The same as an answer: a text where it would be nothing but recalled steps."""
+        return recorded_text(self.told) if isinstance(self.told, QueryWithSteps) else self.told
 
 
 class ProgramRun:
@@ -144,8 +149,9 @@ class ProgramRun:
                 node_id = yield from self._visit(program, program.nodes[node_id])
             self._depth -= 1
             result = self._last or Result(None, None)
-            told_answer = None if self._answer is None else self._answer.told
-            step.outcome = {"final_answer": told_answer} if is_entry else {"result": result.told}
+            step.outcome = {"result": result.told}
+            if is_entry:
+                step.outcome = {"final_answer": None if self._answer is None else self._answer.said}
         self._last = self._last or before
         return result
 

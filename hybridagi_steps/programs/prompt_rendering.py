@@ -22,6 +22,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from hybridagi_steps.display.view import plural
 from hybridagi_steps.errors import PromptError
 from hybridagi_steps.programs.adapters import StepContext
 from hybridagi_steps.programs.program_nodes import PROVIDED
@@ -47,8 +48,8 @@ def rendered(
         where: What is named when it fails, such as "the prompt of main.answer".
 
     Returns:
-        The prompt, and the prompt as it may be remembered: recalled steps stand in it as their ids,
-        so that old experience is not stored again as new.
+        The prompt, and the prompt as it may be remembered: where recalled steps stood there is a
+        note with their ids, so that old experience is not stored again as new.
 
     Raises:
         PromptError: A syntax error, a variable that nobody has set, or something forbidden.
@@ -78,8 +79,45 @@ def shown_text(value: Any) -> str:
     return _json(value)
 
 
-def _recorded_text(value: Any) -> str:
-    return _json(plain(value, [])) if _holds_steps(value) else shown_text(value)
+def recorded_text(value: Any) -> str:
+    """Return how a variable stands in what is remembered: recalled steps as a note of their ids.
+
+    Example:
+        >>> recorded_text(AgentStepList(steps=[]))
+        '[no recalled steps]'
+    """
+    if not _holds_steps(value):
+        return shown_text(value)
+    noted = _noted(value)
+    return noted if isinstance(noted, str) else _json(noted)
+
+
+def _noted(value: Any) -> Any:
+    """Return the value with a note in the place of each step, and of each list of steps alone."""
+    steps = _steps_of(value)
+    if steps is not None:
+        ids = ", ".join(str(step.id) for step in steps)
+        return f"[{plural(len(steps), 'recalled step')}: {ids}]" if steps else "[no recalled steps]"
+    if isinstance(value, list | tuple):
+        return [_noted(item) for item in cast("Sequence[Any]", value)]
+    if isinstance(value, dict):
+        return {key: _noted(item) for key, item in cast("dict[Any, Any]", value).items()}
+    return value
+
+
+def _steps_of(value: Any) -> list[AgentStep] | None:
+    """Return the steps that a value is made of, None when it is made of something else too."""
+    if isinstance(value, AgentStep):
+        return [value]
+    if isinstance(value, StepHit):
+        return [value.step]
+    if isinstance(value, AgentStepList | QueryWithSteps | StepContext):
+        return list(value.steps)
+    if not isinstance(value, list | tuple) or not value:
+        return None
+    found = [_steps_of(item) for item in cast("Sequence[Any]", value)]
+    known = [steps for steps in found if steps is not None]
+    return [step for steps in known for step in steps] if len(known) == len(found) else None
 
 
 def _json(value: Any) -> str:
@@ -134,7 +172,7 @@ def _environment(finalize: Callable[[Any], Any]) -> _Sandbox:
 
 
 _TO_PROMPT = _environment(shown_text)
-_TO_RECORD = _environment(_recorded_text)
+_TO_RECORD = _environment(recorded_text)
 
 
 @lru_cache(maxsize=_KEPT_TEMPLATES)

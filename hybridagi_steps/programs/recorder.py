@@ -111,6 +111,11 @@ class StepRecorder(BaseCallback):
         return self._run or (parent.run if parent is not None else None)
 
     @property
+    def user_id(self) -> str | None:
+        """Whose steps it writes, those of the runs it has joined included; None if nobody's."""
+        return self._labels.user_id
+
+    @property
     def calls_in_flight(self) -> int:
         """How many calls have begun and not ended."""
         return len(self._shared.tree) + len(self._shared.models)
@@ -334,13 +339,22 @@ def active_run_ids(memory: Any) -> list[str]:
 
     What recalls from a memory leaves these out: a run has nothing to learn from itself.
     """
-    callbacks: list[Any] = list(dspy.settings.get("callbacks", []))
-    runs = [
-        recorder.active_run
-        for recorder in callbacks
-        if isinstance(recorder, StepRecorder) and recorder.memory is memory
-    ]
+    runs = [recorder.active_run for recorder in _active_recorders() if recorder.memory is memory]
     return list(dict.fromkeys(run.id for run in runs if run is not None))
+
+
+def active_user_id(memory: Any) -> str | None:
+    """Return the user that the running code is recorded for, None when no recording names one.
+
+    A recording into `memory` comes first; one into another memory tells as well who is served.
+    """
+    recorders = sorted(_active_recorders(), key=lambda recorder: recorder.memory is not memory)
+    return next((each.user_id for each in recorders if each.user_id is not None), None)
+
+
+def _active_recorders() -> list[StepRecorder]:
+    callbacks: list[Any] = list(dspy.settings.get("callbacks", []))
+    return [recorder for recorder in callbacks if isinstance(recorder, StepRecorder)]
 
 
 def _adds_no_step(kind: type[Any]) -> bool:

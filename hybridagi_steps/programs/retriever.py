@@ -4,7 +4,7 @@ A retriever asks the memory and answers with a QueryWithSteps that also carries 
 `passages` and `indices`, so it drops into code written for `dspy.Retrieve` or DSPy's embedding
 retriever. It keeps no state of a run and no lock: copies, threads and teleprompters share only the
 memory. What it finds never includes the run that is being recorded, since a program that recalls
-what it is doing right now learns nothing.
+what it is doing right now learns nothing; nor, in a run of one user, the steps of another.
 """
 
 # DSPy ships no types.
@@ -57,7 +57,8 @@ class StepRetriever(dspy.Module):
     Args:
         memory: Where to look; shared, never copied.
         k: Most steps wanted; at least 1.
-        where: Which steps may be found, a StepFilter or its keys.
+        where: Which steps may be found, a StepFilter or its keys. Inside a recorded run of a user
+            only that user's steps are, unless `where` names a `user_id`; None stands for all users.
         mode: `hybrid`, `dense` or `lexical`.
         distance: The measure of `max_distance` and of the answer's `distances`.
         max_distance: Largest distance of a step's meaning from the query's. Steps without a vector
@@ -157,12 +158,17 @@ class StepRetriever(dspy.Module):
             limit = min(limit * _POOL, _MOST_FETCHED)
 
     def _scope(self, where: Where) -> StepFilter:
-        """Return the filter of one call: both filters, without the run that is under way."""
+        """Return the filter of one call: both filters, without the run that is under way.
+
+        A run of one user recalls that user's steps alone, unless a filter says whose to recall.
+        """
         keys = self.where.model_dump(exclude_unset=True)
         keys |= StepFilter.of(where).model_dump(exclude_unset=True)
         # Loaded here because the recorder is needed only when a program runs.
-        from hybridagi_steps.programs.recorder import active_run_ids
+        from hybridagi_steps.programs.recorder import active_run_ids, active_user_id
 
+        if "user_id" not in keys and (user_id := active_user_id(self.memory)) is not None:
+            keys["user_id"] = user_id
         hidden: list[str] = [*(keys.get("exclude_run_id") or []), *active_run_ids(self.memory)]
         if hidden:
             keys["exclude_run_id"] = list(dict.fromkeys(hidden))

@@ -163,9 +163,19 @@ class DSPyTool(CallTool):
         self.own = (tool,)
 
     def use(self, use: ToolUse) -> Any:
-        """Call the tool; an asynchronous one is run to its end."""
-        with dspy.context(allow_tool_async_sync_conversion=True):
-            return self.tool(**use.arguments)
+        """Call the tool.
+
+        Raises:
+            ToolInputError: It is asynchronous. What it is connected to, an MCP server for one,
+                lives on an event loop of its own; awaited on another it would never answer.
+        """
+        convert = dspy.settings.get("allow_tool_async_sync_conversion", False)
+        if inspect.iscoroutinefunction(self.tool.func) and not convert:
+            raise ToolInputError(
+                f"the tool {self.name} is asynchronous: call the agent with "
+                "`await agent.acall(…)`, on the event loop that the tool was made on."
+            )
+        return self.tool(**use.arguments)
 
     async def ause(self, use: ToolUse) -> Any:
         """Await the tool, in a thread when it is a plain function."""

@@ -28,7 +28,8 @@ class PastActionSearch(GraphTool):
     Args:
         memory: Where to look; by default the memory of the agent.
         k: Most steps wanted.
-        where: Which steps may be found, a StepFilter or its keys; by default Actions.
+        where: Which steps may be found, a StepFilter or its keys; by default Actions. In a run of
+            a user those of that user, unless it names a `user_id`.
         retriever: A retriever to use instead, with its own memory, k, filter and reranker.
         name: What Actions call it.
         lm: The language model that its nodes ask.
