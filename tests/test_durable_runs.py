@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -285,6 +286,17 @@ def test_what_cannot_be_handed_out_is_refused(done: Done) -> None:
             DurableRunner(memory=memory)
         with pytest.raises(InvalidSettingError, match="another one"):
             DurableRunner(done.program.runner(memory), done.memory)
+
+
+def test_a_process_is_one_worker(done: Done) -> None:
+    from hybridagi_steps.running.dbos_engine import only_engine
+
+    with DurableRunner(done.program.runner(done.memory)) as durable:
+        with only_engine(), pytest.raises(InvalidSettingError, match="a worker already"):
+            durable.run_worker()
+        stop = threading.Event()
+        stop.set()
+        assert durable.run_worker(stop, grace_seconds=0)
 
 
 def test_a_file_that_is_no_queue_is_refused(done: Done, tmp_path: Path) -> None:

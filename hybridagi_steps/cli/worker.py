@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,7 +42,12 @@ def worker(
     ):
         _end_when_told(stop)
         typer.echo(f"worker: {program} takes runs from {durable.database}; stop with Ctrl-C.")
-        durable.run_worker(stop, at_once=at_once, grace_seconds=grace)
+        ended = durable.run_worker(stop, at_once=at_once, grace_seconds=grace)
+        if not ended:
+            typer.echo("worker: runs are left to the next worker.")
+            sys.stdout.flush()
+            # Nothing stops the thread of a tool, and the process would wait for it.
+            os._exit(0)
 
 
 def _end_when_told(stop: threading.Event) -> None:

@@ -141,8 +141,8 @@ def recover_dead(client: Any, database: Path, queue: str, own: str) -> int:
 
 
 @contextmanager
-def engine(database: Path, worker: str, queue: str, grace_seconds: float) -> Generator[None]:
-    """Run DBOS in the block: work in the queue is taken, as that worker.
+def only_engine() -> Generator[None]:
+    """Hold this process's one place for an engine in the block.
 
     Raises:
         InvalidSettingError: An engine runs in this process already.
@@ -150,22 +150,28 @@ def engine(database: Path, worker: str, queue: str, grace_seconds: float) -> Gen
     if not _running.acquire(blocking=False):
         raise InvalidSettingError("this process is a worker already; start another process.")
     try:
-        DBOS(
-            config={
-                "name": APPLICATION,
-                "system_database_url": address_of(database),
-                "executor_id": worker,
-                "application_version": FORMAT_VERSION,
-                "serializer": JsonSerializer(),
-                "log_level": "ERROR",
-                "enable_otlp": False,
-            }
-        )
-        try:
-            DBOS.listen_queues([queue])
-            DBOS.launch()
-            yield
-        finally:
-            DBOS.destroy(workflow_completion_timeout_sec=round(grace_seconds))
+        yield
     finally:
         _running.release()
+
+
+@contextmanager
+def engine(database: Path, worker: str, queue: str, grace_seconds: float) -> Generator[None]:
+    """Run DBOS in the block: work in the queue is taken, as that worker."""
+    DBOS(
+        config={
+            "name": APPLICATION,
+            "system_database_url": address_of(database),
+            "executor_id": worker,
+            "application_version": FORMAT_VERSION,
+            "serializer": JsonSerializer(),
+            "log_level": "ERROR",
+            "enable_otlp": False,
+        }
+    )
+    try:
+        DBOS.listen_queues([queue])
+        DBOS.launch()
+        yield
+    finally:
+        DBOS.destroy(workflow_completion_timeout_sec=round(grace_seconds))

@@ -225,7 +225,7 @@ class DurableRunner:
         *,
         at_once: int = 8,
         grace_seconds: float = 10.0,
-    ) -> None:
+    ) -> bool:
         """Take runs from the queue until told to stop: what a worker process does.
 
         Runs that a dead worker had begun are taken up, too, by any worker of the same queue and
@@ -237,6 +237,9 @@ class DurableRunner:
             grace_seconds: How long runs may take to end after `stop`; what is left is taken up
                 by another worker once this process has ended.
 
+        Returns:
+            Whether all runs have ended.
+
         Raises:
             InvalidSettingError: No program, or this process is a worker already.
         """
@@ -245,7 +248,7 @@ class DurableRunner:
         if self.runner is None:
             raise InvalidSettingError("a worker needs a program: DurableRunner(program, memory).")
         worker = Worker(self.runner, self._client, self.database, self.queue)
-        worker.serve(stop or threading.Event(), at_once, self._poll, grace_seconds)
+        return worker.serve(stop or threading.Event(), at_once, self._poll, grace_seconds)
 
     def close(self) -> None:
         """Close what this object has opened; runs go on in their workers."""

@@ -52,41 +52,54 @@ class Worker:
         self._runner, self._client = runner, client
         self._database, self._queue = database, queue
         self._active: dict[str, str] = {}
-        # Not on DBOS's loop, which cancels what is left when it ends: that would end runs that
-        # another worker is to take up.
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run_loop, name="durable-runs", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def serve(
         self, stop: threading.Event, at_once: int, poll_seconds: float, grace_seconds: float
-    ) -> None:
-        """Take runs until told to stop."""
-        name = dbos_engine.first_free_name(self._database, _NAMES)
-        self._client.register_queue(
-            self._queue,
-            worker_concurrency=at_once,
-            partition_concurrency=1,
-            polling_interval_sec=poll_seconds,
-        )
-        self._thread.start()
-        try:
-            with dbos_engine.engine(self._database, name.name, self._queue, grace_seconds):
-                _process.worker = self
-                while not stop.wait(_LOOK_SECONDS):
-                    dbos_engine.recover_dead(self._client, self._database, self._queue, name.name)
-                    self._stop_cancelled()
-        finally:
-            # A run that did not end in time still goes on: the name says that it is not dead.
-            if not self._active:
-                self.loop.call_soon_threadsafe(self.loop.stop)
-                self._thread.join()
-                name.release()
+    ) -> bool:
+        """Take runs until told to stop; return whether all of them have ended."""
+        with dbos_engine.only_engine():
+            name = dbos_engine.first_free_name(self._database, _NAMES)
+            self._client.register_queue(
+                self._queue,
+                worker_concurrency=at_once,
+                partition_concurrency=1,
+                polling_interval_sec=poll_seconds,
+            )
+            # Not on DBOS's loop, which cancels what is left when it ends: that would end runs that
+            # another worker is to take up.
+            self._loop = loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=_turn_over, args=(loop,), daemon=True)
+            thread.start()
+            # Before DBOS is launched: it may take work at once.
+            _process.worker = self
+            try:
+                with dbos_engine.engine(self._database, name.name, self._queue, grace_seconds):
+                    while not stop.wait(_LOOK_SECONDS):
+                        self._look_around(name.name)
+            finally:
+                # A run that did not end in time still goes on: the name says that it is not dead.
+                if not self._active:
+                    loop.call_soon_threadsafe(loop.stop)
+                    thread.join()
+                    name.release()
+            return not self._active
 
-    def _run_loop(self) -> None:
-        self.loop.run_forever()
-        self.loop.close()
+    def _look_around(self, name: str) -> None:
+        dbos_engine.recover_dead(self._client, self._database, self._queue, name)
+        self._stop_cancelled()
 
-    async def do(self, run_id: str, order: Order) -> str:
+    async def session_run(self, run_id: str, order: Order) -> str:
+        """Do a run on the worker's own loop; what waits for it may be cancelled, it is not."""
+        future = asyncio.run_coroutine_threadsafe(self._do(run_id, order), self._own_loop())
+        return await asyncio.shield(asyncio.wrap_future(future))
+
+    def _own_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            raise StorageError("this worker does not serve.")
+        return self._loop
+
+    async def _do(self, run_id: str, order: Order) -> str:
         """Bring a run to its end; return how it ended as JSON."""
         self._active[run_id] = ""
         try:
@@ -132,7 +145,7 @@ class Worker:
         for run_id in self._cancelled(list(active)) if active else []:
             if active[run_id]:
                 stopping = self._runner.cancel(active[run_id])
-                asyncio.run_coroutine_threadsafe(stopping, self.loop).result()
+                asyncio.run_coroutine_threadsafe(stopping, self._own_loop()).result()
 
 
 class _Process:
@@ -151,9 +164,12 @@ async def _session_run(order: str) -> str:
     worker, run_id = _process.worker, DBOS.workflow_id
     if worker is None or run_id is None:
         raise StorageError("this process is no worker.")
-    doing = worker.do(run_id, Order(**orjson.loads(order)))
-    future = asyncio.run_coroutine_threadsafe(doing, worker.loop)
-    return await asyncio.shield(asyncio.wrap_future(future))
+    return await worker.session_run(run_id, Order(**orjson.loads(order)))
+
+
+def _turn_over(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
 
 
 def _stored_ending(turn: list[Step]) -> dict[str, Any]:
