@@ -75,7 +75,15 @@ FILTERS = st.fixed_dictionaries(
         "metadata": st.dictionaries(FEW, st.integers(0, 1), max_size=1),
     },
 )
-SINGLE = FILTERS.filter(lambda where: len(where) <= 2)
+OFTEN: list[dict[str, Any]] = [
+    {"user_id": "a"},
+    {"status": "ok", "scope": "*"},
+    {"tools": ["a", "b"]},
+    {"program": "a"},
+    {"scope": "abandoned"},
+    {},
+]
+"""Asked again and again, so that what is kept of an answer must follow what happens."""
 
 
 class Follower:
@@ -203,10 +211,11 @@ class Histories(RuleBasedStateMachine):
             else:
                 store.set_embedder(f"model-{self.said}", 3)
 
-    @rule(where=SINGLE | FILTERS, which=st.sets(st.integers(0, 2), min_size=1))
+    @rule(where=st.sampled_from(OFTEN) | FILTERS, which=st.sets(st.integers(0, 2), min_size=1))
     def ask(self, where: dict[str, Any], which: set[int]) -> None:
         for number in which:
-            self.followers[number].agrees(StepFilter.of(where))
+            for asked in (where, *OFTEN):
+                self.followers[number].agrees(StepFilter.of(asked))
 
 
 TestHistories = Histories.TestCase
