@@ -50,7 +50,7 @@ class StepExecutor(dspy.Module):
     """Carries out plan steps.
 
     Args:
-        tools: Functions and `dspy.Tool`s (MCP tools among them) beside those of the workspace.
+        tools: Functions and DSPy tools (MCP tools among them) beside those of the workspace.
         max_turns: Answers of the model per attempt.
         file_tokens: What the contents of a step's files may take in its brief.
         artifact_types: Types that artifacts must have, by name, checked by pydantic.

@@ -50,7 +50,7 @@ class Orchestrator:
     """Runs plans.
 
     Args:
-        tools: Functions and `dspy.Tool`s that every step may call, MCP tools among them.
+        tools: Functions and DSPy tools that every step may call, MCP tools among them.
         workspace: The directory that plans work on, or its path; its tools (read_file, write_file,
             list_files, search_files, run_command) are added to those of every step.
         memory: Where runs are recorded, and where similar plans are found.
@@ -274,7 +274,7 @@ async def run_step_executor(
         requirements: What the user wants.
         lm: The language model; by default DSPy's.
         system_context: Added to the instructions of every step.
-        tools: Functions and `dspy.Tool`s that steps may call.
+        tools: Functions and DSPy tools that steps may call.
         options: Whatever else an `Orchestrator` takes.
     """
     orchestrator = Orchestrator(tools, lm=lm, system_context=system_context, **options)
