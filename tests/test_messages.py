@@ -58,6 +58,24 @@ def shapes(messages: list[Step]) -> list[tuple[str, int]]:
     return [(message.role.value, len(message.tool_calls or [])) for message in messages]
 
 
+def _two_calls() -> list[dict[str, Any]]:
+    calls = [{**CALL, "function": {"name": "add", "arguments": f'{{"a": {n}}}'}} for n in (1, 2)]
+    results = [{"role": "tool", "tool_call_id": "c1", "content": said} for said in ("one", "two")]
+    return [{"role": "assistant", "content": None, "tool_calls": calls}, *results]
+
+
+def _two_calls_in_blocks() -> list[dict[str, Any]]:
+    calls = [{"type": "tool_use", "id": "c1", "name": "add", "input": {"a": n}} for n in (1, 2)]
+    results = [
+        {"type": "tool_result", "tool_use_id": "c1", "content": said} for said in ("one", "two")
+    ]
+    return [{"role": "assistant", "content": calls}, {"role": "user", "content": results}]
+
+
+def _as_it_stands(message: dict[str, Any]) -> Step:
+    return Step(session_id="s", **message)
+
+
 class TestAgentSteps:
     def test_every_shipped_run_comes_back_exactly(self, real_steps: list[AgentStep]) -> None:
         runs = runs_of(real_steps)
@@ -229,6 +247,15 @@ class TestIn:
         assert steps[1].tool_calls[0]["id"] == steps[2].tool_call_id == "c1"
         assert steps[4].tool_calls[0]["id"] == steps[5].tool_call_id != "c1"
         check_openai(to_provider(steps))
+
+    @pytest.mark.parametrize("anthropic", [False, True])
+    def test_ids_repeated_in_one_message_are_answered_in_order(self, anthropic: bool) -> None:
+        chat = [CHAT[0], *(_two_calls_in_blocks() if anthropic else _two_calls())]
+        for steps in (from_messages(chat), [_as_it_stands(message) for message in _two_calls()]):
+            sent = to_provider(steps)[-3:]
+            asked = {call["id"]: call["function"]["arguments"] for call in sent[0]["tool_calls"]}
+            said = {asked[m["tool_call_id"]]: m["content"] for m in sent[1:]}
+            assert said == {'{"a": 1}': "one", '{"a": 2}': "two"}
 
     def test_old_function_calls_are_read(self) -> None:
         call = {"name": "add", "arguments": "{}"}

@@ -8,34 +8,57 @@ later actions need exactly these; what is chosen stays in its order.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 
 from hybridagi_steps.records.step_text import tokens
 
-GAP = " […] "
-"""Stands where something was left out."""
+GAP, GAP_OF_LINES = " […] ", "\n[…]\n"
+"""Stands where something was left out, the second at the end of a line."""
 
 _FRAGMENT_CHARACTERS = 160
 _SUMMARY_CHARACTERS = 2_000
 _WORDS_OF = 40_000
+_IDENTIFIERS_OF = 400_000
+"""Characters of a text in which ids are looked for."""
 _SHORT_CHARACTERS = 200
 _WANTED_WORDS = 2
 """Words of the query that a fragment must share to be kept without a new id."""
 
-_IDENTIFIER = re.compile(r"(?=[\w@./:#-]*[\d_@])[A-Za-z0-9#][\w@./:#-]*[A-Za-z0-9]")
-_BREAKS = re.compile(r"(?<=[.!?])\s+|\n+|(?<=[,;}\]])\s+")
+# No pattern here may look ahead: texts of one long run would cost quadratic time.
+_RUN = re.compile(r"[\w@./:#-]+")
+_TELLING = re.compile(r"[\d_@]")
+_BEGIN, _END = re.compile(r"[A-Za-z0-9#]"), re.compile(r"[A-Za-z0-9]")
+_BREAKS = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])\s*|\n\s*|(?<=[,;}\]])\s+")
+_PIECE = re.compile(
+    rf".{{1,{_FRAGMENT_CHARACTERS}}}(?:(?<=\s)|\Z)|.{{1,{_FRAGMENT_CHARACTERS}}}", re.DOTALL
+)
 
 
 def identifiers(text: str) -> list[str]:
-    """Return the ids and numbers in a text, each once: names, codes, dates, paths with a digit."""
-    return list(dict.fromkeys(_IDENTIFIER.findall(text)))
+    """Return the ids and numbers in a text, each once: names, codes, dates, paths with a digit.
+
+    Complexity: linear in the text, of which the first 400,000 characters are looked at.
+    """
+    return list(dict.fromkeys(_identifiers(text)))
 
 
 @lru_cache(maxsize=4_096)
 def identifier_set(text: str) -> frozenset[str]:
     """Return the ids and numbers in a text, to be asked for many."""
-    return frozenset(_IDENTIFIER.findall(text))
+    return frozenset(_identifiers(text))
+
+
+def _identifiers(text: str) -> Iterator[str]:
+    """Yield what lies between the first and the last letter or digit of each telling run."""
+    for found in _RUN.finditer(text, 0, _IDENTIFIERS_OF):
+        run = found[0]
+        begin, end = _BEGIN.search(run), _END.search(run[::-1])
+        if begin is None or end is None or not _TELLING.search(run, begin.start()):
+            continue
+        name = run[begin.start() : len(run) - end.start()]
+        if len(name) > 1:
+            yield name
 
 
 @lru_cache(maxsize=4_096)
@@ -89,7 +112,7 @@ def excerpt(text: str, characters: int, wanted: Collection[str] = ()) -> str:
         if cost <= room:
             chosen.add(number)
             room -= cost
-    return _joined(fragments, sorted(chosen)) or text[:characters]
+    return _joined(fragments, sorted(chosen)) or _beginning(text, characters)
 
 
 def extractive_summary(text: str) -> str:
@@ -98,24 +121,33 @@ def extractive_summary(text: str) -> str:
 
 
 def _joined(fragments: Sequence[str], chosen: Sequence[int]) -> str:
-    """Return the chosen fragments, a mark where something between them is left out."""
+    """Return the chosen fragments as they stood, a mark where something was left out."""
+    if not chosen:
+        return ""
     parts: list[str] = []
-    for place, number in enumerate(chosen):
-        if place:
-            parts.append(" " if number == chosen[place - 1] + 1 else GAP)
-        parts.append(fragments[number])
-    if chosen and chosen[-1] < len(fragments) - 1:
-        parts.append(GAP.rstrip())
-    return "".join(parts)
+    for number, after in zip(chosen, [*chosen[1:], len(fragments)], strict=True):
+        fragment = fragments[number]
+        if after == number + 1:
+            parts.append(fragment)
+            continue
+        kept = fragment.rstrip()
+        parts += [kept, GAP_OF_LINES if "\n" in fragment[len(kept) :] else GAP]
+    return "".join(parts).rstrip()
 
 
 def _fragments(text: str) -> list[str]:
-    found: list[str] = []
-    for line in _BREAKS.split(text):
-        line = line.strip()
-        for start in range(0, len(line), _FRAGMENT_CHARACTERS):
-            found.append(line[start : start + _FRAGMENT_CHARACTERS])
+    """Return the fragments of a text with the blanks behind them: joined, they are the text."""
+    text, found, start = text.strip(), list[str](), 0
+    for end in [*(gap.end() for gap in _BREAKS.finditer(text)), len(text)]:
+        found += [piece[0] for piece in _PIECE.finditer(text, start, end)]
+        start = end
     return found
+
+
+def _beginning(text: str, characters: int) -> str:
+    """Return the beginning of a text up to a blank, if there is one."""
+    begin = text[:characters]
+    return begin[: begin.rfind(" ")].rstrip() or begin if " " in begin else begin
 
 
 def _worth(fragment: str, sought: set[str], place: int) -> float:

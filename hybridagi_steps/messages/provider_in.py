@@ -16,6 +16,7 @@ from hybridagi_steps.errors import MessageError
 from hybridagi_steps.exchange.conversation import text_of, time_of
 from hybridagi_steps.messages.agent_steps import IS_ERROR
 from hybridagi_steps.messages.names import call_id, json_text
+from hybridagi_steps.messages.open_calls import OpenCalls
 from hybridagi_steps.records.message import MessageRole, Step, utc_now
 
 THINKING = "thinking"
@@ -70,7 +71,7 @@ class _Reader:
         self.steps: list[Step] = []
         self._session_id = session_id
         self._used: set[str] = set()
-        self._open: dict[str, list[str]] = {}
+        self._open: OpenCalls[str] = OpenCalls()
         self._open_names: dict[str, list[str]] = {}
 
     def read(self, place: int, message: Any) -> None:
@@ -195,19 +196,18 @@ class _Reader:
             raise MessageError(f"message {place}: call {number + 1}: name: {name!r:.60} is none.")
         if given is not None and not isinstance(given, str):
             raise MessageError(f"message {place}: call {number + 1}: id: {given!r:.60} is no text.")
-        unique = given or call_id(place, number, name)
-        if unique in self._used:
-            unique = call_id(place, number, given)
+        unique, attempt = given or call_id(place, number, name), 0
+        while unique in self._used:
+            unique, attempt = call_id(place, number, given, attempt), attempt + 1
         self._used.add(unique)
         if given:
-            self._open.setdefault(given, []).append(unique)
+            self._open.add(given, place, unique)
         function = {"name": name, "arguments": json_text({} if arguments is None else arguments)}
         return {"id": unique, "type": "function", "function": function}
 
     def _answered(self, given: str) -> str:
-        """Return the id of the call that a result answers: the newest with this id that waits."""
-        waiting = self._open.get(given)
-        return waiting.pop() if waiting else given
+        """Return the id of the call that a result answers; its own if none waits."""
+        return self._open.answer(given) or given
 
     def _add(
         self,

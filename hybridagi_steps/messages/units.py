@@ -23,6 +23,7 @@ from hybridagi_steps.exchange.conversation import text_of
 from hybridagi_steps.exchange.records import as_object
 from hybridagi_steps.messages.agent_steps import INTERRUPTED, IS_ERROR
 from hybridagi_steps.messages.names import call_id, is_call_id, tool_name
+from hybridagi_steps.messages.open_calls import OpenCalls
 from hybridagi_steps.messages.quoting import PREFACE, fenced
 from hybridagi_steps.records.message import MessageRole, Step
 
@@ -83,7 +84,7 @@ class _Grouping:
 
     def __init__(self) -> None:
         self._units: list[Unit] = []
-        self._open: dict[str, list[tuple[_Waiting, int]]] = {}
+        self._open: OpenCalls[tuple[_Waiting, int]] = OpenCalls()
         self._with_calls: list[_Waiting] = []
         self._used: set[str] = set()
 
@@ -121,19 +122,19 @@ class _Grouping:
                 calls[number] = {**call, "id": unique}
                 unit.notes.append(f"call id {known!r:.60} became {unique}")
             self._used.add(unique)
-            self._open.setdefault(known, []).append((waiting, number))
+            self._open.add(known, place, (waiting, number))
         if unit.notes:
             unit.messages[0] = step.model_copy(update={"tool_calls": calls})
         self._units.append(unit)
         self._with_calls.append(waiting)
 
     def _result(self, step: Step, place: int) -> None:
-        slots = self._open.get(step.tool_call_id or "")
-        if not slots:
+        answered = self._open.answer(step.tool_call_id or "")
+        if answered is None:
             note = "a result without its call was quoted"
             self._units.append(Unit([_quoted(step)], place, [note]))
             return
-        waiting, number = slots.pop()
+        waiting, number = answered
         call = waiting.calls[number]
         if call["id"] != step.tool_call_id:
             step = step.model_copy(update={"tool_call_id": call["id"]})

@@ -1,0 +1,43 @@
+"""Long texts made short: in time that grows with their length, and word for word."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridagi_steps.context.excerpts import condensed, excerpt, identifiers, words
+
+LONG_RUNS = ["x", "a.", "a/b-", "-", "中", "_", "é", "1", " ", "。", "#"]
+
+
+@pytest.mark.parametrize("piece", LONG_RUNS)
+def test_a_long_run_takes_linear_time(piece: str) -> None:
+    text = piece * (100_000 // len(piece))
+    begin = time.perf_counter()
+    identifiers(text)
+    words(text)
+    condensed(text, ["wanted"], set())
+    assert len(excerpt(text, 500, ["wanted"])) <= 500
+    assert time.perf_counter() - begin < 5
+
+
+def test_ids_and_numbers_are_found() -> None:
+    text = "Seat 14C of RES-7731, see /var/log/a_1.txt or ana@x.org; not this-one, 2024-05-01."
+    names = ["14C", "RES-7731", "/var/log/a_1.txt", "ana@x.org", "2024-05-01"]
+    assert identifiers(text) == [name.removeprefix("/") for name in names]
+
+
+@given(st.text("ab1 .\n,", min_size=200))
+def test_what_is_kept_stands_in_the_text(text: str) -> None:
+    for kept in excerpt(text, 120, ["a1"]).split("[…]"):
+        assert kept.strip() in text
+
+
+def test_words_and_lines_stay_whole() -> None:
+    words_of = [f"word{n}" for n in range(200)]
+    text = "\n".join(" ".join(words_of[n : n + 50]) for n in range(0, 200, 50))
+    assert condensed(text, [], set()) == text
+    assert set(excerpt(text, 600).replace("[…]", " ").split()) <= set(words_of)
