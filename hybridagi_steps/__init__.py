@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from hybridagi_steps.messages.agent_steps import to_agent_steps, to_messages
     from hybridagi_steps.messages.provider_in import from_messages
     from hybridagi_steps.messages.provider_out import to_provider
+    from hybridagi_steps.planning.executor import StepExecutor
     from hybridagi_steps.planning.generator import PlanGenerator
     from hybridagi_steps.planning.orchestrator import Orchestrator, run_step_executor
+    from hybridagi_steps.planning.results import PlanResult
     from hybridagi_steps.planning.workspace import Workspace
     from hybridagi_steps.planning.workspace_tools import workspace_tools
     from hybridagi_steps.programs.adapters import (
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from hybridagi_steps.records.predictions import AgentStepList, Query, QueryList, QueryWithSteps
     from hybridagi_steps.records.run import RunMetrics
     from hybridagi_steps.running.config import AgentSession, StepRunnerConfig, ToolRequest
+    from hybridagi_steps.running.durable import DurableRunner
     from hybridagi_steps.running.hooks import RunHook
     from hybridagi_steps.running.retrying import edit_from_sequence, retry_from_sequence
     from hybridagi_steps.running.runner import StepRunner
@@ -64,6 +67,7 @@ __all__ = [
     "AgentStepType",
     "Context",
     "ContextBuilder",
+    "DurableRunner",
     "GraphInterpreter",
     "LMStepReranker",
     "MessageRole",
@@ -72,6 +76,7 @@ __all__ = [
     "Orchestrator",
     "Plan",
     "PlanGenerator",
+    "PlanResult",
     "PlanStep",
     "PlanStepType",
     "ProgramMemory",
@@ -89,6 +94,7 @@ __all__ = [
     "StepDelta",
     "StepEvent",
     "StepEventType",
+    "StepExecutor",
     "StepFilter",
     "StepHit",
     "StepMemory",
@@ -138,6 +144,7 @@ _HOMES: dict[str, str | None] = {
     "AgentStepType": "records.agent_step",
     "Context": "context.builder",
     "ContextBuilder": "context.builder",
+    "DurableRunner": "running.durable",
     "GraphInterpreter": "programs.interpreter",
     "LMStepReranker": "programs.lm_reranker",
     "MessageRole": "records.message",
@@ -146,6 +153,7 @@ _HOMES: dict[str, str | None] = {
     "Orchestrator": "planning.orchestrator",
     "Plan": "records.plan",
     "PlanGenerator": "planning.generator",
+    "PlanResult": "planning.results",
     "PlanStep": "records.plan",
     "PlanStepType": "records.plan",
     "ProgramMemory": "programs.program_memory",
@@ -163,6 +171,7 @@ _HOMES: dict[str, str | None] = {
     "StepDelta": "records.event",
     "StepEvent": "records.event",
     "StepEventType": "records.event",
+    "StepExecutor": "planning.executor",
     "StepFilter": "records.filters",
     "StepHit": "records.filters",
     "StepMemory": "memory",

@@ -31,6 +31,7 @@ _QUESTIONS = {
     "context": "What a context saves beside what it must hold, and how fast it is built.",
     "sessions": "How sessions take many writers, forks and retries, beside others that keep them.",
     "plans": "What plans of small steps save beside a full history, and whether the work is done.",
+    "streams": "How many readers one run can have, and what each costs the server.",
     "readme": "Measure everything and write the numbers into the README of the checkout here.",
 }
 """The commands, which are modules of `hybridagi_steps.bench`."""

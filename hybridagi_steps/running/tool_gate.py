@@ -105,7 +105,7 @@ def idempotent(tool: Any) -> Any:
     """Declare that a tool may run twice with the same arguments: reading, not sending.
 
     A run that is resumed after a crash runs such a tool again; any other one is answered with a
-    synthetic result that says it was interrupted. Works on functions and on `dspy.Tool`s.
+    synthetic result that says it was interrupted. Works on functions and on `dspy.Tool` objects.
     """
     target = tool.func if isinstance(tool, dspy.Tool) else tool
     target.idempotent = True
