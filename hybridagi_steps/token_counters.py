@@ -9,6 +9,7 @@ other media count a flat figure, which is an estimate with every counter.
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 import tempfile
 from collections import OrderedDict
@@ -88,8 +89,12 @@ class CallableCounter:
         self.counter_id = f"callable:{name or getattr(function, '__qualname__', 'unnamed')}"
 
     def count(self, text: str) -> int:
-        """Return the number of tokens in `text`."""
-        return self._function(text)
+        """Return the number of tokens in `text`.
+
+        Raises:
+            InvalidSettingError: The function returned something else.
+        """
+        return _checked(self._function(text), self.counter_id)
 
 
 class TiktokenCounter:
@@ -187,13 +192,18 @@ class MessageCounter:
         self._known: OrderedDict[bytes, int] = OrderedDict()
 
     def text(self, text: str) -> int:
-        """Return the number of tokens in a text."""
+        """Return the number of tokens in a text.
+
+        Raises:
+            InvalidSettingError: The counter returned something else.
+        """
         if isinstance(self.counter, EstimatingCounter):
             return self.counter.count(text)
         key = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = self.counter.count(text)
+            counted = self.counter.count(text)
+            known = self._known[key] = _checked(counted, self.counter.counter_id)
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
         return known
@@ -219,6 +229,20 @@ class MessageCounter:
     def _part(self, part: dict[str, Any]) -> int:
         texts = [part[key] for key in _TEXT_KEYS if isinstance(part.get(key), str)]
         return sum(map(self.text, texts)) if texts else _MEDIA_TOKENS
+
+
+def _checked(counted: Any, counter_id: str) -> int:
+    """Return a count as a whole number that is not negative, or refuse it."""
+    try:
+        number = operator.index(counted)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise InvalidSettingError(
+            f"the token counter {counter_id} returned {counted!r:.60}; it returns a whole number, "
+            "at least 0, such as lambda text: len(text.split())."
+        )
+    return number
 
 
 def _local_tiktoken() -> TokenCounter | None:

@@ -350,6 +350,28 @@ class TestSummary:
         assert first.content not in [m["content"] for m in context.messages]
         assert builder.expand([*longer, second]) == [s for s in longer if s is not first]
 
+    def test_a_summary_is_nothing_that_a_user_said(self, memory: StepMemory) -> None:
+        repo = memory.repository()
+        summary = ContextBuilder(recent=2).compact(steps=talk(6))
+        asyncio.run(repo.append("s", [*talk(6), summary]))
+        steps = asyncio.run(repo.get_steps("s"))
+        assert [step.is_user_step() for step in steps] == [True, False] * 3 + [False]
+        assert asyncio.run(get_context_summary("s", repo))["user_steps"] == 3
+
+    @pytest.mark.parametrize(
+        ("made", "told"), [(None, "NoneType"), (5, "int"), (" ", "a blank text")]
+    )
+    def test_a_summariser_must_return_a_text(self, made: Any, told: str) -> None:
+        with pytest.raises(InvalidSettingError, match=f"summarise returned {told}"):
+            ContextBuilder(recent=2).compact(steps=talk(6), summarise=lambda _: made)
+
+    def test_a_summariser_is_not_async(self) -> None:
+        async def later(text: str) -> str:
+            return text
+
+        with pytest.raises(InvalidSettingError, match="returned coroutine.*not async"):
+            ContextBuilder(recent=2).compact(steps=talk(6), summarise=later)  # pyright: ignore[reportArgumentType]
+
     def test_there_must_be_something_to_compact(self) -> None:
         with pytest.raises(InvalidSettingError, match="nothing to compact"):
             ContextBuilder().compact(steps=talk(3))

@@ -122,6 +122,25 @@ def test_the_estimate_is_near_for_real_messages(
     assert 0.85 < ratio < 1.15
 
 
+class _Odd:
+    counter_id = "odd"
+
+    def __init__(self, count: Any) -> None:
+        self._count = count
+
+    def count(self, text: str) -> Any:
+        del text
+        return self._count
+
+
+@pytest.mark.parametrize("count", [None, -1, 1.5, "3"])
+def test_a_counter_must_return_a_number_of_tokens(count: Any) -> None:
+    counters: list[Any] = [_Odd(count), lambda _text: count]  # pyright: ignore[reportUnknownLambdaType, reportUnknownVariableType]
+    for counter in counters:
+        with pytest.raises(InvalidSettingError, match="it returns a whole number"):
+            MessageCounter(token_counter(counter)).text("hello")
+
+
 class TestMessageCounter:
     def test_everything_that_is_sent_counts(self) -> None:
         counter = MessageCounter(CallableCounter(lambda text: len(text.split()), "words"))

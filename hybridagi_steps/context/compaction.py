@@ -8,6 +8,7 @@ must never become an instruction.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,10 +17,7 @@ from hybridagi_steps.context.recall import unit_text
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.messages.quoting import PREFACE, fenced
 from hybridagi_steps.messages.units import Unit, message_units
-from hybridagi_steps.records.message import MessageRole, Step
-
-SUMMARY_OF = "summary_of"
-"""Metadata key: ids of the messages that a summary stands for, in order."""
+from hybridagi_steps.records.message import SUMMARY_OF, MessageRole, Step
 
 Summarise = Callable[[str], str]
 """A text in, a shorter text out."""
@@ -36,7 +34,8 @@ def compact(
         summarise: Makes the text; by default the fragments that matter, without a language model.
 
     Raises:
-        InvalidSettingError: There is nothing older than the last `keep` units.
+        InvalidSettingError: There is nothing older than the last `keep` units, or `summarise`
+            returned no text.
     """
     given = list(messages)
     units = message_units(given).units
@@ -47,7 +46,7 @@ def compact(
         )
     known = {message.id for message in given}
     ids = [m.id for unit in older for m in unit.messages if m.id in known]
-    text = summarise("\n\n".join(map(unit_text, older)))
+    text = _summary_text(summarise, "\n\n".join(map(unit_text, older)))
     about = f"{len(ids)} earlier messages"
     last = older[-1].messages[-1]
     return Step(
@@ -112,6 +111,20 @@ def replaced(units: Sequence[Unit]) -> tuple[list[Unit], dict[str, str]]:
         if top in summaries:
             placed.add(top)
     return shown, standing
+
+
+def _summary_text(summarise: Summarise, text: str) -> str:
+    """Return what a summariser makes of a text, or refuse what is no summary."""
+    made: Any = summarise(text)
+    if isinstance(made, str) and made.strip():
+        return made
+    if inspect.iscoroutine(made):
+        made.close()
+        hint = "give a function that is not async, such as lambda text: asyncio.run(…)"
+    else:
+        hint = "give a function from a text to a shorter one"
+    got = "a blank text" if isinstance(made, str) else type(made).__name__
+    raise InvalidSettingError(f"summarise returned {got}, not a summary; {hint}.")
 
 
 def _all_ids(ids: list[str], messages: Sequence[Step]) -> list[str]:

@@ -43,6 +43,10 @@ def in_utc(value: datetime) -> datetime:
         raise ValueError(f"{value.isoformat()} has no date in UTC") from error
 
 
+SUMMARY_OF = "summary_of"
+"""Metadata key: ids of the messages that a summary stands for, in order."""
+
+
 class MessageRole(StrEnum):
     """Who speaks in a message."""
 
@@ -124,8 +128,8 @@ class Step(BaseModel):
     """When it was made, UTC."""
 
     def is_user_step(self) -> bool:
-        """Whether a user speaks."""
-        return self.role is MessageRole.USER
+        """Whether a user speaks; a summary has the user's role, and nobody said it."""
+        return self.role is MessageRole.USER and SUMMARY_OF not in (self.metadata or {})
 
     def is_assistant_step(self) -> bool:
         """Whether the model speaks."""
