@@ -369,7 +369,7 @@ class TestSummary:
         async def later(text: str) -> str:
             return text
 
-        with pytest.raises(InvalidSettingError, match="returned coroutine.*not async"):
+        with pytest.raises(InvalidSettingError, match=r"returned coroutine.*not async"):
             ContextBuilder(recent=2).compact(steps=talk(6), summarise=later)  # pyright: ignore[reportArgumentType]
 
     def test_there_must_be_something_to_compact(self) -> None:

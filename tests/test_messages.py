@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from provider_double import check_anthropic, check_openai
 
+from hybridagi_steps.context import ContextBuilder
 from hybridagi_steps.errors import InvalidSettingError, MessageError
 from hybridagi_steps.messages import from_messages, to_agent_steps, to_messages, to_provider
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
@@ -322,6 +323,72 @@ class TestOut:
     def test_an_unknown_style_is_refused(self) -> None:
         with pytest.raises(InvalidSettingError, match="openai or anthropic"):
             to_provider([], "gemini")  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def picture(media_type: str = "image/png", data: str = "AAAA") -> dict[str, Any]:
+    return {
+        "type": "image",
+        "source": {"type": "base64", "media_type": media_type, "data": data},
+    }
+
+
+class TestMedia:
+    def test_the_text_of_a_document_reaches_openai(self) -> None:
+        source = {"type": "text", "media_type": "text/plain", "data": "Gate B7."}
+        document = {"type": "document", "title": "Ticket", "source": source}
+        steps = from_messages([{"role": "user", "content": [document]}])
+        assert to_provider(steps)[0]["content"][0]["text"] == "Ticket\nGate B7."
+        assert to_provider(steps, "anthropic").messages[0]["content"] == [document]
+
+    def test_a_picture_in_a_result_is_named_and_noted(self) -> None:
+        result = {**CHAT[2], "content": [picture()]}
+        steps = from_messages([*CHAT[:2], result])
+        context = ContextBuilder().build(steps=steps)
+        check_openai(context.messages)
+        assert context.messages[-1]["content"][0]["text"] == "[image: image/png, 3 bytes]"
+        assert any("[image: image/png, 3 bytes]" in note for note in context.receipt.notes)
+        blocks: Any = context.for_provider("anthropic").messages[-1]["content"]
+        assert blocks[0]["content"] == [picture()]
+
+    def test_an_assistant_shows_no_pictures(self) -> None:
+        said = {"role": "assistant", "content": [picture()]}
+        steps = from_messages([CHAT[0], said])
+        check_openai(to_provider(steps))
+        check_anthropic(*to_provider(steps, "anthropic"))
+
+    @pytest.mark.parametrize(
+        "part",
+        [
+            picture("image/tiff"),
+            picture(data="no base64!"),
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,?"}},
+            {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
+        ],
+    )
+    def test_media_that_nobody_takes_are_named(self, part: dict[str, Any]) -> None:
+        steps = from_messages([{"role": "user", "content": [part]}])
+        for sent in (to_provider(steps), to_provider(steps, "anthropic").messages):
+            assert "[image" in str(sent[0]["content"])
+            assert "image_url" not in str(sent)
+            assert "source" not in str(sent)
+
+    def test_half_characters_are_repaired(self) -> None:
+        call = {**CALL, "function": {"name": "add", "arguments": '{"a": "\udcff"}'}}
+        chat = [{"role": "user", "content": "a\ud800b"}, {**CHAT[1], "tool_calls": [call]}]
+        steps = from_messages(chat)
+        for sent in (
+            to_provider(steps, system="\ud800"),
+            to_provider(steps, "anthropic", system="\ud800"),
+        ):
+            assert "a\ufffdb" in json.dumps(sent, ensure_ascii=False).encode().decode()
+
+    def test_a_conversation_of_the_system_alone_is_opened(self) -> None:
+        steps = from_messages([{"role": "system", "content": "Be brief."}])
+        check_anthropic(*to_provider(steps, "anthropic"))
+
+    def test_a_quoted_result_is_always_the_same(self) -> None:
+        one, two = (to_provider(from_messages([CHAT[2]])) for _ in range(2))
+        assert one == two
 
 
 @st.composite

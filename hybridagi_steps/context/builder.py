@@ -33,6 +33,7 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.provider_out import (
     AnthropicPrompt,
     anthropic_prompt,
+    media_notes,
     openai_messages,
 )
 from hybridagi_steps.messages.units import Unit, message_units
@@ -186,6 +187,7 @@ class ContextBuilder:
         ]
         # Copies, so that nobody can change what the reader remembers.
         shown = [step.model_copy(deep=True) for step in layout.messages(source.session_id)]
+        receipt.notes += [f"{step.id}: {note}" for step in shown for note in media_notes(step)]
         messages = openai_messages(system, shown)
         return Context(messages, receipt, system, shown, _originals=source.messages)
 

@@ -1,76 +1,155 @@
 """Content parts of one provider in the form of the other.
 
-Text, pictures and PDF documents exist in both forms and are carried over; a part that only one
-provider knows is named in brackets for the other, so that a reader sees that something stood there.
+Text, pictures and PDF documents exist in both forms and are carried over; a document of plain text
+goes where no document may as its text. A part that cannot go where it stands (a picture in an
+assistant's turn, bytes that are no base64, a media type that nobody takes, a kind that only the
+other provider knows) is named in brackets, so that a reader sees what stood there.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
+
+from hybridagi_steps.exchange.conversation import text_of
+from hybridagi_steps.records.message import MessageRole
 
 _DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
-_OPENAI_PARTS = {"text", "image_url", "input_audio", "file", "refusal"}
-_ANTHROPIC_PARTS = {"text", "image", "document", "search_result", "container_upload"}
+_OPENAI_PARTS = {"text", "image_url", "input_audio", "file"}
+_ANTHROPIC_PARTS = {"text", "image", "document", "search_result"}
+_ANTHROPIC_USER_PARTS = {*_ANTHROPIC_PARTS, "container_upload"}
 _SERVER_SIDE = ("server_tool_use", "mcp_tool_use", "_tool_result")
+_PICTURES = {"image/jpeg", "image/png", "image/gif", "image/webp"}
+_LONGEST_TOLD = 100
 
 
-def openai_part(part: dict[str, Any]) -> dict[str, Any]:
-    """Return a content part in OpenAI's form."""
+class _Media(NamedTuple):
+    """A picture or a document of either form."""
+
+    kind: str
+    media_type: str
+    """Empty for an address."""
+    data: str
+    """Base64, or an address."""
+    title: str
+
+
+def openai_part(part: dict[str, Any], role: MessageRole = MessageRole.USER) -> dict[str, Any]:
+    """Return a content part as OpenAI takes it in a message of a role."""
     kind = str(part.get("type"))
-    if kind == "image":
-        url = _url(part)
-        return {"type": "image_url", "image_url": {"url": url}} if url else _named(part)
-    if kind == "document":
-        url = _url(part)
-        named = {"filename": str(part.get("title") or "document.pdf"), "file_data": url}
-        return {"type": "file", "file": named} if url and url.startswith("data:") else _named(part)
     if kind == "text":
         return _without(part, "cache_control", "citations")
-    return part if kind in _OPENAI_PARTS else _named(part)
+    if kind == "refusal" and role is MessageRole.ASSISTANT:
+        return part
+    media = _media(part)
+    if role is not MessageRole.USER or (media is not None and not _is_sound(media)):
+        return _named(part, media)
+    if kind in _OPENAI_PARTS:
+        return part
+    if media is None or (media.kind == "document" and not media.media_type):
+        return _named(part, media)
+    url = f"data:{media.media_type};base64,{media.data}" if media.media_type else media.data
+    if media.kind == "image":
+        return {"type": "image_url", "image_url": {"url": url}}
+    return {"type": "file", "file": {"filename": media.title or "document.pdf", "file_data": url}}
 
 
-def anthropic_part(part: dict[str, Any]) -> dict[str, Any]:
-    """Return a content part in Anthropic's form."""
+def anthropic_part(part: dict[str, Any], role: MessageRole = MessageRole.USER) -> dict[str, Any]:
+    """Return a content part as Anthropic takes it in a message of a role."""
     kind = str(part.get("type"))
-    if kind == "image_url":
-        given: Any = part.get("image_url")
-        return _sourced("image", _field(given, "url") or given) or _named(part)
-    if kind == "file":
-        return _sourced("document", _field(part.get("file"), "file_data")) or _named(part)
-    if kind == "refusal":
-        return {"type": "text", "text": str(part.get("refusal") or "")}
-    known = kind in _ANTHROPIC_PARTS or kind.endswith(_SERVER_SIDE)
-    return part if known else _named(part)
+    if kind == "text":
+        return part
+    media = _media(part)
+    if role is MessageRole.ASSISTANT:
+        return part if kind.endswith(_SERVER_SIDE) else _named(part, media)
+    if media is not None and not _is_sound(media):
+        return _named(part, media)
+    if kind in (_ANTHROPIC_USER_PARTS if role is MessageRole.USER else _ANTHROPIC_PARTS):
+        return part
+    if media is None:
+        return _named(part, media)
+    source = {"type": "url", "url": media.data}
+    if media.media_type:
+        source = {"type": "base64", "media_type": media.media_type, "data": media.data}
+    return {"type": media.kind, "source": source}
 
 
-def text_parts(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return parts as OpenAI takes them from assistants and tools: text only."""
-    return [part if part.get("type") in ("text", "refusal") else _named(part) for part in parts]
+def not_sent(part: dict[str, Any], role: MessageRole) -> str | None:
+    """Return what stands in OpenAI's form for a part that cannot go there, None if it can."""
+    text = str(openai_part(part, role).get("text") or "")
+    lost = part.get("type") not in ("text", "refusal") and text.startswith("[")
+    return text if lost and not _text_inside(part) else None
 
 
-def _named(part: dict[str, Any]) -> dict[str, Any]:
-    text = part.get("text")
-    return {"type": "text", "text": text if isinstance(text, str) else f"[{part.get('type')}]"}
+def _named(part: dict[str, Any], media: _Media | None) -> dict[str, Any]:
+    """Return a text for a part: what it says, or its name in brackets."""
+    said = part.get("text") or part.get("refusal") or _text_inside(part)
+    if not isinstance(said, str):
+        said = f"[{_told(media)}]" if media else f"[{part.get('type')}]"
+    return {"type": "text", "text": said}
 
 
-def _url(part: dict[str, Any]) -> str | None:
-    """Return the address of Anthropic's media, or its bytes as one."""
+def _told(media: _Media) -> str:
+    about = [media.title] if media.title else []
+    if media.media_type:
+        about += [media.media_type, f"{len(media.data) * 3 // 4:,} bytes"]
+    elif not media.data.startswith("data:"):
+        about.append(media.data)
+    told = ", ".join(text[:_LONGEST_TOLD] for text in about)
+    return f"{media.kind}: {told}" if told else media.kind
+
+
+def _text_inside(part: dict[str, Any]) -> str | None:
+    """Return the text of a document or of a search's result, after its title; None without one."""
+    if part.get("type") not in ("document", "search_result"):
+        return None
     source = part.get("source")
-    if _field(source, "type") == "base64":
-        return f"data:{_field(source, 'media_type')};base64,{_field(source, 'data')}"
-    url = _field(source, "url")
-    return url if isinstance(url, str) else None
+    kind = _field(source, "type")
+    said = _field(source, "data") if kind == "text" else None
+    if kind == "content" or part["type"] == "search_result":
+        said = text_of(_field(source, "content") or part.get("content"))
+    if not isinstance(said, str) or not said.strip():
+        return None
+    title = part.get("title")
+    return f"{title}\n{said}" if isinstance(title, str) and title.strip() else said
 
 
-def _sourced(kind: str, url: Any) -> dict[str, Any] | None:
+def _media(part: dict[str, Any]) -> _Media | None:
+    """Return the picture or document that a part holds, None if it holds none of ours to read."""
+    kind, title, source = part.get("type"), part.get("title"), part.get("source")
+    if kind in ("image", "document"):
+        if _field(source, "type") == "base64":
+            media_type, data = _field(source, "media_type"), _field(source, "data")
+            return _Media(kind, str(media_type), str(data), str(title or ""))
+        url = _field(source, "url")
+    elif kind == "image_url":
+        given: Any = part.get("image_url")
+        kind, url = "image", _field(given, "url") or given
+    elif kind == "file":
+        kind, url = "document", _field(part.get("file"), "file_data")
+        title = _field(part.get("file"), "filename")
+    else:
+        return None
     if not isinstance(url, str):
         return None
     found = _DATA_URL.fullmatch(url)
-    if found is None:
-        return {"type": kind, "source": {"type": "url", "url": url}}
-    source = {"type": "base64", "media_type": found[1], "data": found[2]}
-    return {"type": kind, "source": source}
+    media_type, data = (found[1], found[2]) if found else ("", url)
+    return _Media(str(kind), media_type, data, str(title or ""))
+
+
+def _is_sound(media: _Media) -> bool:
+    """Whether providers take a picture or a document: its media type, and its bytes or address."""
+    if not media.media_type:
+        return media.data.startswith(("https://", "http://"))
+    known = _PICTURES if media.kind == "image" else {"application/pdf"}
+    if media.media_type not in known:
+        return False
+    try:
+        return bool(base64.b64decode(media.data, validate=True))
+    except (binascii.Error, ValueError):
+        return False
 
 
 def _field(value: Any, name: str) -> Any:

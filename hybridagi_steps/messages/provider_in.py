@@ -17,10 +17,9 @@ from hybridagi_steps.exchange.conversation import text_of, time_of
 from hybridagi_steps.messages.agent_steps import IS_ERROR
 from hybridagi_steps.messages.names import call_id, json_text
 from hybridagi_steps.messages.open_calls import OpenCalls
+from hybridagi_steps.messages.units import THINKING
 from hybridagi_steps.records.message import MessageRole, Step, utc_now
 
-THINKING = "thinking"
-"""Metadata key: Anthropic's thinking blocks, with the signatures that it wants back."""
 NATIVE = "native"
 """Metadata key: what a message held beside its role, content and calls."""
 

@@ -15,10 +15,10 @@ from typing import Any, Literal, NamedTuple, cast, overload
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.exchange.records import as_arguments, as_object
 from hybridagi_steps.messages.agent_steps import IS_ERROR, NO_RESULT
-from hybridagi_steps.messages.media import anthropic_part, openai_part, text_parts
+from hybridagi_steps.messages.media import anthropic_part, not_sent, openai_part
 from hybridagi_steps.messages.names import json_text, tool_name
-from hybridagi_steps.messages.provider_in import THINKING
-from hybridagi_steps.messages.units import flat, message_units
+from hybridagi_steps.messages.units import THINKING, flat, message_units
+from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.message import MessageRole, Step
 
 EMPTY = "(empty message)"
@@ -69,7 +69,8 @@ def to_provider(
 
 def openai_messages(system: str | None, messages: Iterable[Step]) -> list[dict[str, Any]]:
     """Return a system prompt and sound units' messages in OpenAI's form."""
-    head = [{"role": "system", "content": system}] if system and system.strip() else []
+    sound = json_value(system, [])
+    head = [{"role": "system", "content": sound}] if sound and sound.strip() else []
     return [*head, *map(openai_message, messages)]
 
 
@@ -86,13 +87,19 @@ def openai_message(step: Step) -> dict[str, Any]:
         message["name"] = tool_name(step.name)
     content = message["content"]
     if isinstance(content, list):
-        parts = [openai_part(part) for part in cast("list[dict[str, Any]]", content)]
-        if step.role is not MessageRole.USER:
-            parts = text_parts(parts)
+        given = cast("list[dict[str, Any]]", content)
+        parts = [openai_part(part, step.role) for part in given]
         message["content"] = content = [part for part in parts if not _is_blank(part)]
     if not content or (isinstance(content, str) and not content.strip()):
         message["content"] = None if calls else _placeholder(step)
     return message
+
+
+def media_notes(step: Step) -> list[str]:
+    """Return what of a message's media OpenAI's form cannot hold, and what stands there."""
+    parts = step.content if isinstance(step.content, list) else []
+    named = (not_sent(part, step.role) for part in parts)
+    return [f"OpenAI's form has the text {text} for it" for text in named if text]
 
 
 def anthropic_prompt(system: str | None, messages: Iterable[Step]) -> AnthropicPrompt:
@@ -105,16 +112,18 @@ def anthropic_prompt(system: str | None, messages: Iterable[Step]) -> AnthropicP
         if not turns or turns[-1][0] != role:
             turns.append((role, []))
         turns[-1][1].extend(_blocks(step))
-    if turns and turns[-1][0] == "assistant":
+    if not turns:
+        turns.append(("user", [_text_block(OPENING)]))
+    if turns[-1][0] == "assistant":
         _strip_end(turns[-1][1])
-    prompt = system if system and system.strip() else None
+    prompt = json_value(system, []) if system and system.strip() else None
     return AnthropicPrompt(prompt, [{"role": r, "content": _shortest(b)} for r, b in turns])
 
 
 def _blocks(step: Step) -> list[dict[str, Any]]:
     if step.role is MessageRole.TOOL:
         return [_result_block(step)]
-    blocks = _content_blocks(step.content)
+    blocks = _content_blocks(step.content, step.role)
     if step.role is MessageRole.ASSISTANT:
         thinking: Any = (step.metadata or {}).get(THINKING) or []
         blocks = [*thinking, *blocks, *(_call_block(call) for call in step.tool_calls or [])]
@@ -122,7 +131,7 @@ def _blocks(step: Step) -> list[dict[str, Any]]:
 
 
 def _result_block(step: Step) -> dict[str, Any]:
-    blocks = _content_blocks(step.content) or [_text_block(NO_RESULT)]
+    blocks = _content_blocks(step.content, step.role) or [_text_block(NO_RESULT)]
     block: dict[str, Any] = {
         "type": "tool_result",
         "tool_use_id": step.tool_call_id,
@@ -140,10 +149,10 @@ def _call_block(call: dict[str, Any]) -> dict[str, Any]:
     return {"type": "tool_use", "id": sound["id"], "name": function["name"], "input": arguments}
 
 
-def _content_blocks(content: Any) -> list[dict[str, Any]]:
+def _content_blocks(content: Any, role: MessageRole) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [_text_block(content)] if content.strip() else []
-    parts = map(anthropic_part, cast("list[dict[str, Any]]", content or []))
+    parts = [anthropic_part(part, role) for part in cast("list[dict[str, Any]]", content or [])]
     return [part for part in parts if not _is_blank(part)]
 
 

@@ -8,6 +8,7 @@ agents repeat call ids. The originals stay as they are; of what goes to a provid
 * results stand right after their calls; such a unit takes the place of its last result,
 * a result without a call becomes a user's message that quotes it as data,
 * a call id that is missing, repeated or of a form that a provider refuses is replaced,
+* half a character (a lone surrogate) and NUL become U+FFFD,
 * a system message amid the conversation becomes a user's note: no provider takes it there.
 
 Each repair is told in the unit's notes.
@@ -25,8 +26,11 @@ from hybridagi_steps.messages.agent_steps import INTERRUPTED, IS_ERROR
 from hybridagi_steps.messages.names import call_id, is_call_id, tool_name
 from hybridagi_steps.messages.open_calls import OpenCalls
 from hybridagi_steps.messages.quoting import PREFACE, fenced
+from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.message import MessageRole, Step
 
+THINKING = "thinking"
+"""Metadata key: Anthropic's thinking blocks, with the signatures that it wants back."""
 SYNTHETIC = "synthetic"
 """Metadata key: a message that nobody said; it makes the others acceptable."""
 
@@ -90,6 +94,13 @@ class _Grouping:
 
     def add(self, step: Step, place: int) -> None:
         """Take the next message."""
+        units = len(self._units)
+        sound, repairs = _sound(step)
+        self._take(sound, place)
+        if repairs and len(self._units) > units:
+            self._units[-1].notes += repairs
+
+    def _take(self, step: Step, place: int) -> None:
         if step.role is MessageRole.ASSISTANT and step.tool_calls:
             self._calls(step, place)
         elif step.role is MessageRole.TOOL:
@@ -144,6 +155,19 @@ class _Grouping:
         waiting.unit.place = place
 
 
+def _sound(step: Step) -> tuple[Step, list[str]]:
+    """Return a message whose texts are JSON, repaired as the store does it, and the repairs."""
+    repairs: list[str] = []
+    metadata = step.metadata or {}
+    changed: dict[str, Any] = {
+        "content": json_value(step.content, repairs, "content"),
+        "tool_calls": json_value(step.tool_calls, repairs, "tool_calls"),
+    }
+    if thinking := metadata.get(THINKING):
+        changed["metadata"] = {**metadata, THINKING: json_value(thinking, repairs, THINKING)}
+    return (step.model_copy(update=changed), repairs) if repairs else (step, repairs)
+
+
 def _fill(waiting: _Waiting) -> None:
     """Put the results of a unit in the order of its calls, and answer what has none."""
     for number, call in enumerate(waiting.calls):
@@ -169,7 +193,8 @@ def _interrupted(step: Step, call: dict[str, Any], number: int) -> Step:
 
 
 def _quoted(step: Step) -> Step:
-    text = fenced("tool_result", text_of(step.content), id=step.id, tool=step.name)
+    # The call's id, not the message's: that may be random, and equal histories give equal prompts.
+    text = fenced("tool_result", text_of(step.content), id=step.tool_call_id, tool=step.name)
     return _as_user(step, f"{PREFACE}\n{text}")
 
 
