@@ -85,6 +85,14 @@ def test_labels_of_other_scripts_are_understood() -> None:
     assert chosen("größer", ["GRÖẞER", "KLEINER"]) == "GRÖẞER"
 
 
+def test_the_marks_of_other_scripts_are_pauses() -> None:
+    for answer in ("はい、そうです", "はい。理由があります", "はい！", "はい：確認", "（はい）"):
+        assert chosen(answer, ["はい", "いいえ"]) == "はい"
+    assert chosen("是，因为很清楚", ["是", "否"]) == "是"
+    assert chosen("はいではない", ["はい", "いいえ"]) is None
+    assert chosen("はい、いいえ", ["はい", "いいえ"]) is None
+
+
 def test_the_fallback_is_not_offered() -> None:
     assert offered(["A", "Otherwise", "B"]) == ["A", "B"]
     assert fallback_of(["A", "Otherwise"]) == "Otherwise"

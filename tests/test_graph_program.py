@@ -370,3 +370,18 @@ class TestProgramsTogether:
         except InvalidProgramError as error:
             named = {line.split(":")[0] for line in error.problems}
         assert named == endless
+
+
+class TestNamesThatAreTaken:
+    @pytest.mark.parametrize("name", ["query", "objective"])
+    def test_no_result_is_kept_where_every_run_keeps_its_own(self, name: str) -> None:
+        program = GraphProgram("main").add(Action("a", "Predict", "A", "Go", var_out=name))
+        program.connect("start", "a").connect("a", "end")
+        with pytest.raises(InvalidProgramError, match="UpdateObjective"):
+            program.build()
+
+    def test_no_caller_could_set_a_variable_named_session(self) -> None:
+        program = GraphProgram("main", var_in=["session"]).add(Action("a", "Predict", "A", "Go"))
+        program.connect("start", "a").connect("a", "end")
+        with pytest.raises(InvalidProgramError, match="'session'"):
+            program.build()

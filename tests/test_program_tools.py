@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import pickle
 from enum import Enum
 from typing import Any
 
@@ -444,6 +445,58 @@ class TestFunctionTool:
         assert "Book an order." in told
         assert '"count"' in told
 
+    def wrong_then(self, *replies: Any, **settings: Any) -> tuple[AgentOutput, Any]:
+        """Book an order for which a model gives these arguments, one after the other."""
+        program = chain(Action("b", "book", "Book it", "Book {{ query }}", var_out="got"))
+        model = scripted_lm([{"arguments": each} for each in replies])
+        with dspy.context(lm=model):
+            return GraphInterpreter(program, [book], **settings)(query="A"), model
+
+    @both
+    def test_asks_again_for_arguments_that_do_not_fit(self, call: Any) -> None:
+        program = chain(Action("b", "book", "Book it", "Book {{ query }}", var_out="got"))
+        right = {"order": {"id": "A"}, "size": "small", "when": [3]}
+        model = scripted_lm([{"arguments": {**right, "size": "huge"}}, {"arguments": right}])
+        with dspy.context(lm=model):
+            out = call(GraphInterpreter(program, [book]), query="A")
+        assert out.session.variables["got"]["size"] == Size.SMALL
+        assert out.program_trace.steps[1].arguments == right
+        assert "do not fit: size" in request_text(model.requests[1])
+
+    def test_asks_no_more_often_than_it_may(self) -> None:
+        wrong = {"order": {"id": "A"}, "size": "huge", "when": [3]}
+        out, model = self.wrong_then(wrong, wrong, max_corrections=1)
+        assert error_of(out)[0] == "ToolInputError"
+        assert len(model.requests) == 2
+
+    def test_reads_json_that_a_model_wrote_as_a_text(self) -> None:
+        out, _ = self.wrong_then({"order": '{"id": "A"}', "size": "small", "when": "[3]"})
+        assert out.session.variables["got"]["order"] == Order(id="A")
+        assert out.session.variables["got"]["when"] == [3]
+
+    def test_leaves_texts_that_look_like_json_alone(self) -> None:
+        def note(text: str) -> str:
+            return text
+
+        assert self.run(note, '{"text": "[1, 2]"}').session.variables["got"] == "[1, 2]"
+
+    def test_gives_all_arguments_to_a_function_that_takes_any(self) -> None:
+        def kw(**kwargs: int) -> dict[str, int]:
+            return kwargs
+
+        for tool in (kw, dspy.Tool(kw)):
+            program = chain(use("kw", '{"a": 1}'))
+            assert GraphInterpreter(program, [tool])(query="q").session.variables["got"] == {"a": 1}
+        kind, message = error_of(self.run(kw, "a is 1"))
+        assert kind == "ToolInputError"
+        assert "JSON object" in message
+
+    def test_is_pickled_with_its_agent(self) -> None:
+        agent = GraphInterpreter(chain(use("book", "{{ query }}")), [book])
+        given = {"order": {"id": "A"}, "size": "small", "when": ["3"]}
+        copied = pickle.loads(pickle.dumps(agent))
+        assert copied(query=json.dumps(given)).session.variables["got"]["when"] == [3]
+
     def test_takes_whatever_can_be_called(self) -> None:
         class Doubler:
             def __call__(self, number: int) -> int:
@@ -513,6 +566,13 @@ class TestDSPyTools:
         assert kind == "ToolInputError"
         assert "await agent.acall" in message
 
+    def test_of_an_mcp_server_without_a_session_say_what_to_give(self) -> None:
+        types = pytest.importorskip("mcp.types")
+        schema = {"type": "object", "properties": {}}
+        tool = types.Tool.model_validate({"name": "add", "inputSchema": schema})
+        with pytest.raises(errors.InvalidSettingError, match=r"dspy\.Tool\.from_mcp_tool"):
+            GraphInterpreter(chain(say("a")), [tool])
+
     def test_do_not_block_the_event_loop(self) -> None:
         import time
 
@@ -547,6 +607,23 @@ class TestToolBox:
         assert out.session.variables["got"] == 5
         assert out.program_trace.steps[1].arguments["arguments"] == {"a": "2", "b": 3}
         assert "Say it loud." in str(model.requests[0].system)
+
+    def test_asks_again_for_a_tool_it_has_and_arguments_that_fit(self) -> None:
+        def add(a: int, b: int) -> int:
+            return a + b
+
+        replies = [
+            {"tool": "subtract", "arguments": {"a": 1, "b": 2}},
+            {"tool": "add", "arguments": {"a": "one", "b": 2}},
+            {"tool": "add", "arguments": {"a": 1, "b": 2}},
+        ]
+        model = scripted_lm(replies)
+        with dspy.context(lm=model):
+            program = chain(Action("act", "Act", "Act", "Do it", var_out="got"))
+            out = GraphInterpreter(program, [ToolBox([add])])(query="q")
+        assert out.session.variables["got"] == 3
+        assert "subtract" in request_text(model.requests[1])
+        assert "do not fit: a" in request_text(model.requests[2])
 
     def test_knows_only_its_tools(self) -> None:
         def add(a: int, b: int) -> int:

@@ -15,14 +15,16 @@ from hybridagi_steps.programs.program_checks import label_key
 FALLBACKS = ("OTHERWISE", "ELSE")
 """Labels of the edge that is taken when the model's answers are no option; never offered to it."""
 
-_QUOTES = "\"'`*_“”„‘’«»「」『』()[]{}<> \t.,;:!。，！"
+_QUOTES = "\"'`*_“”„‘’«»「」『』（）【】()[]{}<> \t.,;:!。，、！；：．"
 _LEAD = re.compile(
     r"^(?:(?:my|the)\s+)?(?:final\s+)?(?:answer|choice|decision|option|label|selected option)"
     r"(?:\s+is)?\s*[:=\-–—]?\s*",
     re.IGNORECASE,
 )
 _MARKED = re.compile(r"\*\*(.+?)\*\*|`(.+?)`|\"(.+?)\"|“(.+?)”")
-_REASON = re.compile(r"^\s*(?:[.,;:!\n)–—-]|\(|because\b|since\b|as\b)", re.IGNORECASE)
+_REASON = re.compile(
+    r"^\s*(?:[.,;:!\n)–—。，、！；：．（）…-]|\(|because\b|since\b|as\b)", re.IGNORECASE
+)
 
 
 def fallback_of(labels: Sequence[str]) -> str | None:
@@ -75,7 +77,7 @@ def _at_the_beginning(text: str, labels: Sequence[str]) -> str | None:
         found = re.match(r"[\s_\-]+".join(words), text, re.IGNORECASE)
         if found is None:
             continue
-        rest = text[found.end() :].lstrip("\"'`*_”’»)]}>")
+        rest = text[found.end() :].lstrip("\"'`*_”’»)]}>」』】）")
         if not rest or _REASON.match(rest):
             return label
     return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from hybridagi_steps.errors import InvalidProgramError, ProgramError
 from hybridagi_steps.programs import program_files, program_text
@@ -53,7 +53,7 @@ class GraphProgram:
         var_in: Variables that its caller sets before calling it.
 
     Raises:
-        ProgramError: A variable's name is none.
+        ProgramError: Name or description is no text, or a variable's name is none.
 
     Example:
         >>> program = GraphProgram(name="main", description="Answer, or ask back")
@@ -69,8 +69,13 @@ class GraphProgram:
 
     def __init__(self, name: str, description: str = "", var_in: Iterable[str] = ()) -> None:
         """Begin a program with nothing but `start` and `end`."""
+        _check_text("the name of a program", name)
+        _check_text(f"the description of {name!r}", description)
+        if isinstance(var_in, str):
+            raise ProgramError(f"var_in of {name!r} is a list, such as [{var_in!r}], not a text.")
         self.name, self.description, self.var_in = name, description, list(var_in)
         for variable in self.var_in:
+            _check_text("the name of a variable", variable)
             if not variable.isidentifier():
                 raise ProgramError(f"{variable!r} cannot be the name of a variable.")
         self.nodes: dict[str, Node] = {START: Control(START), END: Control(END)}
@@ -80,15 +85,28 @@ class GraphProgram:
         """Add a node.
 
         Raises:
-            ProgramError: Its id is taken.
+            ProgramError: Its id is taken, or it is no node.
         """
+        if not isinstance(node, Node):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+            raise ProgramError(
+                f"a node of {self.name!r} is an Action, a Decision or a Program, not "
+                f"{type(node).__name__}."
+            )
         if node.id in self.nodes:
             raise ProgramError(f"the program {self.name!r} has a node {node.id!r} already.")
         self.nodes[node.id] = node
         return self
 
     def connect(self, source: str, target: str, label: str | None = None) -> Self:
-        """Add an edge; `build` checks it."""
+        """Add an edge; `build` checks it.
+
+        Raises:
+            ProgramError: A name or label is no text.
+        """
+        _check_text("where an edge begins, the id of a node,", source)
+        _check_text("where an edge ends, the id of a node,", target)
+        if label is not None:
+            _check_text(f"the label of the edge {source!r} -> {target!r}", label)
         self.edges.append(Edge(source, target, label))
         return self
 
@@ -139,7 +157,9 @@ class GraphProgram:
 
         Raises:
             ProgramTextError: It cannot be read; the error names line and column.
+            ProgramError: It is no text.
         """
+        _check_text("the text form of a program", text)
         from hybridagi_steps.programs import program_parser  # lark takes a while to load
 
         found = program_parser.read(text, name)
@@ -224,3 +244,8 @@ class GraphProgram:
 
     def __repr__(self) -> str:
         return f"GraphProgram({self.name!r}, {len(self.nodes)} nodes, {len(self.edges)} edges)"
+
+
+def _check_text(what: str, given: Any) -> None:
+    if not isinstance(given, str):
+        raise ProgramError(f"{what} is a text, not {type(given).__name__}.")

@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import dspy
 
-from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError, UnknownProgramError
+from hybridagi_steps.errors import (
+    InvalidMemoryError,
+    InvalidQueryError,
+    InvalidSettingError,
+    UnknownProgramError,
+)
 from hybridagi_steps.programs.driving import adriven, driven
 from hybridagi_steps.programs.graph_program import GraphProgram
 from hybridagi_steps.programs.node_predictors import predictors_of
@@ -49,7 +54,8 @@ class GraphInterpreter(dspy.Module):
         max_iters: Most nodes that a run visits, those of called programs included.
         commit_decision_steps: Whether prompts show past decisions too; they are recorded anyway.
         decision_lm: The language model that decides, instead of the one configured.
-        max_corrections: How often a model is asked again when its answer is no option.
+        max_corrections: How often a model is asked again when its answer is no option, or does
+            not fit a tool's arguments.
 
     Raises:
         UnknownProgramError: No program is named like the entrypoint.
@@ -114,7 +120,11 @@ class GraphInterpreter(dspy.Module):
 
         Returns:
             How the run ended, the answer, the steps. Errors at a node end the run and are told
-            there; nothing is raised but cancellation.
+            there; once it runs nothing is raised but cancellation.
+
+        Raises:
+            InvalidQueryError: The query is no text.
+            InvalidSettingError: The session is none, or the objective no text.
         """
         with self._recording():
             return driven(self._run(query, session, objective, variables).work())
@@ -140,8 +150,10 @@ class GraphInterpreter(dspy.Module):
         objective: str | None,
         variables: dict[str, Any],
     ) -> ProgramRun:
-        text = query.query if isinstance(query, Query) else query
-        before = session or ProgramSession()
+        text = _checked_query(query)
+        before = _checked_session(session)
+        if objective is not None and not isinstance(objective, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+            raise InvalidSettingError(f"objective is a text, not {type(objective).__name__}.")
         settings = RunSettings(
             entrypoint=self.entrypoint,
             library=self.programs,
@@ -167,6 +179,24 @@ class GraphInterpreter(dspy.Module):
 def _check_least(name: str, value: int, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
         raise InvalidSettingError(f"{name} is a number of at least {least}, not {value!r}.")
+
+
+def _checked_query(query: Any) -> str:
+    text = query.query if isinstance(query, Query) else query
+    if not isinstance(text, str):
+        raise InvalidQueryError(
+            f"query is what the user asks, a text or a Query; not {type(query).__name__}."
+        )
+    return text
+
+
+def _checked_session(session: Any) -> ProgramSession:
+    if session is None or isinstance(session, ProgramSession):
+        return session or ProgramSession()
+    raise InvalidSettingError(
+        "session is the session of an earlier run, agent(query=…, session=out.session), not "
+        f"{type(session).__name__}; a variable for the prompts needs another name."
+    )
 
 
 def _library(programs: Any, entrypoint: str) -> EntryGuard | ProgramShelf:

@@ -128,7 +128,7 @@ def open_to_agents(library: ProgramLibrary, name: str) -> GraphProgram:
     """Return a program that an agent asked for by name.
 
     Raises:
-        UnknownProgramError: There is none of this name.
+        UnknownProgramError: There is none of this name; those are listed that agents may use.
         ProtectedProgramError: It is an entry program, or one that an entry program depends on.
     """
     if library.is_protected(name):
@@ -136,7 +136,11 @@ def open_to_agents(library: ProgramLibrary, name: str) -> GraphProgram:
             f"the program {name!r} is an entry program, or one depends on it; agents may not call, "
             "read or replace it."
         )
-    return library.get(name)
+    try:
+        return library.get(name)
+    except UnknownProgramError:
+        known = [each for each in library.names() if not library.is_protected(each)]
+        raise UnknownProgramError(name, known) from None
 
 
 def _reachable(library: ProgramLibrary, entrypoint: str) -> dict[str, GraphProgram]:

@@ -7,11 +7,14 @@ drawing read programs without knowing the class that people build them with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, NamedTuple, Protocol
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
-from pydantic import ConfigDict, Field, Strict
+from pydantic import ConfigDict, Field, Strict, ValidationError
 from pydantic.dataclasses import dataclass
+
+from hybridagi_steps.errors import ProgramError
 
 START, END = "start", "end"
 """The two nodes that every program has."""
@@ -19,9 +22,42 @@ START, END = "start", "end"
 PROVIDED = frozenset({"query", "objective"})
 """Variables that every run sets before its first node."""
 
+RESERVED = frozenset({"session", "self"})
+"""Names that `agent(…)` takes for itself, so that no caller could set a variable of that name."""
+
 _CONFIG = ConfigDict(use_attribute_docstrings=True, extra="forbid")
 
 
+_T = TypeVar("_T")
+
+
+def _checked(kind: type[_T]) -> type[_T]:
+    """Have a node that is given values of the wrong type say so in this package's own words."""
+    build: Callable[..., None] = kind.__init__
+
+    @functools.wraps(build)
+    def init(self: _T, *args: Any, **values: Any) -> None:
+        try:
+            build(self, *args, **values)
+        except ValidationError as error:
+            raise ProgramError(_what_is_wrong(kind.__name__, error)) from error
+
+    kind.__init__ = init
+    return kind
+
+
+def _what_is_wrong(kind: str, error: ValidationError) -> str:
+    names = list(getattr(globals().get(kind), "__dataclass_fields__", ()))
+    first = error.errors(include_url=False)[0]
+    place = first["loc"][0] if first["loc"] else ""
+    name = names[place] if isinstance(place, int) and place < len(names) else place
+    article = "an" if kind[0] in "AEIOU" else "a"
+    if first["type"] in ("missing", "missing_argument"):
+        return f"{article} {kind} needs {name!r}."
+    return f"{name!r} of {article} {kind} cannot be {first['input']!r:.80}: {first['msg']}."
+
+
+@_checked
 @dataclass(frozen=True, config=_CONFIG)
 class Control:
     """Where a program starts or ends."""
@@ -30,6 +66,7 @@ class Control:
     """`start` or `end`."""
 
 
+@_checked
 @dataclass(frozen=True, config=_CONFIG)
 class Action:
     """Use a tool."""
@@ -50,6 +87,7 @@ class Action:
     """Give the rendered prompt to the tool as it is, without asking a language model."""
 
 
+@_checked
 @dataclass(frozen=True, config=_CONFIG)
 class Decision:
     """Choose between the labels of the edges that leave this node."""
@@ -64,6 +102,7 @@ class Decision:
     """Variables that the question may use."""
 
 
+@_checked
 @dataclass(frozen=True, config=_CONFIG)
 class Program:
     """Call another program."""

@@ -22,7 +22,7 @@ from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 from pydantic import ValidationError
 
-from hybridagi_steps.errors import ProgramTextError
+from hybridagi_steps.errors import ProgramError, ProgramTextError
 from hybridagi_steps.programs.program_nodes import (
     END,
     START,
@@ -238,8 +238,8 @@ def _node(variable: str, kind: Token, pairs: list[Tree[Token]]) -> Node:
         raise _RefusedError("a Control is 'start' or 'end'", keys.get("id", kind))
     try:
         return made(**values)
-    except ValidationError as error:
-        _refuse(error, kind, keys)
+    except ProgramError as error:
+        _refuse(cast("ValidationError", error.__cause__), kind, keys)
 
 
 def _refuse(error: ValidationError, kind: Token, keys: dict[str, Token]) -> NoReturn:

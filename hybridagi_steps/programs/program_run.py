@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import dspy
+from dspy.utils.exceptions import AdapterParseError
 
 from hybridagi_steps.errors import (
     DecisionError,
@@ -44,6 +45,7 @@ from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.predictions import AgentStepList, QueryWithSteps
 
 _DEEPEST = 50
+_SHOWN_OF_ERROR = 500
 
 
 @dataclass(frozen=True)
@@ -191,8 +193,7 @@ class ProgramRun:
                 given = tool.from_prompt(prompt)
                 kept = given if remembered == prompt else _kept(tool, remembered)
             else:
-                prediction = yield from asked(predictor, self._inputs(prompt=prompt), tool.lm)
-                kept = given = tool.from_prediction(prediction)
+                kept = given = yield from self._asked_for(predictor, tool, prompt)
             arguments.update(tool.told_arguments(remembered, kept))
             result = yield from self._used(tool, node, given, kept)
             step.outcome = result.told
@@ -203,6 +204,29 @@ class ProgramRun:
         self._last = result
         if node.var_out is not None:
             self._session.variables[node.var_out] = result.value
+
+    def _asked_for(
+        self, predictor: dspy.Module, tool: GraphTool, prompt: str
+    ) -> Work[dict[str, Any]]:
+        """Ask for a tool's arguments until they fit, at most `max_corrections` times more.
+
+        Raises:
+            ToolInputError, UnknownToolError, AdapterParseError: They never did.
+        """
+        wording = prompt
+        for left in reversed(range(self._settings.max_corrections + 1)):
+            try:
+                prediction = yield from asked(predictor, self._inputs(prompt=wording), tool.lm)
+                arguments = tool.from_prediction(prediction)
+                tool.check(arguments)
+            except (ToolInputError, UnknownToolError, AdapterParseError) as error:
+                if not left:
+                    raise
+                why = str(error)[:_SHOWN_OF_ERROR]
+                wording = f"{prompt}\n\nYour last answer could not be used: {why}\nAnswer again."
+            else:
+                return arguments
+        raise AssertionError  # the loop returns or raises
 
     def _used(
         self, tool: GraphTool, node: Action, arguments: dict[str, Any], kept: dict[str, Any]

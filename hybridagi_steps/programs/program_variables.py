@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hybridagi_steps.programs.program_nodes import (
     PROVIDED,
+    RESERVED,
     Action,
     Decision,
     Node,
@@ -33,6 +34,7 @@ def unset_variables(
     Complexity: O(v e) in variables and edges.
     """
     yield from _odd_names(program)
+    yield from _taken_names(program)
     setters: dict[str, list[str]] = {}
     for node_id, node in program.nodes.items():
         for name in _set_by(node, programs):
@@ -65,6 +67,19 @@ def _odd_names(program: ProgramGraph) -> Iterator[str]:
         for name in dict.fromkeys([*var_in_of(node), *written]):
             if not name.isidentifier():
                 yield f"{name!r} at {node.id!r} cannot be the name of a variable"
+
+
+def _taken_names(program: ProgramGraph) -> Iterator[str]:
+    """Yield variables whose names stand for something else, so that their values would be lost."""
+    for name in dict.fromkeys(program.var_in):
+        if name in RESERVED:
+            yield f"var_in of the program lists {name!r}, a name that agent(…) keeps; rename it"
+    for node in program.nodes.values():
+        if isinstance(node, Action) and node.var_out in PROVIDED:
+            yield (
+                f"var_out of {node.id!r} is {node.var_out!r}, which every run sets itself: keep "
+                "the result under another name; the tool UpdateObjective changes the objective"
+            )
 
 
 def _wanted(node: Node, programs: Mapping[str, ProgramGraph] | None) -> tuple[str, Sequence[str]]:

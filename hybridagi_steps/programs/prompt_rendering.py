@@ -2,7 +2,7 @@
 
 Programs come from files, from memories and from other agents, so a prompt may fill in values and
 loop over them, and nothing else: no attribute whose name begins with an underscore, no change to a
-value, no unbounded range, no megabytes. What a variable looks like in a prompt is decided here too:
+value, no endless loops, no megabytes. What a variable looks like in a prompt is decided here too:
 steps as their text, marked as data; dicts and lists as JSON.
 """
 
@@ -13,13 +13,13 @@ steps as their text, marked as data; dicts and lists as JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
-from jinja2 import StrictUndefined, Template, TemplateError, Undefined
+from jinja2 import StrictUndefined, Template, TemplateError, Undefined, nodes, pass_context
 from jinja2.exceptions import SecurityError
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hybridagi_steps.display.view import plural
@@ -33,7 +33,11 @@ from hybridagi_steps.records.predictions import AgentStepList, QueryWithSteps
 
 _MOST_CHARACTERS = 2_000_000
 _LARGEST_FACTOR = 10_000
+_MOST_TURNS = 200_000
+"""Turns of loops, and calls, in one prompt: about a tenth of a second."""
 _KEPT_TEMPLATES = 1024
+_TURNS, _COUNTED = "turns taken", "counted"
+"""No name in a template can be the first, with its blank."""
 
 
 def rendered(
@@ -149,6 +153,21 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset({"*", "**"})
 
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        """Read a template and have the turns of all its loops counted."""
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(nodes.For):
+            counted = nodes.Filter(loop.iter, _COUNTED, [], [], None, None, lineno=loop.lineno)
+            loop.iter = counted.set_environment(self)
+        return tree
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a method, a macro, or a recursive loop, and count that."""
+        _take_turn(context)
+        if isinstance(obj, LoopContext):
+            args = tuple(_counted(context, each) for each in args)
+        return super().call(context, obj, *args, **kwargs)
+
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Whether `obj.attr` may be read."""
         plain_value = isinstance(obj, str | list | tuple | dict | int | float) or obj is None
@@ -163,10 +182,30 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
+def _take_turn(context: Context) -> None:
+    """Count one turn.
+
+    Raises:
+        SecurityError: It is one too many.
+    """
+    taken = cast("list[int]", context.resolve(_TURNS))
+    taken[0] += 1
+    if taken[0] > _MOST_TURNS:
+        raise SecurityError(f"its loops take over {_MOST_TURNS:,} turns")
+
+
+@pass_context
+def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
+    for item in items:
+        _take_turn(context)
+        yield item
+
+
 def _environment(finalize: Callable[[Any], Any]) -> _Sandbox:
     sandbox = _Sandbox(
         undefined=StrictUndefined, finalize=finalize, autoescape=False, keep_trailing_newline=True
     )
+    sandbox.filters.update({_COUNTED: cast("Any", _counted)})
     del sandbox.globals["lipsum"]  # makes as much text as it is asked for
     return sandbox
 
@@ -201,7 +240,7 @@ def _filled(template: Template, values: Mapping[str, Any], where: str) -> str:
     pieces: list[str] = []
     left = _MOST_CHARACTERS
     try:
-        for piece in template.generate(**values):
+        for piece in template.generate(values, **{_TURNS: [0]}):
             pieces.append(piece)
             left -= len(piece)
             if left < 0:

@@ -1,8 +1,9 @@
 """The tools of graph programs. An Action names one; the interpreter is given them as a list.
 
-Besides the tools here, plain functions, `dspy.Tool`s and MCP tools work as they are. A tool of your
-own is a subclass of `GraphTool`. A tool holds no state of a run: it is shared by every copy of an
-agent and by every thread.
+Besides the tools here, plain functions and `dspy.Tool`s work as they are; an MCP tool becomes a
+`dspy.Tool` by `dspy.Tool.from_mcp_tool(session, tool)`. A tool of your own is a subclass of
+`GraphTool`. A tool holds no state of a run: it is shared by every copy of an agent and by every
+thread.
 """
 
 from __future__ import annotations

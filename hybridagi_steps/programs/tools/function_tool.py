@@ -10,16 +10,19 @@ Arguments are checked against the function's own signature before it runs, so th
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import inspect
+import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import Any, cast, get_type_hints
 
 import dspy
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from hybridagi_steps.errors import InvalidSettingError, ToolInputError
+from hybridagi_steps.errors import InvalidSettingError, LimitReachedError, ToolInputError
 from hybridagi_steps.programs.tools.graph_tool import (
     INPUTS,
     Asked,
@@ -30,6 +33,9 @@ from hybridagi_steps.programs.tools.graph_tool import (
     settled,
 )
 
+_MOST_YIELDED = 10_000
+"""Values of a generator: more than a model could be shown."""
+
 
 class CallTool(GraphTool):
     """A tool that is called with named arguments, which a model writes as one JSON object.
@@ -39,23 +45,33 @@ class CallTool(GraphTool):
         description: What it does, as a model is told.
         schemas: JSON schema of each argument, by name.
         lm: The language model that its nodes ask.
+        takes_more: Whether it takes arguments of any other name too.
     """
 
     def __init__(
-        self, name: str, description: str, schemas: Mapping[str, Any], lm: Any = None
+        self,
+        name: str,
+        description: str,
+        schemas: Mapping[str, Any],
+        lm: Any = None,
+        *,
+        takes_more: bool = False,
     ) -> None:
         super().__init__(name=name, lm=lm)
         self.description = description
         self.schemas = dict(schemas)
+        self.takes_more = takes_more
 
     def predictor(self, purpose: str) -> dspy.Module | None:
         """Return a new predictor for one node; None when there are no arguments."""
-        if not self.schemas:
+        if not self.schemas and not self.takes_more:
             return None
         told = f"Call the tool {self.name} with the arguments that the prompt asks for."
         if self.description:
             told += f"\nWhat it does: {self.description}"
         told += f"\nIts arguments, as JSON schemas: {json.dumps(self.schemas, default=str)}"
+        if self.takes_more:
+            told += "\nIt takes arguments of other names too."
         asked = {"arguments": Asked(dict[str, Any], "The arguments by name, a JSON object")}
         return dspy.Predict(node_signature(told, purpose, INPUTS, asked))
 
@@ -65,15 +81,15 @@ class CallTool(GraphTool):
         Raises:
             ToolInputError: There are several and the prompt is no JSON object.
         """
-        if not self.schemas:
-            return {}
         given = _json(prompt)
-        if isinstance(given, dict) and set(cast("dict[str, Any]", given)) <= set(self.schemas):
+        if isinstance(given, dict) and (self.takes_more or set(given) <= set(self.schemas)):
             return cast("dict[str, Any]", given)
-        if len(self.schemas) > 1:
+        if not self.schemas and (not self.takes_more or not prompt.strip()):
+            return {}
+        if len(self.schemas) != 1:
             raise ToolInputError(
-                f"{self.name} takes {', '.join(self.schemas)}: without a language model its prompt "
-                "must be a JSON object with these keys."
+                f"{self.name} takes {', '.join(self.schemas) or 'any named arguments'}: without a "
+                "language model its prompt must be a JSON object with these keys."
             )
         [(name, schema)] = self.schemas.items()
         is_text = schema.get("type", "string") == "string"
@@ -85,10 +101,20 @@ class CallTool(GraphTool):
         Raises:
             ToolInputError: They are no JSON object.
         """
-        arguments = prediction["arguments"]
-        if not isinstance(arguments, dict):
-            raise ToolInputError(f"{self.name} takes named arguments, not {arguments!r:.200}.")
-        return cast("dict[str, Any]", arguments)
+        return named_arguments(self.name, prediction["arguments"])
+
+    def check(self, arguments: dict[str, Any]) -> None:
+        """Check the names of the arguments.
+
+        Raises:
+            ToolInputError: There is one that the tool does not take.
+        """
+        unknown = [name for name in arguments if name not in self.schemas]
+        if unknown and not self.takes_more:
+            raise ToolInputError(
+                f"{self.name} was called with arguments that do not fit: it takes no "
+                f"{unknown[0]!r}, only {', '.join(self.schemas) or 'none'}."
+            )
 
 
 class FunctionTool(CallTool):
@@ -118,23 +144,48 @@ class FunctionTool(CallTool):
         self._model = _arguments_model(function, shown)
         described = description if description is not None else inspect.getdoc(function) or ""
         schema = self._model.model_json_schema()
-        super().__init__(shown, described, _schemas(schema), lm)
+        takes_more = self._model.model_config.get("extra") == "allow"
+        super().__init__(shown, described, _schemas(schema), lm, takes_more=takes_more)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A class made at run time cannot be pickled; the function tells everything about it.
+        return {key: value for key, value in self.__dict__.items() if key != "_model"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._model = _arguments_model(self.function, self.name)
+
+    def check(self, arguments: dict[str, Any]) -> None:
+        """Check arguments against the function's annotations.
+
+        Raises:
+            ToolInputError: They do not fit.
+        """
+        self._checked(arguments)
 
     def use(self, use: ToolUse) -> Any:
-        """Call the function.
+        """Call the function; what a generator yields is a list.
 
         Raises:
             ToolInputError: The arguments do not fit.
+            LimitReachedError: A generator yields more than a step could hold.
         """
-        return settled(self.function(**self._checked(use)), self.name)
+        given = self.function(**self._checked(use.arguments))
+        given = _drained(cast("Any", given), self.name) if inspect.isasyncgen(given) else given
+        return _listed(settled(given, self.name), self.name)
 
     async def ause(self, use: ToolUse) -> Any:
         """Call the function, in a thread unless it is a coroutine function."""
-        return await called_aside(self.function, **self._checked(use))
+        given = await called_aside(self.function, **self._checked(use.arguments))
+        if inspect.isasyncgen(given):
+            return await _drained(cast("Any", given), self.name)
+        if inspect.isgenerator(given):
+            return await asyncio.to_thread(_listed, given, self.name)
+        return given
 
-    def _checked(self, use: ToolUse) -> dict[str, Any]:
+    def _checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
         try:
-            model = self._model.model_validate(use.arguments)
+            model = self._validated(arguments)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"])
@@ -148,6 +199,19 @@ class FunctionTool(CallTool):
         }
         return {**given, **(model.model_extra or {})}
 
+    def _validated(self, arguments: dict[str, Any]) -> BaseModel:
+        """Return the arguments as a model; a text that does not fit is read as JSON then."""
+        try:
+            return self._model.model_validate(arguments)
+        except ValidationError as error:
+            wrong = {str(each["loc"][0]) for each in error.errors(include_url=False)}
+            texts = {name: arguments[name] for name in wrong if _is_text(arguments.get(name))}
+            read = {name: _json(text) for name, text in texts.items()}
+            found = {name: value for name, value in read.items() if value is not None}
+            if not found:
+                raise
+            return self._model.model_validate({**arguments, **found})
+
 
 class DSPyTool(CallTool):
     """A `dspy.Tool`, MCP tools among them, as a tool of a graph program.
@@ -158,7 +222,9 @@ class DSPyTool(CallTool):
     """
 
     def __init__(self, tool: dspy.Tool, lm: Any = None) -> None:
-        super().__init__(str(tool.name), tool.desc or "", tool.args or {}, lm)
+        super().__init__(
+            str(tool.name), tool.desc or "", tool.args or {}, lm, takes_more=bool(tool.has_kwargs)
+        )
         self.tool = tool
         self.own = (tool,)
 
@@ -193,7 +259,11 @@ def tools_by_name(tools: Iterable[Any] | Mapping[str, Any]) -> dict[str, GraphTo
     Raises:
         InvalidSettingError: Something else, or two tools of one name.
     """
-    given = tools.values() if isinstance(tools, Mapping) else tools
+    given: Any = tools.values() if isinstance(tools, Mapping) else tools
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidSettingError(
+            f"tools are a list, such as tools=[Speak()], or a dict; not {type(given).__name__}."
+        )
     found: dict[str, GraphTool] = {}
     for each in given:
         tool = _as_tool(each)
@@ -208,6 +278,11 @@ def _as_tool(given: Any) -> GraphTool:
         return given
     if isinstance(given, dspy.Tool):
         return DSPyTool(given)
+    if hasattr(given, "inputSchema") or hasattr(given, "input_schema"):
+        raise InvalidSettingError(
+            f"the MCP tool {getattr(given, 'name', '')!r} has no session to be called in: give "
+            "dspy.Tool.from_mcp_tool(session, tool)."
+        )
     if isinstance(given, type | dspy.Module) or not callable(given):
         shown = given.__name__ if isinstance(given, type) else type(given).__name__
         raise InvalidSettingError(
@@ -257,6 +332,56 @@ def _schemas(schema: Mapping[str, Any]) -> dict[str, Any]:
         first = next(iter(properties))
         properties[first] = {**properties[first], "$defs": definitions}
     return properties
+
+
+def _listed(given: Any, name: str) -> Any:
+    """Return what a function gave, what a generator yields as a list.
+
+    Raises:
+        LimitReachedError: That is too much.
+    """
+    if not inspect.isgenerator(given):
+        return given
+    items = list(itertools.islice(given, _MOST_YIELDED + 1))
+    given.close()
+    return _checked_length(items, name)
+
+
+async def _drained(given: AsyncGenerator[Any, Any], name: str) -> list[Any]:
+    """Return what an asynchronous generator yields; otherwise as `_listed`."""
+    items: list[Any] = []
+    async with contextlib.aclosing(given):
+        async for item in given:
+            items.append(item)
+            if len(items) > _MOST_YIELDED:
+                break
+    return _checked_length(items, name)
+
+
+def _checked_length(items: list[Any], name: str) -> list[Any]:
+    if len(items) > _MOST_YIELDED:
+        raise LimitReachedError(
+            f"the tool {name} is a generator that yields over {_MOST_YIELDED:,} values; have it "
+            "return the ones that matter.",
+            limit="values",
+        )
+    return items
+
+
+def named_arguments(name: str, given: Any) -> dict[str, Any]:
+    """Return what a language model gave as the arguments of a tool, read from a text if need be.
+
+    Raises:
+        ToolInputError: It is no JSON object.
+    """
+    arguments = _json(given) if isinstance(given, str) else given
+    if not isinstance(arguments, dict):
+        raise ToolInputError(f"{name} takes named arguments, a JSON object, not {given!r:.200}.")
+    return cast("dict[str, Any]", arguments)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _json(text: str) -> Any:

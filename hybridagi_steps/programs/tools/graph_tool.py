@@ -111,6 +111,13 @@ class GraphTool:
         """Return the arguments that a language model came up with."""
         return {name: prediction[name] for name in self.asks_for}
 
+    def check(self, arguments: dict[str, Any]) -> None:
+        """Refuse arguments that do not fit; the language model that gave them is asked again.
+
+        Raises:
+            ToolInputError: What is wrong with them.
+        """
+
     def told_arguments(self, prompt: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments as the step remembers them."""
         del prompt

@@ -15,6 +15,7 @@ from typing import Any
 
 import dspy
 
+from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.programs.prompt_rendering import shown_text
 from hybridagi_steps.programs.tools.graph_tool import (
     Asked,
@@ -40,6 +41,9 @@ class Speak(Echo):
         callback: Called with each message, as soon as it is said.
         name: What Actions call it.
         lm: The language model that its nodes ask.
+
+    Raises:
+        InvalidSettingError: The callback is no function.
     """
 
     instructions = "Write the message to the user that the prompt asks for."
@@ -53,7 +57,7 @@ class Speak(Echo):
         lm: Any = None,
     ) -> None:
         super().__init__(name=name, lm=lm)
-        self.callback = callback
+        self.callback = _checked_callback(callback, self)
 
     def use(self, use: ToolUse) -> str:
         """Say it and return it."""
@@ -89,6 +93,9 @@ class AskUser(GraphTool):
         user_lm: The language model that plays the user, instead of the one configured.
         name: What Actions call it.
         lm: The language model that its nodes ask.
+
+    Raises:
+        InvalidSettingError: The callback is no function.
     """
 
     instructions = "Write the question to the user that the prompt asks for."
@@ -104,7 +111,7 @@ class AskUser(GraphTool):
         lm: Any = None,
     ) -> None:
         super().__init__(name=name, lm=lm)
-        self.callback = callback
+        self.callback = _checked_callback(callback, self)
         self.persona = persona
         self.user = dspy.Predict(_PlayTheUser)
         if user_lm is not None:
@@ -134,6 +141,11 @@ class AskUser(GraphTool):
         return {"persona": self.persona, "conversation": said, "question": question}
 
     def _heard(self, use: ToolUse, answer: Any) -> str:
+        if answer is None:
+            raise InvalidSettingError(
+                f"the callback of {self.name} gave None for an answer; it returns what the user "
+                "said, an empty text if that is nothing."
+            )
         text = shown_text(answer)
         use.session.say(text, "user")
         return text
@@ -149,6 +161,14 @@ class UpdateObjective(Echo):
         """Set the objective of the run and return it."""
         use.session.objective = shown_text(use.arguments["new_objective"])
         return use.session.objective
+
+
+def _checked_callback(callback: Any, tool: GraphTool) -> Any:
+    if callback is not None and not callable(callback):
+        raise InvalidSettingError(
+            f"the callback of {type(tool).__name__} is a function, not {callback!r:.80}."
+        )
+    return callback
 
 
 def _said(use: ToolUse, argument: str) -> str:

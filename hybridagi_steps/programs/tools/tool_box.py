@@ -19,7 +19,7 @@ import dspy
 
 from hybridagi_steps.errors import InvalidSettingError, ToolInputError, UnknownToolError
 from hybridagi_steps.programs.decision_labels import chosen
-from hybridagi_steps.programs.tools.function_tool import CallTool, tools_by_name
+from hybridagi_steps.programs.tools.function_tool import CallTool, named_arguments, tools_by_name
 from hybridagi_steps.programs.tools.graph_tool import (
     INPUTS,
     Asked,
@@ -84,6 +84,16 @@ class ToolBox(GraphTool):
         """Return the tool and the arguments that a language model came up with."""
         return {"tool": str(prediction["tool"]), "arguments": prediction["arguments"]}
 
+    def check(self, arguments: dict[str, Any]) -> None:
+        """Check the name of the tool and its arguments.
+
+        Raises:
+            UnknownToolError: There is none of this name.
+            ToolInputError: The arguments do not fit.
+        """
+        tool, inner = self._chosen(arguments)
+        tool.check(inner)
+
     def use(self, use: ToolUse) -> Any:
         """Use the tool that was chosen.
 
@@ -91,19 +101,18 @@ class ToolBox(GraphTool):
             UnknownToolError: There is none of this name.
             ToolInputError: The arguments do not fit.
         """
-        tool, inner = self._chosen(use)
-        return tool.use(inner)
+        tool, inner = self._chosen(use.arguments)
+        return tool.use(replace(use, arguments=inner))
 
     async def ause(self, use: ToolUse) -> Any:
         """Use the tool that was chosen."""
-        tool, inner = self._chosen(use)
-        return await tool.ause(inner)
+        tool, inner = self._chosen(use.arguments)
+        return await tool.ause(replace(use, arguments=inner))
 
-    def _chosen(self, use: ToolUse) -> tuple[GraphTool, ToolUse]:
-        named, arguments = use.arguments["tool"], use.arguments["arguments"]
+    def _chosen(self, arguments: dict[str, Any]) -> tuple[GraphTool, dict[str, Any]]:
+        """Return the tool that was named, and what it is given."""
+        named = arguments["tool"]
         name = named if named in self.tools else chosen(str(named), list(self.tools))
         if name is None:
             raise UnknownToolError(str(named), list(self.tools))
-        if not isinstance(arguments, dict):
-            raise ToolInputError(f"{name} takes named arguments, not {arguments!r:.200}.")
-        return self.tools[name], replace(use, arguments=arguments)
+        return self.tools[name], named_arguments(name, arguments["arguments"])
