@@ -23,6 +23,7 @@ from hybridagi_steps.errors import (
     ContextBudgetError,
     DiskFullError,
     EmbedderError,
+    InvalidMemoryError,
     InvalidSettingError,
     UnknownSessionError,
 )
@@ -482,6 +483,33 @@ class TestSession:
             "tool_steps": 0,
             "sequence_range": {"min": 1, "max": 10},
         }
+
+    def test_a_session_that_is_not_there_gives_the_system_prompt_alone(
+        self, memory: StepMemory
+    ) -> None:
+        repo = memory.repository()
+        for budget in (None, 100):
+            built = build_context_from_steps("none", repo, budget=budget)
+            assert asyncio.run(built) == []
+            built = build_context_from_steps("none", repo, "Be kind.", budget=budget)
+            assert asyncio.run(built) == [{"role": "system", "content": "Be kind."}]
+
+    def test_wrong_arguments_are_named(self, memory: StepMemory) -> None:
+        wrong: Any = "x"
+        with pytest.raises(InvalidMemoryError, match="got str"):
+            ContextBuilder(wrong)
+        for options in ({"system_prompt": 5}, {"query": 5}, {"steps": 5}):
+            given: Any = {"steps": talk(1), **options}
+            with pytest.raises(InvalidSettingError, match=f"{next(iter(options))} .* not int"):
+                ContextBuilder().build(**given)
+        with pytest.raises(InvalidSettingError, match="start_seq is a sequence"):
+            asyncio.run(build_context_from_steps("s", memory.repository(), start_seq=wrong))
+
+    def test_a_printed_receipt_is_short(self) -> None:
+        receipt = ContextBuilder(recent=1, k=0).build(steps=talk(201)).receipt
+        assert len(receipt.dropped) > 100
+        assert len(str(receipt).splitlines()) < 30
+        assert f"… and {len(receipt.dropped) - 20} more" in str(receipt)
 
 
 def _tool_step() -> AgentStep:

@@ -36,6 +36,7 @@ NO_MESSAGES: list[tuple[Any, str]] = [
     ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "call 1: name"),
     ("hello", "a list, not str"),
     (None, "a list, not NoneType"),
+    ({"role": "user", "content": "x"}, "a dict with 'role', 'content'; put one message in a list"),
 ]
 
 
@@ -330,6 +331,14 @@ def picture(media_type: str = "image/png", data: str = "AAAA") -> dict[str, Any]
         "type": "image",
         "source": {"type": "base64", "media_type": media_type, "data": data},
     }
+
+
+@pytest.mark.parametrize("given", [None, 5, "hello", {"role": "user"}, [5]])
+def test_what_is_no_list_of_records_is_refused_by_name(given: Any) -> None:
+    name = "int" if given == [5] else type(given).__name__
+    for convert in (to_messages, to_agent_steps, to_provider):
+        with pytest.raises(MessageError, match=f"wanted, not {name}"):
+            convert(given)
 
 
 class TestMedia:

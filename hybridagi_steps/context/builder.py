@@ -28,11 +28,12 @@ from hybridagi_steps.context.recall import (
 )
 from hybridagi_steps.context.receipt import Receipt, ReceiptEntry
 from hybridagi_steps.context.sources import SessionReader, Source, own_history, source_of
-from hybridagi_steps.errors import ContextBudgetError, InvalidSettingError
+from hybridagi_steps.errors import ContextBudgetError, InvalidMemoryError, InvalidSettingError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.provider_out import (
     AnthropicPrompt,
     anthropic_prompt,
+    check_text,
     media_notes,
     openai_messages,
 )
@@ -126,9 +127,12 @@ class ContextBuilder:
                 the session's steps name one.
 
         Raises:
+            InvalidMemoryError: The memory is none.
             InvalidSettingError: A number that means nothing, or no token counter.
             InvalidFilterError: An unknown key in `where`.
         """
+        if memory is not None and not hasattr(memory, "repository"):
+            raise InvalidMemoryError(memory, "repository()", "search()")
         _check_number("budget", budget, 1)
         _check_number("k", k, 0)
         if recent is not None:
@@ -163,8 +167,10 @@ class ContextBuilder:
         Raises:
             ContextBudgetError: System prompt and newest unit do not fit into the budget.
             UnknownSessionError: The memory has no such session.
-            InvalidSettingError: Neither a session nor steps, or both.
+            InvalidSettingError: Neither a session nor steps, or both; or no text for a text.
         """
+        check_text("query", query)
+        check_text("system_prompt", system_prompt)
         source = source_of(self._reader, session_id, steps, query)
         conversation = message_units(source.messages)
         system = conversation.system if system_prompt is None else system_prompt

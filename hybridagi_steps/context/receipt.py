@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from hybridagi_steps.token_counters import ESTIMATE
 
+_MOST_DROPPED = 20
+"""Lines of what was dropped in a printed receipt."""
+
 
 class ReceiptEntry(NamedTuple):
     """One message or step that was kept or dropped."""
@@ -46,11 +49,13 @@ class Receipt:
         return self.counter_id.startswith(ESTIMATE)
 
     def __str__(self) -> str:
-        """The receipt as lines of text."""
+        """The receipt as lines of text, of what was dropped the first ones."""
         about = "about " if self.estimated else ""
         head = f"{about}{self.tokens:,} of {self.budget:,} tokens ({self.counter_id})"
         kept = [f"+ {e.id}: {e.why}, {e.tokens:,}" for e in self.kept]
-        dropped = [f"- {e.id}: {e.why}, {e.tokens:,}" for e in self.dropped]
+        dropped = [f"- {e.id}: {e.why}, {e.tokens:,}" for e in self.dropped[:_MOST_DROPPED]]
+        if (more := len(self.dropped) - _MOST_DROPPED) > 0:
+            dropped.append(f"… and {more:,} more dropped")
         return "\n".join([head, *kept, *dropped, *(f"! {note}" for note in self.notes)])
 
     def shown(self) -> dict[str, Any]:

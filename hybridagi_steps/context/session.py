@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from hybridagi_steps.context.builder import ContextBuilder
-from hybridagi_steps.messages.provider_out import openai_messages
+from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.messages.provider_out import check_text, openai_messages
 from hybridagi_steps.messages.units import flat, message_units
 from hybridagi_steps.records.message import Step
 
@@ -43,11 +44,20 @@ async def build_context_from_steps(
         end_seq: Last sequence, included.
         budget: Most tokens; the newest messages that fit are kept. None keeps all.
 
+    Returns:
+        Messages in OpenAI's form. Without messages in the range, or in a session that is not
+        there, only the system prompt, if one is given.
+
     Raises:
+        InvalidSettingError: A sequence or the budget is no number, or the prompt no text.
         ContextBudgetError: System prompt and newest unit do not fit into the budget.
     """
+    check_text("system_prompt", system_prompt)
+    for name, sequence in (("start_seq", start_seq), ("end_seq", end_seq)):
+        if sequence is not None and (isinstance(sequence, bool) or not isinstance(sequence, int)):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+            raise InvalidSettingError(f"{name} is a sequence, 1 for the first; got {sequence!r}.")
     steps = await repo.get_steps(session_id, start_seq=start_seq, end_seq=end_seq)
-    if budget is not None:
+    if budget is not None and steps:
         builder = ContextBuilder(budget=budget, recent=None, k=0)
         return builder.build(steps=steps, system_prompt=system_prompt).messages
     system, units = message_units(steps)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from hybridagi_steps.context.receipt import ReceiptEntry
 from hybridagi_steps.errors import InvalidSettingError, StorageError
@@ -170,4 +170,7 @@ def _as_list(steps: Any) -> list[Any]:
     if isinstance(steps, AgentStep | Step):
         return [steps]
     held = getattr(steps, "steps", None)
+    if held is None and (isinstance(steps, str | Mapping) or not isinstance(steps, Iterable)):
+        name = type(cast("object", steps)).__name__
+        raise InvalidSettingError(f"steps are a list of AgentSteps or of Steps, not {name}.")
     return list(held if isinstance(held, list) else steps)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]

@@ -9,8 +9,8 @@ elsewhere) are read as the importers read them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
@@ -36,6 +36,8 @@ INTERRUPTED = "Error: interrupted; no result was recorded."
 _UNFINISHED = ("partial", "cancelled")
 _NO_SESSION = "steps"
 
+Record = TypeVar("Record")
+
 
 def to_messages(
     agent_steps: Steps, *, session_id: str | None = None, carry: bool = True
@@ -50,6 +52,9 @@ def to_messages(
         session_id: The session of the messages; by default that of each step, else its run.
         carry: Whether each message carries its step whole, for `to_agent_steps`. Without it the
             messages only name their steps, which is enough where a memory holds them.
+
+    Raises:
+        MessageError: Something else than AgentSteps was given.
     """
     steps = _as_list(agent_steps)
     writer = _Writer(session_id, carry)
@@ -67,7 +72,7 @@ def to_agent_steps(messages: Iterable[Step]) -> list[AgentStep]:
     Raises:
         MessageError: A message carries something that is no step, or is no message at all.
     """
-    given = list(messages)
+    given = all_of(Step, messages, "Steps (messages)")
     carried = [_carried(message, place) for place, message in enumerate(given, start=1)]
     known = {id_text(step.id) for found in carried for step in found}
     steps: list[AgentStep] = []
@@ -170,8 +175,26 @@ class _Writer:
 def _as_list(steps: Steps) -> list[AgentStep]:
     if isinstance(steps, AgentStep):
         return [steps]
-    held: Any = getattr(steps, "steps", steps)
-    return list(cast("Iterable[AgentStep]", held))
+    return all_of(AgentStep, getattr(steps, "steps", steps), "AgentSteps")
+
+
+def all_of(kind: type[Record], given: Any, wanted: str) -> list[Record]:
+    """Return records as a list.
+
+    Raises:
+        MessageError: Something else was given; the text names it and what is wanted.
+    """
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        name = type(cast("object", given)).__name__
+        raise MessageError(f"a list of {wanted} is wanted, not {name}.")
+    records = list(cast("Iterable[Any]", given))
+    for place, record in enumerate(records, start=1):
+        if not isinstance(record, kind):
+            hint = "; from_messages reads provider messages" if kind is Step else ""
+            raise MessageError(
+                f"item {place}: a list of {wanted} is wanted, not {type(record).__name__}{hint}."
+            )
+    return records
 
 
 def _turn_end(steps: Sequence[AgentStep], start: int) -> int:

@@ -55,7 +55,12 @@ def from_messages(
         request = cast("dict[str, Any]", messages)
         if request.get("system"):
             reader.read(0, {"role": "system", "content": request["system"]})
-        messages = cast("Iterable[Message]", request.get("messages"))
+        if "messages" not in request:
+            raise MessageError(
+                "messages are a list, or a request that holds one under 'messages', not a dict "
+                f"with {', '.join(map(repr, request)) or 'nothing'}; put one message in a list."
+            )
+        messages = cast("Iterable[Message]", request["messages"])
     if isinstance(messages, str) or not isinstance(messages, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
         raise MessageError(f"messages are a list, not {type(messages).__name__}.")
     for place, message in enumerate(messages, start=1):

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, cast, overload
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.exchange.records import as_arguments, as_object
-from hybridagi_steps.messages.agent_steps import IS_ERROR, NO_RESULT
+from hybridagi_steps.messages.agent_steps import IS_ERROR, NO_RESULT, all_of
 from hybridagi_steps.messages.media import anthropic_part, not_sent, openai_part
 from hybridagi_steps.messages.names import json_text, tool_name
 from hybridagi_steps.messages.units import THINKING, flat, message_units
@@ -57,14 +57,29 @@ def to_provider(
 
     Returns:
         For OpenAI a list of messages; for Anthropic the system prompt and the messages.
+
+    Raises:
+        MessageError: The messages are no Steps.
+        InvalidSettingError: There is no such style, or the system prompt is no text.
     """
-    known, units = message_units(messages)
+    check_text("system", system)
+    known, units = message_units(all_of(Step, messages, "Steps (messages)"))
     prompt = known if system is None else system
     if style == "openai":
         return openai_messages(prompt, flat(units))
     if style == "anthropic":
         return anthropic_prompt(prompt, flat(units))
     raise InvalidSettingError(f"style is openai or anthropic, not {style!r}.")
+
+
+def check_text(name: str, value: object) -> None:
+    """Check an option that is a text or None.
+
+    Raises:
+        InvalidSettingError: It is something else.
+    """
+    if value is not None and not isinstance(value, str):
+        raise InvalidSettingError(f"{name} is a text or None, not {type(value).__name__}.")
 
 
 def openai_messages(system: str | None, messages: Iterable[Step]) -> list[dict[str, Any]]:
