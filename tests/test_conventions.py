@@ -112,7 +112,8 @@ def test_the_top_level_is_the_agreed_one() -> None:
 def test_every_package_is_installed() -> None:
     configured = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     listed = set(configured["tool"]["setuptools"]["packages"])
-    folders = {file.parent.relative_to(ROOT) for file in ROOT.glob("hybridagi_steps/**/__init__.py")}
+    found = PACKAGE.glob("**/__init__.py")
+    folders = {file.parent.relative_to(ROOT) for file in found}
     assert {".".join(folder.parts) for folder in folders} | {"hybridagi_steps.data"} == listed
 
 

@@ -75,7 +75,10 @@ def _lines(directory: ConfinedDirectory, path: str, limit: int) -> list[str]:
 def _matcher(pattern: str) -> Callable[[str], bool]:
     parts = path_parts(pattern)
     # Equal neighbours say nothing new, and many `**` in a row would make matching slow.
-    parts = tuple(part for n, part in enumerate(parts) if part != "**" or parts[n - 1 : n] != ("**",))
+    before = ("", *parts)
+    parts = tuple(
+        part for part, last in zip(parts, before, strict=False) if part != "**" or last != "**"
+    )
     if sum(part == "**" for part in parts) > 4 or any(part.count("*") > 8 for part in parts):
         raise WorkspaceError(f"the pattern {pattern!r} has too many stars")
     compiled = [None if part == "**" else _part(part) for part in parts]
