@@ -130,11 +130,12 @@ class TestSqlite(TestInMemory):
 class Histories(RuleBasedStateMachine):
     """Two writers of one file, each with an index, beside one that lives in memory."""
 
-    @initialize(page=st.sampled_from([1, 2, 50_000]), costs=st.sampled_from([0, 1, 64]))
-    def begin(self, page: int, costs: int) -> None:
+    @initialize(page=st.sampled_from([1, 2, 50_000]), kept=st.sampled_from([0, 2, 99]))
+    def begin(self, page: int, kept: int) -> None:
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(filter_columns, "PAGE", page)
-        self.patch.setattr(filter_columns, "LIST_COSTS", costs)
+        self.patch.setattr(filter_columns, "LIST_COSTS", 0)
+        self.patch.setattr(filter_columns, "POSITIONS_KEPT", kept)
         self.patch.setattr(filter_columns, "WIDE", 1)
         self.folder = tempfile.TemporaryDirectory()
         path = str(Path(self.folder.name) / "steps.db")
