@@ -122,6 +122,36 @@ def test_the_estimate_is_near_for_real_messages(
     assert 0.85 < ratio < 1.15
 
 
+UUIDS = (
+    "21636369-8b52-9b4a-97b7-50923ceb3ffd 795b929e-9a9a-80fd-ea7b-5bf55eb561a4 "
+    "9b08923d-10c6-7fd9-94b2-b8fda02f34a6 781f9c58-d664-5fa9-e8a8-529f035efa25 "
+    "31162427-3bfd-1d33-8d00-38ec42650644 8a7d43b5-7863-3074-b797-0386fee29476 "
+    "65aa9c82-79f2-48b0-8cb4-a0d7d6225675 3b5f3d86-268e-cc45-dc6b-f1e1a399f82a "
+    "ed038db4-de38-3784-26d0-b944a2863a7f 03e0a813-bdc2-ae99-63d2-e49085ef3430 "
+    "28ce6f24-1064-5d51-c6f8-da3eabe19f58 0af438d2-9752-4d6a-f51e-8722c21b6092"
+)
+BASE64 = (
+    "n+AfTdkXs8fOYvAHQ4TV0mAxk91MeflElhUGeReBQZgg2AS4T2KP6zjg+eDuUDpjiTDRtnCAwc"
+    "leH83r25pLbVNSHGWzdma6cVsIzQRasJNyr9JxCtnO9oicgu+fmFci3Wf94EOykl0cxPIY390v"
+    "CfvaziL0rbB+3HSMN74OC0LItCn34uQKrMpNqG9Dv2rHoQVsoFsQ8NqPDRBNi2PQaxCt2oGlwV"
+    "7VhSHIYnsn85IFRdVZ2fq6iLRqx5Vb5FZolIaRlQSufTtwxHnnSzs2VpNhlq5HVW3qCWHP7TFJ"
+    "VgdQET3ba3uZR1R/sf0J+BabLJXYqweTELKW5cApXn3Yssq9UtxOUI5TQS/y9jIssYrmJ5rnr6"
+    "5rko4HsZFAtqQaT7a8tteUz6d5SQw2"
+)
+DENSE: dict[str, tuple[str, int]] = {
+    "UUIDs": (UUIDS, 284),
+    "emoji": ("😀🎉🚀❤️👍🏽" * 10, 170),
+    "base64": (BASE64, 290),
+}
+"""Texts that few words hold, and their tokens in cl100k_base."""
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_ids_hashes_and_emoji_are_not_underestimated(kind: str) -> None:
+    text, exact = DENSE[kind]
+    assert 0.9 * exact <= EstimatingCounter().count(text) <= 1.35 * exact
+
+
 class _Odd:
     counter_id = "odd"
 
