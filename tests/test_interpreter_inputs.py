@@ -91,6 +91,7 @@ class TestEndlessPrompts:
         "prompt",
         [
             "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "{% for a in range(99999) %}{% set b = range(99999)|list %}{% endfor %}",
             "{% for a in [1, 2] recursive %}{% if loop.depth < 9 %}{{ loop(range(99)) }}{% endif %}"
             "{% endfor %}",
             "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"

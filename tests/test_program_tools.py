@@ -242,6 +242,34 @@ class TestPastActionSearch:
         assert memory.run(str(end.run_id)).steps == out.program_trace.steps
         assert out.final_answer.startswith("Remembered: ")
 
+    @pytest.mark.parametrize(
+        "template",
+        [
+            "{{ past|upper }}",
+            "{{ past ~ '!' }}",
+            "{{ [past]|join }}",
+            "{{ [past] }}",
+            "{{ past|replace('a', 'a') }}",
+            "{% for step in past %}{{ step }}{% endfor %}",
+            "{% set all = past|string %}{{ past|length }}{{ all }}",
+        ],
+    )
+    def test_is_not_stored_again_whatever_a_prompt_does_with_it(
+        self, memory: hs.StepMemory, template: str
+    ) -> None:
+        step = hs.AgentStep(
+            step_type=hs.AgentStepType.Action,
+            inputs={"purpose": "refund"},
+            outputs={"r": "NEEDLE"},
+        )
+        memory.add(step)
+        search = use("PastActionSearch", "refund", "recall", var_out="past")
+        program = chain(search, say(template, var_in=["past"]))
+        out = GraphInterpreter(program, [PastActionSearch(), Speak()], memory)(query="q")
+        assert "NEEDLE" in out.final_answer
+        assert str(step.id) in out.program_trace.steps[-2].result.lower()
+        assert not any("NEEDLE" in whole_text(each) for each in out.program_trace.steps)
+
     def test_ends_a_program_with_a_text_when_it_comes_last(self, memory: hs.StepMemory) -> None:
         agent = GraphInterpreter(chain(use("PastActionSearch", "q")), [PastActionSearch()], memory)
         end = agent(query="q").program_trace.steps[-1]

@@ -13,7 +13,9 @@ steps as their text, marked as data; dicts and lists as JSON.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast
 
@@ -34,7 +36,9 @@ from hybridagi_steps.records.predictions import AgentStepList, QueryWithSteps
 _MOST_CHARACTERS = 2_000_000
 _LARGEST_FACTOR = 10_000
 _MOST_TURNS = 200_000
-"""Turns of loops, and calls, in one prompt: about a tenth of a second."""
+"""Turns of loops, and calls, in one prompt: about a tenth of a second if little is done in each."""
+_MOST_SECONDS = 2.0
+"""Of this thread's computing time, for turns in which much is done."""
 _KEPT_TEMPLATES = 1024
 _TURNS, _COUNTED = "turns taken", "counted"
 """No name in a template can be the first, with its blank."""
@@ -66,15 +70,17 @@ def rendered(
         )
     names = {*var_in, *PROVIDED}
     values = {name: variables[name] for name in names if name in variables}
-    shown = _filled(_prompt_template(template, where), values, where)
+    filled = _prompt_template(template, where)
     if not any(_holds_steps(value) for value in values.values()):
+        shown = _filled(filled, values, where)
         return shown, shown
-    return shown, _filled(_record_template(template, where), values, where)
+    shown = _filled(filled, _standing(values, shown_text), where)
+    return shown, _filled(filled, _standing(values, recorded_text), where)
 
 
 def shown_text(value: Any) -> str:
     """Return how a variable stands in a prompt."""
-    if isinstance(value, str | Undefined):
+    if isinstance(value, str | Undefined | _Recalled):
         return str(value)  # raises when nothing has set it, or when it may not be read
     if isinstance(value, AgentStepList | QueryWithSteps | AgentStep | StepHit | StepContext):
         return StepContext.of(value).format()
@@ -94,6 +100,37 @@ def recorded_text(value: Any) -> str:
         return shown_text(value)
     noted = _noted(value)
     return noted if isinstance(noted, str) else _json(noted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recalled:
+    """Steps as a template sees them: a text, for filters too, that has a length and parts."""
+
+    value: Any
+    text: Callable[[Any], str]
+
+    def __str__(self) -> str:
+        return self.text(self.value)
+
+    def __len__(self) -> int:
+        return len(self._parts())
+
+    def __iter__(self) -> Iterator[_Recalled]:
+        return (_Recalled(part, self.text) for part in self._parts())
+
+    def _parts(self) -> Sequence[Any]:
+        return self.value if isinstance(self.value, list | tuple) else _steps_of(self.value) or []
+
+
+def _standing(value: Any, text: Callable[[Any], str]) -> Any:
+    """Return the value with its steps as a template sees them."""
+    if _steps_of(value) is not None:
+        return _Recalled(value, text)
+    if isinstance(value, list | tuple):
+        return [_standing(item, text) for item in cast("Sequence[Any]", value)]
+    if isinstance(value, dict):
+        return {key: _standing(item, text) for key, item in cast("dict[Any, Any]", value).items()}
+    return value
 
 
 def _noted(value: Any) -> Any:
@@ -182,16 +219,24 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
+@dataclass(slots=True)
+class _Turns:
+    """What one rendering has taken so far, and when it is stopped."""
+
+    taken: int = 0
+    until: float = field(default_factory=lambda: time.thread_time() + _MOST_SECONDS)
+
+
 def _take_turn(context: Context) -> None:
     """Count one turn.
 
     Raises:
-        SecurityError: It is one too many.
+        SecurityError: It is one too many, or they take too long.
     """
-    taken = cast("list[int]", context.resolve(_TURNS))
-    taken[0] += 1
-    if taken[0] > _MOST_TURNS:
-        raise SecurityError(f"its loops take over {_MOST_TURNS:,} turns")
+    turns = cast("_Turns", context.resolve(_TURNS))
+    turns.taken += 1
+    if turns.taken > _MOST_TURNS or time.thread_time() > turns.until:
+        raise SecurityError(f"its loops take over {_MOST_TURNS:,} turns, or {_MOST_SECONDS:g} s")
 
 
 @pass_context
@@ -211,17 +256,11 @@ def _environment(finalize: Callable[[Any], Any]) -> _Sandbox:
 
 
 _TO_PROMPT = _environment(shown_text)
-_TO_RECORD = _environment(recorded_text)
 
 
 @lru_cache(maxsize=_KEPT_TEMPLATES)
 def _prompt_template(template: str, where: str) -> Template:
     return _compiled(_TO_PROMPT, template, where)
-
-
-@lru_cache(maxsize=_KEPT_TEMPLATES)
-def _record_template(template: str, where: str) -> Template:
-    return _compiled(_TO_RECORD, template, where)
 
 
 def _compiled(environment: _Sandbox, template: str, where: str) -> Template:
@@ -240,7 +279,7 @@ def _filled(template: Template, values: Mapping[str, Any], where: str) -> str:
     pieces: list[str] = []
     left = _MOST_CHARACTERS
     try:
-        for piece in template.generate(values, **{_TURNS: [0]}):
+        for piece in template.generate(values, **{_TURNS: _Turns()}):
             pieces.append(piece)
             left -= len(piece)
             if left < 0:
