@@ -244,24 +244,32 @@ def _corpus(path: Path, size: int) -> Corpus:
 
 
 def peer_tables(found: dict[str, Any]) -> list[Table]:
-    """Return one table per size of what `measure_peers` found."""
+    """Return one table per size of what `measure_peers` found, a column for each searcher."""
     versions = ", ".join(f"{name}: {version}" for name, version in found["versions"].items())
-    columns = ["", "ms", "CPU ms", "x NumPy", f"recall@{K}", "1 % filter ms", "recall"]
-    columns += ["x ours", f"{ADDS:,} adds ms", "x ours", "build s", "how"]
     return [
         Table(
             f"nearest vectors of {int(size):,}, dimension {part['dimension']}, one query, 1 thread",
-            columns,
-            [[name, *_cells(row)] for name, row in part["peers"].items()],
-            ["hot loop, interleaved", versions],
+            ["", *part["peers"]],
+            list(zip(_MEASURED, *map(_cells, part["peers"].values()), strict=True)),
+            ["hot loop, interleaved", versions, *_settings(part["peers"])],
         )
         for size, part in found["sizes"].items()
     ]
 
 
+_MEASURED = (
+    *("ms", "CPU ms", "x NumPy", f"recall@{K}", "1 % filter ms", "recall", "x ours"),
+    *(f"{ADDS:,} adds ms", "x ours", "build s"),
+)
+
+
+def _settings(peers: dict[str, Any]) -> list[str]:
+    return [f"{name}: {row.get('missing') or row['settings']}" for name, row in peers.items()]
+
+
 def _cells(row: dict[str, Any]) -> list[str]:
     if "missing" in row:
-        return [str(row["missing"]), *[""] * 10]
+        return ["-"] * len(_MEASURED)
     everything, filtered, adds = (row.get(part, {}) for part in ("everything", "filtered", "adds"))
     return [
         number(everything.get("wall_ms")),
@@ -274,7 +282,6 @@ def _cells(row: dict[str, Any]) -> list[str]:
         number(adds.get("wall_ms"), 1),
         number(adds.get("wall_ratio"), 1),
         number(row.get("build_seconds"), 1),
-        row["settings"],
     ]
 
 

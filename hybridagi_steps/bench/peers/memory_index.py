@@ -1,4 +1,4 @@
-"""Our own vector index, called as a search calls it: a filter asks the store for its rows first.
+"""Our own vector index, called as a search calls it: a filter's rows are looked up first.
 
 The store is filled by `settle`, outside the clock, since the others' adds are compared with what
 the index takes; what a whole memory takes after appends stands in `bench search` as well.
@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from uuid import UUID
 
+import numpy as np
+
 from hybridagi_steps.indexes.faiss_index import FaissIndex
+from hybridagi_steps.indexes.filter_columns import FilterColumns
 from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter
@@ -24,6 +27,7 @@ class MemoryIndex:
 
     def __init__(self, folder: Path) -> None:
         self._store = open_store(str(folder / "steps.db"), durability="normal")
+        self._filters = FilterColumns(self._store)
         self._index: FaissIndex | None = None
         self._waiting: list[tuple[int, str]] = []
 
@@ -51,6 +55,7 @@ class MemoryIndex:
             steps = [_step(*waiting) for waiting in self._waiting[first : first + _BATCH]]
             stored = self._store.append(steps)
             assert stored == [UUID(str(step.id)).int for step in steps]  # noqa: S101
+            self._filters.follow(stored[-1], np.empty(0, np.int64))
         self._waiting = []
 
     def search(self, query: FloatVector, k: int) -> list[int]:
@@ -66,8 +71,8 @@ class MemoryIndex:
         return (self._found().search(query[None], k, rows=rows)[0].rows - 1).tolist()
 
     def rows_of(self, user: str) -> Rows:
-        """Ask the store for a user's rows."""
-        return self._store.rows(StepFilter(user_id=user))
+        """Look up a user's rows."""
+        return self._filters.rows(StepFilter(user_id=user))
 
     def close(self) -> None:
         """Close the store."""
