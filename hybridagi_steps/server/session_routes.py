@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Response
 from starlette.exceptions import HTTPException
@@ -27,6 +27,7 @@ Offset = Annotated[int, Query(ge=0, le=shapes.LARGEST_SEQUENCE, description="Ent
 At = Annotated[int, Path(ge=1, le=shapes.LARGEST_SEQUENCE, description="Place in the session.")]
 From = Annotated[int, Query(ge=1, le=shapes.LARGEST_SEQUENCE, description="First sequence.")]
 To = Annotated[int, Query(ge=1, le=shapes.LARGEST_SEQUENCE, description="Last, included.")]
+Recall = Literal["session", "all"]
 Branch = Annotated[int, Query(ge=0, le=shapes.LARGEST_SEQUENCE, description="One of `attempts`.")]
 
 
@@ -146,9 +147,14 @@ async def preview_context(
     recent: Annotated[int, Query(ge=1, le=10_000, description="Newest units, as they are.")] = 6,
     k: Annotated[int, Query(ge=0, le=100, description="Older steps recalled.")] = 5,
     query: Annotated[str, Query(min_length=1, max_length=4_000)] | None = None,
+    recall: Annotated[Recall, Query(description="Where older steps come from.")] = "session",
 ) -> Response:
-    """Return what a language model would read next, and the receipt of what was left out."""
-    builder = ContextBuilder(shared.memory, budget=budget, recent=recent, k=k)
+    """Return the session's messages under a budget, and the receipt of what was left out.
+
+    Older steps are recalled from this session; with `recall=all` from the whole memory.
+    """
+    where = {"session_id": session_id} if recall == "session" else None
+    builder = ContextBuilder(shared.memory, budget=budget, recent=recent, k=k, where=where)
     with shared.metrics.context_built():
         made = await shared.asked(
             "context", lambda: builder.build(session_id=session_id, query=query)

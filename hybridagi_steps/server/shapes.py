@@ -128,7 +128,7 @@ class ReceiptShape(Answer):
 
 
 class ContextShape(Answer):
-    """What a language model would read next."""
+    """A session's messages under a budget, as a language model can read them."""
 
     messages: list[dict[str, Any]]
     receipt: ReceiptShape
