@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -9,9 +10,10 @@ import pytest
 pytest.importorskip("fastapi", reason="the server needs the extra `server`")
 pytest.importorskip("uvicorn", reason="the server needs the extra `server`")
 
-from server_cases import Served, fill, serving
+from server_cases import Served, echo, fill, problem, serving
 
-from hybridagi_steps import AgentStep, StepMemory
+from hybridagi_steps import AgentStep, Step, StepMemory
+from hybridagi_steps.server.shapes import WholeRun
 
 
 @pytest.fixture
@@ -40,3 +42,57 @@ def test_a_context_recalls_other_sessions_only_when_asked(
     assert served.client.get(path, params={"recall": "none"}).status_code == 422
     served.client.post("/sessions/talk/fork", json={"sequence": 2, "new_session_id": "b"})
     assert "voucher" not in served.client.get("/sessions/b/context").text
+
+
+def test_a_run_that_a_kill_cut_off_is_there_without_steps(
+    served: Served, memory: StepMemory
+) -> None:
+    said = {"role": "user", "content": "go", "run_id": "cut"}
+    message = Step.model_validate({**said, "session_id": "two"})
+    asyncio.run(memory.repository().append("two", [message]))
+    found = served.client.get("/runs/cut").json()
+    assert (found["run"]["session_id"], found["run"]["status"]) == ("two", "interrupted")
+    assert (found["steps"], found["live"]) == ([], False)
+    assert found["run"]["started_at"] == found["run"]["ended_at"] != ""
+    WholeRun.model_validate(found)
+    assert served.events("cut")[-1].kind == "run_failed"
+    stopped = served.client.post("/runs/cut/cancel").json()
+    assert stopped == {"run_id": "cut", "cancelled": False}
+    assert "status" not in served.client.get("/runs/run-1").json()["run"]
+    problem(served.client.get("/runs/none"), 404)
+
+
+def test_a_fork_beyond_the_end_names_the_session_asked(served: Served) -> None:
+    for body in ({"sequence": 9}, {"sequence": 9, "new_session_id": "b"}):
+        told = problem(served.client.post("/sessions/talk/fork", json=body), 404)
+        assert told["detail"] == "session 'talk' has the messages 1 to 4; there is no 9."
+
+
+@pytest.mark.parametrize("sequence", [True, "1", 1.5])
+@pytest.mark.parametrize("action", ["fork", "retry"])
+def test_a_sequence_is_a_number_and_nothing_like_it(
+    served: Served, action: str, sequence: object
+) -> None:
+    answer = served.client.post(f"/sessions/talk/{action}", json={"sequence": sequence})
+    assert problem(answer, 422)["errors"][0]["field"] == "body.sequence"
+
+
+def test_an_id_is_as_long_as_the_store_takes(served: Served) -> None:
+    path = "/sessions/talk/fork"
+    longest = {"sequence": 1, "new_session_id": "x" * 128}
+    assert served.client.post(path, json=longest).status_code == 200
+    longer = {"sequence": 1, "new_session_id": "y" * 129}
+    told = problem(served.client.post(path, json=longer), 422)
+    assert told["errors"][0]["field"] == "body.new_session_id"
+    body = {"session_id": "y" * 129, "message": "hi"}
+    told = problem(served.client.post("/chat/stream/v2", json=body), 422)
+    assert told["errors"][0]["field"] == "body.session_id"
+
+
+def test_an_event_beyond_the_end_is_no_empty_stream(memory: StepMemory) -> None:
+    with serving(memory, echo) as running:
+        run_id = running.chat("one", "hi")[0].data["run_id"]
+        headers = {"Last-Event-ID": f"{run_id}:999999"}
+        problem(running.client.get(f"/runs/{run_id}/events", headers=headers), 422)
+    with serving(memory, echo) as again:
+        assert again.events(run_id, f"{run_id}:999999")[-1].kind == "run_completed"

@@ -8,7 +8,6 @@ from fastapi import APIRouter, Header, Response
 from fastapi.exceptions import RequestValidationError
 
 from hybridagi_steps.crossing import in_thread
-from hybridagi_steps.errors import UnknownRunError
 from hybridagi_steps.protocols import RunSummary
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.server import shapes
@@ -19,6 +18,7 @@ from hybridagi_steps.server.reading import filled, run_data, run_steps, title_of
 from hybridagi_steps.server.services import Shared
 from hybridagi_steps.server.session_routes import Limit, Offset
 from hybridagi_steps.server.sse import EventStream
+from hybridagi_steps.server.stored_runs import interrupted_run
 
 router = APIRouter(tags=["runs"])
 
@@ -54,7 +54,10 @@ async def follow_run(shared: Shared, run_id: RunId, last_event_id: LastEventId =
     """
     shared.slots.check()
     after = _number(run_id, last_event_id)
-    run = shared.hub.find(run_id) or await shared.hub.stored(run_id, after)
+    run = shared.hub.find(run_id)
+    if run is not None and after > run.last_number:
+        raise _no_event(run_id)
+    run = run or await shared.hub.stored(run_id, after)
     return EventStream(run, after, shared.slots, shared.settings)
 
 
@@ -79,11 +82,12 @@ async def consent(shared: Shared, run_id: RunId, asked: shapes.ConsentAsked) -> 
 
 @router.get(RUN, response_model=shapes.WholeRun, responses=problems(404))
 async def read_run(shared: Shared, run_id: RunId) -> Response:
-    """Return a run with all its steps, by hop."""
+    """Return a run with all its steps, by hop; none when a kill came before the first."""
     steps = await shared.asked("run", lambda: run_steps(shared.memory, run_id))
     run = shared.hub.find(run_id)
     if not steps and run is None:
-        raise UnknownRunError(run_id)
+        lost = await shared.asked("run", lambda: interrupted_run(shared.memory, run_id))
+        return answer({**lost, "live": False})
     data = run_data(run_id, steps, session_id=None if run is None else run.session_id)
     return answer({**data, "live": shared.hub.is_live(run_id)})
 
@@ -97,7 +101,7 @@ async def _check_known(shared: Shared, run_id: str) -> None:
     if shared.hub.find(run_id) is not None:
         return
     if not await in_thread(lambda: run_steps(shared.memory, run_id)):
-        raise UnknownRunError(run_id)
+        await in_thread(lambda: interrupted_run(shared.memory, run_id))
 
 
 def _number(run_id: str, last_event_id: str | None) -> int:
@@ -110,6 +114,10 @@ def _number(run_id: str, last_event_id: str | None) -> int:
         return 0
     owner, _, number = last_event_id.rpartition(":")
     if owner != run_id or not (number.isascii() and number.isdigit() and len(number) < 16):
-        wrong = {"loc": ("header", "last-event-id"), "msg": f"is no event of run {run_id}"}
-        raise RequestValidationError([wrong])
+        raise _no_event(run_id)
     return int(number)
+
+
+def _no_event(run_id: str) -> RequestValidationError:
+    wrong = {"loc": ("header", "last-event-id"), "msg": f"is no event of run {run_id}"}
+    return RequestValidationError([wrong])

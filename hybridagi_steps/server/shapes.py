@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from hybridagi_steps.admission import MAX_ID_LENGTH
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.message import Step
@@ -17,7 +18,9 @@ from hybridagi_steps.records.run import RunMetrics
 
 LARGEST_SEQUENCE = 2**53 - 1
 """Every JSON reader takes an integer up to this."""
-Sequence = Annotated[int, Field(ge=1, le=LARGEST_SEQUENCE)]
+Sequence = Annotated[int, Field(ge=1, le=LARGEST_SEQUENCE, strict=True)]
+Id = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)]
+"""As long as the store takes."""
 
 
 class Answer(BaseModel):
@@ -139,7 +142,7 @@ class ForkAsked(Asked):
 
     sequence: Sequence
     """The last message that both share."""
-    new_session_id: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    new_session_id: Id | None = None
     """Its id; made up when absent."""
 
 
@@ -168,13 +171,13 @@ class RetryAsked(Asked):
 class ChatAsked(Asked):
     """What the user says."""
 
-    session_id: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    session_id: Id | None = None
     """The session; a new one when absent."""
     message: (
         Annotated[str, Field(min_length=1)] | Annotated[list[dict[str, Any]], Field(min_length=1)]
     )
     """A text, or a provider's content parts."""
-    user_id: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    user_id: Id | None = None
     """Whose history the steps are."""
 
 
@@ -185,11 +188,13 @@ class RunShape(Answer):
     session_id: str | None = None
     scope: str | None = None
     """The trial it belongs to."""
+    status: str | None = None
+    """`interrupted` when it was cut off before a step of it was stored; then it has no steps."""
     steps: int
     errors: int
     """Steps that failed."""
     first_step: str
-    """Its first step's id."""
+    """Its first step's id; empty without steps."""
     begins: str
     """What its first step does, in words."""
     started_at: str

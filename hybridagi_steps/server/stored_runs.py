@@ -6,10 +6,13 @@ stand at the end of one of the sessions that were written last.
 
 from __future__ import annotations
 
+from typing import Any
+
 from hybridagi_steps.errors import UnknownRunError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import Step
+from hybridagi_steps.server.reading import run_data
 
 _SESSIONS, _MESSAGES = 200, 50
 """How far a run that was cut off is looked for."""
@@ -26,12 +29,28 @@ def events_from_store(memory: StepMemory, run_id: str, after: int) -> list[StepE
     try:
         return stored_events(memory, run_id, after=after)
     except UnknownRunError:
-        if messages := _left_behind(memory, run_id):
+        if messages := left_behind(memory, run_id):
             return _cut_off(run_id, messages, after)
         raise
 
 
-def _left_behind(memory: StepMemory, run_id: str) -> list[Step]:
+def interrupted_run(memory: StepMemory, run_id: str) -> dict[str, Any]:
+    """Return a run that was cut off before a step of it was stored; may block.
+
+    Raises:
+        UnknownRunError: The memory has nothing of it.
+    """
+    messages = left_behind(memory, run_id)
+    if not messages:
+        raise UnknownRunError(run_id)
+    times = [message.created_at.isoformat() for message in messages]
+    data = run_data(run_id, [], session_id=messages[0].session_id, status="interrupted")
+    data["run"].update(started_at=min(times), ended_at=max(times))
+    return data
+
+
+def left_behind(memory: StepMemory, run_id: str) -> list[Step]:
+    """Return the messages of a run that stand at the end of a session; may block."""
     store = memory.repository().store
     for session in store.sessions(limit=_SESSIONS):
         first = max(1, session.messages - _MESSAGES + 1)

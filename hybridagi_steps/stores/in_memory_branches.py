@@ -131,7 +131,7 @@ class Branches:
         parent = None
         if asked is not None:
             if not 0 <= shared <= asked.end.sequence:
-                raise UnknownSequenceError(session_id, shared, asked.end.sequence)
+                raise UnknownSequenceError(asked.session_id, shared, asked.end.sequence)
             if shared:
                 [(parent, _)] = asked.chain(shared, shared)
         self.last_branch += 1

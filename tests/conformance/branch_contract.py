@@ -61,9 +61,9 @@ class BranchContract:
         with pytest.raises(SequenceConflictError, match="empty"):
             store.fork("s", 1, "empty")
         for beyond in (3, -1, 10**30):
-            with pytest.raises(UnknownSequenceError):
+            with pytest.raises(UnknownSequenceError, match="session 's' has the messages 1 to 2"):
                 store.fork("s", beyond, "new")
-            with pytest.raises(UnknownSequenceError):
+            with pytest.raises(UnknownSequenceError, match="session 's' has the messages 1 to 2"):
                 store.branch_at("s", beyond)
         for ask in (store.fork, store.branch_at, store.adopt, store.hide_from):
             with pytest.raises(UnknownSessionError):

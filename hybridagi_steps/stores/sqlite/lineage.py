@@ -190,7 +190,8 @@ def new_branch(
     if after is not None:
         last = end_of(connection, after.branch_id).sequence
         if not 0 <= shared <= last:
-            raise UnknownSequenceError(session_id, shared, last)
+            (asked,) = connection.execute(_OWNER, (namespace, after.branch_id)).fetchone()
+            raise UnknownSequenceError(asked, shared, last)
         if shared:
             [owner] = links(connection, after.branch_id, shared, shared)
             parent = owner.branch_id
