@@ -60,6 +60,7 @@ def test_a_client_adds_finds_and_reads(tmp_path: Path) -> None:
         listed = await tools.session.list_tools()
         assert {tool.name for tool in listed.tools} == {"search_steps", "get_run", "add_step"}
         assert all(tool.description for tool in listed.tools)
+        assert all(tool.input_schema["additionalProperties"] is False for tool in listed.tools)
         call = await tools(
             "add_step",
             step_type="ProgramCall",
@@ -102,6 +103,10 @@ def test_a_client_adds_finds_and_reads(tmp_path: Path) -> None:
         ("search_steps", {"query": "x", "where": {"tool": "y"}}, "unknown filter key 'tool'"),
         ("search_steps", {"query": "x", "k": 0}, "k"),
         ("search_steps", {"like": "nobody"}, "nobody"),
+        ("search_steps", {"query": "x", "limit": 3}, "knows no argument 'limit'; known: query,"),
+        ("search_steps", {"query": "x", "k": "many"}, "search_steps: k: Input should be"),
+        ("get_run", {"run_id": "none", "steps": True}, "'steps'"),
+        ("get_run", {}, "run_id: Field required"),
         ("add_step", {"step_type": "Dance", "inputs": {}}, "step_type"),
         ("add_step", {"step_type": "Action", "inputs": {}, "score": "high"}, "score"),
     ],
@@ -120,4 +125,5 @@ def test_what_is_wrong_is_told_in_words(
     result = asyncio.run(ask())
     assert result.is_error
     assert said in result.content[0].text
+    assert "http" not in result.content[0].text
     assert memory.stats()["steps"] == 0

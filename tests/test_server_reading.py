@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -28,8 +29,12 @@ def test_a_context_recalls_other_sessions_only_when_asked(
     served: Served, memory: StepMemory
 ) -> None:
     for session_id, result in (("talk", "by bank transfer"), ("other", "as a voucher")):
-        inputs = {"purpose": "refund a ticket", "tool": "refund", "arguments": {}}
-        step = {"step_type": "Action", "inputs": inputs, "outputs": {"result": result}}
+        inputs: dict[str, Any] = {"purpose": "refund a ticket", "tool": "refund", "arguments": {}}
+        step: dict[str, Any] = {
+            "step_type": "Action",
+            "inputs": inputs,
+            "outputs": {"result": result},
+        }
         memory.add(AgentStep.model_validate({**step, "session_id": session_id}))
     path = "/sessions/talk/context"
     own = served.client.get(path).text

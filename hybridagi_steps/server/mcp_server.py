@@ -11,6 +11,8 @@ from typing import Any, Literal, TypeVar
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.tools import Tool
+from pydantic import ValidationError
 
 from hybridagi_steps import __version__
 from hybridagi_steps.crossing import in_thread
@@ -31,17 +33,55 @@ _MOST_HITS = 200
 
 def create_mcp_server(memory: StepMemory) -> MCPServer[Any]:
     """Return an MCP server over a memory; whoever opened the memory closes it."""
-    server: MCPServer[Any] = MCPServer(
-        "hybridagi-steps", instructions=_INSTRUCTIONS, version=__version__, log_level="WARNING"
+    tools = [_StrictTool.of(call(memory)) for call in (_search_steps, _get_run, _add_step)]
+    return MCPServer(
+        "hybridagi-steps",
+        instructions=_INSTRUCTIONS,
+        version=__version__,
+        log_level="WARNING",
+        tools=tools,
     )
-    for tool in (_search_steps(memory), _get_run(memory), _add_step(memory)):
-        server.tool()(tool)
-    return server
 
 
 def serve_stdio(memory: StepMemory) -> None:
     """Serve one client over standard input and output until it leaves."""
     create_mcp_server(memory).run("stdio")
+
+
+class _StrictTool(Tool):
+    """A tool that refuses what it does not know, and says in short what is wrong."""
+
+    @classmethod
+    def of(cls, call: Callable[..., Any]) -> Tool:
+        """Return a tool that calls a function."""
+        tool = cls.from_function(call)
+        tool.parameters["additionalProperties"] = False
+        return tool
+
+    async def run(
+        self, arguments: dict[str, Any], context: Any, convert_result: bool = False
+    ) -> Any:
+        """Call the function.
+
+        Raises:
+            ToolError: An argument that is unknown or wrong, or what the function said.
+        """
+        known = self.parameters.get("properties", {})
+        if unknown := [name for name in arguments if name not in known]:
+            names = ", ".join(repr(name[:80]) for name in unknown[:5])
+            raise ToolError(f"{self.name} knows no argument {names}; known: {', '.join(known)}.")
+        try:
+            return await super().run(arguments, context, convert_result)
+        except ToolError as error:
+            if isinstance(error.__cause__, ValidationError):
+                raise ToolError(f"{self.name}: {_wrong(error.__cause__)}.") from error.__cause__
+            raise
+
+
+def _wrong(error: ValidationError) -> str:
+    """Return which arguments are wrong, and how."""
+    found = error.errors(include_url=False, include_input=False)
+    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found)
 
 
 async def _asked(call: Callable[[], T]) -> T:

@@ -188,8 +188,6 @@ class RunShape(Answer):
     session_id: str | None = None
     scope: str | None = None
     """The trial it belongs to."""
-    status: str | None = None
-    """`interrupted` when it was cut off before a step of it was stored; then it has no steps."""
     steps: int
     errors: int
     """Steps that failed."""
@@ -211,10 +209,17 @@ class RunPage(Answer):
     """Where the next page begins; absent on the last one."""
 
 
+class OneRun(RunShape):
+    """One run, asked for by its id."""
+
+    status: str | None = None
+    """`interrupted` when it was cut off before a step of it was stored; then it has no steps."""
+
+
 class WholeRun(Answer):
     """A run with its steps, by hop."""
 
-    run: RunShape
+    run: OneRun
     live: bool
     """Whether it is in flight."""
     steps: list[AgentStep]
