@@ -11,8 +11,7 @@ provider is asked again as long as nothing has been said. The program itself is 
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -31,15 +30,16 @@ from tenacity import (
 )
 
 from hybridagi_steps.crossing import in_thread
-from hybridagi_steps.programs import step_shapes as shapes
 from hybridagi_steps.programs.adapters import StepMessages
 from hybridagi_steps.programs.dspy_settings import overriding
 from hybridagi_steps.programs.recorder import StepRecorder
 from hybridagi_steps.programs.recording import record_step
 from hybridagi_steps.running import programs_called as called
+from hybridagi_steps.running.exits import no_exit
 from hybridagi_steps.running.listening import FieldListener, Piece, Voice, streamed
 from hybridagi_steps.running.run import RUN, ActiveRun
 from hybridagi_steps.running.run_callback import RunCallback
+from hybridagi_steps.running.saying import said
 from hybridagi_steps.running.session_prompt import Messages, with_session
 from hybridagi_steps.running.tool_gate import GATE, ToolGate, enter_run, is_idempotent
 from hybridagi_steps.running.turn import ToolTurn
@@ -175,7 +175,7 @@ async def _given(run: ActiveRun, agent: Agent, prompt: Prompt, gate: ToolGate) -
             return await _module(run, agent, prompt)
         return await _conversation(run, agent, prompt, gate)
 
-    purpose = shapes.purpose_of(called.inner(agent.program)) or agent.name
+    purpose = called.purpose_of(agent.program) or agent.name
     recorded = record_step(kind="program", name=agent.name, purpose=purpose)(program)
     return await recorded(message=prompt.content)
 
@@ -187,7 +187,8 @@ async def _module(run: ActiveRun, agent: Agent, prompt: Prompt) -> Any:
     listeners = [FieldListener(voice.predict, voice.field) for voice in agent.voices]
 
     async def by_name(**named: Any) -> Any:
-        return await call(named)
+        with no_exit("the program"):
+            return await call(named)
 
     if not listeners:
         return await by_name(**inputs)
@@ -218,32 +219,6 @@ async def _conversation(run: ActiveRun, agent: Agent, prompt: Prompt, gate: Tool
         if reply is None or not reply.tool_calls or not agent.tools:
             return given
         await _call_tools(run, agent, reply, gate)
-
-
-async def said(run: ActiveRun, program: Any, messages: Messages) -> Any:
-    """Return what one call of a callable says: a text, a message, or pieces of either."""
-    if inspect.iscoroutinefunction(program) or inspect.isasyncgenfunction(program):
-        given = program(messages)
-    else:
-        given = await anyio.to_thread.run_sync(partial(program, messages), abandon_on_cancel=True)
-    if inspect.isawaitable(given):
-        given = await given
-    if not hasattr(given, "__aiter__"):
-        return given
-    text: list[str] = []
-    async for piece in cast("AsyncIterator[Any]", given):
-        if isinstance(piece, Mapping) and "role" in piece:
-            return cast("Mapping[str, Any]", piece)
-        content, reasoning = _parts(piece)
-        text.append(content or "")
-        run.piece(Piece((id(program), len(run.turn.messages)), content, reasoning, None))
-    return "".join(text)
-
-
-def _parts(piece: Any) -> tuple[str | None, str | None]:
-    if isinstance(piece, Mapping):
-        return piece.get("content"), piece.get("reasoning_content")
-    return str(piece), None
 
 
 async def _call_tools(run: ActiveRun, agent: Agent, reply: called.Reply, gate: ToolGate) -> None:

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.records.event import StepEventType
-from hybridagi_steps.running.config import Answer, Consent, ToolRequest
+from hybridagi_steps.running.config import Consent, ToolRequest
+from hybridagi_steps.running.exits import ProgramExitError, no_exit
 
-_YES = (True, "allow")
+_ANSWERS = {"allow": True, "deny": False}
 
 
 class Consents:
@@ -35,7 +37,7 @@ class Consents:
         consent: Consent | None,
         timeout_seconds: float,
         emit: Callable[..., None],
-        failed: Callable[[str, Exception], None],
+        failed: Callable[[str, BaseException], None],
     ) -> None:
         self._run_id, self._session_id = run_id, session_id
         self._consent, self._timeout = consent, timeout_seconds
@@ -58,7 +60,7 @@ class Consents:
         try:
             async with asyncio.timeout(self._timeout):
                 answer = await self._decided(self._consent, request)
-                allowed = await waiting if answer is None else answer in _YES
+                allowed = await waiting if answer is None else answer
         except TimeoutError:
             allowed, why = False, "no answer in time"
         finally:
@@ -80,14 +82,15 @@ class Consents:
         self._emit(StepEventType.TOOL_AUTH_REQUIRED, data=_data(request))
         answer: Any = None
         try:
-            answer = consent(request)
-        except Exception as error:
+            with no_exit("consent"):
+                answer = consent(request)
+        except (Exception, ProgramExitError) as error:
             self._failed("consent", error)
-        if answer in _YES:
-            return True
         why = "denied"
         if answer is None or inspect.isawaitable(answer):
             why = "called from a place that cannot wait for an answer; use the tool's acall"
+        elif self._read(answer):
+            return True
         if inspect.iscoroutine(answer):
             answer.close()
         self._emit(StepEventType.TOOL_AUTH_DENIED, data={**_data(request), "why": why})
@@ -106,13 +109,24 @@ class Consents:
         for waiting in list(self._waiting.values()):
             _settle(waiting, allowed=False)
 
-    async def _decided(self, consent: Consent, request: ToolRequest) -> Answer:
+    def _read(self, answer: Any) -> bool | None:
+        """Return what an answer says; one that says nothing clear is a no, and is reported."""
+        if answer is None or isinstance(answer, bool):
+            return answer
+        if isinstance(answer, str) and answer in _ANSWERS:
+            return _ANSWERS[answer]
+        problem = f"consent answered {answer!r:.80}; it answers True, False or None."
+        self._failed("consent", InvalidSettingError(problem))
+        return False
+
+    async def _decided(self, consent: Consent, request: ToolRequest) -> bool | None:
         try:
-            answer = consent(request)
-            return await answer if inspect.isawaitable(answer) else answer
+            with no_exit("consent"):
+                answer = consent(request)
+                return self._read(await answer if inspect.isawaitable(answer) else answer)
         except TimeoutError:
             raise
-        except Exception as error:
+        except (Exception, ProgramExitError) as error:
             self._failed("consent", error)
             return False
 

@@ -19,7 +19,8 @@ from hybridagi_steps.programs.step_shapes import error_fields
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.running.answering import Agent, Prompt, answer
-from hybridagi_steps.running.programs_called import Reply
+from hybridagi_steps.running.exits import no_exit
+from hybridagi_steps.running.programs_called import Reply, is_module
 from hybridagi_steps.running.run import ActiveRun, shown_error
 from hybridagi_steps.running.stopping import RunStopped, Stop
 from hybridagi_steps.running.summing_up import summary
@@ -81,15 +82,23 @@ async def _work(run: ActiveRun, agent: Agent, start: Start) -> None:
     await run.tell("on_run_start")
     run.check()
     prompt = await in_thread(partial(start.prepare, run))
-    reply = await answer(run, agent, prompt)
+    with no_exit(agent.name):
+        reply = await answer(run, agent, prompt)
     run.check()
-    if reply is None:
+    if reply is None or _is_empty(run, agent, reply):
         raise MessageError(
             f"{agent.name} returned nothing that can be an answer; return a text, a message, or a "
             "Prediction with an output field."
         )
     # In one go: a run that is stopped now has both or neither.
     await in_thread(partial(_conclude, run, reply, start.finish))
+
+
+def _is_empty(run: ActiveRun, agent: Agent, reply: Reply) -> bool:
+    """Whether a callable said nothing and called no tool; a module's empty field is an answer."""
+    if is_module(agent.program) or reply.content or reply.tool_calls or reply.outputs:
+        return False
+    return not any(step.has_tool_calls() for step in run.turn.messages)
 
 
 async def _ended(run: ActiveRun, agent: Agent, work: asyncio.Task[None]) -> Ending:

@@ -1,7 +1,8 @@
 """Hooks: what others want to know of a run, at nine points, and may veto.
 
 A hook is any object with some of the methods of `RunHook`; each may be sync or async. A hook that
-fails is reported as an ERROR event and the run goes on; `RunVetoed` ends the run.
+fails is reported as an ERROR event and the run goes on; `RunVetoed` ends the run, and so does a
+hook that tries to end the process.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.running.config import ToolRequest
+from hybridagi_steps.running.exits import ProgramExitError, no_exit
 from hybridagi_steps.running.stopping import RunVetoed
 
 _log = logging.getLogger("hybridagi_steps")
@@ -76,7 +78,7 @@ class HookCaller:
         self,
         hooks: Sequence[Any],
         run: RunInfo,
-        report: Callable[[str, Exception], None],
+        report: Callable[[str, BaseException], None],
         veto: Callable[[RunVetoed], None],
     ) -> None:
         self._hooks, self._run = tuple(hooks), run
@@ -127,8 +129,9 @@ class HookCaller:
 
     def _begin(self, point: str, method: Any, args: tuple[Any, ...]) -> Awaitable[Any] | None:
         try:
-            result = method(self._run, *args)
-        except Exception as error:
+            with no_exit(f"hook {point}"):
+                result = method(self._run, *args)
+        except (Exception, ProgramExitError) as error:
             self._note(point, error)
             return None
         return result if inspect.isawaitable(result) else None
@@ -138,17 +141,18 @@ class HookCaller:
             if waiting is None:
                 return
             try:
-                await waiting
-            except Exception as error:
+                with no_exit(f"hook {point}"):
+                    await waiting
+            except (Exception, ProgramExitError) as error:
                 self._note(point, error)
 
         return finish()
 
-    def _note(self, point: str, error: Exception) -> None:
+    def _note(self, point: str, error: BaseException) -> None:
         if isinstance(error, RunVetoed):
             self._veto(error)
             return
-        _log.warning("a hook failed at %s with %s; the run goes on.", point, type(error).__name__)
+        _log.warning("a hook failed at %s with %s.", point, type(error).__name__)
         self._report(point, error)
 
 

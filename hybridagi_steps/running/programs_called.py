@@ -10,6 +10,7 @@ or a message, or yields pieces of text. What it gives back is read as one `Reply
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.programs import step_shapes as shapes
 from hybridagi_steps.programs.adapters import StepMessages
 from hybridagi_steps.records.json_values import json_value
+from hybridagi_steps.running.exits import without_exit
 
 _BESIDE_THE_ANSWER = (
     "reasoning",
@@ -126,11 +128,22 @@ def history_field_of(program: Any) -> str | None:
     return next((name for name, kind in fields.items() if _takes_messages(kind)), None)
 
 
+def purpose_of(program: Any) -> str:
+    """Return what a program is for; of a function its docstring, empty when it has none."""
+    found = inner(program)
+    while isinstance(found, functools.partial):
+        found = cast("Any", found).func
+    if inspect.isroutine(found):
+        return shapes.first_line(found.__doc__ or "")
+    return shapes.purpose_of(found)
+
+
 async def call_module(program: Any, inputs: Mapping[str, Any]) -> Any:
     """Call a module: on the event loop when it can, else in a thread."""
     if hasattr(type(program), "aforward") and _really_async(program):
         return await program.acall(**inputs)
-    return await cast("Any", dspy.asyncify(program))(**inputs)
+    # A thread of its own: what would end the process is turned before it leaves there.
+    return await cast("Any", dspy).asyncify(without_exit("the program", program))(**inputs)
 
 
 def _really_async(program: Any) -> bool:

@@ -25,6 +25,7 @@ from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.consent import Consents
 from hybridagi_steps.running.drafts import Drafts
 from hybridagi_steps.running.event_line import EventLine
+from hybridagi_steps.running.exits import ProgramExitError
 from hybridagi_steps.running.hooks import HookCaller, RunInfo
 from hybridagi_steps.running.listening import Piece
 from hybridagi_steps.running.metering import Meter
@@ -198,7 +199,7 @@ class ActiveRun:
         except Exception as error:
             raise self._cannot_store(error) from error
 
-    def tool_failed(self, call: ToolTurn, error: Exception) -> None:
+    def tool_failed(self, call: ToolTurn, error: BaseException) -> None:
         """Report a tool's error; the program goes on."""
         self.error("tool", error, tool=call.name, call_id=call.call_id)
         self.hooks.tell_soon("on_error", error)
@@ -267,8 +268,10 @@ class ActiveRun:
     def _step_started(self, step_id: str) -> None:
         self.hooks.tell_soon("on_step_start", step_id)
 
-    def _hook_failed(self, point: str, error: Exception) -> None:
+    def _hook_failed(self, point: str, error: BaseException) -> None:
         self.error("hook", error, hook=point)
+        if isinstance(error, ProgramExitError):
+            self.stop(Stop("error", str(error), error))
 
     def _vetoed(self, veto: RunVetoed) -> None:
         self.stop(Stop("vetoed", str(veto) or "a hook has vetoed the run.", veto))

@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Reason = Literal["cancelled", "timeout", "max_steps", "max_tokens", "max_cost", "vetoed", "storage"]
+Reason = Literal[
+    "cancelled", "timeout", "max_steps", "max_tokens", "max_cost", "vetoed", "storage", "error"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,7 @@ class Stop:
 
     reason: Reason
     message: str
-    error: Exception | None = None
+    error: BaseException | None = None
     """What went wrong, when something did."""
 
     @property

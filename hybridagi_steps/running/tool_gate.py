@@ -31,6 +31,7 @@ import dspy
 from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.programs.announced import announcing
 from hybridagi_steps.running.consent import Consents
+from hybridagi_steps.running.exits import ProgramExitError, no_exit, without_exit
 from hybridagi_steps.running.programs_called import text_of
 from hybridagi_steps.running.turn import ToolTurn
 
@@ -81,7 +82,7 @@ class GatedRun(Protocol):
         """Tell the hooks from code that cannot wait."""
         ...
 
-    def tool_failed(self, call: ToolTurn, error: Exception) -> None:
+    def tool_failed(self, call: ToolTurn, error: BaseException) -> None:
         """Report a tool's error."""
         ...
 
@@ -145,7 +146,7 @@ class ToolGate:
         try:
             with _entered(), announcing(call.step_id):
                 result = await _plain_acall(copy, **arguments)
-        except Exception as error:
+        except (Exception, ProgramExitError) as error:
             ended = partial(self._ended, call, error, began, allowed=allowed)
             await self._run.tell("on_tool_end", request, error)
             if shown:
@@ -174,7 +175,7 @@ class ToolGate:
         try:
             with _entered(), announcing(call.step_id):
                 result = _plain_call(copy, **arguments)
-        except Exception as error:
+        except (Exception, ProgramExitError) as error:
             self._run.tell_now("on_tool_end", request, error)
             if shown:
                 self._ended(call, error, began, allowed=allowed)
@@ -187,7 +188,7 @@ class ToolGate:
     def _ended(self, call: ToolTurn, result: Any, began: float, *, allowed: bool) -> None:
         """Store what a tool gave, or that it failed or was denied."""
         seconds = time.perf_counter() - began
-        if isinstance(result, Exception):
+        if isinstance(result, Exception | ProgramExitError):
             self._run.tool_failed(call, result)
             text = f"Error: {type(result).__name__}: {result}"
             self._run.end_tool(call, text, seconds, {"is_error": True})
@@ -198,22 +199,30 @@ class ToolGate:
     def _timed_async(self, tool: Any) -> Callable[..., Any]:
         """Return a tool's function with a time limit, off the event loop when it is sync."""
         function, limit = tool.func, self._run.tool_timeout_seconds
+        in_a_thread = without_exit(f"tool {tool.name}", function)
 
         async def run(**arguments: Any) -> Any:
             async with _at_most(limit, tool.name):
-                if _is_async(function):
-                    return await function(**arguments)
-                result = await anyio.to_thread.run_sync(
-                    partial(function, **arguments), abandon_on_cancel=True, limiter=self._limiter
-                )
-                return await result if inspect.isawaitable(result) else result
+                with no_exit(f"tool {tool.name}"):
+                    return await given(arguments)
+
+        async def given(arguments: dict[str, Any]) -> Any:
+            if _is_async(function):
+                return await function(**arguments)
+            result = await anyio.to_thread.run_sync(
+                partial(in_a_thread, **arguments), abandon_on_cancel=True, limiter=self._limiter
+            )
+            return await result if inspect.isawaitable(result) else result
 
         return run
 
     def _timed(self, tool: Any) -> Callable[..., Any]:
         """Return a tool's function with a time limit, for a thread."""
         function, limit = tool.func, self._run.tool_timeout_seconds
-        if limit is None or _is_async(function):
+        if _is_async(function):
+            return _async_without_exit(tool.name, function)
+        function = without_exit(f"tool {tool.name}", function)
+        if limit is None:
             return function
 
         def run(**arguments: Any) -> Any:
@@ -229,6 +238,14 @@ class ToolGate:
                 raise _too_slow(tool.name, limit) from error
 
         return run
+
+
+def _async_without_exit(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    async def run(**arguments: Any) -> Any:
+        with no_exit(f"tool {name}"):
+            return await function(**arguments)
+
+    return run
 
 
 @asynccontextmanager
