@@ -7,15 +7,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
+import pickle
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import dspy
 import pytest
-from runner_cases import check_stream, messages, replayed, run, said
+from runner_cases import (
+    SEARCHES,
+    answering,
+    check_stream,
+    collected,
+    messages,
+    replayed,
+    run,
+    said,
+    search,
+)
 
 from hybridagi_steps import StepMemory
+from hybridagi_steps.errors import InvalidSettingError, MessageError
 from hybridagi_steps.records.agent_step import AgentStepType
+from hybridagi_steps.records.message import SUMMARY_OF
+from hybridagi_steps.running.config import StepRunnerConfig
+from hybridagi_steps.running.retrying import retry_from_sequence
 from hybridagi_steps.running.runner import StepRunner
+from hybridagi_steps.testing import ScriptedLM
 
 
 def error_of(events: list[Any]) -> dict[str, str]:
@@ -80,3 +99,74 @@ def test_a_callable_is_recorded_with_its_purpose(
         s for s in memory.run(events[0].run_id).steps if s.step_type is AgentStepType.ProgramCall
     ]
     assert [(call.inputs or {})["purpose"] for call in calls] == [purpose]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"max_steps": "3"},
+        {"max_steps": True},
+        {"max_steps": 1.5},
+        {"consent": 5},
+        {"timeout_seconds": "1"},
+        {"max_depth": None},
+        {"termination_summary": 1},
+    ],
+)
+def test_settings_have_types(setting: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSettingError, match=next(iter(setting))):
+        StepRunnerConfig(**setting)
+
+
+@pytest.mark.parametrize("answer", [1, "yes", [True]])
+def test_an_unclear_consent_is_a_no(memory: StepMemory, answer: Any) -> None:
+    config = StepRunnerConfig(consent=lambda _: answer)
+    runner = StepRunner(dspy.ReAct("question -> answer", tools=[search]), memory, config=config)
+    events = run(runner, "chat", "Capital?", ScriptedLM(SEARCHES))
+    found = [event.data for event in events if event.type.value == "error"]
+    assert [repr(answer) in each["message"] for each in found] == [True]
+    assert "tool_auth_denied" in [event.type.value for event in events]
+
+
+@pytest.mark.parametrize("message", [None, "", 5, [], ["a"], {"role": "user", "content": "a"}])
+def test_a_message_that_is_none_is_refused_up_front(memory: StepMemory, message: Any) -> None:
+    runner = StepRunner(bare, memory)
+    with pytest.raises(MessageError, match="the user's message"):
+        asyncio.run(runner.run("chat", message))
+    assert runner.active_runs() == {}
+    assert asyncio.run(memory.repository().get_last_step("chat")) is None
+
+
+@pytest.mark.parametrize("sequence", ["1", True, 1.0, None])
+def test_a_sequence_is_a_whole_number(memory: StepMemory, sequence: Any) -> None:
+    runner = StepRunner(bare, memory)
+    run(runner, "chat", "Hello")
+    with pytest.raises(InvalidSettingError, match="sequence"):
+        asyncio.run(collected(retry_from_sequence("chat", sequence, memory.repository(), runner)))
+
+
+def test_a_summary_is_no_message_to_retry(memory: StepMemory) -> None:
+    step = {"role": "user", "content": "So far.", "metadata": {SUMMARY_OF: [1, 2]}}
+
+    class Repo:
+        async def get_step(self, *_: Any) -> Any:
+            from hybridagi_steps import Step
+
+            return Step.model_validate({"session_id": "chat", "sequence": 1, **step})
+
+        async def get_steps(self, *_: Any) -> list[Any]:
+            return []
+
+    with pytest.raises(MessageError, match="is a summary of earlier messages"):
+        asyncio.run(collected(StepRunner(bare, memory).retry("chat", 1, repository=Repo())))
+
+
+def test_a_deep_copy_has_its_own_program_and_the_same_memory(memory: StepMemory) -> None:
+    runner = StepRunner(dspy.Predict("question -> answer"), memory)
+    other = copy.deepcopy(runner)
+    assert other.program is not runner.program
+    assert (other.memory, copy.copy(runner).program) == (memory, runner.program)
+    run(other, "chat", "Capital?", answering("Paris"))
+    assert said(memory, "chat")[-1] == ("assistant", "Paris")
+    with pytest.raises(TypeError, match="make a new StepRunner"):
+        pickle.dumps(runner)

@@ -69,8 +69,28 @@ class StepRunnerConfig:
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
+            _check_kind(each.name, str(each.type), value)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
             least = 0 if each.name == "max_retries" else 1 if isinstance(value, int) else 0.0
             if value < least or value != value:
                 raise InvalidSettingError(f"{each.name} cannot be {value!r}.")
+
+
+def _check_kind(name: str, kind: str, value: Any) -> None:
+    """Check a setting's type against its annotation.
+
+    Raises:
+        InvalidSettingError: It is of another type.
+    """
+    if value is None and "None" in kind:
+        return
+    number = not isinstance(value, bool)
+    right, wanted = {
+        "int": (number and isinstance(value, int), "a whole number"),
+        "float": (number and isinstance(value, int | float), "a number"),
+        "bool": (isinstance(value, bool), "True or False"),
+        "Consent": (callable(value), "a callable that takes a ToolRequest"),
+    }[kind.split(" ", 1)[0]]
+    if not right:
+        raise InvalidSettingError(f"{name} is {wanted}, not {value!r:.80}.")

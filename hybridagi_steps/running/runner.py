@@ -12,9 +12,11 @@ run at a time, whoever began it.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import dspy
 
@@ -22,7 +24,6 @@ from hybridagi_steps.errors import (
     InvalidMemoryError,
     InvalidSettingError,
     LimitReachedError,
-    MessageError,
     SequenceConflictError,
     UnknownSessionError,
 )
@@ -32,6 +33,7 @@ from hybridagi_steps.running import programs_called as called
 from hybridagi_steps.running.answering import Agent, tools_of
 from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.execution import Start, execute
+from hybridagi_steps.running.given import check_message, check_user_message, session_of
 from hybridagi_steps.running.listening import voices_of
 from hybridagi_steps.running.register import register_of
 from hybridagi_steps.running.results import NestedRunError, RunResult
@@ -104,6 +106,26 @@ class StepRunner:
         )
         watch_tools()
 
+    def __copy__(self) -> Self:
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a runner of a copied program; memory, hooks and config are shared."""
+        made, agent = self.__copy__(), self._agent
+        program = made.program = copy.deepcopy(self.program, memo)
+        voices = voices_of(program, agent.output_field) if called.is_module(program) else ()
+        tools = tools_of(program, list(agent.tools.values()))
+        made._agent = replace(agent, program=program, tools=tools, voices=voices)  # noqa: SLF001 - of its own kind
+        return made
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a StepRunner cannot be pickled: pickle its program and make a new StepRunner with the "
+            "memory where it is needed."
+        )
+
     async def run_stream(
         self,
         session: str | AgentSession,
@@ -124,11 +146,13 @@ class StepRunner:
             message_id: The id of the user's message; a run that repeats one fails before it asks.
 
         Raises:
+            MessageError: The message is empty, or neither text nor parts; nothing was stored.
             SequenceConflictError: The session has a run already; nothing was stored.
             LimitReachedError: Agents are nested deeper than `max_depth`.
         """
+        check_message(message)
         start = with_message(message, inputs or {}, message_id=message_id)
-        async for event in self._stream(_session(session), start):
+        async for event in self._stream(session_of(session), start):
             yield event
 
     async def run(
@@ -198,7 +222,7 @@ class StepRunner:
             UnknownSessionError: No such session.
         """
         start = where_it_stands({}, data={"resumed_at": last_step.sequence})
-        async for event in self._stream(_session(session), start, expect_last=last_step.sequence):
+        async for event in self._stream(session_of(session), start, expect_last=last_step.sequence):
             yield event
 
     async def resume(
@@ -214,7 +238,7 @@ class StepRunner:
             UnknownSessionError: No such session.
             SequenceConflictError: The session has a run in flight.
         """
-        named = _session(session)
+        named = session_of(session)
         last = await self.repository.get_last_step(named.session_id)
         if last is None:
             raise UnknownSessionError(named.session_id)
@@ -239,8 +263,8 @@ class StepRunner:
             MessageError: The message there is not a user's.
             SequenceConflictError: The session has a run in flight.
         """
-        named, repo = _session(session), repository or self.repository
-        await self._user_message(repo, named.session_id, sequence)
+        named, repo = session_of(session), repository or self.repository
+        await check_user_message(repo, named.session_id, sequence)
         adopt, branch = await self._attempt(repo, named.session_id, sequence, "retry")
         start = where_it_stands({}, finish=adopt, data={"retry_of": sequence, "branch_id": branch})
         async for event in self._stream(named, start, branch_id=branch):
@@ -263,24 +287,14 @@ class StepRunner:
             MessageError: The message there is not a user's.
             SequenceConflictError: The session has a run in flight.
         """
-        named, repo = _session(session), repository or self.repository
-        await self._user_message(repo, named.session_id, sequence)
+        check_message(message)
+        named, repo = session_of(session), repository or self.repository
+        await check_user_message(repo, named.session_id, sequence)
         adopt, branch = await self._attempt(repo, named.session_id, sequence - 1, "edit")
         data = {"edit_of": sequence, "branch_id": branch}
         start = with_message(message, inputs or {}, finish=adopt, data=data)
         async for event in self._stream(named, start, branch_id=branch):
             yield event
-
-    async def _user_message(self, repo: Any, session_id: str, sequence: int) -> Step:
-        step: Step = await repo.get_step(session_id, sequence)
-        if not step.is_user_step():
-            before = await repo.get_steps(session_id, None, sequence)
-            asked = [str(each.sequence) for each in before if each.is_user_step()]
-            raise MessageError(
-                f"message {sequence} of session {session_id!r} is of role {step.role.value}; name "
-                f"a message of the user, such as {asked[-1] if asked else 'none, there is none'}."
-            )
-        return step
 
     async def _attempt(self, repo: Any, session_id: str, sequence: int, reason: str) -> Any:
         """Begin a branch; return what lets the session take it over, and its id."""
@@ -375,14 +389,3 @@ async def _finished(work: asyncio.Task[None]) -> None:
                 cancelled = error
     if cancelled is not None:
         raise cancelled
-
-
-def _session(session: str | AgentSession) -> AgentSession:
-    if isinstance(session, AgentSession):
-        return session
-    if isinstance(session, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
-        return AgentSession(session)
-    given = getattr(session, "session_id", None)
-    if isinstance(given, str):
-        return AgentSession(given, getattr(session, "user_id", None))
-    raise InvalidSettingError(f"a session is an id or an AgentSession, not {session!r:.80}.")
