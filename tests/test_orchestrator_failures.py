@@ -295,3 +295,32 @@ def test_a_planner_of_ones_own() -> None:
 
     result = Orchestrator(planner=Planner(), executor=execute).run(requirements="tidy up")
     assert result.step("a").summary == "tidy up"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (Finished(artifacts={"n": "many"}), "the artifact 'n' has the wrong shape"),
+        (Finished(), "the artifact 'n' is missing"),
+        ({"n": 3}, "returned dict; it must return a Finished"),
+        (None, "returned NoneType"),
+    ],
+)
+def test_what_an_executor_of_ones_own_gives_is_checked(given: Any, told: str) -> None:
+    async def execute(work: Work, workspace: Workspace | None) -> Any:
+        return Finished() if work.step.id == "free" else given
+
+    plan = beside(one_step(artifacts=["n"], shapes={"n": "integer"}))
+    result = Orchestrator(executor=execute).run(plan=plan)
+    check_others(result)
+    assert told in str(result.step("a").error)
+
+
+def test_an_executor_that_is_no_coroutine_function_is_named() -> None:
+    def execute(work: Work, workspace: Workspace | None) -> Any:
+        return Finished()
+
+    executor: Any = execute
+    error = Orchestrator(executor=executor).run(plan=one_step()).step("a").error
+    assert isinstance(error, errors.InvalidSettingError)
+    assert "async def" in str(error)

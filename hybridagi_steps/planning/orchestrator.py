@@ -138,7 +138,7 @@ class Orchestrator:
             session_id=session_id,
             counter=token_counter(counter),
         )
-        self.worker = StepWorker(execute, place, step_timeout_seconds)
+        self.worker = StepWorker(execute, place, step_timeout_seconds, artifact_types)
         self.durable = _queue(durable)
         self._running: dict[str, tuple[PlanRun, asyncio.AbstractEventLoop]] = {}
 

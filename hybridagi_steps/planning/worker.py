@@ -11,11 +11,15 @@ what was changed.
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import anyio
 from anyio.to_thread import run_sync
 
-from hybridagi_steps.errors import LimitReachedError
+from hybridagi_steps.errors import InvalidSettingError, LimitReachedError
 from hybridagi_steps.planning.accounting import OutOfBudget
+from hybridagi_steps.planning.artifacts import ArtifactTypes, checked_artifacts
 from hybridagi_steps.planning.changes import Changes
 from hybridagi_steps.planning.work import Executor, Finished, Outcome, Work
 from hybridagi_steps.planning.workspace import Overlay, Workspace
@@ -28,6 +32,7 @@ class StepWorker:
         execute: Carries out an attempt.
         workspace: Where steps work; each attempt gets a copy.
         timeout_seconds: When an attempt is given up; None for never.
+        artifact_types: Types that artifacts must have, by name, beside the shapes in the plan.
     """
 
     def __init__(
@@ -35,9 +40,10 @@ class StepWorker:
         execute: Executor,
         workspace: Workspace | None = None,
         timeout_seconds: float | None = None,
+        artifact_types: ArtifactTypes | None = None,
     ) -> None:
         self.execute, self.workspace = execute, workspace
-        self.timeout_seconds = timeout_seconds
+        self.timeout_seconds, self.artifact_types = timeout_seconds, artifact_types
 
     async def do(self, work: Work) -> Outcome:
         """Do one attempt; a cancellation alone is raised."""
@@ -59,14 +65,35 @@ class StepWorker:
     async def _in_copy(self, work: Work) -> tuple[Finished, Changes | None]:
         """Carry out the work where nothing it does reaches the workspace."""
         if self.workspace is None:
-            return await self.execute(work, None), None
+            return await self._executed(work, None), None
         workspace, made = self.workspace, list[Overlay]()
         try:
             # A list, so that a copy that was made while this was cancelled is removed, too.
             await run_sync(lambda: made.append(workspace.overlay()))
-            finished = await self.execute(work, made[0])
+            finished = await self._executed(work, made[0])
             return finished, await run_sync(made[0].changes)
         finally:
             with anyio.CancelScope(shield=True):
                 for copy in made:
                     await run_sync(copy.close)
+
+    async def _executed(self, work: Work, workspace: Workspace | None) -> Finished:
+        """Carry out the work and pass on only what the step promised.
+
+        Raises:
+            InvalidSettingError: The executor is no coroutine function, or gave no `Finished`.
+            ArtifactError: An artifact is missing or of the wrong shape.
+        """
+        begun: Any = self.execute(work, workspace)
+        if not inspect.isawaitable(begun):
+            raise InvalidSettingError(
+                f"the executor gave {type(begun).__name__} at once: "
+                "write it with `async def`, so that steps can run side by side."
+            )
+        finished: Any = await begun
+        if not isinstance(finished, Finished):
+            raise InvalidSettingError(
+                f"the executor returned {type(finished).__name__}; it must return a Finished."
+            )
+        kept = checked_artifacts(work.step, finished.artifacts, self.artifact_types)
+        return finished.model_copy(update={"artifacts": kept})
