@@ -43,7 +43,9 @@ SLOW_OR_SHARED = (
     HealthCheck.filter_too_much,
     HealthCheck.function_scoped_fixture,
 )
-ANY_SPEED = settings(max_examples=30, deadline=None, suppress_health_check=SLOW_OR_SHARED)
+ANY_SPEED = settings(
+    max_examples=30, deadline=None, derandomize=True, suppress_health_check=SLOW_OR_SHARED
+)
 
 
 def document() -> dict[str, Any]:
