@@ -182,6 +182,14 @@ def test_large_plans_are_checked_quickly() -> None:
         ("boolean", True, "true"),
         ("list", [], {}),
         ("object", {}, []),
+        ("String", "x", 3),
+        ("INT", 3, "3"),
+        ("float", 3.5, "3.5"),
+        ("bool", True, 1),
+        ("json", {}, []),
+        ("array", [], {}),
+        ("list[int]", [1], ["1"]),
+        ("dict[str, int]", {}, []),
         ("/v\\d+/", "v12", "v12 or so"),
         ("/a\\/b/", "a/b", "a\\/b"),
         (["text"], ["a"], ["a", 3]),
@@ -193,6 +201,28 @@ def test_large_plans_are_checked_quickly() -> None:
 def test_values_are_checked_against_shapes(shape: object, good: object, bad: object) -> None:
     assert shape_problem(shape, good) is None
     assert shape_problem(shape, bad)
+
+
+@pytest.mark.parametrize(
+    ("written", "shape"),
+    [
+        ("str", "text"),
+        ("Int - how many", "integer"),
+        ("num (of all)", "number"),
+        ("list[str]", ["text"]),
+        ("list of integers", ["integer"]),
+        ("list of all the names", "list"),
+        ("Dict[str, int]", "object"),
+        ("what was found", None),
+    ],
+)
+def test_words_of_other_languages_are_shapes_in_a_plan(written: str, shape: object) -> None:
+    plan = Plan.parse(f"PLAN: p\nSTEP: a\nGOAL: g\nARTIFACTS: n: {written}\nEND_PLAN")
+    assert plan.steps[0].artifacts == ["n"]
+    assert plan.steps[0].shapes.get("n") == shape
+    assert Plan.parse(plan.to_text()).steps == plan.steps
+    if isinstance(shape, str):
+        assert check_shape({"a": [shape.upper()]}) == {"a": [shape]}
 
 
 def test_a_problem_of_shape_names_the_place() -> None:

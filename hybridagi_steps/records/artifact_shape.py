@@ -27,7 +27,23 @@ KINDS: dict[str, Any] = {
 }
 """The kinds of values by name. `text` is never empty: a step that hands on nothing has failed."""
 
+ALIASES = {
+    "str": "text",
+    "string": "text",
+    "int": "integer",
+    "float": "number",
+    "num": "number",
+    "bool": "boolean",
+    "dict": "object",
+    "json": "object",
+    "mapping": "object",
+    "array": "list",
+}
+"""What other languages call the kinds; upper and lower case are the same."""
+
 MAX_DEPTH = 16
+_GENERIC = re.compile(r"(list|array|dict|mapping)\s*\[([^\n]*)\]", re.IGNORECASE)
+_LIST_OF = re.compile(r"(?:list|array)\s+of\s+([^\n]+)", re.IGNORECASE)
 _PATTERN = re.compile(r"/((?:[^/\\\n]|\\[^\n])+)/")
 _STRICT = ConfigDict(strict=True, extra="allow")
 
@@ -56,14 +72,45 @@ def shape_problem(shape: Any, value: Any) -> str | None:
 
 
 def check_shape(shape: Any) -> Any:
-    """Return the shape, once it is known to be one.
+    """Return the shape in the words of this module, once it is known to be one.
 
     Raises:
         ValueError: An unknown kind, a broken pattern, an empty list, nesting deeper than 16.
     """
-    if shape is not None:
-        _adapter(shape)
-    return shape
+    if shape is None:
+        return None
+    _adapter(shape)
+    return _in_own_words(shape)
+
+
+def named_shape(text: str, depth: int = 0) -> Any:
+    """Return the shape that a word such as `str`, `Integer` or `list[int]` stands for, else None.
+
+    A list of something unknown is a list.
+    """
+    word = text.strip().lower()
+    word = ALIASES.get(word, word)
+    if word in KINDS:
+        return word
+    if (generic := _GENERIC.fullmatch(word)) is not None:
+        if ALIASES.get(generic[1], generic[1]) == "object":
+            return "object"
+        inner = generic[2]
+    elif (many := _LIST_OF.fullmatch(word)) is not None:
+        inner = many[1].removesuffix("s")
+    else:
+        return None
+    shape = named_shape(inner, depth + 1) if depth < MAX_DEPTH // 2 else None
+    return "list" if shape is None else [shape]
+
+
+def _in_own_words(shape: Any) -> Any:
+    """Translate the aliases in a shape that is known to be one."""
+    if isinstance(shape, str):
+        return shape if _PATTERN.fullmatch(shape) else named_shape(shape)
+    if isinstance(shape, list):
+        return [_in_own_words(inner) for inner in shape]  # pyright: ignore[reportUnknownVariableType]
+    return {name: _in_own_words(inner) for name, inner in shape.items()}
 
 
 def _adapter(shape: Any) -> TypeAdapter[Any]:
@@ -81,7 +128,7 @@ def _as_type(shape: Any, depth: int) -> Any:
     if depth > MAX_DEPTH:
         raise ValueError(f"a shape may be {MAX_DEPTH} levels deep at most")
     if isinstance(shape, str):
-        return _named(shape)
+        return _named(shape, depth)
     if isinstance(shape, list) and len(shape) == 1:  # pyright: ignore[reportUnknownArgumentType]
         return list[_as_type(shape[0], depth + 1)]  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(shape, dict):
@@ -100,13 +147,16 @@ def _as_model(shape: dict[str, Any], depth: int) -> type[BaseModel]:
     return create_model("object", __config__=_STRICT, **fields)
 
 
-def _named(shape: str) -> Any:
+def _named(shape: str, depth: int) -> Any:
     if (pattern := _PATTERN.fullmatch(shape)) is not None:
         # \A and \z: the whole text has to match, so that `/\d+/` does not accept "about 3".
         matched = rf"\A(?:{pattern[1].replace(chr(92) + '/', '/')})\z"
         return Annotated[str, StringConstraints(pattern=matched)]
-    if shape in KINDS:
-        return KINDS[shape]
+    known = named_shape(shape)
+    if isinstance(known, str):
+        return KINDS[known]
+    if known is not None:
+        return _as_type(known, depth)
     raise ValueError(f"not a shape: {shape!r}. {_expected()}")
 
 

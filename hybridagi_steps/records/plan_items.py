@@ -11,7 +11,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from hybridagi_steps.records.artifact_shape import KINDS
+from hybridagi_steps.records.artifact_shape import ALIASES, KINDS, named_shape
 from hybridagi_steps.records.plan import clean_name
 from hybridagi_steps.records.plan_lines import key_of
 
@@ -23,7 +23,13 @@ _NOTHING = re.compile(
 _BULLET = re.compile(r"(?:[-*+•]|\d{1,4}[.)])\s+")
 _DASHED = re.compile(r"\s[-–—]\s")
 _BARE = re.compile(r"[\w./@+][\w./@+\-]*")
-_KIND = re.compile(rf"({'|'.join(KINDS)})(?=\s*$|\s+[-–—]\s|\s*[,;(])", re.IGNORECASE)
+_WORDS = "|".join([*KINDS, *ALIASES])
+_KIND = re.compile(
+    rf"((?:list|array|dict|mapping)\s?\[[^\n]{{0,200}}\]|(?:list|array)\s+of\s+\w+|{_WORDS})"
+    r"(?=\s*$|\s+[-–—]\s|\s*[,;(])",
+    re.IGNORECASE,
+)
+_LIST_OF = re.compile(r"(?:list|array)\s+of\s", re.IGNORECASE)
 _PATTERN = re.compile(r"/(?:[^/\\\n]|\\[^\n])+/(?=\s*$|\s+[-–—(])")
 _DASH = re.compile(r"\s*[-–—]\s+")
 _QUOTED = re.compile(r'(?P<name>"(?:[^"\\\n]|\\[^\n])*")')
@@ -85,8 +91,8 @@ def read_artifact(item: str) -> Artifact:
         shape, rest = _leading_shape(rest[1:].strip())
         return Artifact(name, shape, _note(rest))
     note = _note(rest)
-    if rest.startswith("(") and note.lower() in KINDS:
-        return Artifact(name, note.lower(), "")
+    if rest.startswith("(") and (shape := named_shape(note)) is not None:
+        return Artifact(name, shape, "")
     return Artifact(name, None, note)
 
 
@@ -187,8 +193,11 @@ def _leading_shape(text: str) -> tuple[Any, str]:
     if (pattern := _PATTERN.match(text)) is not None:
         return pattern[0], text[pattern.end() :]
     if (kind := _KIND.match(text)) is not None:
-        return kind[1].lower(), text[kind.end() :]
-    return None, text
+        shape = named_shape(kind[1])
+        vague = shape == "list" and _LIST_OF.match(text) is not None
+        return shape, text if vague else text[kind.end() :]
+    # What it is a list of stays as the note.
+    return ("list" if _LIST_OF.match(text) else None), text
 
 
 def _note(rest: str) -> str:
