@@ -324,3 +324,10 @@ def test_an_executor_that_is_no_coroutine_function_is_named() -> None:
     error = Orchestrator(executor=executor).run(plan=one_step()).step("a").error
     assert isinstance(error, errors.InvalidSettingError)
     assert "async def" in str(error)
+
+
+def test_a_failed_run_says_in_short_what_went_wrong() -> None:
+    result = run(one_step(), [ValueError("no connection")] * 2)
+    assert str(result.error).startswith("2 of 3 steps did not succeed; first: a: ")
+    assert "no connection" in str(result.error)
+    assert result.to_dict()["error"]["message"] == str(result.error)

@@ -50,7 +50,7 @@ from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.plan import Plan, PlanStep
 
-_MOST_NAMED = 10
+_MOST_TOLD = 200
 _FINAL = {
     "succeeded": StepEventType.RUN_COMPLETED,
     "failed": StepEventType.RUN_FAILED,
@@ -308,9 +308,9 @@ class PlanRun:
         if result.status == "succeeded":
             return
         self._note_unfinished()
-        failed = [name for name, each in self.results.items() if each.error is not None]
-        told = f"{result.status}; failed steps: {', '.join(failed[:_MOST_NAMED]) or 'none'}"
-        self._ending = result.error or PlanIncompleteError(told)
+        if result.error is None and result.status == "failed":
+            result.error = PlanIncompleteError(_summed_up(list(self.results.values())))
+        self._ending = result.error or PlanIncompleteError(result.status)
         raise self._ending
 
     def _note_unfinished(self) -> None:
@@ -360,7 +360,16 @@ _AFTER_FAILURE = "What to do now that steps have failed and nothing else can run
 
 
 class PlanIncompleteError(StepsError):
-    """How a plan that did not succeed ends in memory; nobody else sees it."""
+    """How a plan ends of which steps did not succeed."""
+
+
+def _summed_up(results: list[StepResult]) -> str:
+    """Say how many steps did not succeed, and what went wrong first."""
+    counted = [each for each in results if each.status is not StepState.REPLACED]
+    undone = [each for each in counted if each.status is not StepState.SUCCEEDED]
+    told = f"{len(undone)} of {len(counted)} steps did not succeed"
+    first = next((each for each in undone if each.error is not None), None)
+    return told if first is None else f"{told}; first: {first.id}: {first.error!s:.{_MOST_TOLD}}"
 
 
 def _finished(results: list[StepResult]) -> str:
