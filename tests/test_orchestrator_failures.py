@@ -331,3 +331,37 @@ def test_a_failed_run_says_in_short_what_went_wrong() -> None:
     assert str(result.error).startswith("2 of 3 steps did not succeed; first: a: ")
     assert "no connection" in str(result.error)
     assert result.to_dict()["error"]["message"] == str(result.error)
+
+
+def test_files_without_a_workspace_fail_their_step_before_anything_is_spent() -> None:
+    result = run(one_step(files=["a.txt", "b.txt"]), [])
+    check_others(result)
+    assert isinstance(result.step("a").error, errors.WorkspaceError)
+    assert "a.txt, b.txt" in str(result.step("a").error)
+    assert result.step("a").spent.calls == 0
+
+
+def test_a_tool_that_exits_is_a_tool_that_failed() -> None:
+    def leave() -> str:
+        """Leave."""
+        raise SystemExit(3)
+
+    async def leave_later() -> str:
+        """Leave."""
+        raise SystemExit(4)
+
+    turns: list[Reply] = [[ToolCall("leave", {})], [ToolCall("leave_later", {})], [finish()]]
+    result = run(one_step(), turns, tools=[leave, leave_later])
+    assert result.success
+    assert [problem.type for problem in result.step("a").problems] == ["SystemExit"] * 2
+
+
+def test_an_executor_that_exits_fails_its_step() -> None:
+    async def execute(work: Work, workspace: Workspace | None) -> Finished:
+        if work.step.id == "a":
+            raise SystemExit(3)
+        return Finished()
+
+    result = Orchestrator(executor=execute).run(plan=beside(one_step()))
+    check_others(result)
+    assert "SystemExit(3)" in str(result.step("a").error)

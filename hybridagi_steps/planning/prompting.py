@@ -126,8 +126,9 @@ def make_brief(
         feedback: Why the attempt before this one failed.
 
     Raises:
-        WorkspaceError: A file that the step names is not there or cannot be read; a `generate`
-            step may name files that it is about to write.
+        WorkspaceError: A file that the step names is not there or cannot be read, or files are
+            named and there is no workspace; in a workspace a `generate` step may
+            name files that it is about to write.
     """
     shown, cut = _files(step, workspace, counter, file_tokens)
     task = _task(step)
@@ -179,7 +180,9 @@ def _files(
     shown: dict[str, str] = {}
     cut: list[str] = []
     if workspace is None:
-        return shown, [f"{path}: there is no workspace to read it from" for path in step.files]
+        if step.files:
+            raise WorkspaceError(f"there is no workspace with the files {', '.join(step.files)}")
+        return shown, cut
     left = budget
     for path in dict.fromkeys(step.files):
         if not workspace.exists(path) and step.type is PlanStepType.GENERATE:

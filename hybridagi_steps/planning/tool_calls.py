@@ -60,7 +60,7 @@ class ToolCaller:
                 raise UnknownToolError(name, list(self._tools))
             _check_arguments(tool, arguments)
             result = await self._called(tool, arguments, thought)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             problem = Problem.of(error, name)
             self.problems.append(problem)
             return f"{problem.type}: {problem.message}"
@@ -91,6 +91,8 @@ async def in_own_thread(call: Callable[[], T]) -> T:
     def work() -> None:
         try:
             result = context.run(call)
+        except StopIteration as error:  # a future takes no such exception
+            told, given = answer.set_exception, RuntimeError(f"StopIteration: {error}")
         except BaseException as error:
             told, given = answer.set_exception, error
         else:

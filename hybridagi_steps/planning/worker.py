@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 from anyio.to_thread import run_sync
 
-from hybridagi_steps.errors import InvalidSettingError, LimitReachedError
+from hybridagi_steps.errors import InvalidSettingError, LimitReachedError, StepsError
 from hybridagi_steps.planning.accounting import OutOfBudget
 from hybridagi_steps.planning.artifacts import ArtifactTypes, checked_artifacts
 from hybridagi_steps.planning.changes import Changes
@@ -51,6 +51,9 @@ class StepWorker:
             finished, changes = await self._within_time(work)
         except OutOfBudget as stop:
             return Outcome(error=stop.error, problems=work.problems)
+        except SystemExit as stop:
+            error = StepsError(f"the step tried to end the process: SystemExit({stop})")
+            return Outcome(error=error, problems=work.problems)
         except Exception as error:
             return Outcome(error=error, problems=work.problems)
         return Outcome(finished, changes=changes, problems=work.problems)
