@@ -365,3 +365,13 @@ def test_an_executor_that_exits_fails_its_step() -> None:
     result = Orchestrator(executor=execute).run(plan=beside(one_step()))
     check_others(result)
     assert "SystemExit(3)" in str(result.step("a").error)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["max_tokens", "max_cost", "max_replans", "max_attempts", "step_timeout_seconds"],
+)
+@pytest.mark.parametrize("value", [-1, "3", True, float("nan")])
+def test_limits_that_mean_nothing_are_refused_at_once(name: str, value: Any) -> None:
+    with pytest.raises(errors.InvalidSettingError, match=name):
+        Orchestrator(**{name: value})

@@ -32,7 +32,7 @@ from hybridagi_steps.planning.executor import StepExecutor
 from hybridagi_steps.planning.generator import PlanGenerator
 from hybridagi_steps.planning.plan_run import PlanRun
 from hybridagi_steps.planning.results import PlanResult
-from hybridagi_steps.planning.settings import Settings
+from hybridagi_steps.planning.settings import Settings, check_number
 from hybridagi_steps.planning.work import Executor
 from hybridagi_steps.planning.worker import StepWorker
 from hybridagi_steps.planning.workspace import Workspace
@@ -78,7 +78,7 @@ class Orchestrator:
         counter: Counts tokens where no provider does; see `token_counter`.
 
     Raises:
-        InvalidSettingError: A number below 1, or two tools of one name.
+        InvalidSettingError: A number that is too small or none, or two tools of one name.
         InvalidMemoryError: `memory` is none.
         MissingExtraError: `durable` was asked for and is not installed.
     """
@@ -110,6 +110,14 @@ class Orchestrator:
         counter: Any = "auto",
     ) -> None:
         _check(on_failure, max_parallel=max_parallel, max_attempts=max_attempts)
+        check_number("max_replans", max_replans)
+        if max_tokens is not None:
+            check_number("max_tokens", max_tokens)
+        _check_limits(
+            max_cost=max_cost,
+            step_timeout_seconds=step_timeout_seconds,
+            timeout_seconds=timeout_seconds,
+        )
         place = Workspace(workspace) if isinstance(workspace, str | os.PathLike) else workspace
         own = [] if place is None else [tool.__name__ for tool in workspace_tools(place)]
         made = executor or StepExecutor(
@@ -288,10 +296,15 @@ def _check(on_failure: str, **counts: int) -> None:
         InvalidSettingError: They do not.
     """
     for name, value in counts.items():
-        if value < 1:
-            raise InvalidSettingError(f"{name} is at least 1, not {value}.")
+        check_number(name, value, least=1)
     if on_failure not in ("keep", "rollback"):
         raise InvalidSettingError(f"on_failure is 'keep' or 'rollback', not {on_failure!r}.")
+
+
+def _check_limits(**limits: float | None) -> None:
+    for name, value in limits.items():
+        if value is not None:
+            check_number(name, value, whole=False)
 
 
 def _execution(

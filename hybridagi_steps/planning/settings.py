@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.planning.work import Executor
 from hybridagi_steps.planning.workspace import Workspace
 from hybridagi_steps.protocols import TokenCounter
@@ -42,3 +43,17 @@ class Settings:
     def can_replan(self) -> bool:
         """Whether the planner knows how to change a plan."""
         return hasattr(self.planner, "replan")
+
+
+def check_number(name: str, value: Any, *, least: int = 0, whole: bool = True) -> None:
+    """Pass if a setting is a number that means something.
+
+    Raises:
+        InvalidSettingError: It is of another type, no number, or below `least`.
+    """
+    kinds = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        wanted = "a whole number" if whole else "a number"
+        raise InvalidSettingError(f"{name} is {wanted}, not {value!r:.80}.")
+    if not value >= least:
+        raise InvalidSettingError(f"{name} is at least {least}, not {value}.")
