@@ -394,6 +394,7 @@ class TestLimits:
             assert refused.headers["retry-after"]
             problem(served.client.get(f"/runs/{reading.run_id}/events"), 429)
             problem(served.client.get("/sessions/two/steps"), 404)
+            told.say("done")
             told.end()
             reading.ended()
             until(lambda: served.services.slots.used == 0)

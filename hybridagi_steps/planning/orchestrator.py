@@ -110,14 +110,9 @@ class Orchestrator:
         counter: Any = "auto",
     ) -> None:
         _check(on_failure, max_parallel=max_parallel, max_attempts=max_attempts)
-        check_number("max_replans", max_replans)
-        if max_tokens is not None:
-            check_number("max_tokens", max_tokens)
-        _check_limits(
-            max_cost=max_cost,
-            step_timeout_seconds=step_timeout_seconds,
-            timeout_seconds=timeout_seconds,
-        )
+        _check_counts(max_replans=max_replans, max_tokens=max_tokens)
+        seconds = {"step_timeout_seconds": step_timeout_seconds, "timeout_seconds": timeout_seconds}
+        _check_limits(max_cost=max_cost, **seconds)
         place = Workspace(workspace) if isinstance(workspace, str | os.PathLike) else workspace
         own = [] if place is None else [tool.__name__ for tool in workspace_tools(place)]
         made = executor or StepExecutor(
@@ -299,6 +294,12 @@ def _check(on_failure: str, **counts: int) -> None:
         check_number(name, value, least=1)
     if on_failure not in ("keep", "rollback"):
         raise InvalidSettingError(f"on_failure is 'keep' or 'rollback', not {on_failure!r}.")
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, value in counts.items():
+        if value is not None:
+            check_number(name, value)
 
 
 def _check_limits(**limits: float | None) -> None:
