@@ -110,9 +110,7 @@ class Orchestrator:
         counter: Any = "auto",
     ) -> None:
         _check(on_failure, max_parallel=max_parallel, max_attempts=max_attempts)
-        _check_counts(max_replans=max_replans, max_tokens=max_tokens)
-        seconds = {"step_timeout_seconds": step_timeout_seconds, "timeout_seconds": timeout_seconds}
-        _check_limits(max_cost=max_cost, **seconds)
+        _check_limits(max_replans, max_tokens, max_cost, step_timeout_seconds, timeout_seconds)
         place = Workspace(workspace) if isinstance(workspace, str | os.PathLike) else workspace
         own = [] if place is None else [tool.__name__ for tool in workspace_tools(place)]
         made = executor or StepExecutor(
@@ -296,14 +294,22 @@ def _check(on_failure: str, **counts: int) -> None:
         raise InvalidSettingError(f"on_failure is 'keep' or 'rollback', not {on_failure!r}.")
 
 
-def _check_counts(**counts: int | None) -> None:
-    for name, value in counts.items():
-        if value is not None:
-            check_number(name, value)
-
-
-def _check_limits(**limits: float | None) -> None:
-    for name, value in limits.items():
+def _check_limits(
+    max_replans: int,
+    max_tokens: int | None,
+    max_cost: float | None,
+    step_timeout_seconds: float | None,
+    timeout_seconds: float | None,
+) -> None:
+    check_number("max_replans", max_replans)
+    if max_tokens is not None:
+        check_number("max_tokens", max_tokens)
+    amounts = {
+        "max_cost": max_cost,
+        "step_timeout_seconds": step_timeout_seconds,
+        "timeout_seconds": timeout_seconds,
+    }
+    for name, value in amounts.items():
         if value is not None:
             check_number(name, value, whole=False)
 
