@@ -16,14 +16,13 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import dspy
 
 from hybridagi_steps.bench.conditions import conditions
 from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
-from hybridagi_steps.bench.timing import Clock, Samples, fastest, interleaved, typical
+from hybridagi_steps.bench.timing import excess, fastest, interleaved, typical
 from hybridagi_steps.memory import Durability, StepMemory
 from hybridagi_steps.programs.graph_program import Action, GraphProgram
 from hybridagi_steps.programs.interpreter import GraphInterpreter
@@ -76,9 +75,9 @@ def measure(rounds: int = 40, nodes: int = 10, durability: Durability = "normal"
             }
             for name, found in samples.items()
         },
-        "interpreter": _share(samples, ALONE, BARE, nodes),
-        "recording": _share(samples, RECORDED, ALONE, nodes),
-        "storing": _share(samples, STORED, RECORDED, nodes),
+        "interpreter": _in_ms(excess(samples[ALONE], samples[BARE], per=nodes)),
+        "recording": _in_ms(excess(samples[RECORDED], samples[ALONE], per=nodes)),
+        "storing": _in_ms(excess(samples[STORED], samples[RECORDED], per=nodes)),
     }
 
 
@@ -135,21 +134,8 @@ class _Nowhere:
         return []
 
 
-def _share(samples: Samples, more: str, less: str, nodes: int) -> dict[str, float]:
-    """Return what one way takes over another, in milliseconds per node.
-
-    The median over rounds; and between the fastest rounds, which a busy machine disturbs least.
-    """
-    clocks: tuple[Clock, ...] = ("cpu", "wall")
-    share = {
-        f"{clock}_ms": median(
-            (a.of(clock) - b.of(clock)) / nodes * 1e3
-            for a, b in zip(samples[more], samples[less], strict=True)
-        )
-        for clock in clocks
-    }
-    least = fastest(samples[more], "cpu", per=nodes) - fastest(samples[less], "cpu", per=nodes)
-    return {**share, "cpu_ms_least": least / 1000}
+def _in_ms(times: dict[str, float]) -> dict[str, float]:
+    return {name.replace("_us", "_ms"): value / 1000 for name, value in times.items()}
 
 
 def _tables(result: dict[str, Any]) -> list[Table]:

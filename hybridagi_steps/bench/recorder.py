@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from statistics import median
 from typing import Any, cast
 
 import dspy
@@ -26,7 +25,7 @@ from dspy.utils.callback import BaseCallback
 from hybridagi_steps.bench.conditions import conditions
 from hybridagi_steps.bench.peers import NOT_INSTALLED, TRACERS, Peer, chosen
 from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
-from hybridagi_steps.bench.timing import Clock, Samples, fastest, interleaved, typical
+from hybridagi_steps.bench.timing import excess, fastest, interleaved, typical
 from hybridagi_steps.memory import Durability, StepMemory
 from hybridagi_steps.programs.recorder import StepRecorder
 from hybridagi_steps.records.agent_step import AgentStep
@@ -88,9 +87,9 @@ def measure(
             }
             for name, found in samples.items()
         },
-        "dispatch": _share(samples, DISPATCH, ALONE, per),
-        "recorder": _share(samples, RECORDED, DISPATCH, per),
-        "store": _share(samples, STORED, RECORDED, per),
+        "dispatch": excess(samples[DISPATCH], samples[ALONE], per=per),
+        "recorder": excess(samples[RECORDED], samples[DISPATCH], per=per),
+        "store": excess(samples[STORED], samples[RECORDED], per=per),
         "peers_conditions": before,
         "peers": beside,
     }
@@ -125,30 +124,26 @@ def _beside_peers(
             samples = interleaved(rivals, rounds, warm_up=2)
             spans = tracing.spans() / (rounds + 2) / runs
             assert spans >= 1  # noqa: S101 - else nothing was traced and the time means nothing
-        theirs = _more(samples, peer.name, runs)
+        theirs = excess(samples[peer.name], samples[DISPATCH], per=runs)
         found[peer.name] = {
             "version": peer.version(),
             "settings": tracing.settings,
             "spans_per_run": spans,
-            "theirs_us": theirs,
-            **{name: _beside(_more(samples, name, runs), theirs) for name in ("normal", "full")},
+            "theirs_us": {"cpu": theirs["cpu_us"], "wall": theirs["wall_us"]},
+            **{
+                name: _beside(excess(samples[name], samples[DISPATCH], per=runs), theirs)
+                for name in ("normal", "full")
+            },
         }
     return found
 
 
 def _beside(ours: dict[str, float], theirs: dict[str, float]) -> dict[str, float]:
     """Return our times, and theirs in units of them."""
-    ratios = {f"{clock}_ratio": theirs[clock] / ours[clock] for clock in ("cpu", "wall")}
-    return {"cpu_us": ours["cpu"], "wall_us": ours["wall"], **ratios}
-
-
-def _more(samples: Samples, name: str, runs: int) -> dict[str, float]:
-    """Return the median of what a run takes over one with a callback that does nothing, in µs."""
-    clocks: tuple[Clock, ...] = ("cpu", "wall")
-    pairs = list(zip(samples[name], samples[DISPATCH], strict=True))
-    return {
-        clock: median(a.of(clock) - b.of(clock) for a, b in pairs) / runs * 1e6 for clock in clocks
+    ratios = {
+        f"{clock}_ratio": theirs[f"{clock}_us"] / ours[f"{clock}_us"] for clock in ("cpu", "wall")
     }
+    return {"cpu_us": ours["cpu_us"], "wall_us": ours["wall_us"], **ratios}
 
 
 class _Refund(dspy.Module):
@@ -195,23 +190,6 @@ def _running_under(program: dspy.Module, runs: int, settings: dict[str, Any]) ->
                 cast("Any", program)(question=_QUESTION)
 
     return several
-
-
-def _share(samples: Samples, more: str, less: str, per: int) -> dict[str, float]:
-    """Return what one way takes over another, per step.
-
-    The median over rounds; and between the fastest rounds, which a busy machine disturbs least.
-    """
-    clocks: tuple[Clock, ...] = ("cpu", "wall")
-    share = {
-        f"{clock}_us": median(
-            (a.of(clock) - b.of(clock)) / per * 1e6
-            for a, b in zip(samples[more], samples[less], strict=True)
-        )
-        for clock in clocks
-    }
-    least = fastest(samples[more], "cpu", per=per) - fastest(samples[less], "cpu", per=per)
-    return {**share, "cpu_us_least": least}
 
 
 def _tables(result: dict[str, Any]) -> list[Table]:

@@ -152,7 +152,7 @@ class FunctionTool(CallTool):
         return {key: value for key, value in self.__dict__.items() if key != "_model"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        vars(self).update(state)
         self._model = _arguments_model(self.function, self.name)
 
     def check(self, arguments: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self
@@ -64,7 +65,7 @@ class ToolUse:
     """The runs that the use is part of."""
 
 
-class GraphTool:
+class GraphTool(ABC):
     """A tool of a graph program; subclass it to make one.
 
     Copies are the tool itself: it keeps no state of a run.
@@ -117,6 +118,7 @@ class GraphTool:
         Raises:
             ToolInputError: What is wrong with them.
         """
+        del arguments  # by default whatever was asked for will do
 
     def told_arguments(self, prompt: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments as the step remembers them."""
@@ -133,9 +135,9 @@ class GraphTool:
         del arguments
         return result
 
+    @abstractmethod
     def use(self, use: ToolUse) -> Any:
         """Do the work and return the result, or a `CallProgram`."""
-        raise NotImplementedError(f"{type(self).__name__} has no use()")
 
     async def ause(self, use: ToolUse) -> Any:
         """Do the work without blocking the event loop; by default as `use`."""
