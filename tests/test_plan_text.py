@@ -360,6 +360,14 @@ def test_a_plan_reads_back_from_json_and_from_text_inside_prose(plan: Plan) -> N
     assert Plan.parse(f"Well.\n{plan.to_text()}\nSTEP: more?", check=False) == plan
 
 
+@pytest.mark.parametrize(
+    "text", ["STEP: a\nGOAL: \ud800\n", '{"steps": [{"id": "a", "goal": "\\ud800"}]}']
+)
+def test_half_a_character_is_refused(text: str) -> None:
+    with pytest.raises(PlanParseError, match="lone surrogate"):
+        Plan.parse(text)
+
+
 @settings(deadline=None)
 @given(st.one_of(st.text(), st.lists(lines, max_size=30).map("\n".join)))
 def test_any_text_is_read_or_refused_with_our_errors(text: str) -> None:

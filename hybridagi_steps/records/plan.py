@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from hybridagi_steps.errors import InvalidPlanError
+from hybridagi_steps.errors import InvalidPlanError, PlanParseError
 from hybridagi_steps.records.artifact_shape import check_shape
 
 STEP_ID = re.compile(r"\w[\w.\-]{0,99}")
@@ -157,6 +157,13 @@ class Plan(BaseModel):
         from hybridagi_steps.records.plan_text import read_plan
 
         plan = cls.model_validate(read_plan(text))
+        try:
+            plan.to_text().encode()
+        except UnicodeEncodeError as error:
+            raise PlanParseError(
+                "the plan holds a lone surrogate, half of a character that neither a model nor a "
+                "file can be given; write the character itself."
+            ) from error
         if check:
             plan.check()
         return plan
