@@ -7,15 +7,19 @@ all its threads; waiting for a disk shows in wall time only.
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from statistics import median
-from typing import Literal
+from typing import Literal, TypeVar
 
 Clock = Literal["cpu", "wall"]
 """Which time: `cpu` of this process, or `wall`."""
+
+Material = TypeVar("Material")
 
 Samples = dict[str, list["Sample"]]
 """What each rival took, round by round."""
@@ -53,7 +57,11 @@ def timed(function: Callable[[], object]) -> Sample:
 
 
 def interleaved(
-    rivals: Mapping[str, Callable[[], object]], rounds: int, *, warm_up: int = 1
+    rivals: Mapping[str, Callable[[], object]],
+    rounds: int,
+    *,
+    warm_up: int = 1,
+    before: Callable[[str], object] | None = None,
 ) -> Samples:
     """Let rivals take turns; return what each round took.
 
@@ -61,14 +69,61 @@ def interleaved(
         rivals: What to call, by name.
         rounds: How often each is measured.
         warm_up: Rounds that are not counted.
+        before: Called with a rival's name before each of its turns, outside the clock.
     """
     samples: Samples = {name: [] for name in rivals}
-    for number in range(warm_up + rounds):
-        for name, function in rivals.items():
-            sample = timed(function)
-            if number >= warm_up:
-                samples[name].append(sample)
+    with _old_objects_left_alone():
+        for number in range(warm_up + rounds):
+            for name, function in rivals.items():
+                if before is not None:
+                    before(name)
+                sample = timed(function)
+                if number >= warm_up:
+                    samples[name].append(sample)
     return samples
+
+
+def in_turns(
+    rivals: Mapping[str, Callable[[Material], object]],
+    made: Callable[[int], Material],
+    rounds: int,
+    *,
+    warm_up: int = 1,
+) -> Samples:
+    """Let rivals take turns, each with what is made for its turn outside the clock.
+
+    Args:
+        rivals: What to call, by name.
+        made: Makes what all of them get in turn 0, 1, …; each gets its own.
+        rounds: How often each is measured.
+        warm_up: Rounds that are not counted.
+    """
+    turns = {name: count() for name in rivals}
+    waiting: list[Material] = []
+
+    def working(rival: Callable[[Material], object]) -> Callable[[], object]:
+        return lambda: rival(waiting.pop())
+
+    return interleaved(
+        {name: working(rival) for name, rival in rivals.items()},
+        rounds,
+        warm_up=warm_up,
+        before=lambda name: waiting.append(made(next(turns[name]))),
+    )
+
+
+@contextmanager
+def _old_objects_left_alone() -> Generator[None]:
+    """Keep the garbage collector to what is made from now on.
+
+    Else it would walk through every imported library now and then, in whosever turn that falls.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def typical(samples: list[Sample], clock: Clock, *, per: int = 1) -> float:

@@ -22,6 +22,7 @@ from hybridagi_steps.bench.timing import (
     Samples,
     Stopwatch,
     fastest,
+    in_turns,
     interleaved,
     ratio,
     typical,
@@ -96,50 +97,51 @@ def _appends(folder: Path, durability: Durability, count: int, block: int) -> di
         StepMemory(folder / f"{durability}.db", durability=durability) as memory,
         _floor(folder / f"{durability}-floor.db", durability) as connection,
     ):
-        rivals = {
-            FLOOR: _in_blocks(
-                lambda step: connection.execute(_INSERT, (bodies[step.id],)), count, block
-            ),
-            STORE: _in_blocks(lambda step: store.append([step]), count, block),
-            MEMORY: _in_blocks(memory.add, count, block),
-        }
-        bodies = {step.id: encode_body(step) for step in made_steps(count)}
-        samples = interleaved(rivals, count // block - 1, warm_up=1)
+        samples = in_turns(
+            {
+                FLOOR: _each(lambda _, body: connection.execute(_INSERT, (body,))),
+                STORE: _each(lambda step, _: store.append([step])),
+                MEMORY: _each(lambda step, _: memory.add(step)),
+            },
+            lambda turn: [
+                (step, encode_body(step)) for step in made_steps(block, first=turn * block)
+            ],
+            count // block - 1,
+        )
     return _compared(samples, MEMORY, per=block)
 
 
-def _in_blocks(write: Callable[[AgentStep], object], count: int, block: int) -> Callable[[], None]:
-    """Return a call that writes the next few steps, one by one."""
-    waiting = iter(list(made_steps(count)))
+def _each(
+    write: Callable[[AgentStep, str], object],
+) -> Callable[[list[tuple[AgentStep, str]]], None]:
+    """Return a call that writes steps one by one, each at hand as JSON too."""
 
-    def next_block() -> None:
-        for _ in range(block):
-            write(next(waiting))
+    def written(steps: list[tuple[AgentStep, str]]) -> None:
+        for step, body in steps:
+            write(step, body)
 
-    return next_block
+    return written
 
 
 def _batch(folder: Path, batches: int) -> dict[str, Any]:
-    """Return what a step of a batch costs."""
-    ours = iter([list(made_steps(BATCH, first=n * BATCH)) for n in range(batches + 1)])
-    bodies = iter(
-        [
-            [(encode_body(step),) for step in made_steps(BATCH, first=n * BATCH)]
-            for n in range(batches + 1)
-        ]
-    )
+    """Return what a step of a batch costs; its words and embeddings are made outside the clock."""
     with (
         StepMemory(folder / "batch.db") as memory,
         _floor(folder / "batch-floor.db", "full") as connection,
     ):
 
-        def bare() -> None:
+        def made(turn: int) -> list[tuple[AgentStep, str]]:
+            memory.flush()
+            steps = made_steps(BATCH, first=turn * BATCH)
+            return [(step, encode_body(step)) for step in steps]
+
+        def bare(steps: list[tuple[AgentStep, str]]) -> None:
             connection.execute("BEGIN IMMEDIATE")
-            connection.executemany(_INSERT, next(bodies))
+            connection.executemany(_INSERT, [(body,) for _, body in steps])
             connection.execute("COMMIT")
 
-        rivals = {FLOOR: bare, MEMORY: lambda: memory.add(next(ours))}
-        return _compared(interleaved(rivals, batches), MEMORY, per=BATCH)
+        rivals = {FLOOR: bare, MEMORY: lambda steps: memory.add([step for step, _ in steps])}
+        return _compared(in_turns(rivals, made, batches), MEMORY, per=BATCH)
 
 
 def _read_run(folder: Path) -> dict[str, Any]:

@@ -1,15 +1,16 @@
 """What keeping steps costs in `StepMemory` and in what others keep them in, side by side.
 
-Real steps, converted before the clock starts; every peer on files of its own, on one disk, in one
-process, taking turns block by block in a hot loop. CPU is that of all threads of the process. A
-ratio is the median over rounds of the peer's time in units of ours: above one we are cheaper.
+Real steps, made and converted just before the clock starts, as an agent's are made just before it
+keeps them; every peer on files of its own, on one disk, in one process, taking turns block by block
+in a hot loop. CPU is that of all threads of the process. A ratio is the median over rounds of the
+peer's time in units of ours: above one we are cheaper.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,7 +21,6 @@ from hybridagi_steps.bench.peers import (
     SAVERS,
     WRITERS,
     Peer,
-    StepLoop,
     StepRecord,
     StepWriter,
     chosen,
@@ -28,7 +28,7 @@ from hybridagi_steps.bench.peers import (
 )
 from hybridagi_steps.bench.sync_calls import syncs_per_append
 from hybridagi_steps.bench.tables import Table, number
-from hybridagi_steps.bench.timing import Sample, Samples, interleaved, ratio, timed, typical
+from hybridagi_steps.bench.timing import Sample, Samples, in_turns, interleaved, ratio, typical
 from hybridagi_steps.memory import Durability
 from hybridagi_steps.records.agent_step import AgentStep
 
@@ -80,6 +80,41 @@ def _records(count: int, *, first: int = 0, run_id: str | None = None) -> list[S
     return [record_of(step) for step in real_steps(count, first=first, run_id=run_id)]
 
 
+class _NewFiles(AbstractContextManager["_NewFiles"]):
+    """Peers on files that are new in each turn, with one step in them and the next ones at hand."""
+
+    open: Any
+    """The `StepWriter`, or for a saver `StepLoop`, whose turn it is."""
+    records: Sequence[StepRecord]
+
+    def __init__(
+        self, folder: Path, peers: Sequence[Peer], durability: Durability, steps: int
+    ) -> None:
+        loaded = {peer.name: peer.load() for peer in peers}
+        self._adapters = {name: found for name, found in loaded.items() if found is not None}
+        self._folder, self._durability, self._steps = folder, durability, steps
+        self._turn = ExitStack()
+        self.sizes: dict[str, int] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Who is installed."""
+        return list(self._adapters)
+
+    def renew(self, name: str) -> None:
+        """Close what was open, and open new files of this peer."""
+        self._turn.close()
+        place = Path(self._turn.enter_context(tempfile.TemporaryDirectory(dir=self._folder)))
+        self.open = self._adapters[name](place, self._durability)
+        self._turn.callback(lambda: self.sizes.update({name: folder_bytes(place)}))
+        self._turn.callback(self.open.close)
+        first, *self.records = _records(self._steps + 1, run_id="one run")
+        self.open.add_each([first])
+
+    def __exit__(self, *_: object) -> None:
+        self._turn.close()
+
+
 @contextmanager
 def _opened(
     folder: Path, peers: Sequence[Peer], durability: Durability
@@ -102,11 +137,11 @@ def _appends(
 ) -> dict[str, Any]:
     """Return what one durable append takes, and how often the disk is asked to sync for it."""
     with _opened(folder, peers, durability) as opened:
-        rivals: dict[str, Callable[[], None]] = {}
-        for name, writer in opened.items():
-            blocks = iter(_in_blocks(_records(ROUNDS * block, run_id="one run"), block))
-            rivals[name] = _next_each(writer, blocks)
-        samples = interleaved(rivals, ROUNDS - 1, warm_up=1)
+        samples = in_turns(
+            {name: writer.add_each for name, writer in opened.items()},
+            lambda turn: _records(block, first=turn * block, run_id="one run"),
+            ROUNDS - 1,
+        )
         settings = {name: writer.settings for name, writer in opened.items()}
     found = _compared(peers, samples, per=block)
     for name, words in settings.items():
@@ -115,29 +150,12 @@ def _appends(
     return found
 
 
-def _next_each(writer: StepWriter, blocks: Iterator[Sequence[StepRecord]]) -> Callable[[], None]:
-    return lambda: writer.add_each(next(blocks))
-
-
-def _in_blocks(records: Sequence[StepRecord], size: int) -> list[Sequence[StepRecord]]:
-    return [records[n : n + size] for n in range(0, len(records), size)]
-
-
 def _batches(folder: Path, peers: Sequence[Peer], rounds: int) -> dict[str, Any]:
-    """Return what one step of a batch of 1,000 takes; a batch is one commit."""
-    with _opened(folder, peers, "full") as opened:
-        rivals: dict[str, Callable[[], None]] = {}
-        for name, writer in opened.items():
-            many = [
-                _records(BATCH, first=n * BATCH, run_id=f"batch {n}") for n in range(rounds + 1)
-            ]
-            rivals[name] = _next_all(writer, iter(many))
-        samples = interleaved(rivals, rounds)
+    """Return what one step of a batch of 1,000 takes; a batch is one commit into a new file."""
+    with _NewFiles(folder, peers, "full", BATCH) as files:
+        rivals = dict.fromkeys(files.names, lambda: files.open.add_all(files.records))
+        samples = interleaved(rivals, rounds, before=files.renew)
     return _compared(peers, samples, per=BATCH)
-
-
-def _next_all(writer: StepWriter, batches: Iterator[Sequence[StepRecord]]) -> Callable[[], None]:
-    return lambda: writer.add_all(next(batches))
 
 
 def _reads(folder: Path, peers: Sequence[Peer]) -> dict[str, Any]:
@@ -167,23 +185,12 @@ def _loops(
 ) -> dict[str, Any]:
     """Return what an agent's loop of so many steps takes, and the bytes it leaves on disk.
 
-    Each round is a new file with one step in it. Savers run inside a graph: what the graph takes by
-    itself is not counted against them.
+    Savers run inside a graph: what the graph takes by itself is not counted against them.
     """
-    first, *records = _records(size + 1, run_id="one run")
-    samples: Samples = {}
-    sizes: dict[str, int] = {}
-    installed = [(peer.name, adapter) for peer in peers if (adapter := peer.load()) is not None]
-    for turn in range(max(2, rounds) + 1):
-        for name, adapter in installed:
-            with tempfile.TemporaryDirectory(dir=folder) as place:
-                loop: StepLoop = adapter(Path(place), durability)
-                loop.add_each([first])
-                sample = timed(lambda loop=loop: loop.add_each(records))
-                loop.close()
-                sizes[name] = folder_bytes(Path(place))
-            if turn:
-                samples.setdefault(name, []).append(sample)
+    with _NewFiles(folder, peers, durability, size) as files:
+        rivals = dict.fromkeys(files.names, lambda: files.open.add_each(files.records))
+        samples = interleaved(rivals, max(2, rounds), before=files.renew)
+    sizes = files.sizes
     savers = {peer.name for peer in SAVERS} - {GRAPH}
     net = {
         name: _without(found, samples[GRAPH]) if name in savers else found

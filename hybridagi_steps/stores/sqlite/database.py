@@ -54,6 +54,7 @@ class Database:
         self._write_turn = threading.Lock()
         self._pool = threading.Condition()
         self._writer: sqlite3.Connection | None = None
+        self._inserts: sqlite3.Cursor | None = None
         self._idle: list[sqlite3.Connection] = []
         self._reading = 0
         self._closed = False
@@ -75,10 +76,11 @@ class Database:
             sqlite3.IntegrityError: A constraint holds it back; for the caller to explain.
         """
         with self._write_turn:
-            connection = self._writer or self._open_writer()
+            # Of one cursor that is kept, since making one takes a twentieth of an append.
+            cursor = self._inserts or self._open_writer_cursor()
             self._file_lock.acquire()
             try:
-                return connection.execute(sql, values).lastrowid or 0
+                return cursor.execute(sql, values).lastrowid or 0
             except sqlite3.IntegrityError:
                 raise
             except sqlite3.Error as error:
@@ -162,7 +164,7 @@ class Database:
         for connection in (*self._idle, *([self._writer] if self._writer else [])):
             connection.close()
         self._idle.clear()
-        self._writer = None
+        self._writer = self._inserts = None
         self._file_lock.close()
 
     def after_fork(self) -> None:
@@ -204,6 +206,10 @@ class Database:
             raise translated(error, self.path) from error
         self._writer = connection
         return connection
+
+    def _open_writer_cursor(self) -> sqlite3.Cursor:
+        self._inserts = (self._writer or self._open_writer()).cursor()
+        return self._inserts
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(

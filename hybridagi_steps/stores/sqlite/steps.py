@@ -40,12 +40,15 @@ from hybridagi_steps.stores.sqlite.where import (
 _NEXT_ROW = """max(coalesce((SELECT max(row) FROM agent_step), 0),
     (SELECT value FROM meta WHERE key = 'row_floor')) + 1"""
 _INSERT = f"INSERT INTO agent_step (row, namespace, id, body) VALUES ({_NEXT_ROW}, ?, ?, ?)"  # noqa: S608 - no value in it
-# A step recorded into a session that has messages works towards its next one.
+# A step recorded into a session that has messages works towards its next one. Both values are
+# looked up by themselves: joined, they made the INSERT take 9 µs more.
 _INSERT_IN_SESSION = f"""INSERT INTO agent_step (row, namespace, id, body, branch_id, sequence)
-    SELECT {_NEXT_ROW}, ?, ?, ?, b.id, 1 + coalesce(
-        (SELECT max(sequence) FROM message WHERE branch_id = b.id), b.fork_sequence)
-    FROM (SELECT 1) LEFT JOIN session s ON s.namespace = ? AND s.id = ?
-    LEFT JOIN branch b ON b.id = s.branch_id"""  # noqa: S608 - no value in it
+    VALUES ({_NEXT_ROW}, ?1, ?2, ?3,
+        (SELECT branch_id FROM session WHERE namespace = ?1 AND id = ?4),
+        (SELECT 1 + coalesce(
+                (SELECT max(sequence) FROM message WHERE branch_id = b.id), b.fork_sequence)
+            FROM session s JOIN branch b ON b.id = s.branch_id
+            WHERE s.namespace = ?1 AND s.id = ?4))"""  # noqa: S608 - no value in it
 _INSERT_PINNED = f"""INSERT INTO agent_step (row, namespace, id, body, branch_id, sequence)
     VALUES ({_NEXT_ROW}, ?, ?, ?, ?, ?)"""  # noqa: S608 - no value in it
 _PINS = """SELECT id, branch_id, sequence FROM agent_step
@@ -203,7 +206,7 @@ class StepTables(Tables):
             return _INSERT_PINNED, (*values, *pin)
         if step.session_id is None:
             return _INSERT, values
-        return _INSERT_IN_SESSION, (*values, self._namespace, step.session_id)
+        return _INSERT_IN_SESSION, (*values, step.session_id)
 
     def _remove_old(
         self, connection: sqlite3.Connection, ids: Sequence[str]
