@@ -140,8 +140,10 @@ def _batch(folder: Path, batches: int) -> dict[str, Any]:
             connection.executemany(_INSERT, [(body,) for _, body in steps])
             connection.execute("COMMIT")
 
-        rivals = {FLOOR: bare, MEMORY: lambda steps: memory.add([step for step, _ in steps])}
-        return _compared(in_turns(rivals, made, batches), MEMORY, per=BATCH)
+        def ours(steps: list[tuple[AgentStep, str]]) -> None:
+            memory.add([step for step, _ in steps])
+
+        return _compared(in_turns({FLOOR: bare, MEMORY: ours}, made, batches), MEMORY, per=BATCH)
 
 
 def _read_run(folder: Path) -> dict[str, Any]:

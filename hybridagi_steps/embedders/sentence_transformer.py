@@ -9,7 +9,8 @@ It takes a hub model's name or a local folder. all-MiniLM-L6-v2 is looked for on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -111,9 +112,10 @@ def _load(name: str, device: str | None) -> _Model:
     local = minilm_folder() if name in (MINILM, MINILM.partition("/")[2]) else Path(name)
     is_local = local is not None and local.is_dir()
     try:
-        transformer = SentenceTransformer(
-            str(local) if is_local else name, device=device, local_files_only=is_local
-        )
+        with _without_bars() if is_local else nullcontext():
+            transformer = SentenceTransformer(
+                str(local) if is_local else name, device=device, local_files_only=is_local
+            )
     except Exception as error:
         raise EmbedderError(
             f"the model {name!r} cannot be loaded ({type(error).__name__}: {error}). "
@@ -122,6 +124,20 @@ def _load(name: str, device: str | None) -> _Model:
     digest = _digest(transformer)
     dimension = int(transformer.encode(["dimension"], show_progress_bar=False).shape[1])
     return _Model(transformer, f"sentence-transformers/{_title(name)}@{digest}", dimension)
+
+
+@contextmanager
+def _without_bars() -> Generator[None]:
+    """Load without a progress bar: from a disk it takes a moment, and the bar would stay."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _title(name: str) -> str:

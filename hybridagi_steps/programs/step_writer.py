@@ -18,6 +18,7 @@ from hybridagi_steps.programs.call_tree import Call, Run, Tail, Tails, parent_an
 from hybridagi_steps.programs.values import fitted, plain_fields, without_texts
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, repaired
 from hybridagi_steps.records.message import StepMetrics, utc_now
+from hybridagi_steps.records.unvalidated import unvalidated
 
 _log = logging.getLogger("hybridagi_steps")
 _PROBLEMS_KEPT = 1000
@@ -89,23 +90,26 @@ class StepWriter:
             def store(hop: int, step_id: UUID) -> None:
                 nonlocal written
                 # The values are clean: nothing is validated again.
-                written = AgentStep.model_construct(
-                    id=step_id,
-                    parent_id=parent_id,
-                    hop=hop,
-                    step_type=step_type,
-                    vector=None,
-                    created_at=utc_now(),
-                    session_id=call.labels.session_id,
-                    user_id=call.labels.user_id,
-                    run_id=run.id,
-                    program_id=call.program_id,
-                    scope=call.scope,
-                    status=status,
-                    score=None,
-                    metrics=metrics,
-                    **fields,
-                )
+                values: dict[str, Any] = {
+                    "id": step_id,
+                    "parent_id": parent_id,
+                    "hop": hop,
+                    "step_type": step_type,
+                    "inputs": fields["inputs"],
+                    "outputs": fields["outputs"],
+                    "vector": None,
+                    "metadata": fields["metadata"],
+                    "created_at": utc_now(),
+                    "session_id": call.labels.session_id,
+                    "user_id": call.labels.user_id,
+                    "run_id": run.id,
+                    "program_id": call.program_id,
+                    "scope": call.scope,
+                    "status": status,
+                    "score": None,
+                    "metrics": metrics,
+                }
+                written = unvalidated(AgentStep, values, {})
                 self._keep(written)
 
             return run.commit(store, call.step_id)

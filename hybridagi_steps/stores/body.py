@@ -10,18 +10,20 @@ knows nothing about where bodies are kept.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 
 import orjson
 
 from hybridagi_steps.errors import InvalidStepError, StepTooLargeError
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, as_id, id_text
 from hybridagi_steps.records.message import StepMetrics
+from hybridagi_steps.records.unvalidated import defaults_of, unvalidated
 
 MAX_STEP_BYTES = 8 * 1024 * 1024
 """Larger payloads belong elsewhere, with a reference in the step."""
 
 _FIELDS = frozenset(AgentStep.model_fields)
+_DEFAULTS = defaults_of(AgentStep)
 _TYPES: dict[str, AgentStepType] = {kind.value: kind for kind in AgentStepType}
 _NAMES = ("parent_id", "run_id", "session_id", "user_id", "program_id", "scope")
 
@@ -62,12 +64,10 @@ def decode_body(body: str | bytes) -> AgentStep:
     values["created_at"] = datetime.fromisoformat(values["created_at"])
     if (metrics := values.get("metrics")) is not None:
         values["metrics"] = StepMetrics.model_construct(**metrics)
-    unknown = values.keys() - _FIELDS
-    extra = {name: values.pop(name) for name in unknown}
-    step = AgentStep.model_construct(**values)
-    if extra:
-        cast("dict[str, Any]", step.__pydantic_extra__).update(extra)
-    return step
+    if values.keys() == _FIELDS:
+        return unvalidated(AgentStep, values, {})
+    extra = {name: values.pop(name) for name in values.keys() - _FIELDS}
+    return unvalidated(AgentStep, _DEFAULTS | values, extra)
 
 
 def _plain(value: object) -> Any:
