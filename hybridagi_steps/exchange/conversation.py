@@ -3,9 +3,9 @@
 A conversation becomes one run. A user's message is a ProgramCall of `chat`; an assistant's tool
 calls are Actions with what the tool answered (matched by `tool_call_id`), its text an Action
 without tool; the end is a ProgramEnd. A reader shows each native message as turns in OpenAI's
-form; the native message itself stands unchanged in the `messages` of one step, its place in
-`metadata.message_indexes`, so nothing is lost. Ids come from the conversation's own id, else from
-its content: importing twice gives the same steps.
+form, which become the messages of a session; the native message itself stands unchanged in the
+`messages` of one step, its place in `metadata.message_indexes`, so nothing is lost. Ids come from
+the conversation's own id, else from its content: importing twice gives the same steps.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, NamedTuple, cast
 
+from hybridagi_steps.exchange.conversation_messages import MessageWriter
 from hybridagi_steps.exchange.records import (
     BadRecordError,
     Parsed,
     Record,
+    Said,
     Skipped,
     agent_step,
     as_arguments,
@@ -29,6 +31,7 @@ from hybridagi_steps.exchange.records import (
     stable_id,
 )
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.message import Step
 
 PROGRAM = "chat"
 """Name of the program that an imported conversation is."""
@@ -59,6 +62,17 @@ class Turn(NamedTuple):
     made: datetime | None = None
     """When it was said, where the message does not say so itself."""
 
+    @property
+    def said_at(self) -> datetime | None:
+        """When it was said, as far as anybody knows."""
+        return self.made or time_of(self.native or {})
+
+    @property
+    def own_names(self) -> list[str]:
+        """What the message calls itself."""
+        given = [self.view.get(key) or (self.native or {}).get(key) for key in ("sequence", "id")]
+        return [str(name) for name in given if name and isinstance(name, str | int)]
+
 
 @dataclass(slots=True)
 class Conversation:
@@ -73,6 +87,10 @@ class Conversation:
     created_at: datetime | None = None
     extras: dict[str, Any] = field(default_factory=dict[str, Any])
     """What stood beside the messages."""
+    line: str | None = None
+    """The session that the messages go to, where it is a fork of `session_id`."""
+    of_steps: bool = False
+    """Whether the messages are Steps, which keep their ids."""
 
 
 def content_key(value: Any) -> str:
@@ -122,7 +140,13 @@ def record_steps(record: Record, conversation: Conversation) -> list[Parsed | Sk
     Raises:
         BadRecordError: A message is not a message; the text names it.
     """
-    return [Parsed(record.line, step) for step in conversation_steps(conversation)]
+    reader = _Reader(conversation)
+    steps = reader.read()
+    fork = conversation.session_id if conversation.line else None
+    return [
+        Parsed(record.line, step, Said(reader.said.get(place, []), conversation.line, fork))
+        for place, step in enumerate(steps)
+    ]
 
 
 def conversation_steps(conversation: Conversation) -> list[AgentStep]:
@@ -148,14 +172,19 @@ class _Reader:
         self._question = self._answer = ""
         self._held: list[Turn] = []
         self._calls: list[dict[str, Any]] = []
+        self._messages = MessageWriter(conversation, self._run_id)
+        self._unit = (0, 0)
+        self.said: dict[int, list[Step]] = {}
+        """Messages of each unit, by the place of its last step."""
 
     def read(self) -> list[AgentStep]:
-        for turn in self._conversation.turns:
+        for place, turn in enumerate(self._conversation.turns):
             role = turn.view["role"]
             if role in ("tool", "function"):
                 self._tool_result(turn)
                 continue
             self._close_calls()
+            self._close_unit(place)
             if role in ("system", "developer"):
                 self._held.append(turn)
             elif role == "user":
@@ -164,7 +193,17 @@ class _Reader:
                 self._assistant_message(turn)
         self._close_calls()
         self._end()
+        self._close_unit(len(self._conversation.turns))
         return self._steps
+
+    def _close_unit(self, through: int) -> None:
+        """Give the messages up to a turn to the step that was made last, if they made any."""
+        turns_given, steps_then = self._unit
+        if len(self._steps) == steps_then:
+            return
+        turns = self._conversation.turns[turns_given:through]
+        self.said[len(self._steps) - 1] = self._messages.messages(turns)
+        self._unit = (through, len(self._steps))
 
     def _user_message(self, turn: Turn) -> None:
         text = text_of(turn.view.get("content"))
@@ -172,6 +211,7 @@ class _Reader:
         inputs = {"program": PROGRAM, "purpose": text, "arguments": {"message": text}}
         self._program_id = None
         self._program_id = self._add(f"{turn.place}", "ProgramCall", inputs, None, [turn])
+        self._messages.link(turn, self._program_id)
 
     def _assistant_message(self, turn: Turn) -> None:
         text = text_of(turn.view.get("content")) or text_of(turn.view.get("refusal"))
@@ -180,11 +220,14 @@ class _Reader:
                 inputs = {"purpose": text or self._question, **call["inputs"]}
                 mark = f"{turn.place}.{place}"
                 turns = [turn] if place == 0 else []
-                self._calls.append({**call, "mark": mark, "inputs": inputs, "turns": turns})
+                known = {"mark": mark, "inputs": inputs, "turns": turns, "asked": turn}
+                self._calls.append({**call, **known})
             return
         self._answer = text
         inputs: dict[str, Any] = {"purpose": self._question, "arguments": {}}
-        self._add(f"{turn.place}", "Action", inputs, {"result": text}, [turn])
+        self._messages.link(
+            turn, self._add(f"{turn.place}", "Action", inputs, {"result": text}, [turn])
+        )
 
     def _tool_result(self, turn: Turn) -> None:
         call_id, name = turn.view.get("tool_call_id"), turn.view.get("name")
@@ -214,16 +257,19 @@ class _Reader:
             answer: Turn | None = call.get("answer")
             note = call.get("note") or ("" if answer else "no result for this call")
             outputs = _outputs(answer) if answer else None
-            made.append(
-                self._add(call["mark"], "Action", call["inputs"], outputs, call["turns"], note)
+            step_id = self._add(
+                call["mark"], "Action", call["inputs"], outputs, call["turns"], note
             )
+            for turn in filter(None, (call.get("asked"), answer)):
+                self._messages.link(turn, step_id)
+            made.append(step_id)
         if made:
             self._parent, self._joins = made[-1], made[:-1]
         self._calls = []
 
     def _end(self) -> None:
         last = self._conversation.turns[-1]
-        mark = "\n".join([f"end:{last.place + 1}", *_own_names(last)])
+        mark = "\n".join([f"end:{last.place + 1}", *last.own_names])
         self._add(mark, "ProgramEnd", {"program": PROGRAM}, {"result": self._answer}, [])
 
     def _add(
@@ -253,8 +299,7 @@ class _Reader:
             "metrics": next((turn.metrics for turn in turns if turn.metrics), None),
             "messages": [turn.native for turn in carried],
         }
-        times = (turn.made or time_of(turn.native or {}) for turn in turns)
-        made = next((time for time in times if time), None)
+        made = next((turn.said_at for turn in turns if turn.said_at), None)
         if created_at := made or self._conversation.created_at:
             fields["created_at"] = created_at
         step = agent_step(fields)
@@ -277,17 +322,11 @@ class _Reader:
 
     def _step_id(self, mark: str, turns: list[Turn]) -> str:
         """Name a step by its place; messages that know their own place are named by that."""
-        own = _own_names(turns[0]) if turns else []
+        own = turns[0].own_names if turns else []
         while (found := str(stable_id(self._conversation.key, mark, *own))) in self._ids:
             mark += "+"  # one message may hold several things that are no call's result
         self._ids.add(found)
         return found
-
-
-def _own_names(turn: Turn) -> list[str]:
-    """Return what a message calls itself."""
-    given = [turn.view.get(key) or (turn.native or {}).get(key) for key in ("sequence", "id")]
-    return [str(name) for name in given if name and isinstance(name, str | int)]
 
 
 def _outputs(answer: Turn) -> dict[str, Any]:

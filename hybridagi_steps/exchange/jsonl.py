@@ -103,4 +103,5 @@ def _conversation(chat: list[Record]) -> Conversation:
         turns(messages),
         key=f"session:{session}" if session else content_key(messages),
         session_id=str(session) if session else None,
+        of_steps=True,
     )

@@ -119,6 +119,7 @@ class _Thread:
             key=f"langgraph:{checkpoint.thread}",
             format="langchain" if reader is langchain_turns else "openai",
             session_id=checkpoint.thread,
+            line=None if first else name,
             run_id=name if len(name) <= LONGEST_RUN_ID else None,
             created_at=checkpoint.made,
             extras=checkpoint.extras,

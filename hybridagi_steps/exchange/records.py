@@ -14,6 +14,7 @@ from uuid import UUID, uuid5
 from pydantic import ValidationError
 
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.message import Step
 
 _NAMESPACE = UUID("6d1f0f43-0c39-5b8e-9c0d-6a5d5c1f7a52")
 _TEXTS = ("id", "parent_id", "session_id", "user_id", "run_id", "program_id", "scope")
@@ -31,11 +32,24 @@ class Record(NamedTuple):
     """Where in the line it stands, ready to be put before a reason: "item 3: "."""
 
 
+class Said(NamedTuple):
+    """What a step of a conversation has to do with the messages of a session."""
+
+    messages: list[Step]
+    """Those that end with it: the steps since the ones before belong to them."""
+    line: str | None = None
+    """The session they go to, where it is not the step's own."""
+    forks: str | None = None
+    """The session that begins in the same way, where it is a fork of one."""
+
+
 class Parsed(NamedTuple):
     """A step, and the line on which its record began."""
 
     line: int
     step: AgentStep
+    said: Said | None = None
+    """None for a step that is not of a conversation."""
 
 
 class Skipped(NamedTuple):

@@ -2,7 +2,8 @@
 
 An import may be interrupted and repeated at any time: batches are stored whole, and steps whose id
 is stored already are counted and left as they are. A record that cannot be kept is named with its
-line (in Parquet, its row) and the rest goes on.
+line (in Parquet, its row) and the rest goes on. A conversation is stored unit by unit: its messages
+become a session that can be continued, together with the steps that tell what was done.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from hybridagi_steps.errors import (
     DuplicateStepError,
     ExchangeError,
     InvalidStepError,
+    MessageError,
     VectorError,
 )
 from hybridagi_steps.exchange import parquet
 from hybridagi_steps.exchange.formats import FORMATS, parse_as
 from hybridagi_steps.exchange.reading import opened, reading_errors
-from hybridagi_steps.exchange.records import Parsed, Skipped
+from hybridagi_steps.exchange.records import Parsed, Said, Skipped
+from hybridagi_steps.exchange.session_import import SessionImport
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 
 BATCH = 500
@@ -36,7 +39,10 @@ Progress = Callable[[int, int], None]
 
 
 class Writable(Protocol):
-    """What an import asks of a memory; StepMemory has it."""
+    """What an import asks of a memory; StepMemory has it.
+
+    One that has a `repository()` as well gets the messages of conversations, in sessions.
+    """
 
     def add(self, steps: AgentStep | Iterable[AgentStep]) -> None:
         """Store steps, all or nothing."""
@@ -131,29 +137,44 @@ class _Importer:
         self._memory, self._defaults = memory, defaults
         self._added = self._already_there = self._skipped_count = 0
         self._skipped: list[tuple[int, str]] = []
+        repository = getattr(memory, "repository", None)
+        self._sessions = None if repository is None else SessionImport(repository())
+        self._unit: list[Parsed] = []
 
     def take(self, batch: Sequence[Parsed | Skipped]) -> None:
-        fresh: dict[str, Parsed] = {}
+        records = [record for record in batch if isinstance(record, Parsed)]
+        ids = [id_text(record.step.id) for record in records]
+        there = {id_text(step.id) for step in self._memory.get_steps(ids)}
+        waiting: list[Parsed] = []
         for record in batch:
             if isinstance(record, Skipped):
                 self._skip(record.line, record.reason)
-            elif (step_id := id_text(record.step.id)) in fresh:
-                self._already_there += 1
-            else:
-                fresh[step_id] = Parsed(record.line, self._completed(record.step))
-        for step in self._memory.get_steps(list(fresh)):
-            del fresh[id_text(step.id)]
-            self._already_there += 1
-        if fresh:
-            self._store(list(fresh.values()))
+                continue
+            fresh = (step_id := id_text(record.step.id)) not in there
+            there.add(step_id)
+            self._already_there += not fresh
+            completed = Parsed(record.line, self._completed(record), record.said)
+            if self._sessions is None or completed.said is None:
+                waiting += [completed] * fresh
+                continue
+            self._store(waiting)
+            waiting = []
+            self._unit += [completed] * fresh
+            if completed.said.messages:
+                self._store_unit(completed, completed.said, self._sessions)
+        self._store(waiting)
 
     def report(self) -> ImportReport:
+        self._store(self._unit)
+        self._unit = []
         read = self._added + self._already_there + self._skipped_count
         counts = (read, self._added, self._already_there)
         return ImportReport(*counts, skipped=self._skipped, skipped_count=self._skipped_count)
 
     def _store(self, records: list[Parsed]) -> None:
         """Store all at once; when one of them is refused, one by one."""
+        if not records:
+            return
         try:
             self._memory.add([record.step for record in records])
         except (InvalidStepError, VectorError) as error:
@@ -167,8 +188,24 @@ class _Importer:
             return
         self._added += len(records)
 
-    def _completed(self, step: AgentStep) -> AgentStep:
-        missing = {k: v for k, v in self._defaults.items() if getattr(step, k) is None}
+    def _store_unit(self, last: Parsed, said: Said, sessions: SessionImport) -> None:
+        """Store messages with the steps since the last ones; what is refused holds up no rest."""
+        unit, self._unit = self._unit, []
+        session_id = said.line or str(last.step.session_id)
+        steps = [record.step for record in unit]
+        try:
+            if sessions.commit(session_id, said.messages, steps, said.forks):
+                self._added += len(unit)
+                return
+        except (InvalidStepError, MessageError, VectorError) as error:
+            self._skip(last.line, f"its messages: {error}")
+        self._store(unit)
+
+    def _completed(self, record: Parsed) -> AgentStep:
+        step, defaults = record.step, self._defaults
+        if record.said is not None and step.run_id is not None:
+            defaults = {"session_id": step.run_id, **defaults}
+        missing = {k: v for k, v in defaults.items() if getattr(step, k) is None}
         return step.model_copy(update=missing) if missing else step
 
     def _skip(self, line: int, reason: str) -> None:
