@@ -40,6 +40,8 @@ _BLOCKS = {
     "mcp_tool_result",
     "web_search_tool_result",
 }
+PROMPT_PLACE = -1
+"""Place of the prompt: before the first message."""
 _CALLS = {"tool_use", "server_tool_use", "mcp_tool_use"}
 _HIDDEN = {"thinking", "redacted_thinking"}
 
@@ -82,7 +84,14 @@ def _is_own(message: Message) -> bool:
 def _conversation(value: Any) -> Conversation:
     record = as_object(value) if isinstance(value, dict) else {"messages": as_list(value) or None}
     messages = message_list(record)
-    return conversation_of(record, messages, turns(messages), "anthropic")
+    said = [*_prompt(record.get("system")), *turns(messages)]
+    return conversation_of(record, messages, said, "anthropic")
+
+
+def _prompt(system: Any) -> Iterator[Turn]:
+    """Yield the prompt, which stands beside the messages, as the first thing that is said."""
+    if system and isinstance(system, str | list):
+        yield Turn({"role": "system", "content": system}, PROMPT_PLACE, None)
 
 
 def _message_turns(message: Message, place: int) -> Iterator[Turn]:

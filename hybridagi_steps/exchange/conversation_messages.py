@@ -99,7 +99,7 @@ class MessageWriter:
 
     def _calls(self, turn: Turn) -> list[dict[str, Any]] | None:
         given: list[Any] = turn.view.get("tool_calls") or []
-        calls = [cast("dict[str, Any]", call) for call in given]
+        calls = [_call(cast("dict[str, Any]", call)) for call in given]
         if legacy := turn.view.get(_LEGACY_CALL):
             self._legacy_call = f"call_{turn.place}"
             calls.insert(0, {"id": self._legacy_call, "type": "function", "function": legacy})
@@ -112,6 +112,15 @@ class MessageWriter:
         return _text(turn.view.get("tool_call_id"))
 
 
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    """Return a call whose arguments are text, as they are in OpenAI's form."""
+    function = as_object(call.get("function"))
+    if "arguments" not in function or isinstance(function["arguments"], str):
+        return call
+    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
 def _content(given: Any) -> str | list[dict[str, Any]] | None:
     """Return a message's content in one of the two forms there are."""
     if given is None or isinstance(given, str):
@@ -119,6 +128,9 @@ def _content(given: Any) -> str | list[dict[str, Any]] | None:
     if not isinstance(given, list):
         return json.dumps(given, ensure_ascii=False)
     parts = as_list(given)
+    first = as_object(parts[0]) if len(parts) == 1 else {}
+    if first.keys() == {"type", "text"} and isinstance(first["text"], str):
+        return first["text"]
     return [as_object(part) or {"type": "text", "text": str(part)} for part in parts]
 
 

@@ -1,0 +1,255 @@
+"""Imported conversations are sessions: read back, continued, forked, and never doubled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hybridagi_steps as hs
+from hybridagi_steps.exchange import import_file
+from hybridagi_steps.records.agent_step import id_text
+
+SAMPLES = Path(__file__).parent / "samples"
+
+CHAT: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Cancel AB12 and CD34."},
+    {
+        "role": "assistant",
+        "content": "Looking.",
+        "tool_calls": [
+            {
+                "id": f"call_{code}",
+                "type": "function",
+                "function": {"name": "cancel", "arguments": f'{{"code": "{code}"}}'},
+            }
+            for code in ("AB12", "CD34")
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_CD34", "content": "no such booking"},
+    {"role": "tool", "tool_call_id": "call_AB12", "content": "cancelled"},
+    {"role": "assistant", "content": "AB12 is cancelled; CD34 does not exist. 🛫"},
+    {"role": "user", "content": "Thanks."},
+    {"role": "assistant", "content": "You are welcome."},
+]
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[hs.StepMemory]:
+    with hs.StepMemory(tmp_path / "steps.db", embedder="hashing") as memory:
+        yield memory
+
+
+def written(tmp_path: Path, *records: Any, name: str = "chat.jsonl") -> Path:
+    path = tmp_path / name
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def said(memory: hs.StepMemory, session_id: str) -> list[hs.Step]:
+    return memory.repository().store.messages(session_id)
+
+
+def sessions(memory: hs.StepMemory) -> dict[str, Any]:
+    return {found.session_id: found for found in memory.repository().store.sessions(limit=100)}
+
+
+class TestOpenAI:
+    def test_the_messages_are_the_ones_that_were_given(
+        self, memory: hs.StepMemory, tmp_path: Path
+    ) -> None:
+        import_file(memory, written(tmp_path, {"id": "chat-1", "messages": CHAT}))
+        assert [step.to_message_dict() for step in said(memory, "chat-1")] == CHAT
+        assert [step.sequence for step in said(memory, "chat-1")] == list(range(1, 9))
+
+    def test_messages_and_steps_name_each_other(
+        self, memory: hs.StepMemory, tmp_path: Path
+    ) -> None:
+        import_file(memory, written(tmp_path, {"id": "chat-1", "messages": CHAT}))
+        steps = {id_text(step.id): step for step in memory.iter_steps()}
+        messages = said(memory, "chat-1")
+        assert {step.session_id for step in steps.values()} == {"chat-1"}
+        assert {message.run_id for message in messages} == {"chat-1"}
+        assert messages[0].agent_step_id is None
+        results = [steps[str(message.agent_step_id)].result for message in messages[3:5]]
+        assert results == ["no such booking", "cancelled"]
+        called = (messages[2].metadata or {})["agent_step_ids"]
+        assert [steps[step_id].arguments["code"] for step_id in called] == ["AB12", "CD34"]
+        assert steps[str(messages[7].agent_step_id)].result == "You are welcome."
+
+    def test_a_fork_sees_the_steps_of_its_own_messages(
+        self, memory: hs.StepMemory, tmp_path: Path
+    ) -> None:
+        import_file(memory, written(tmp_path, {"id": "chat-1", "messages": CHAT}))
+        memory.repository().store.fork("chat-1", 5, "before the answer")
+        seen = list(memory.iter_steps({"session_id": "before the answer"}))
+        assert [str(step.step_type) for step in seen] == ["ProgramCall", "Action", "Action"]
+        assert len(list(memory.iter_steps({"session_id": "chat-1"}))) == 7
+
+    def test_it_can_be_continued(self, memory: hs.StepMemory, tmp_path: Path) -> None:
+        path = written(tmp_path, {"id": "chat-1", "messages": CHAT})
+        import_file(memory, path)
+        repo = memory.repository()
+        asyncio.run(repo.append("chat-1", [{"role": "user", "content": "And EF56?"}]))
+        context = hs.ContextBuilder(memory, budget=1_000).build(session_id="chat-1")
+        in_order_of_calls = [*CHAT[:3], CHAT[4], CHAT[3], *CHAT[5:]]
+        assert context.messages == [*in_order_of_calls, {"role": "user", "content": "And EF56?"}]
+        assert import_file(memory, path).added == 0
+        assert len(said(memory, "chat-1")) == 9
+
+    def test_importing_again_changes_nothing(self, memory: hs.StepMemory, tmp_path: Path) -> None:
+        path = written(tmp_path, {"messages": CHAT}, {"id": "other", "messages": CHAT[1:2]})
+        first = import_file(memory, path)
+        before = {name: said(memory, name) for name in sessions(memory)}
+        again = import_file(memory, path)
+        assert (again.added, again.already_there, again.skipped) == (0, first.added, [])
+        assert {name: said(memory, name) for name in sessions(memory)} == before
+        assert sorted(map(len, before.values())) == [1, 8]
+
+    def test_a_conversation_that_grew_gets_the_rest(
+        self, memory: hs.StepMemory, tmp_path: Path
+    ) -> None:
+        import_file(memory, written(tmp_path, {"id": "chat-1", "messages": CHAT[:6]}))
+        import_file(memory, written(tmp_path, {"id": "chat-1", "messages": CHAT}))
+        assert [step.to_message_dict() for step in said(memory, "chat-1")] == CHAT
+
+    def test_what_an_interrupted_import_left_out_comes_with_the_next(
+        self, memory: hs.StepMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = written(tmp_path, {"id": "chat-1", "messages": CHAT})
+        with monkeypatch.context() as broken:
+            stored = hs.SessionRepository.commit_now
+            calls = iter([stored, stored])
+
+            def third_fails(*args: Any, **kwargs: Any) -> Any:
+                if (call := next(calls, None)) is None:
+                    raise KeyboardInterrupt
+                return call(*args, **kwargs)
+
+            broken.setattr(hs.SessionRepository, "commit_now", third_fails)
+            with pytest.raises(KeyboardInterrupt):
+                import_file(memory, path)
+        assert 0 < len(said(memory, "chat-1")) < 8
+        import_file(memory, path)
+        assert [step.to_message_dict() for step in said(memory, "chat-1")] == CHAT
+        assert len(list(memory.iter_steps())) == 7
+
+    def test_steps_imported_before_sessions_were_known_get_their_messages(
+        self, memory: hs.StepMemory, tmp_path: Path
+    ) -> None:
+        class OnlySteps:
+            add, get_steps = memory.add, memory.get_steps
+
+        path = written(tmp_path, {"id": "chat-1", "messages": CHAT})
+        import_file(OnlySteps(), path)
+        assert sessions(memory) == {}
+        assert import_file(memory, path).added == 0
+        assert len(said(memory, "chat-1")) == 8
+
+    def test_a_session_given_for_all_holds_one_conversation_after_the_other(
+        self, memory: hs.StepMemory, tmp_path: Path
+    ) -> None:
+        path = written(tmp_path, {"id": "a", "messages": CHAT}, {"id": "b", "messages": CHAT})
+        import_file(memory, path, session_id="all of them")
+        assert [step.to_message_dict() for step in said(memory, "all of them")] == CHAT * 2
+        assert list(sessions(memory)) == ["all of them"]
+
+    def test_the_oldest_form_of_calls_is_read(self, memory: hs.StepMemory, tmp_path: Path) -> None:
+        called = {"name": "cancel", "arguments": "{}"}
+        chat = [
+            {"role": "user", "content": "Cancel it"},
+            {"role": "assistant", "content": None, "function_call": called},
+            {"role": "function", "name": "cancel", "content": "done"},
+        ]
+        import_file(memory, written(tmp_path, {"id": "old", "messages": chat}))
+        _, asked, answered = said(memory, "old")
+        assert [call["id"] for call in asked.tool_calls or []] == [answered.tool_call_id]
+        assert str(answered.role) == "tool"
+
+    def test_secrets_are_taken_out_of_messages_too(self, tmp_path: Path) -> None:
+        path = written(tmp_path, {"id": "chat-1", "messages": CHAT})
+        hidden = hs.StepMemory(
+            tmp_path / "safe.db", embedder="hashing", redact=lambda text: text.replace("AB12", "•")
+        )
+        with hidden as memory:
+            import_file(memory, path)
+            assert len(said(memory, "chat-1")) == 8
+            assert not any("AB12" in str(step.content) for step in said(memory, "chat-1"))
+        assert b"AB12 is cancelled" not in (tmp_path / "safe.db").read_bytes()
+
+    def test_messages_that_cannot_be_kept_are_named_and_their_steps_stay(
+        self, memory: hs.StepMemory, tmp_path: Path
+    ) -> None:
+        deep: Any = "bottom"
+        for _ in range(70):
+            deep = [deep]
+        chat = [{"role": "user", "content": "Look"}, {"role": "assistant", "content": "Seen"}]
+        bad = {"id": "bad", "messages": [{"role": "user", "content": [{"type": "x", "y": deep}]}]}
+        report = import_file(memory, written(tmp_path, bad, {"id": "good", "messages": chat}))
+        assert [line for line, _ in report.skipped] == [1] * report.skipped_count
+        assert report.skipped_count >= 1
+        assert len(said(memory, "good")) == 2
+        assert report.read == report.added + report.already_there + report.skipped_count
+
+
+class TestOthers:
+    def test_anthropic(self, memory: hs.StepMemory) -> None:
+        import_file(memory, SAMPLES / "anthropic_responses.json")
+        (session_id,) = sessions(memory)
+        messages = [step.to_message_dict() for step in said(memory, session_id)]
+        given = json.loads((SAMPLES / "anthropic_responses.json").read_text("utf-8"))
+        assert messages[0]["role"] == "system"
+        assert str(given["system"])[:20] in str(messages[0]["content"])
+        calls = [call["id"] for message in messages for call in message.get("tool_calls", [])]
+        answered = [m["tool_call_id"] for m in messages if m["role"] == "tool"]
+        assert sorted(calls) == sorted(answered)
+        assert messages[-1] == {"role": "assistant", "content": "You are welcome."}
+
+    @pytest.mark.parametrize("name", ["langgraph_checkpoints.jsonl", "langgraph_history.json"])
+    def test_a_forked_thread_is_a_session_and_its_fork(
+        self, memory: hs.StepMemory, name: str
+    ) -> None:
+        for _ in range(2):
+            import_file(memory, SAMPLES / name)
+        found = sessions(memory)
+        (fork,) = set(found) - {"thread-42"}
+        assert (found[fork].forked_from, found[fork].forked_at) == ("thread-42", 8)
+        main, other = (said(memory, session_id) for session_id in ("thread-42", fork))
+        assert [step.id for step in other[:8]] == [step.id for step in main[:8]]
+        asked = [[s.content for s in line if s.is_user_step()] for line in (main, other)]
+        assert asked == [["Refund AB12 and XX", "That is all"], ["Refund AB12 and XX", "Thanks"]]
+        own = [step.inputs or {} for step in memory.iter_steps({"session_id": fork})]
+        assert [i["purpose"] for i in own if i.get("program") and "purpose" in i] == asked[1]
+
+    def test_langchain(self, memory: hs.StepMemory) -> None:
+        import_file(memory, SAMPLES / "langchain_messages.json")
+        (session_id,) = sessions(memory)
+        roles = [str(step.role) for step in said(memory, session_id)]
+        assert {"user", "assistant", "tool"} <= set(roles)
+
+    def test_steps_of_a_session_come_back_as_the_steps_they_are(
+        self, memory: hs.StepMemory, tmp_path: Path
+    ) -> None:
+        steps = [
+            hs.Step(
+                session_id="s",
+                sequence=n,
+                role=hs.MessageRole(role),
+                content=text,
+                content_for_user=text * 2,
+            )
+            for n, (role, text) in enumerate([("user", "Hi"), ("assistant", "Hello")], start=1)
+        ]
+        lines = [json.loads(step.model_dump_json()) for step in steps]
+        import_file(memory, written(tmp_path, *lines, name="session.jsonl"))
+        kept = said(memory, "s")
+        shown = {"id", "sequence", "role", "content", "content_for_user", "created_at"}
+        assert [k.model_dump(include=shown) for k in kept] == [
+            s.model_dump(include=shown) for s in steps
+        ]
+        assert all(step.agent_step_id for step in kept)
