@@ -126,6 +126,13 @@ class SessionStore(Protocol):
         """
         ...
 
+    def pinned_steps(self, session_id: str) -> list[tuple[int, str]]:
+        """Return (sequence, id) of the AgentSteps pinned to a session's line, in that order.
+
+        Steps of the same sequence stand as they were stored. An unknown session has none.
+        """
+        ...
+
     def sessions(self, *, limit: int, offset: int = 0) -> list[SessionSummary]:
         """Return sessions, the one written last first."""
         ...

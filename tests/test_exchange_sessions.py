@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import hybridagi_steps as hs
-from hybridagi_steps.exchange import import_file
+from hybridagi_steps.exchange import export_file, import_file
 from hybridagi_steps.records.agent_step import id_text
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -253,3 +253,133 @@ class TestOthers:
             s.model_dump(include=shown) for s in steps
         ]
         assert all(step.agent_step_id for step in kept)
+
+
+def grown(memory: hs.StepMemory) -> None:
+    """Fill a memory with all that sessions can be: talked in, forked, retried, empty."""
+    store = memory.repository().store
+
+    def turn(session_id: str, question: str, answer: str, **options: Any) -> None:
+        asked = hs.Step(session_id=session_id, role=hs.MessageRole.USER, content=question)
+        told = hs.Step(
+            session_id=session_id,
+            role=hs.MessageRole.ASSISTANT,
+            content=answer,
+            metrics=hs.StepMetrics(input_tokens=3),
+            metadata={"mood": "🙂"},
+        )
+        step = hs.AgentStep(
+            step_type=hs.AgentStepType.Action,
+            inputs={"purpose": question},
+            outputs={"result": answer},
+            session_id=session_id,
+            run_id=f"run {question}",
+        )
+        store.commit(session_id, [asked], **options)
+        store.commit(session_id, [told], [step], **options)
+
+    turn("trip", "one?", "1")
+    turn("trip", "two?", "2")
+    store.fork("trip", 2, "other trip")
+    turn("other trip", "and then?", "3")
+    store.fork("other trip", 3, "same again")
+    tried = store.branch_at("trip", 2)
+    turn("trip", "two, again?", "2!", branch_id=tried)
+    store.adopt("trip", tried)
+    memory.add(hs.AgentStep(step_type=hs.AgentStepType.Action, inputs={"purpose": "alone"}))
+    memory.add(
+        hs.AgentStep(
+            step_type=hs.AgentStepType.Action, inputs={"purpose": "next"}, session_id="trip"
+        )
+    )
+
+
+def told(memory: hs.StepMemory) -> dict[str, Any]:
+    """Everything that people see of a memory's sessions and of its own history."""
+    store = memory.repository().store
+    return {
+        "messages": {
+            name: [step.model_dump() for step in said(memory, name)] for name in sessions(memory)
+        },
+        "pinned": {name: store.pinned_steps(name) for name in sessions(memory)},
+        "recalled": {
+            name: {id_text(step.id) for step in memory.find({"session_id": name}).steps}
+            for name in sessions(memory)
+        },
+        "steps": {id_text(step.id): step for step in memory.find({}).steps},
+        "forked": {name: (s.forked_from, s.forked_at) for name, s in sessions(memory).items()},
+    }
+
+
+class TestRoundTrip:
+    @pytest.mark.parametrize("address", ["{}/copy.db", ":memory:"])
+    def test_everything_of_a_session_comes_back(
+        self, memory: hs.StepMemory, tmp_path: Path, address: str
+    ) -> None:
+        grown(memory)
+        export_file(memory, tmp_path / "all.jsonl")
+        with hs.StepMemory(address.format(tmp_path), embedder="hashing") as copy:
+            report = import_file(copy, tmp_path / "all.jsonl")
+            assert (report.added, report.skipped) == (5, [])
+            assert told(copy) == told(memory)
+            export_file(copy, tmp_path / "again.jsonl")
+        first, again = (
+            sorted((tmp_path / name).read_bytes().splitlines())
+            for name in ("all.jsonl", "again.jsonl")
+        )
+        assert first == again
+
+    def test_a_fork_writes_only_what_is_its_own(
+        self, memory: hs.StepMemory, tmp_path: Path
+    ) -> None:
+        grown(memory)
+        export_file(memory, tmp_path / "all.jsonl")
+        lines = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+        messages = [line["id"] for line in lines if line.get("record") == "message"]
+        assert len(messages) == len(set(messages)) == 4 + 2
+        assert "two?" not in (tmp_path / "all.jsonl").read_text()  # the attempt nobody reads
+
+    def test_importing_again_or_into_the_same_memory_changes_nothing(
+        self, memory: hs.StepMemory, tmp_path: Path
+    ) -> None:
+        grown(memory)
+        export_file(memory, tmp_path / "all.jsonl")
+        before = told(memory)
+        report = import_file(memory, tmp_path / "all.jsonl")
+        assert (report.added, report.already_there, report.skipped) == (0, 5, [])
+        assert told(memory) == before
+
+    def test_an_imported_chat_goes_on_unchanged(
+        self, memory: hs.StepMemory, tmp_path: Path
+    ) -> None:
+        import_file(memory, written(tmp_path, {"id": "chat-1", "messages": CHAT}))
+        import_file(memory, SAMPLES / "langgraph_checkpoints.jsonl")
+        export_file(memory, tmp_path / "all.jsonl")
+        with hs.StepMemory(tmp_path / "copy.db", embedder="hashing") as copy:
+            import_file(copy, tmp_path / "all.jsonl")
+            assert told(copy) == told(memory)
+
+    def test_one_session_goes_alone_and_a_selection_without_any(
+        self, memory: hs.StepMemory, tmp_path: Path
+    ) -> None:
+        grown(memory)
+        export_file(memory, tmp_path / "one.jsonl", where={"session_id": "other trip"})
+        export_file(memory, tmp_path / "some.jsonl", where={"step_types": ["Action"]})
+        assert b'"record"' not in (tmp_path / "some.jsonl").read_bytes()
+        with hs.StepMemory(tmp_path / "copy.db", embedder="hashing") as copy:
+            import_file(copy, tmp_path / "one.jsonl")
+            assert list(sessions(copy)) == ["other trip"]
+            kept = [step.content for step in said(copy, "other trip")]
+            assert kept == ["one?", "1", "and then?", "3"]
+            assert {step.purpose for step in copy.iter_steps()} == {"one?", "and then?"}
+
+    def test_a_fork_whose_origin_is_missing_is_named(
+        self, memory: hs.StepMemory, tmp_path: Path
+    ) -> None:
+        header = {"record": "session", "session_id": "b", "forks": "a", "shares": 3}
+        message = {"record": "message", "session_id": "b", "role": "user", "content": "Hi"}
+        broken = {"record": "message", "session_id": "b", "role": "nobody"}
+        path = written(tmp_path, header, message, broken, {"record": "session"})
+        report = import_file(memory, path)
+        assert [line for line, _ in report.skipped] == [1, 3, 4] or report.skipped_count == 3
+        assert [step.content for step in said(memory, "b")] == ["Hi"]

@@ -1,8 +1,8 @@
 """Out of a memory into a file, in one of several formats, all or nothing.
 
 An export replaces its target only when it is complete. `jsonl` and `parquet` hold every step as it
-is and come back unchanged; `otlp` and `openai` are written for others, one run at a time, and hold
-in memory the ids of the runs and the steps of one.
+is and come back unchanged, `jsonl` with the messages of sessions; `otlp` and `openai` are written
+for others, one run at a time, and hold in memory the ids of the runs and the steps of one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,8 @@ from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
 from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange import jsonl, openai_training, otlp_spans, parquet
+from hybridagi_steps.exchange.session_export import SessionLines
+from hybridagi_steps.protocols import ABANDONED
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 
@@ -58,7 +60,8 @@ def export_file(
     Args:
         memory: Where they are stored.
         path: The file to write, replaced when the export is complete; "-" is standard output.
-        format: `jsonl` and `parquet` (whole steps), `otlp` (spans with the GenAI names, one request
+        format: `jsonl` (whole steps; without a `where`, or with a session only, the messages of
+            sessions too), `parquet` (whole steps), `otlp` (spans with the GenAI names, one request
             per line), `openai` (fine-tuning examples, one run per line), or `auto`.
         where: Which steps; by default all, those of trial runs included.
         vectors: Write their embeddings too, in `jsonl` and `parquet`.
@@ -107,6 +110,18 @@ class _Job(NamedTuple):
         while batch := [id_text(step.id) for step in islice(steps, BATCH)]:
             yield from self.memory.get_steps(batch, vectors=True)
 
+    def steps_with(self, ids: Sequence[str]) -> list[AgentStep]:
+        """Return steps by id."""
+        return self.memory.get_steps(ids, vectors=self.vectors)
+
+    def sessions(self) -> SessionLines | None:
+        """Return the sessions that go along: all, the one asked for, or None of a selection."""
+        repository = getattr(self.memory, "repository", None)
+        chosen = self.where.model_dump(exclude_defaults=True, exclude={"scope", "session_id"})
+        if repository is None or chosen or self.where.scope != EVERY_SCOPE:
+            return None
+        return SessionLines(repository().store, self.where.session_id)
+
     def runs(self) -> Iterator[list[AgentStep]]:
         """Yield the steps of each run in their order; steps without a run come one by one."""
         runs: dict[str, None] = {}
@@ -126,9 +141,23 @@ class _Job(NamedTuple):
 
 def _write_jsonl(job: _Job, file: BinaryIO) -> int:
     count = 0
-    for step in job.steps():
-        file.write(jsonl.step_line(step, vectors=job.vectors))
+
+    def line(step: AgentStep) -> bytes:
+        nonlocal count
         count += 1
+        return jsonl.step_line(step, vectors=job.vectors)
+
+    sessions = job.sessions()
+    elsewhere = sessions.step_ids() if sessions is not None else set[str]()
+    if sessions is not None:
+        left = job.where.model_copy(update={"scope": ABANDONED})
+        elsewhere |= {id_text(step.id) for step in job.memory.iter_steps(left)}
+    for step in job.steps():
+        if id_text(step.id) not in elsewhere:
+            file.write(line(step))
+    if sessions is not None:
+        for session_line in sessions.lines(job.steps_with, line):
+            file.write(session_line)
     return count
 
 

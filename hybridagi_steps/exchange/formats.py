@@ -22,7 +22,7 @@ from hybridagi_steps.exchange import (
     otlp,
     toolbench,
 )
-from hybridagi_steps.exchange.records import Parsed, Record, Records, Skipped
+from hybridagi_steps.exchange.records import Entry, Record, Records, Skipped
 
 LOOKED_AT = 20
 """Records looked at before a file that nothing recognises is read as own JSONL."""
@@ -32,7 +32,7 @@ class Format(NamedTuple):
     """How to tell a format, and how to read it."""
 
     recognises: Callable[[Any], bool]
-    parse: Callable[[Records], Iterator[Parsed | Skipped]]
+    parse: Callable[[Records], Iterator[Entry]]
 
 
 READERS: dict[str, Format] = {
@@ -52,7 +52,7 @@ FORMATS = ("auto", "jsonl", "parquet", *sorted(READERS.keys() - {"jsonl"}))
 """Names to ask an import for."""
 
 
-def parse_as(name: str, records: Records) -> Iterator[Parsed | Skipped]:
+def parse_as(name: str, records: Records) -> Iterator[Entry]:
     """Return the steps of records in a format; `auto` lets the records tell it."""
     if name != "auto":
         return READERS[name].parse(records)

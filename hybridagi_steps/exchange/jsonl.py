@@ -1,9 +1,10 @@
-"""Own JSONL: one AgentStep per line, with everything it holds.
+"""Own JSONL: one AgentStep or one message of a session per line, with everything it holds.
 
-Reading knows two kinds of records: steps (an object with `step_type`; keys that are no field of a
-step are kept on it) and messages of a session (an object with `role`), which become the steps that
-the chat importer makes of them, one conversation per stretch of records with the same session.
-Writing is one line per step, with `vector` only on request.
+Reading knows steps (an object with `step_type`; keys that are no field of a step are kept on it)
+and what we write of sessions (an object with `record`: a header, then steps and messages in their
+order). Messages that others wrote (an object with `role`) become the steps that the chat importer
+makes of them, one conversation per stretch of records with the same session. Writing is one line
+per step, with `vector` only on request.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from hybridagi_steps.exchange.conversation import (
 from hybridagi_steps.exchange.openai_messages import turns
 from hybridagi_steps.exchange.records import (
     BadRecordError,
+    Entry,
     Parsed,
     Record,
     Records,
@@ -31,25 +33,32 @@ from hybridagi_steps.exchange.records import (
     refused,
     stable_id,
 )
+from hybridagi_steps.exchange.session_lines import RECORD, SessionReader, is_session_line
 from hybridagi_steps.records.agent_step import AgentStep
 
 
 def recognises(value: Any) -> bool:
     """Whether a record is a step, or a message of a session."""
     record = as_object(value)
-    return "step_type" in record or ("role" in record and "messages" not in record)
+    if "step_type" in record or is_session_line(record):
+        return True
+    return "role" in record and "messages" not in record
 
 
-def parse(records: Records) -> Iterator[Parsed | Skipped]:
-    """Yield the steps of records."""
+def parse(records: Records) -> Iterator[Entry]:
+    """Yield the steps of records, and the messages of sessions that we wrote."""
     chat: list[Record] = []
     nameless: Counter[str] = Counter()
+    sessions = SessionReader()
     for record in records:
         if isinstance(record, Skipped):
             yield record
             continue
         try:
             fields = _fields(record.value)
+            if is_session_line(fields):
+                yield from sessions.read(record.line, fields)
+                continue
             if "step_type" not in fields:
                 if chat and fields.get("session_id") != chat[0].value.get("session_id"):
                     yield from _chat_steps(chat)
@@ -62,7 +71,9 @@ def parse(records: Records) -> Iterator[Parsed | Skipped]:
         except BadRecordError as error:
             yield refused(record, error)
             continue
-        yield Parsed(record.line, step)
+        yield from sessions.messages_read()
+        yield Parsed(record.line, step, sessions.place)
+    yield from sessions.messages_read()
     if chat:
         yield from _chat_steps(chat)
 
@@ -77,7 +88,7 @@ def _fields(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadRecordError(f"a step is an object, this is a JSON {type(value).__name__}")
     found = as_object(value)
-    if "step_type" not in found and "role" not in found:
+    if not found.keys() & {"step_type", "role", RECORD}:
         raise BadRecordError("neither a step (no step_type) nor a message (no role)")
     return found
 

@@ -52,6 +52,18 @@ class Parsed(NamedTuple):
     """None for a step that is not of a conversation."""
 
 
+class ParsedMessages(NamedTuple):
+    """Messages of a session, as we write them: the steps before them belong to them."""
+
+    line: int
+    session_id: str
+    messages: list[Step]
+    forks: str | None = None
+    """The session that this one shares its beginning with."""
+    shares: int = 0
+    """The last sequence they share."""
+
+
 class Skipped(NamedTuple):
     """A record that was not imported."""
 
@@ -59,6 +71,8 @@ class Skipped(NamedTuple):
     reason: str
 
 
+Entry = Parsed | ParsedMessages | Skipped
+"""What a parser yields."""
 Records = Iterable[Record | Skipped]
 """What a parser reads; what is skipped already passes through."""
 

@@ -79,6 +79,22 @@ class SessionImport:
         line.held.update(message.id for message in kept)
         return True
 
+    def begin(self, session_id: str, forks: str | None, shares: int) -> None:
+        """Make a session that is not there yet, as a fork where it is one.
+
+        Raises:
+            UnknownSessionError: The session that it forks is not there.
+            UnknownSequenceError: That one is shorter.
+        """
+        try:
+            self._sessions.store.session_end(session_id)
+        except UnknownSessionError:
+            if forks is None:
+                self._sessions.commit_now(session_id, [])
+            else:
+                self._sessions.store.fork(forks, shares, session_id)
+        self._line = None
+
     def _opened(self, session_id: str, forks: str | None) -> _Line:
         """Return what is known of a session; of one line at a time."""
         if self._line is None or self._line.session_id != session_id:

@@ -20,14 +20,17 @@ from hybridagi_steps.errors import (
     ExchangeError,
     InvalidStepError,
     MessageError,
+    UnknownSequenceError,
+    UnknownSessionError,
     VectorError,
 )
 from hybridagi_steps.exchange import parquet
 from hybridagi_steps.exchange.formats import FORMATS, parse_as
 from hybridagi_steps.exchange.reading import opened, reading_errors
-from hybridagi_steps.exchange.records import Parsed, Said, Skipped
+from hybridagi_steps.exchange.records import Entry, Parsed, ParsedMessages, Skipped
 from hybridagi_steps.exchange.session_import import SessionImport
 from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.message import Step
 
 BATCH = 500
 """Steps stored in one transaction."""
@@ -114,7 +117,7 @@ def check_file(path: str | os.PathLike[str]) -> None:
 @contextmanager
 def _source(
     file: Path, format_name: str
-) -> Generator[tuple[Iterator[Parsed | Skipped], Callable[[int], tuple[int, int]]]]:
+) -> Generator[tuple[Iterator[Entry], Callable[[int], tuple[int, int]]]]:
     """Open a file; give its steps, and a function from the last line to (done, total)."""
     with reading_errors(file):
         is_parquet = format_name in ("auto", "parquet") and parquet.is_parquet(file)
@@ -141,7 +144,7 @@ class _Importer:
         self._sessions = None if repository is None else SessionImport(repository())
         self._unit: list[Parsed] = []
 
-    def take(self, batch: Sequence[Parsed | Skipped]) -> None:
+    def take(self, batch: Sequence[Entry]) -> None:
         records = [record for record in batch if isinstance(record, Parsed)]
         ids = [id_text(record.step.id) for record in records]
         there = {id_text(step.id) for step in self._memory.get_steps(ids)}
@@ -150,23 +153,42 @@ class _Importer:
             if isinstance(record, Skipped):
                 self._skip(record.line, record.reason)
                 continue
+            if isinstance(record, ParsedMessages):
+                self._store(waiting)
+                waiting = []
+                self._take_messages(record)
+                continue
             fresh = (step_id := id_text(record.step.id)) not in there
             there.add(step_id)
             self._already_there += not fresh
             completed = Parsed(record.line, self._completed(record), record.said)
-            if self._sessions is None or completed.said is None:
+            said = completed.said
+            if self._sessions is None or said is None:
                 waiting += [completed] * fresh
                 continue
             self._store(waiting)
             waiting = []
             self._unit += [completed] * fresh
-            if completed.said.messages:
-                self._store_unit(completed, completed.said, self._sessions)
+            if said.messages:
+                session_id = said.line or str(completed.step.session_id)
+                self._store_unit(record.line, session_id, said.messages, said.forks)
         self._store(waiting)
 
+    def _take_messages(self, record: ParsedMessages) -> None:
+        """Begin a session, or store messages of one."""
+        if self._sessions is None:
+            self._skip(record.line, "this memory keeps no sessions")
+        elif record.messages:
+            self._store_unit(record.line, record.session_id, record.messages, None)
+        else:
+            self._end_unit()
+            try:
+                self._sessions.begin(record.session_id, record.forks, record.shares)
+            except (InvalidStepError, UnknownSessionError, UnknownSequenceError) as error:
+                self._skip(record.line, f"it cannot share a beginning: {error}")
+
     def report(self) -> ImportReport:
-        self._store(self._unit)
-        self._unit = []
+        self._end_unit()
         read = self._added + self._already_there + self._skipped_count
         counts = (read, self._added, self._already_there)
         return ImportReport(*counts, skipped=self._skipped, skipped_count=self._skipped_count)
@@ -188,24 +210,30 @@ class _Importer:
             return
         self._added += len(records)
 
-    def _store_unit(self, last: Parsed, said: Said, sessions: SessionImport) -> None:
+    def _store_unit(
+        self, line: int, session_id: str, messages: Sequence[Step], forks: str | None
+    ) -> None:
         """Store messages with the steps since the last ones; what is refused holds up no rest."""
-        unit, self._unit = self._unit, []
-        session_id = said.line or str(last.step.session_id)
-        steps = [record.step for record in unit]
+        assert self._sessions is not None  # noqa: S101 - units are gathered for sessions only
         try:
-            if sessions.commit(session_id, said.messages, steps, said.forks):
-                self._added += len(unit)
-                return
+            steps = [record.step for record in self._unit]
+            if self._sessions.commit(session_id, messages, steps, forks):
+                self._added += len(self._unit)
+                self._unit = []
         except (InvalidStepError, MessageError, VectorError) as error:
-            self._skip(last.line, f"its messages: {error}")
+            self._skip(line, f"its messages: {error}")
+        self._end_unit()
+
+    def _end_unit(self) -> None:
+        """Store steps that no message follows."""
+        unit, self._unit = self._unit, []
         self._store(unit)
 
     def _completed(self, record: Parsed) -> AgentStep:
         step, defaults = record.step, self._defaults
-        if record.said is not None and step.run_id is not None:
-            defaults = {"session_id": step.run_id, **defaults}
-        missing = {k: v for k, v in defaults.items() if getattr(step, k) is None}
+        if record.said is not None:
+            defaults = {"session_id": record.said.line or step.run_id, **defaults}
+        missing = {k: v for k, v in defaults.items() if v and getattr(step, k) is None}
         return step.model_copy(update=missing) if missing else step
 
     def _skip(self, line: int, reason: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from operator import itemgetter
 from typing import Any
 from uuid import uuid4
 
@@ -117,6 +118,17 @@ class InMemorySessions(ABC):
         """Return where a session ends."""
         with self._opened() as state:
             return state.sessions.branch_of(session_id, branch_id).end
+
+    def pinned_steps(self, session_id: str) -> list[tuple[int, str]]:
+        """Return the AgentSteps pinned to a session's line."""
+        with self._opened() as state:
+            line = state.sessions.lineage(session_id)
+            found = [
+                (kept.pin.sequence, id_text(kept.step.id))
+                for kept in state.steps.values()
+                if kept.pin is not None and kept.pin.sequence <= line.get(kept.pin.branch_id, 0)
+            ]
+        return sorted(found, key=itemgetter(0))
 
     def sessions(self, *, limit: int, offset: int = 0) -> list[SessionSummary]:
         """Return sessions, the one written last first."""

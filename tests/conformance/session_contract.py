@@ -186,6 +186,17 @@ class SessionContract:
         assert store.find(StepFilter(session_id="mine"), limit=9) == []
         assert store.verify() == []
 
+    def test_pinned_steps_stand_in_the_order_of_their_messages(
+        self, store: SessionStepStore
+    ) -> None:
+        store.commit("s", [message("one")], [step(id="late"), step(id="early")])
+        store.commit("s", [message("two")], [step(id="second")])
+        store.fork("s", 1, "fork")
+        store.commit("fork", [message("other")], [step(id="forked")])
+        assert store.pinned_steps("s") == [(1, "late"), (1, "early"), (2, "second")]
+        assert store.pinned_steps("fork") == [(1, "late"), (1, "early"), (2, "forked")]
+        assert store.pinned_steps("nobody") == []
+
     @pytest.mark.parametrize("name", ["", "a\x00b", "\ud800"])
     def test_names_that_no_database_holds(self, store: SessionStepStore, name: str) -> None:
         with pytest.raises(InvalidStepError):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import NamedTuple
 
 from hybridagi_steps.errors import (
@@ -38,6 +39,8 @@ _SAID = """SELECT said FROM message
     WHERE branch_id = ? AND sequence BETWEEN ? AND ? ORDER BY sequence"""
 _STEPS = """SELECT row FROM agent_step
     WHERE namespace = ? AND branch_id = ? AND sequence <= ?"""
+_PINNED = """SELECT sequence, id FROM agent_step
+    WHERE namespace = ? AND branch_id = ? AND sequence <= ? ORDER BY sequence, row"""
 _END = """SELECT coalesce((SELECT max(sequence) FROM message WHERE branch_id = b.id),
     b.fork_sequence) FROM branch b WHERE id = ?"""
 _TIP = "SELECT branch_id FROM session WHERE namespace = ? AND id = ?"
@@ -162,6 +165,17 @@ def steps_of(connection: sqlite3.Connection, namespace: int, session_id: str) ->
         asked = (namespace, link.branch_id, link.last)
         found += [row for (row,) in connection.execute(_STEPS, asked)]
     return found
+
+
+def pinned(
+    connection: sqlite3.Connection, namespace: int, session_id: str
+) -> list[tuple[int, str]]:
+    """Return (sequence, id) of the AgentSteps that are pinned to a session's lineage, in order."""
+    tip = tip_of(connection, namespace, session_id)
+    found: list[tuple[int, str]] = []
+    for link in links(connection, tip) if tip is not None else []:
+        found += connection.execute(_PINNED, (namespace, link.branch_id, link.last))
+    return sorted(found, key=itemgetter(0))
 
 
 def new_branch(

@@ -45,6 +45,7 @@ from hybridagi_steps.stores.sqlite.lineage import (
     in_range,
     links,
     new_branch,
+    pinned,
     rows,
     said,
     tip_of,
@@ -146,6 +147,11 @@ class SessionTables(StepTables):
         """Return where a session ends."""
         with self._db.reading() as connection:
             return end_of(connection, branch_of(connection, self._namespace, session_id, branch_id))
+
+    def pinned_steps(self, session_id: str) -> list[tuple[int, str]]:
+        """Return the AgentSteps pinned to a session's line."""
+        with self._db.reading() as connection:
+            return pinned(connection, self._namespace, session_id)
 
     def sessions(self, *, limit: int, offset: int = 0) -> list[SessionSummary]:
         """Return sessions, the one written last first."""
