@@ -68,6 +68,7 @@ class SessionStore(Protocol):
         messages: Sequence[Step],
         agent_steps: Sequence[AgentStep] = (),
         *,
+        after: Sequence[int] | None = None,
         branch_id: int | None = None,
         expect_last: int | BranchPosition | None = None,
         idempotency_key: str | None = None,
@@ -76,9 +77,10 @@ class SessionStore(Protocol):
 
         An unknown session is created. With `branch_id` they go to that branch of the session, which
         need not be its current one. AgentSteps are pinned to the branch and to the sequence of the
-        first message here, or of the next one when there is none; one that names no session gets
-        this one. A key used before in this session returns what it stored then, and stores nothing:
-        the same key must come with messages that say the same (ids and times may differ).
+        first message here, or of the next one when there is none; `after` says for each how many of
+        these messages stand before its own. One that names no session gets this one. A key used
+        before in this session returns what it stored then, and stores nothing: the same key must
+        come with messages that say the same (ids and times may differ).
 
         Raises:
             SequenceConflictError: The branch ends elsewhere than `expect_last` or is not one of

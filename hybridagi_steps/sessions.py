@@ -173,16 +173,21 @@ class SessionRepository:
         messages: Sequence[Step],
         agent_steps: Sequence[AgentStep] = (),
         *,
+        after: Sequence[int] | None = None,
         branch_id: int | None = None,
         expect_last: int | BranchPosition | None = None,
         idempotency_key: str | None = None,
     ) -> list[Step]:
-        """Do as `commit` does from code that is not async, with messages admitted before."""
+        """Do as `commit` does from code that is not async, with messages admitted before.
+
+        `after` says for each AgentStep how many of the messages stand before its own.
+        """
         steps = self._admit(agent_steps) if agent_steps else []
         kept = self.store.commit(
             session_id,
             messages,
             steps,
+            after=after,
             branch_id=branch_id,
             expect_last=expect_last,
             idempotency_key=idempotency_key,

@@ -121,23 +121,23 @@ class TestOpenAI:
     def test_what_an_interrupted_import_left_out_comes_with_the_next(
         self, memory: hs.StepMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        path = written(tmp_path, {"id": "chat-1", "messages": CHAT})
+        path = written(tmp_path, *({"id": f"chat-{n}", "messages": CHAT} for n in (1, 2)))
         with monkeypatch.context() as broken:
-            stored = hs.SessionRepository.commit_now
-            calls = iter([stored, stored])
+            calls = iter([hs.SessionRepository.commit_now])
 
-            def third_fails(*args: Any, **kwargs: Any) -> Any:
+            def second_fails(*args: Any, **kwargs: Any) -> Any:
                 if (call := next(calls, None)) is None:
                     raise KeyboardInterrupt
                 return call(*args, **kwargs)
 
-            broken.setattr(hs.SessionRepository, "commit_now", third_fails)
+            broken.setattr(hs.SessionRepository, "commit_now", second_fails)
             with pytest.raises(KeyboardInterrupt):
                 import_file(memory, path)
-        assert 0 < len(said(memory, "chat-1")) < 8
+        assert list(sessions(memory)) == ["chat-1"]
         import_file(memory, path)
-        assert [step.to_message_dict() for step in said(memory, "chat-1")] == CHAT
-        assert len(list(memory.iter_steps())) == 7
+        for session_id in ("chat-1", "chat-2"):
+            assert [step.to_message_dict() for step in said(memory, session_id)] == CHAT
+        assert len(list(memory.iter_steps())) == 14
 
     def test_steps_imported_before_sessions_were_known_get_their_messages(
         self, memory: hs.StepMemory, tmp_path: Path

@@ -1,9 +1,10 @@
 """The messages of imported conversations into sessions, each unit together with its steps.
 
-A unit is one commit: a user's message, or an assistant's with the results of its calls, and the
-AgentSteps that are pinned to it, so that a fork sees those of its own messages and no later ones.
-Messages that a session holds already are left alone. A conversation that begins like another
-session becomes a fork of it and shares what they have in common.
+A unit is a user's message, or an assistant's with the results of its calls, and the AgentSteps that
+are pinned to it, so that a fork sees those of its own messages and no later ones. Units of one
+session are stored in one commit. Messages that a session holds already are left alone. A
+conversation that begins like another session becomes a fork of it and shares what they have in
+common.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from hybridagi_steps.errors import UnknownSessionError
+from hybridagi_steps.exchange.records import Parsed
 from hybridagi_steps.message_admission import admitted_messages
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step
@@ -25,10 +27,23 @@ class Sessions(Protocol):
     memory: Any
 
     def commit_now(
-        self, session_id: str, messages: Sequence[Step], agent_steps: Sequence[AgentStep] = ()
+        self,
+        session_id: str,
+        messages: Sequence[Step],
+        agent_steps: Sequence[AgentStep] = (),
+        *,
+        after: Sequence[int] | None = None,
     ) -> list[Step]:
         """Store messages and AgentSteps, all or none."""
         ...
+
+
+class Unit(NamedTuple):
+    """Messages that belong together, and the steps that are pinned to the first of them."""
+
+    line: int
+    messages: Sequence[Step]
+    records: list[Parsed]
 
 
 class _Line(NamedTuple):
@@ -49,35 +64,48 @@ class SessionImport:
         self._line: _Line | None = None
         self._shared = 0
 
-    def commit(
-        self,
-        session_id: str,
-        messages: Sequence[Step],
-        agent_steps: Sequence[AgentStep],
-        forks: str | None,
-    ) -> bool:
-        """Store a unit, leaving out messages that are there; return whether any was not.
+    def commit(self, session_id: str, forks: str | None, units: Sequence[Unit]) -> list[Parsed]:
+        """Store units, leaving out messages that are there.
 
-        Without new messages nothing is stored, steps neither.
+        Returns:
+            The steps of units without a new message, which were not stored.
 
         Raises:
-            InvalidStepError: A message or step that cannot be kept, or whose id is taken.
-            MessageError: A message that is none.
+            InvalidStepError: A message or step that cannot be kept, or whose id is taken; nothing
+                was stored.
+            MessageError: A message that is none; nothing was stored.
         """
         line = self._opened(session_id, forks)
+        self._line = None  # until all went well
+        messages: list[Step] = []
+        steps: list[AgentStep] = []
+        after: list[int] = []
+        rest: list[Parsed] = []
+        for unit in units:
+            fresh = self._fresh(line, unit.messages, begun=bool(messages or line.held))
+            if fresh:
+                steps += [record.step for record in unit.records]
+                after += [len(messages)] * len(unit.records)
+                messages += fresh
+            else:
+                rest += unit.records
+        if messages:
+            redact = getattr(self._sessions.memory, "redact", None)
+            kept = admitted_messages(messages, session_id, redact)
+            if self._shared and forks is not None and not line.held:
+                self._sessions.store.fork(forks, self._shared, session_id)
+            self._sessions.commit_now(session_id, kept, steps, after=after)
+            line.held.update(message.id for message in kept)
+        self._line = line
+        return rest
+
+    def _fresh(self, line: _Line, messages: Sequence[Step], *, begun: bool) -> list[Step]:
+        """Return the messages that are new; before the first one, some may be shared."""
         fresh = [message for message in messages if message.id not in line.held]
-        while fresh and not line.held and fresh[0].id in line.origin[self._shared :][:1]:
+        while fresh and not begun and fresh[0].id in line.origin[self._shared :][:1]:
             self._shared += 1
             fresh = fresh[1:]
-        if not fresh:
-            return False
-        redact = getattr(self._sessions.memory, "redact", None)
-        kept = admitted_messages(fresh, session_id, redact)
-        if self._shared and forks is not None and not line.held:
-            self._sessions.store.fork(forks, self._shared, session_id)
-        self._sessions.commit_now(session_id, kept, agent_steps)
-        line.held.update(message.id for message in kept)
-        return True
+        return fresh
 
     def begin(self, session_id: str, forks: str | None, shares: int) -> None:
         """Make a session that is not there yet, as a fork where it is one.

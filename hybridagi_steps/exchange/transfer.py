@@ -2,8 +2,8 @@
 
 An import may be interrupted and repeated at any time: batches are stored whole, and steps whose id
 is stored already are counted and left as they are. A record that cannot be kept is named with its
-line (in Parquet, its row) and the rest goes on. A conversation is stored unit by unit: its messages
-become a session that can be continued, together with the steps that tell what was done.
+line (in Parquet, its row) and the rest goes on. The messages of a conversation become a session
+that can be continued, in one commit with the steps that tell what was done.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hybridagi_steps.exchange import parquet
 from hybridagi_steps.exchange.formats import FORMATS, parse_as
 from hybridagi_steps.exchange.reading import opened, reading_errors
 from hybridagi_steps.exchange.records import Entry, Parsed, ParsedMessages, Skipped
-from hybridagi_steps.exchange.session_import import SessionImport
+from hybridagi_steps.exchange.session_import import SessionImport, Unit
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.message import Step
 
@@ -142,6 +142,8 @@ class _Importer:
         self._skipped: list[tuple[int, str]] = []
         repository = getattr(memory, "repository", None)
         self._sessions = None if repository is None else SessionImport(repository())
+        self._at: tuple[str, str | None] = ("", None)
+        self._units: list[Unit] = []
         self._unit: list[Parsed] = []
 
     def take(self, batch: Sequence[Entry]) -> None:
@@ -171,15 +173,16 @@ class _Importer:
             self._unit += [completed] * fresh
             if said.messages:
                 session_id = said.line or str(completed.step.session_id)
-                self._store_unit(record.line, session_id, said.messages, said.forks)
+                self._take_unit(record.line, (session_id, said.forks), said.messages)
         self._store(waiting)
+        self._store_units()
 
     def _take_messages(self, record: ParsedMessages) -> None:
         """Begin a session, or store messages of one."""
         if self._sessions is None:
             self._skip(record.line, "this memory keeps no sessions")
         elif record.messages:
-            self._store_unit(record.line, record.session_id, record.messages, None)
+            self._take_unit(record.line, (record.session_id, None), record.messages)
         else:
             self._end_unit()
             try:
@@ -210,22 +213,37 @@ class _Importer:
             return
         self._added += len(records)
 
-    def _store_unit(
-        self, line: int, session_id: str, messages: Sequence[Step], forks: str | None
-    ) -> None:
-        """Store messages with the steps since the last ones; what is refused holds up no rest."""
+    def _take_unit(self, line: int, at: tuple[str, str | None], messages: Sequence[Step]) -> None:
+        """Hold messages with the steps since the last ones until their session ends."""
+        if at != self._at or len(self._units) >= BATCH:
+            self._store_units()
+        self._at = at
+        self._units.append(Unit(line, messages, self._unit))
+        self._unit = []
+
+    def _store_units(self) -> None:
+        units, self._units = self._units, []
+        if units:
+            self._commit(units)
+
+    def _commit(self, units: list[Unit]) -> None:
+        """Store units at once; when something is refused, one by one, and its steps alone."""
         assert self._sessions is not None  # noqa: S101 - units are gathered for sessions only
         try:
-            steps = [record.step for record in self._unit]
-            if self._sessions.commit(session_id, messages, steps, forks):
-                self._added += len(self._unit)
-                self._unit = []
+            rest = self._sessions.commit(*self._at, units)
         except (InvalidStepError, MessageError, VectorError) as error:
-            self._skip(line, f"its messages: {error}")
-        self._end_unit()
+            if len(units) > 1:
+                for unit in units:
+                    self._commit([unit])
+                return
+            self._skip(units[0].line, f"its messages: {error}")
+            rest = units[0].records
+        self._added += sum(len(unit.records) for unit in units) - len(rest)
+        self._store(rest)
 
     def _end_unit(self) -> None:
-        """Store steps that no message follows."""
+        """Store what is held, and steps that no message follows."""
+        self._store_units()
         unit, self._unit = self._unit, []
         self._store(unit)
 

@@ -55,6 +55,7 @@ class InMemorySessions(ABC):
         messages: Sequence[Step],
         agent_steps: Sequence[AgentStep] = (),
         *,
+        after: Sequence[int] | None = None,
         branch_id: int | None = None,
         expect_last: int | BranchPosition | None = None,
         idempotency_key: str | None = None,
@@ -66,6 +67,7 @@ class InMemorySessions(ABC):
         encoded = [(id_text(step.id), encode_body(step), step) for step in steps]
         refuse_twice([message.id for message in messages])
         refuse_twice([step_id for step_id, _, _ in encoded])
+        places = [0] * len(steps) if after is None else after
         with self._opened() as state:
             held = state.sessions
             known = branch_id is not None or session_id in held.sessions
@@ -82,8 +84,8 @@ class InMemorySessions(ABC):
                 kept = KeptMessage(number, message.id, parts)
                 branch.messages.append(kept)
                 held.messages[kept.id] = kept
-            for entry in encoded:
-                state.add_step(*entry, pin=BranchPosition(branch.id, end.sequence + 1))
+            for entry, place in zip(encoded, places, strict=True):
+                state.add_step(*entry, pin=BranchPosition(branch.id, end.sequence + 1 + place))
             if idempotency_key is not None:
                 used = UsedKey(branch, end.sequence + 1, branch.end.sequence)
                 held.keys[session_id, idempotency_key] = used

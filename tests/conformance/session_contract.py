@@ -197,6 +197,16 @@ class SessionContract:
         assert store.pinned_steps("fork") == [(1, "late"), (1, "early"), (2, "forked")]
         assert store.pinned_steps("nobody") == []
 
+    def test_steps_of_one_commit_may_belong_to_several_messages(
+        self, store: SessionStepStore
+    ) -> None:
+        steps = [step(id="a"), step(id="b"), step(id="c")]
+        store.commit("s", said(1))
+        store.commit("s", said(3), steps, after=[0, 2, 3])
+        assert store.pinned_steps("s") == [(2, "a"), (4, "b"), (5, "c")]
+        store.fork("s", 4, "fork")
+        assert [step_id for _, step_id in store.pinned_steps("fork")] == ["a", "b"]
+
     @pytest.mark.parametrize("name", ["", "a\x00b", "\ud800"])
     def test_names_that_no_database_holds(self, store: SessionStepStore, name: str) -> None:
         with pytest.raises(InvalidStepError):

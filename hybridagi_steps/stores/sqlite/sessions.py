@@ -86,6 +86,7 @@ class SessionTables(StepTables):
         messages: Sequence[Step],
         agent_steps: Sequence[AgentStep] = (),
         *,
+        after: Sequence[int] | None = None,
         branch_id: int | None = None,
         expect_last: int | BranchPosition | None = None,
         idempotency_key: str | None = None,
@@ -97,6 +98,7 @@ class SessionTables(StepTables):
         encoded = [(id_text(step.id), encode_body(step), step) for step in steps]
         refuse_twice([message.id for message in messages])
         refuse_twice([step_id for step_id, _, _ in encoded])
+        places = [0] * len(steps) if after is None else after
         with self._db.writing() as connection:
             end = self._end_to_write(connection, session_id, branch_id)
             if idempotency_key is not None:
@@ -109,8 +111,8 @@ class SessionTables(StepTables):
             added = [Row(number, one.id, *parts) for number, (one, parts) in numbered]
             for row in added:
                 self._insert_message(connection, branch, row)
-            for entry in encoded:
-                self._insert(connection, *entry, pin=BranchPosition(branch, last + 1))
+            for entry, place in zip(encoded, places, strict=True):
+                self._insert(connection, *entry, pin=BranchPosition(branch, last + 1 + place))
             if idempotency_key is not None:
                 key = (self._namespace, session_id, idempotency_key)
                 connection.execute(_USE, (*key, branch, last + 1, last + len(added)))
