@@ -132,6 +132,7 @@ _GRAPH = ("langgraph", "langgraph-checkpoint-sqlite")
 
 WRITERS = (
     Peer(OURS, _US, "memory_writer:MemoryWriter"),
+    Peer("sqlite3 by hand", (), "sqlite_by_hand:ByHand"),
     Peer("LangGraph SqliteStore", _GRAPH, "langgraph_store:SqliteStoreWriter"),
     Peer("LangGraph SqliteStore as documented", _GRAPH, "langgraph_store:DocumentedStoreWriter"),
     Peer("OpenAI Agents SQLiteSession", ("openai-agents",), "agents_session:SessionWriter"),
