@@ -135,6 +135,10 @@ class SessionStore(Protocol):
         """
         ...
 
+    def place_of(self, message_id: str) -> tuple[str, int] | None:
+        """Return a session that reads this message, and its sequence; None when none does."""
+        ...
+
     def sessions(self, *, limit: int, offset: int = 0) -> list[SessionSummary]:
         """Return sessions, the one written last first."""
         ...

@@ -67,12 +67,6 @@ class Turn(NamedTuple):
         """When it was said, as far as anybody knows."""
         return self.made or time_of(self.native or {})
 
-    @property
-    def own_names(self) -> list[str]:
-        """What the message calls itself."""
-        given = [self.view.get(key) or (self.native or {}).get(key) for key in ("sequence", "id")]
-        return [str(name) for name in given if name and isinstance(name, str | int)]
-
 
 @dataclass(slots=True)
 class Conversation:
@@ -142,9 +136,9 @@ def record_steps(record: Record, conversation: Conversation) -> list[Parsed | Sk
     """
     reader = _Reader(conversation)
     steps = reader.read()
-    fork = conversation.session_id if conversation.line else None
+    line, anywhere = conversation.line, conversation.of_steps
     return [
-        Parsed(record.line, step, Said(reader.said.get(place, []), conversation.line, fork))
+        Parsed(record.line, step, Said(reader.said.get(place, []), line, place == 0, anywhere))
         for place, step in enumerate(steps)
     ]
 
@@ -269,7 +263,7 @@ class _Reader:
 
     def _end(self) -> None:
         last = self._conversation.turns[-1]
-        mark = "\n".join([f"end:{last.place + 1}", *last.own_names])
+        mark = f"end:{last.place + 1}:{self._messages.key_of(last)}"
         self._add(mark, "ProgramEnd", {"program": PROGRAM}, {"result": self._answer}, [])
 
     def _add(
@@ -321,9 +315,9 @@ class _Reader:
         return metadata
 
     def _step_id(self, mark: str, turns: list[Turn]) -> str:
-        """Name a step by its place; messages that know their own place are named by that."""
-        own = turns[0].own_names if turns else []
-        while (found := str(stable_id(self._conversation.key, mark, *own))) in self._ids:
+        """Name a step by its place, by what it says, and by all that was said before."""
+        key = self._messages.key_of(turns[0]) if turns else self._conversation.key
+        while (found := str(stable_id(key, mark))) in self._ids:
             mark += "+"  # one message may hold several things that are no call's result
         self._ids.add(found)
         return found

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _ROLES = {"developer": "system", "function": "tool"}
 _LEGACY_CALL = "function_call"
+_SAID = ("role", "content", "refusal", "name", "tool_calls", "tool_call_id", _LEGACY_CALL)
+_LONGEST_ID = 128
 
 
 class MessageWriter:
@@ -34,8 +36,12 @@ class MessageWriter:
     def __init__(self, conversation: Conversation, run_id: str) -> None:
         self._conversation, self._run_id = conversation, run_id
         self._links: dict[int, list[str]] = {}
-        self._ids: set[str] = set()
+        self._keys = _chain(conversation)
         self._legacy_call: str | None = None
+
+    def key_of(self, turn: Turn) -> str:
+        """Return what tells a turn from every other: what it says, and all before it."""
+        return self._keys[id(turn)]
 
     def link(self, turn: Turn, step_id: str) -> None:
         """Note that an AgentStep tells what a turn says."""
@@ -69,7 +75,7 @@ class MessageWriter:
         if calls:
             metadata["agent_step_ids"] = linked
         fields: dict[str, Any] = {
-            "id": self._id(turn),
+            "id": self.key_of(turn),
             "session_id": self._session_id(),
             "run_id": self._run_id,
             "role": role,
@@ -89,14 +95,6 @@ class MessageWriter:
     def _session_id(self) -> str:
         return self._conversation.session_id or self._run_id
 
-    def _id(self, turn: Turn) -> str:
-        """Name a message as its steps are named: by its place, and by what it calls itself."""
-        mark = f"message:{turn.place}:{turn.view.get('tool_call_id') or ''}"
-        while (found := str(stable_id(self._conversation.key, mark, *turn.own_names))) in self._ids:
-            mark += "+"
-        self._ids.add(found)
-        return found
-
     def _calls(self, turn: Turn) -> list[dict[str, Any]] | None:
         given: list[Any] = turn.view.get("tool_calls") or []
         calls = [_call(cast("dict[str, Any]", call)) for call in given]
@@ -109,11 +107,25 @@ class MessageWriter:
         """Return the call that a result answers; in the oldest form it is the one before."""
         if turn.view["role"] == "function":
             return self._legacy_call
-        return _text(turn.view.get("tool_call_id"))
+        return _short(_text(turn.view.get("tool_call_id")))
+
+
+def _chain(conversation: Conversation) -> dict[int, str]:
+    """Return a key for each turn, made of the one before and of what it says."""
+    keys: dict[int, str] = {}
+    key = conversation.key
+    for turn in conversation.turns:
+        named = (turn.native or {}).get("id"), (turn.native or {}).get("sequence")
+        said = [turn.view.get(name) for name in _SAID]
+        content = json.dumps([*named, *said], sort_keys=True, default=str)
+        key = keys[id(turn)] = str(stable_id(key, content))
+    return keys
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
     """Return a call whose arguments are text, as they are in OpenAI's form."""
+    if isinstance(call.get("id"), str):
+        call = {**call, "id": _short(call["id"])}
     function = as_object(call.get("function"))
     if "arguments" not in function or isinstance(function["arguments"], str):
         return call
@@ -132,6 +144,13 @@ def _content(given: Any) -> str | list[dict[str, Any]] | None:
     if first.keys() == {"type", "text"} and isinstance(first["text"], str):
         return first["text"]
     return [as_object(part) or {"type": "text", "text": str(part)} for part in parts]
+
+
+def _short(call_id: str | None) -> str | None:
+    """Return the id of a call, or for a longer one than can be kept what it always gives."""
+    if call_id is None or len(call_id) <= _LONGEST_ID:
+        return call_id
+    return f"call_{stable_id(call_id).hex}"
 
 
 def _text(given: Any) -> str | None:

@@ -52,6 +52,7 @@ def parse(records: Records) -> Iterator[Entry]:
     sessions = SessionReader()
     for record in records:
         if isinstance(record, Skipped):
+            yield from sessions.messages_read()
             yield record
             continue
         try:

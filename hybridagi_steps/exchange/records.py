@@ -39,8 +39,10 @@ class Said(NamedTuple):
     """Those that end with it: the steps since the ones before belong to them."""
     line: str | None = None
     """The session they go to, where it is not the step's own."""
-    forks: str | None = None
-    """The session that begins in the same way, where it is a fork of one."""
+    begins: bool = False
+    """Whether a conversation begins with it."""
+    anywhere: bool = False
+    """Whether it may begin anywhere in its session."""
 
 
 class Parsed(NamedTuple):
@@ -58,10 +60,10 @@ class ParsedMessages(NamedTuple):
     line: int
     session_id: str
     messages: list[Step]
-    forks: str | None = None
-    """The session that this one shares its beginning with."""
     shares: int = 0
-    """The last sequence they share."""
+    """How many messages of a session written before it begins with."""
+    last_shared: str | None = None
+    """The id of the last of them."""
 
 
 class Skipped(NamedTuple):

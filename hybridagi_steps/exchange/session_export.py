@@ -59,7 +59,10 @@ class SessionLines:
             messages = self._store.messages(session_id)
             origin = self._origin(messages)
             shared = 0 if origin is None else origin.sequence
-            yield header_line(session_id, None if origin is None else origin.session_id, shared)
+            if origin is None:
+                yield header_line(session_id)
+            else:
+                yield header_line(session_id, origin.session_id, messages[shared - 1])
             yield from self._body(session_id, messages[shared:], steps_of, step_line)
             for message in messages[shared:]:
                 self._places[message.id] = _Place(session_id, message.sequence)

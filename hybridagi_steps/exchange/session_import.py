@@ -2,22 +2,30 @@
 
 A unit is a user's message, or an assistant's with the results of its calls, and the AgentSteps that
 are pinned to it, so that a fork sees those of its own messages and no later ones. Units of one
-session are stored in one commit. Messages that a session holds already are left alone. A
-conversation that begins like another session becomes a fork of it and shares what they have in
-common.
+session are stored in one commit.
+
+A message is only ever put behind the one that stands before it in the file. As long as both say the
+same, the file is followed through the session that is there. Where the session ends, the file goes
+on. Where it goes on differently, or begins like another session, a fork shares what they have in
+common and takes the rest. Where neither can be, the rest of the line is refused by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from hybridagi_steps.errors import UnknownSessionError
+from hybridagi_steps.errors import MessageError, UnknownSessionError
 from hybridagi_steps.exchange.records import Parsed
-from hybridagi_steps.message_admission import admitted_messages
+from hybridagi_steps.message_admission import admitted_messages, check_id
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.session_protocols import SessionBackend
+
+_LONGEST_STEM = 110
+"""Characters of a session's id that the id of a fork of it begins with."""
 
 
 class Sessions(Protocol):
@@ -46,93 +54,193 @@ class Unit(NamedTuple):
     records: list[Parsed]
 
 
-class _Line(NamedTuple):
-    """The session that is being written."""
+@dataclass
+class _Line:
+    """Where a file stands in the session that it tells of."""
 
+    asked: str
     session_id: str
-    held: set[str]
-    """Ids of its messages."""
-    origin: list[str]
-    """Ids of the messages of the session that it may fork, in order."""
+    """The session that is written: the one asked for, or a fork of it."""
+    held: list[str] | None
+    """Ids of its messages, in order; None as long as it is not there."""
+    numbered: bool
+    """Whether messages know their sequence."""
+    placed: bool = True
+    """Whether it is known where the file begins in the session."""
+    passed: int = 0
+    """Messages of the file so far: the next one has this place."""
+    shared: tuple[str, int] | None = None
+    """Another session, and the last message of it that the file has as well."""
+    refused: str = ""
+    """Why the rest cannot be stored."""
 
 
 class SessionImport:
-    """Writes the messages of one conversation after the other."""
+    """Writes the messages of one line after the other."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._line: _Line | None = None
-        self._shared = 0
+        self._store = sessions.store
+        self._line = _Line("", "", [], numbered=False)
 
-    def commit(self, session_id: str, forks: str | None, units: Sequence[Unit]) -> list[Parsed]:
-        """Store units, leaving out messages that are there.
+    def begin(self, session_id: str, *, anywhere: bool) -> None:
+        """Begin a line that goes into a session.
+
+        Args:
+            session_id: The session.
+            anywhere: Whether it may begin later than with the session's first message: where its
+                own first one stands, else at the end.
+        """
+        self.end()
+        held = self._ids(session_id)
+        self._line = _Line(session_id, session_id, held, numbered=False, placed=not anywhere)
+
+    def begin_own(self, session_id: str, shares: int, last_shared: str | None) -> None:
+        """Begin a session that we wrote, which shares its beginning with another.
+
+        Args:
+            session_id: The session.
+            shares: How many messages it shares.
+            last_shared: Id of the last one; None when it shares nothing.
+
+        Raises:
+            InvalidStepError: An id that no session can have.
+            MessageError: The shared beginning is not here; the line is refused.
+        """
+        self.end()
+        check_id("session_id", session_id)
+        self._line = line = _Line(session_id, session_id, self._ids(session_id), numbered=True)
+        if last_shared is None:
+            return
+        line.passed = shares
+        if line.held is not None and line.held[shares - 1 : shares] == [last_shared]:
+            return
+        place = self._store.place_of(last_shared)
+        if place is None or place[1] != shares:
+            line.refused = f"the beginning that session {session_id!r} shares is not here"
+            raise MessageError(f"{line.refused}; import the session that it was forked from first.")
+        line.shared = place
+        if line.held is not None:
+            line.session_id = _fork_name(session_id, last_shared)
+            line.held = self._ids(line.session_id)
+
+    def commit(self, units: Sequence[Unit]) -> list[Parsed]:
+        """Store units of the line, leaving out messages that are there.
 
         Returns:
             The steps of units without a new message, which were not stored.
 
         Raises:
-            InvalidStepError: A message or step that cannot be kept, or whose id is taken; nothing
+            InvalidStepError: A message or step that cannot be kept; nothing was stored.
+            MessageError: A message that is none, or that does not follow on what is there; nothing
                 was stored.
-            MessageError: A message that is none; nothing was stored.
         """
-        line = self._opened(session_id, forks)
-        self._line = None  # until all went well
+        before = deepcopy(self._line)
+        try:
+            return self._commit(units)
+        except BaseException:
+            self._line = before
+            raise
+
+    def refuse_rest(self, why: str) -> None:
+        """Store no more of this line: what follows a gap would follow on the wrong message."""
+        self._line.refused = self._line.refused or why
+
+    @property
+    def refused(self) -> bool:
+        """Whether the rest of the line cannot be stored."""
+        return bool(self._line.refused)
+
+    def end(self) -> None:
+        """End the line; a session that has no message of its own is made."""
+        line = self._line
+        if line.held is not None or line.refused or line.session_id != line.asked:
+            return
+        if line.shared is not None:
+            self._store.fork(*line.shared, line.session_id)
+        elif line.numbered:
+            self._sessions.commit_now(line.session_id, [])
+        line.held = self._ids(line.session_id) or []
+
+    def _commit(self, units: Sequence[Unit]) -> list[Parsed]:
         messages: list[Step] = []
         steps: list[AgentStep] = []
         after: list[int] = []
         rest: list[Parsed] = []
         for unit in units:
-            fresh = self._fresh(line, unit.messages, begun=bool(messages or line.held))
-            if fresh:
-                steps += [record.step for record in unit.records]
-                after += [len(messages)] * len(unit.records)
-                messages += fresh
-            else:
+            fresh = [message for message in unit.messages if self._is_new(message)]
+            if not fresh:
                 rest += unit.records
+                continue
+            steps += [record.step for record in unit.records]
+            after += [len(messages)] * len(unit.records)
+            messages += fresh
         if messages:
-            redact = getattr(self._sessions.memory, "redact", None)
-            kept = admitted_messages(messages, session_id, redact)
-            if self._shared and forks is not None and not line.held:
-                self._sessions.store.fork(forks, self._shared, session_id)
-            self._sessions.commit_now(session_id, kept, steps, after=after)
-            line.held.update(message.id for message in kept)
-        self._line = line
+            line, redact = self._line, getattr(self._sessions.memory, "redact", None)
+            kept = admitted_messages(messages, line.session_id, redact)
+            self._sessions.commit_now(line.session_id, kept, steps, after=after)
         return rest
 
-    def _fresh(self, line: _Line, messages: Sequence[Step], *, begun: bool) -> list[Step]:
-        """Return the messages that are new; before the first one, some may be shared."""
-        fresh = [message for message in messages if message.id not in line.held]
-        while fresh and not begun and fresh[0].id in line.origin[self._shared :][:1]:
-            self._shared += 1
-            fresh = fresh[1:]
-        return fresh
+    def _is_new(self, message: Step) -> bool:
+        """Follow the file by one message; tell whether it is to be added to the session."""
+        line = self._line
+        if line.refused:
+            raise MessageError(line.refused)
+        if not line.placed:
+            line.placed, held = True, line.held or []
+            line.passed = held.index(message.id) if message.id in held else len(held)
+        if line.numbered and message.sequence != line.passed + 1:
+            if message.sequence <= line.passed and message.id in (line.held or []):
+                return False  # the same line twice
+            raise MessageError(f"message {line.passed + 1} is missing before {message.sequence}")
+        place, line.passed = line.passed, line.passed + 1
+        here = [] if line.held is None else line.held[place : place + 1]
+        if here and (here == [message.id] or self._leave(line, place, message)):
+            return False
+        if line.held is None and self._shares(line, place, message):
+            return False
+        held = self._made(line)
+        if self._store.place_of(message.id) is not None:
+            raise MessageError(f"message {message.id!r} stands elsewhere already")
+        held.append(message.id)
+        return True
 
-    def begin(self, session_id: str, forks: str | None, shares: int) -> None:
-        """Make a session that is not there yet, as a fork where it is one.
+    def _leave(self, line: _Line, place: int, message: Step) -> bool:
+        """Go on in a fork, since the session that is there says something else from here on.
 
-        Raises:
-            UnknownSessionError: The session that it forks is not there.
-            UnknownSequenceError: That one is shorter.
+        Returns:
+            Whether the fork is there already, and has this message.
         """
-        try:
-            self._sessions.store.session_end(session_id)
-        except UnknownSessionError:
-            if forks is None:
-                self._sessions.commit_now(session_id, [])
-            else:
-                self._sessions.store.fork(forks, shares, session_id)
-        self._line = None
+        line.session_id, shared = _fork_name(line.asked, message.id), line.session_id
+        line.shared = (shared, place) if place else None
+        line.held = self._ids(line.session_id)
+        if line.held is not None and line.held[place : place + 1] != [message.id]:
+            raise MessageError(f"session {line.session_id!r} says something else as well")
+        return line.held is not None
 
-    def _opened(self, session_id: str, forks: str | None) -> _Line:
-        """Return what is known of a session; of one line at a time."""
-        if self._line is None or self._line.session_id != session_id:
-            held = self._ids(session_id)
-            origin = self._ids(forks) if forks is not None and not held else []
-            self._line, self._shared = _Line(session_id, set(held), origin), 0
-        return self._line
+    def _shares(self, line: _Line, place: int, message: Step) -> bool:
+        """Tell whether another session has this message at the same place."""
+        found = self._store.place_of(message.id)
+        if found is None or found[1] != place + 1:
+            return False
+        line.shared = found
+        return True
 
-    def _ids(self, session_id: str) -> list[str]:
+    def _made(self, line: _Line) -> list[str]:
+        """Return the ids of the session to write, which is made where it is not there yet."""
+        if line.held is None:
+            if line.shared is not None:
+                self._store.fork(*line.shared, line.session_id)
+            line.held = self._ids(line.session_id) or []
+        return line.held
+
+    def _ids(self, session_id: str) -> list[str] | None:
         try:
-            return [message.id for message in self._sessions.store.messages(session_id)]
+            return [message.id for message in self._store.messages(session_id)]
         except UnknownSessionError:
-            return []
+            return None
+
+
+def _fork_name(session_id: str, message_id: str) -> str:
+    """Return the session that an import goes on in; always the same one."""
+    return f"{session_id[:_LONGEST_STEM]}@{message_id[:8]}"

@@ -1,8 +1,8 @@
 """How a session stands in our own JSONL: a header, then its messages with steps between them.
 
-`{"record": "session", "session_id": …}` begins one; `forks` and `shares` name the session, and the
-last sequence, that it shares its beginning with. `{"record": "message", …}` is one Step. The steps
-before a message, after the one before it, are pinned to it.
+`{"record": "session", "session_id": …}` begins one; `forks`, `shares` and `last` name the session
+that it shares its beginning with, how many messages, and the id of the last of them. `{"record":
+"message", …}` is one Step. The steps before a message, after the one before it, are pinned to it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def is_session_line(fields: dict[str, Any]) -> bool:
     return fields.get(RECORD) in ("session", "message")
 
 
-def header_line(session_id: str, forks: str | None = None, shares: int = 0) -> bytes:
-    """Return the line that begins a session."""
+def header_line(session_id: str, forks: str | None = None, last: Step | None = None) -> bytes:
+    """Return the line that begins a session; `last` is the last message that it shares."""
     header: dict[str, Any] = {RECORD: "session", "session_id": session_id}
-    if forks is not None:
-        header |= {"forks": forks, "shares": shares}
+    if last is not None:
+        header |= {"forks": forks, "shares": last.sequence, "last": last.id}
     return orjson.dumps(header) + b"\n"
 
 
@@ -66,11 +66,22 @@ class SessionReader:
             self._session_id = header.session_id
             yield header
             return
-        message = _message(fields)
-        if message.session_id != self._session_id or len(self._messages) >= MESSAGES_AT_ONCE:
+        try:
+            message = _message(fields)
+        except BadRecordError:
+            yield from self.messages_read()
+            raise
+        if message.session_id != self._session_id:
+            yield from self.messages_read()
+            yield ParsedMessages(line, message.session_id, [])  # its header is missing
+        elif len(self._messages) >= MESSAGES_AT_ONCE or not self._follows(message):
             yield from self.messages_read()
         self._session_id, self._line = message.session_id, self._line or line
         self._messages.append(message)
+
+    def _follows(self, message: Step) -> bool:
+        """Whether nothing is missing before a message, which would hold up those before it."""
+        return not self._messages or message.sequence == self._messages[-1].sequence + 1
 
     def messages_read(self) -> Iterator[ParsedMessages]:
         """Yield the messages that stand together, if there are any."""
@@ -80,12 +91,15 @@ class SessionReader:
 
 
 def _header(line: int, fields: dict[str, Any]) -> ParsedMessages:
-    session_id, forks = fields.get("session_id"), fields.get("forks")
+    session_id = fields.get("session_id")
     if not isinstance(session_id, str) or not session_id:
         raise BadRecordError("a session without a session_id")
-    if forks is not None and not isinstance(forks, str):
-        raise BadRecordError("forks is not the id of a session")
-    return ParsedMessages(line, session_id, [], forks, whole_number(fields.get("shares")) or 0)
+    if not fields.keys() & {"forks", "shares", "last"}:
+        return ParsedMessages(line, session_id, [])
+    shares, last = whole_number(fields.get("shares")), fields.get("last")
+    if not shares or not isinstance(last, str):
+        raise BadRecordError("a fork without the number of messages it shares, or the last's id")
+    return ParsedMessages(line, session_id, [], shares, last)
 
 
 def _message(fields: dict[str, Any]) -> Step:

@@ -20,14 +20,12 @@ from hybridagi_steps.errors import (
     ExchangeError,
     InvalidStepError,
     MessageError,
-    UnknownSequenceError,
-    UnknownSessionError,
     VectorError,
 )
 from hybridagi_steps.exchange import parquet
 from hybridagi_steps.exchange.formats import FORMATS, parse_as
 from hybridagi_steps.exchange.reading import opened, reading_errors
-from hybridagi_steps.exchange.records import Entry, Parsed, ParsedMessages, Skipped
+from hybridagi_steps.exchange.records import Entry, Parsed, ParsedMessages, Said, Skipped
 from hybridagi_steps.exchange.session_import import SessionImport, Unit
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.message import Step
@@ -142,7 +140,6 @@ class _Importer:
         self._skipped: list[tuple[int, str]] = []
         repository = getattr(memory, "repository", None)
         self._sessions = None if repository is None else SessionImport(repository())
-        self._at: tuple[str, str | None] = ("", None)
         self._units: list[Unit] = []
         self._unit: list[Parsed] = []
 
@@ -170,10 +167,11 @@ class _Importer:
                 continue
             self._store(waiting)
             waiting = []
+            if said.begins:
+                self._begin(record, said, str(completed.step.session_id), self._sessions)
             self._unit += [completed] * fresh
             if said.messages:
-                session_id = said.line or str(completed.step.session_id)
-                self._take_unit(record.line, (session_id, said.forks), said.messages)
+                self._take_unit(record.line, said.messages)
         self._store(waiting)
         self._store_units()
 
@@ -182,13 +180,20 @@ class _Importer:
         if self._sessions is None:
             self._skip(record.line, "this memory keeps no sessions")
         elif record.messages:
-            self._take_unit(record.line, (record.session_id, None), record.messages)
+            self._take_unit(record.line, record.messages)
         else:
             self._end_unit()
             try:
-                self._sessions.begin(record.session_id, record.forks, record.shares)
-            except (InvalidStepError, UnknownSessionError, UnknownSequenceError) as error:
-                self._skip(record.line, f"it cannot share a beginning: {error}")
+                self._sessions.begin_own(record.session_id, record.shares, record.last_shared)
+            except (InvalidStepError, MessageError) as error:
+                self._skip(record.line, str(error))
+                self._sessions.refuse_rest(str(error))
+
+    def _begin(self, record: Parsed, said: Said, session_id: str, sessions: SessionImport) -> None:
+        """Begin a conversation; in a session that the caller names others may stand before it."""
+        self._end_unit()
+        given = record.step.session_id is None and "session_id" in self._defaults
+        sessions.begin(said.line or session_id, anywhere=said.anywhere or given)
 
     def report(self) -> ImportReport:
         self._end_unit()
@@ -213,39 +218,45 @@ class _Importer:
             return
         self._added += len(records)
 
-    def _take_unit(self, line: int, at: tuple[str, str | None], messages: Sequence[Step]) -> None:
+    def _take_unit(self, line: int, messages: Sequence[Step]) -> None:
         """Hold messages with the steps since the last ones until their session ends."""
-        if at != self._at or len(self._units) >= BATCH:
+        if len(self._units) >= BATCH:
             self._store_units()
-        self._at = at
         self._units.append(Unit(line, messages, self._unit))
         self._unit = []
 
     def _store_units(self) -> None:
         units, self._units = self._units, []
-        if units:
-            self._commit(units)
+        if units and self._sessions is not None:
+            self._commit(units, self._sessions)
 
-    def _commit(self, units: list[Unit]) -> None:
-        """Store units at once; when something is refused, one by one, and its steps alone."""
-        assert self._sessions is not None  # noqa: S101 - units are gathered for sessions only
-        try:
-            rest = self._sessions.commit(*self._at, units)
-        except (InvalidStepError, MessageError, VectorError) as error:
-            if len(units) > 1:
-                for unit in units:
-                    self._commit([unit])
-                return
-            self._skip(units[0].line, f"its messages: {error}")
-            rest = units[0].records
+    def _commit(self, units: list[Unit], sessions: SessionImport) -> None:
+        """Store units at once; when something is refused, one by one, and steps alone."""
+        if sessions.refused:
+            rest = [record for unit in units for record in unit.records]
+        else:
+            try:
+                rest = sessions.commit(units)
+            except (InvalidStepError, MessageError, VectorError) as error:
+                if len(units) > 1:
+                    for unit in units:
+                        self._commit([unit], sessions)
+                    return
+                gone = "the session has lost messages since"
+                why = gone if isinstance(error, DuplicateStepError) else str(error)
+                self._skip(units[0].line, f"its messages from here on: {why}")
+                sessions.refuse_rest(why)
+                rest = units[0].records
         self._added += sum(len(unit.records) for unit in units) - len(rest)
         self._store(rest)
 
     def _end_unit(self) -> None:
-        """Store what is held, and steps that no message follows."""
+        """Store what is held, and steps that no message follows; the line has ended."""
         self._store_units()
         unit, self._unit = self._unit, []
         self._store(unit)
+        if self._sessions is not None:
+            self._sessions.end()
 
     def _completed(self, record: Parsed) -> AgentStep:
         step, defaults = record.step, self._defaults

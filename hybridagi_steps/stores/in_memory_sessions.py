@@ -132,6 +132,21 @@ class InMemorySessions(ABC):
             ]
         return sorted(found, key=itemgetter(0))
 
+    def place_of(self, message_id: str) -> tuple[str, int] | None:
+        """Return a session that reads this message, and its sequence."""
+        with self._opened() as state:
+            message = state.sessions.messages.get(message_id)
+            if message is None:
+                return None
+            place = message.sequence
+            readers = [
+                session
+                for session in state.sessions.sessions.values()
+                if message in session.branch.rows(place, place)
+            ]
+            oldest = min(readers, key=lambda session: session.created_at, default=None)
+            return None if oldest is None else (oldest.id, place)
+
     def sessions(self, *, limit: int, offset: int = 0) -> list[SessionSummary]:
         """Return sessions, the one written last first."""
         with self._opened() as state:

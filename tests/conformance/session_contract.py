@@ -197,6 +197,17 @@ class SessionContract:
         assert store.pinned_steps("fork") == [(1, "late"), (1, "early"), (2, "forked")]
         assert store.pinned_steps("nobody") == []
 
+    def test_a_message_is_found_in_a_session_that_reads_it(self, store: SessionStepStore) -> None:
+        one, two = message("one", id="m1"), message("two", id="m2")
+        store.commit("s", [one, two])
+        store.fork("s", 2, "fork")
+        store.hide_from("s", 2)
+        assert store.place_of("m1") == ("s", 1)
+        assert store.place_of("m2") == ("fork", 2)
+        store.hide_from("fork", 2)
+        assert store.place_of("m2") is None
+        assert store.place_of("nobody's") is None
+
     def test_steps_of_one_commit_may_belong_to_several_messages(
         self, store: SessionStepStore
     ) -> None:

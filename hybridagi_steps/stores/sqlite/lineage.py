@@ -39,6 +39,13 @@ _SAID = """SELECT said FROM message
     WHERE branch_id = ? AND sequence BETWEEN ? AND ? ORDER BY sequence"""
 _STEPS = """SELECT row FROM agent_step
     WHERE namespace = ? AND branch_id = ? AND sequence <= ?"""
+_PLACE = "SELECT branch_id, sequence FROM message WHERE namespace = ? AND id = ?"
+# Sessions that point at a branch or at one below it.
+_READERS = """WITH RECURSIVE below(id) AS (
+        SELECT ?2 UNION SELECT b.id FROM below JOIN branch b
+            ON b.parent_id = below.id AND b.reach > 0)
+    SELECT s.id, s.branch_id FROM below JOIN session s ON s.branch_id = below.id
+    WHERE s.namespace = ?1 ORDER BY s.created_at"""
 _PINNED = """SELECT sequence, id FROM agent_step
     WHERE namespace = ? AND branch_id = ? AND sequence <= ? ORDER BY sequence, row"""
 _END = """SELECT coalesce((SELECT max(sequence) FROM message WHERE branch_id = b.id),
@@ -176,6 +183,20 @@ def pinned(
     for link in links(connection, tip) if tip is not None else []:
         found += connection.execute(_PINNED, (namespace, link.branch_id, link.last))
     return sorted(found, key=itemgetter(0))
+
+
+def place_of(
+    connection: sqlite3.Connection, namespace: int, message_id: str
+) -> tuple[str, int] | None:
+    """Return a session whose lineage has a message, and its sequence there."""
+    found = connection.execute(_PLACE, (namespace, message_id)).fetchone()
+    if found is None:
+        return None
+    branch_id, sequence = found
+    for session_id, tip in connection.execute(_READERS, (namespace, branch_id)).fetchall():
+        if links(connection, tip, sequence, sequence)[0].branch_id == branch_id:
+            return session_id, sequence
+    return None
 
 
 def new_branch(

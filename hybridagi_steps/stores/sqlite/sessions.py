@@ -46,6 +46,7 @@ from hybridagi_steps.stores.sqlite.lineage import (
     links,
     new_branch,
     pinned,
+    place_of,
     rows,
     said,
     tip_of,
@@ -154,6 +155,11 @@ class SessionTables(StepTables):
         """Return the AgentSteps pinned to a session's line."""
         with self._db.reading() as connection:
             return pinned(connection, self._namespace, session_id)
+
+    def place_of(self, message_id: str) -> tuple[str, int] | None:
+        """Return a session that reads this message, and its sequence."""
+        with self._db.reading() as connection:
+            return place_of(connection, self._namespace, message_id)
 
     def sessions(self, *, limit: int, offset: int = 0) -> list[SessionSummary]:
         """Return sessions, the one written last first."""
