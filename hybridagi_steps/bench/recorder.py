@@ -73,7 +73,7 @@ def measure(
         samples = interleaved(rivals, rounds, warm_up=3)
         stored = sum(1 for _ in memory.iter_steps())
     before = conditions()
-    beside = _beside_peers(program, runs, chosen(TRACERS, peers), max(2, rounds // 5))
+    beside = _beside_peers(program, runs, chosen(TRACERS, peers), max(2, rounds // 2))
     steps = stored // ((rounds + 3) * runs)
     per = steps * runs
     return {
