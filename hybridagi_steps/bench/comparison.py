@@ -204,7 +204,7 @@ def _with_notes(table: Table) -> str:
 def _conditions(results: Results) -> str:
     write, search = results["write"], results["search"]
     peers = {**write["peers"]["versions"], **search["peers"]["versions"]}
-    known = {version for name, version in peers.items() if name not in (OURS, NUMPY)}
+    known = {version for name, version in peers.items() if version and name not in (OURS, NUMPY)}
     loads = ", ".join(
         f"{name} {results[name]['peers_conditions']['load_average']}"
         for name in ("write", "search", "recorder")

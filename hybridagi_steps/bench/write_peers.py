@@ -242,7 +242,8 @@ def peer_tables(found: dict[str, Any]) -> list[Table]:
         for size, part in sizes.items()
         for name, row in part.items()
     ]
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    known = {name: version for name, version in found["versions"].items() if version}
+    versions = ", ".join(f"{name} {version}" for name, version in known.items())
     ratios = ["CPU x ours", "wall x ours"]
     return [
         Table(
