@@ -175,6 +175,17 @@ def test_a_line_that_stands_twice_counts_once(
     assert contents(other) == contents(memory)
 
 
+def test_two_messages_of_one_id_are_named(memory: hs.StepMemory, tmp_path: Path) -> None:
+    header = {"record": "session", "session_id": "h"}
+    lines = [
+        {"record": "message", "session_id": "h", "id": "same", "sequence": n, **user(str(n))}
+        for n in (1, 2)
+    ]
+    report = import_file(memory, written(tmp_path, header, *lines))
+    assert "same stands twice" in report.skipped[0][1]
+    assert contents(memory) == {}
+
+
 def test_long_ids_of_calls_still_meet(memory: hs.StepMemory, tmp_path: Path) -> None:
     name = "x" * 200
     call = {"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -242,8 +242,9 @@ class _Importer:
                     for unit in units:
                         self._commit([unit], sessions)
                     return
-                gone = "the session has lost messages since"
-                why = gone if isinstance(error, DuplicateStepError) else str(error)
+                why = str(error)
+                if isinstance(error, DuplicateStepError) and not error.in_call:
+                    why = "the session has lost messages since"
                 self._skip(units[0].line, f"its messages from here on: {why}")
                 sessions.refuse_rest(why)
                 rest = units[0].records
