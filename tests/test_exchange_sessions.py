@@ -316,6 +316,16 @@ class TestRoundTrip:
         )
         assert first == again
 
+    def test_a_session_that_only_steps_name_is_exported_as_its_steps(
+        self, memory: hs.StepMemory, tmp_path: Path
+    ) -> None:
+        action = hs.AgentStepType.Action
+        memory.add(hs.AgentStep(step_type=action, inputs={"purpose": "x"}, session_id="notebook"))
+        for session_id, count in (("notebook", 1), ("nobody", 0)):
+            path = tmp_path / f"{session_id}.jsonl"
+            assert export_file(memory, path, where={"session_id": session_id}) == count
+            assert len(path.read_bytes().splitlines()) == count
+
     def test_a_fork_writes_only_what_is_its_own(
         self, memory: hs.StepMemory, tmp_path: Path
     ) -> None:

@@ -35,7 +35,9 @@ class SessionLines:
 
     def __init__(self, store: SessionStore, session_id: str | None) -> None:
         self._store = store
-        self._sessions = _oldest_first(store) if session_id is None else [session_id]
+        known = _oldest_first(store)
+        # Steps may name a session that has no messages.
+        self._sessions = [one for one in known if session_id in (None, one)]
         self._places: dict[str, _Place] = {}
         self._written: set[str] = set()
 
