@@ -218,6 +218,8 @@ class Position(NamedTuple):
     text: int
     vector: int
     tombstone: int
+    branch: int
+    """How often branches began or ceased to be read: what they hide may be others since."""
 
 
 class Changes(NamedTuple):

@@ -38,7 +38,6 @@ from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
 from hybridagi_steps.records.step_text import own_text, text_hash, whole_text
 from hybridagi_steps.retrieval import Mode, RankedRow, Scope, SearchQuery, search
-from hybridagi_steps.session_protocols import BranchStore
 from hybridagi_steps.step_index import StepIndex
 
 MAX_QUERY_LENGTH = 20_000
@@ -173,8 +172,7 @@ class Searcher:
         Those are few rows to ask for, instead of nearly all.
         """
         wheres = [StepFilter(run_id=run_id, scope=EVERY_SCOPE) for run_id in run_ids]
-        abandoned = cast("BranchStore", self._store).hidden_rows()
-        gone = [abandoned, *(self._store.rows(where) for where in wheres)]
+        gone = [self._index.filters.hidden(), *(self._store.rows(where) for where in wheres)]
         if not sum(map(len, gone)):
             return None
         held = self._index.columns.held()

@@ -24,7 +24,7 @@ from hybridagi_steps.indexes.filter_columns import FilterColumns
 from hybridagi_steps.indexes.lexical import Document, LexicalIndex
 from hybridagi_steps.protocols import Changes, IndexedStore, Position, TextRow, VectorRow
 
-FORMAT = 2
+FORMAT = 3
 """Layout of the cache; another one is not read."""
 
 IN_MEMORY = ":memory:"
@@ -32,7 +32,7 @@ IN_MEMORY = ":memory:"
 
 _WORTH_CACHING = 2_000
 _STALE_SHARE = 0.1
-_NOTHING = Position(epoch=-1, text=0, vector=0, tombstone=0)
+_NOTHING = Position(epoch=-1, text=0, vector=0, tombstone=0, branch=0)
 
 log = logging.getLogger("hybridagi_steps")
 

@@ -156,17 +156,29 @@ def test_a_filter_of_any_width_is_answered_within_it(share: float) -> None:
         assert_same(found, oracle.search(query, 5, chosen))
 
 
-def test_a_narrow_filter_asked_again_sees_what_has_changed_since() -> None:
+@pytest.mark.parametrize("codes", [False, True])
+def test_a_narrow_filter_asked_again_sees_what_has_changed_since(
+    codes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faiss_index, "CODES_FROM_BYTES", (100 if codes else 1_000) * 4 * 8)
     index, oracle = FaissIndex(8), Oracle(8)
     vectors = clustered(400, 8)
     rows, query = np.arange(0, 60, 3), vectors[:1]
 
     def agree() -> None:
-        (found,) = index.search(query, 5, rows=rows)
-        assert_same(found, oracle.search(query[0], 5, rows))
+        for _ in range(3):  # listed, gathered, kept
+            (found,) = index.search(query, 5, rows=rows)
+            assert_same(found, oracle.search(query[0], 5, rows))
+            frozen = rows.copy()
+            frozen.flags.writeable = False
+            for _ in range(3):
+                (found,) = index.search(query, 5, rows=frozen)
+                assert_same(found, oracle.search(query[0], 5, rows))
 
     for held in (index, oracle):
         held.add(np.arange(400), vectors)
+    index.finish_build()
+    assert bool(index.trained_on) == codes
     agree()
     for held in (index, oracle):
         held.remove(np.arange(0, 30, 2))

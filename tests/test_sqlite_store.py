@@ -27,6 +27,7 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.stores import Durability
+from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.sqlite import SqliteStepStore, schema
 from hybridagi_steps.stores.sqlite.database import Database
 from hybridagi_steps.stores.sqlite.file_lock import FileLock
@@ -36,6 +37,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 path, name, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 store = SqliteStepStore(path, durability="normal")
@@ -134,13 +136,33 @@ def test_a_newer_schema_is_refused(path: Path) -> None:
 def test_a_failed_migration_leaves_an_empty_file(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [first] = schema.migrations()
+    first, *_ = schema.migrations()
     broken = [(1, first[1] + "\nCREATE TABLE nonsense;\n")]
     with monkeypatch.context() as patch:
         patch.setattr(schema, "migrations", lambda: broken)
         with pytest.raises(StorageError):
             SqliteStepStore(path)
     filled(path)
+
+
+def test_a_file_of_an_earlier_schema_is_brought_up_to_date(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *later = schema.migrations()
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "migrations", lambda: [first])
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            schema.migrate(connection, 0)
+            connection.execute("INSERT INTO namespace (name) VALUES ('default')")
+            connection.execute(
+                "INSERT INTO agent_step (namespace, id, body) VALUES (1, 'a', ?)",
+                (encode_body(step(id="a")),),
+            )
+    with closing(SqliteStepStore(path)) as store:
+        assert ids(store.find(EVERYTHING, limit=9)) == ["a"]
+        assert store.position().branch == 0
+        assert store.verify() == []
+    assert later
 
 
 def test_deleted_words_are_in_no_file_after_vacuum(path: Path, store: SqliteStepStore) -> None:

@@ -137,7 +137,7 @@ class Follower:
     """Follows a store as an index does."""
 
     def __init__(self) -> None:
-        self.position = Position(0, 0, 0, 0)
+        self.position = Position(0, 0, 0, 0, 0)
         self.texts: dict[int, TextRow] = {}
         self.vectors: dict[int, tuple[float, ...] | None] = {}
 

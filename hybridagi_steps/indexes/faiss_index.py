@@ -18,13 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isqrt
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.errors import DamagedFileError, VectorError
 from hybridagi_steps.indexes.code_build import CodeBuild
+from hybridagi_steps.indexes.scope import Scope, Scopes
 from hybridagi_steps.indexes.vector_store import (
     Mask,
     Positions,
@@ -76,8 +77,8 @@ class FaissIndex:
         self._store = VectorStore(dimension)
         self._codes: ScanCodes | None = None
         self._build: CodeBuild | None = None
-        self._asked: tuple[Rows, _Scope] | None = None
         self._exact_rows = CODES_FROM_BYTES // (4 * dimension)
+        self._scopes = Scopes(self._store, self._exact_rows)
         self._lock = ForkSafeLock()
 
     def __len__(self) -> int:
@@ -103,14 +104,14 @@ class FaissIndex:
         if row_numbers.shape != (len(units),):
             raise VectorError(f"{row_numbers.shape} rows were given for {len(units)} vectors.")
         with self._lock:
-            self._asked = None
+            self._scopes.forget()
             self._store.append(row_numbers, units)
             self._compact_if_worth_it()
 
     def remove(self, rows: npt.ArrayLike) -> int:
         """Forget rows; unknown ones are skipped. Returns how many were held."""
         with self._lock:
-            self._asked = None
+            self._scopes.forget()
             removed = self._store.remove(np.asarray(rows, np.int64))
             self._compact_if_worth_it()
             return removed
@@ -221,7 +222,7 @@ class FaissIndex:
             raise DamagedFileError(f"the cached index lacks {', '.join(sorted(missing))}.")
         store = VectorStore.restore(arrays["rows"], arrays["vectors"], arrays["alive"])
         index = cls(dimension)
-        index._store = store
+        index._store, index._scopes = store, Scopes(store, index._exact_rows)
         codes = _codes_of(arrays)
         code_dimension = dimension if codes is None else codes.dimension
         if not dimension == store.dimension == code_dimension:
@@ -235,36 +236,13 @@ class FaissIndex:
 
     # -- under the lock ---------------------------------------------------------------------------
 
-    def _scope(self, rows: Rows | None) -> _Scope:
-        """Say which positions a search may answer with."""
-        store = self._store
-        if rows is None and not store.dead:
-            return _Scope(None, None, None, store.count)
-        if rows is None:
-            return _Scope(None, None, store.alive, len(store))
-        rows = np.asarray(rows, np.int64)
+    def _scope(self, rows: Rows | None) -> Scope:
         # Of fewer rows than this the codes would have to name more than are worth fetching.
-        fetched = isqrt(int(FETCH * store.count / LARGEST_FETCH))
-        if len(rows) > max(self._exact_rows, fetched):
-            allowed = store.holding(rows)
-            return _Scope(None, None, allowed, int(np.count_nonzero(allowed)))
-        asked = self._asked
-        if asked is None or not np.array_equal(asked[0], rows):
-            asked = rows.copy(), self._narrow_scope(rows)
-            self._asked = asked if len(rows) <= self._exact_rows else None
-        return asked[1]
+        fetched = isqrt(int(FETCH * self._store.count / LARGEST_FETCH))
+        narrow = max(self._exact_rows, fetched)
+        return self._scopes.of(rows, narrow, gather=self._codes is None)
 
-    def _narrow_scope(self, rows: Rows) -> _Scope:
-        """Gather the vectors of some rows: asked for again, they lie side by side."""
-        store = self._store
-        if (rows[1:] <= rows[:-1]).any():  # a row given twice must not be found twice
-            rows = np.unique(rows)
-        positions = store.positions(rows)
-        positions = positions[positions >= 0]
-        few = len(positions) <= store.count // 4
-        return _Scope(positions, store.vectors[positions] if few else None, None, len(positions))
-
-    def _search_one(self, query: FloatVector, k: int, scope: _Scope) -> ScoredRows:
+    def _search_one(self, query: FloatVector, k: int, scope: Scope) -> ScoredRows:
         if scope.positions is not None or scope.size <= max(k, self._exact_rows):
             return self._exact(query, k, scope)
         codes = self._current_codes()
@@ -275,8 +253,8 @@ class FaissIndex:
         thinness = max(codes.total, len(vectors)) / scope.size
         fetch = int(max(FETCH, 10 * k) * thinness)
         while fetch <= LARGEST_FETCH * scope.size:
-            candidates = _allowed(codes.nearest(query, fetch, thinness), scope.allowed)
-            scores = vectors.take(candidates, axis=0) @ query
+            candidates = scope.among(codes.nearest(query, fetch, thinness))
+            scores = self._products(query, candidates)
             end = len(candidates) // NEAR_SHARE
             near = np.concatenate([candidates[:end], fresh])
             found = self._best(query, k, near, np.concatenate([scores[:end], fresh_scores]))
@@ -296,7 +274,7 @@ class FaissIndex:
             return fresh, scores
         return fresh[allowed[encoded:]], scores[allowed[encoded:]]
 
-    def _exact(self, query: FloatVector, k: int, scope: _Scope) -> ScoredRows:
+    def _exact(self, query: FloatVector, k: int, scope: Scope) -> ScoredRows:
         """Score every position of the scope."""
         vectors, positions = self._store.vectors, scope.positions
         if scope.vectors is not None:
@@ -304,9 +282,16 @@ class FaissIndex:
         if scope.allowed is not None:
             positions = np.flatnonzero(scope.allowed)
         if positions is not None and len(positions) <= len(vectors) // 4:
-            return self._best(query, k, positions, vectors[positions] @ query)
+            return self._best(query, k, positions, self._products(query, positions))
         scores = vectors @ query  # one pass over everything beats a large gather
         return self._best(query, k, positions, scores if positions is None else scores[positions])
+
+    def _products(self, query: FloatVector, positions: Positions) -> FloatVector:
+        """Score some positions; FAISS copies no vector for it, but takes long to load."""
+        vectors = self._store.vectors
+        if self._codes is None:
+            return vectors.take(positions, axis=0) @ query
+        return self._codes.products(query, vectors, positions)
 
     def _best(
         self, query: FloatVector, k: int, positions: Positions | None, scores: FloatVector
@@ -317,9 +302,9 @@ class FaissIndex:
         """
         kth = np.partition(scores, -k)[-k] if len(scores) > k else -np.inf
         (close,) = (scores >= kth - TIE_SLACK).nonzero()
-        positions = close if positions is None else positions[close]
-        exact = exact_similarities(query, self._store.vectors[positions])
-        rows = self._store.rows[positions]
+        best = close if positions is None else positions[close]
+        exact = exact_similarities(query, self._store.vectors.take(best, axis=0))
+        rows = self._store.rows[best]
         order = np.lexsort((rows, -exact))[:k]
         return ScoredRows(rows[order], exact[order])
 
@@ -376,20 +361,6 @@ class FaissIndex:
             self._codes = None
         elif self._codes is not None:
             self._codes.keep(kept)
-
-
-class _Scope(NamedTuple):
-    """The positions a search may answer with: listed, or marked, or (both None) all of them."""
-
-    positions: Positions | None
-    vectors: FloatMatrix | None
-    """Those of `positions`, when they are few."""
-    allowed: Mask | None
-    size: int
-
-
-def _allowed(positions: Positions, allowed: Mask | None) -> Positions:
-    return positions if allowed is None else positions[allowed[positions]]
 
 
 def _codes_of(arrays: Mapping[str, npt.NDArray[Any]]) -> ScanCodes | None:

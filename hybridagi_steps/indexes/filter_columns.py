@@ -46,11 +46,14 @@ class FilterColumns:
         """Read from `store`, when first asked."""
         self._store = store
         self._newest = 0
+        self._hidden: Rows | None = None
+        self._asked, self._answer = "", np.empty(0, np.int64)
         self._forget()
 
     def follow(self, newest: int, removed: Rows) -> None:
-        """Take note of the newest row there is, and drop removed ones."""
+        """Take note of the newest row there is and that branches may have moved; drop removed."""
         self._newest = max(self._newest, newest)
+        self._hidden, self._asked = None, ""
         places = self._places(removed)
         places = places[places != _ABSENT]
         if len(places):
@@ -59,16 +62,26 @@ class FilterColumns:
             self._postings, self._kept = {}, 0
 
     def rows(self, where: StepFilter) -> Rows:
-        """Return the rows that match, ascending.
+        """Return the rows that match, ascending; asked again, the same read-only array.
 
         Complexity: O(rows of the narrowest value asked for) once its posting list is kept, else
         O(n) over four-byte numbers.
         """
         if _is_for_the_store(where):
             return self._store.rows(where)
-        self._hold(_names(where))
-        found = self._rows.values[self._matching(where)]
-        return self._by_branches(found, where)
+        asked = repr(vars(where))  # its lists might be changed afterwards
+        if asked != self._asked:
+            self._hold(_names(where))
+            found = self._by_branches(self._rows.values[self._matching(where)], where)
+            found.flags.writeable = False
+            self._asked, self._answer = asked, found
+        return self._answer
+
+    def hidden(self) -> Rows:
+        """Return the rows on branches that no session reads, as the store last said."""
+        if self._hidden is None:
+            self._hidden = self._store.hidden_rows()
+        return self._hidden
 
     # -- what passes ------------------------------------------------------------------------------
 
@@ -114,7 +127,7 @@ class FilterColumns:
             for run_id in where.exclude_run_id or []
         ]
         if where.scope is None:
-            gone.append(self._store.hidden_rows())
+            gone.append(self.hidden())
         if not any(map(len, gone)):
             return found
         return found[~np.isin(found, np.concatenate(gone))]

@@ -157,6 +157,25 @@ class ScanCodes:
         places = self._places[codes]
         return places[places >= 0]
 
+    @staticmethod
+    def products(query: FloatVector, vectors: FloatMatrix, positions: Positions) -> FloatVector:
+        """Return the product of a query with the vectors at some positions, none of them copied.
+
+        Args:
+            query: Shape (d,), contiguous.
+            vectors: Shape (n, d), contiguous.
+            positions: Shape (m,), below n.
+
+        Returns:
+            Shape (m,).
+        """
+        places = np.ascontiguousarray(positions, np.int64)
+        found = np.empty(len(places), np.float32)
+        arrays = map(faiss.swig_ptr, (found, query, vectors, places))
+        with _one_thread():
+            faiss.fvec_inner_products_by_idx(*arrays, len(query), 1, len(places))
+        return found
+
 
 def build(vectors: Vectors, *, lists: bool) -> Building:
     """Learn from unit vectors and encode them, piece by piece.

@@ -193,7 +193,7 @@ class InMemoryStepStore(InMemorySessions):
         with self._opened() as state:
             newest = state.position()
             if since.epoch != newest.epoch:
-                since = Position(newest.epoch, 0, 0, newest.tombstone)
+                since = newest._replace(text=0, vector=0)
             new_texts = (saved for saved in state.texts.values() if saved.seq > since.text)
             new_vectors = (saved for saved in state.vectors.values() if saved.seq > since.vector)
             texts = sorted(new_texts, key=lambda saved: saved.seq)[:limit]

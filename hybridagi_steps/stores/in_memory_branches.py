@@ -100,6 +100,8 @@ class Branches:
     keys: dict[tuple[str, str], UsedKey] = field(default_factory=dict[tuple[str, str], UsedKey])
     messages: dict[str, KeptMessage] = field(default_factory=dict[str, KeptMessage])
     tokens: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    moved: int = 0
+    """How often what sessions read may have become another."""
     _reach: dict[int, int] | None = None
 
     def branch_of(self, session_id: str, branch_id: int | None) -> Branch:
@@ -138,7 +140,7 @@ class Branches:
         now = utc_now().isoformat()
         branch = Branch(self.last_branch, session_id, parent, shared, reason, now, pointed)
         self.branches[branch.id] = branch
-        self._reach = None
+        self._move()
         return branch
 
     def create(
@@ -154,7 +156,7 @@ class Branches:
         now, forked_at = utc_now().isoformat(), None if forked_from is None else shared
         session = Session(session_id, branch, now, now, forked_from, forked_at)
         self.sessions[session_id] = session
-        self._reach = None
+        self._move()
         return session
 
     def point(self, session_id: str, branch: Branch) -> None:
@@ -162,6 +164,10 @@ class Branches:
         session = self.sessions[session_id]
         session.branch, branch.pointed = branch, True
         session.updated_at = utc_now().isoformat()
+        self._move()
+
+    def _move(self) -> None:
+        self.moved += 1
         self._reach = None
 
     def reach(self) -> dict[int, int]:
@@ -189,7 +195,7 @@ class Branches:
         own = [b for b in self.branches.values() if b.session_id in (session_id, "")]
         for branch in own:
             branch.pointed = True
-        self._reach = None
+        self._move()
         return own
 
     def sweep(self, only: list[Branch] | None = None) -> tuple[int, dict[int, int]]:
@@ -215,7 +221,7 @@ class Branches:
                     del self.tokens[key]
             if last == 0:
                 del self.branches[branch_id]
-        self._reach = None
+        self._move()
         return gone, looked_at
 
 

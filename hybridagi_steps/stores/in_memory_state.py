@@ -91,7 +91,8 @@ class State:
 
     def position(self) -> Position:
         """Return how far a follower can follow."""
-        return Position(self.epoch, self.last_text, self.last_vector, len(self.tombstones))
+        moved = self.sessions.moved
+        return Position(self.epoch, self.last_text, self.last_vector, len(self.tombstones), moved)
 
     def add_step(
         self, step_id: str, body: str, step: AgentStep, *, pin: BranchPosition | None = None

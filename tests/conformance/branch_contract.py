@@ -197,6 +197,27 @@ class BranchContract:
         assert of_session(store, "s") == []
         assert store.verify() == []
 
+    def test_a_position_tells_when_branches_may_hide_other_steps(
+        self, store: SessionStepStore
+    ) -> None:
+        store.commit("s", said(2), [step(id="a1")])
+        begun = store.position().branch
+        store.commit("s", [message("3")], [step(id="a3")])
+        assert store.position().branch == begun, "an append hides nothing"
+        seen = [begun]
+        for move in (
+            lambda: store.adopt("s", store.branch_at("s", 1)),
+            lambda: store.hide_from("s", 1),
+            lambda: store.fork("s", 0, "fork"),
+            lambda: store.delete_session("s"),
+        ):
+            before = store.hidden_rows().tolist()
+            move()
+            if store.hidden_rows().tolist() != before:
+                assert store.position().branch > seen[-1]
+            seen.append(store.position().branch)
+        assert len(set(seen)) > 2, seen
+
     def test_vacuum_removes_what_no_session_reads(self, store: SessionStepStore) -> None:
         store.commit("s", said(3), [step(id="kept")])
         store.commit("s", said(2, 4), [step(id="gone", run_id="r")])

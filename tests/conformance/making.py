@@ -21,7 +21,7 @@ class SessionStepStore(StepStore, SessionBackend, Protocol):
     """All that a back-end is asked in tests."""
 
 
-START = Position(0, 0, 0, 0)
+START = Position(0, 0, 0, 0, 0)
 EVERYTHING = StepFilter(scope="*")
 NASTY = [
     "plain",

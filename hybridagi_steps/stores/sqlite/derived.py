@@ -66,7 +66,8 @@ _VECTORS_ADVANCE = _ADVANCE.format(column="vectors_through", table="embedding")
 _POSITION = """SELECT epoch,
     coalesce((SELECT max(seq) FROM step_text WHERE namespace = n.id), 0),
     coalesce((SELECT max(seq) FROM embedding WHERE namespace = n.id), 0),
-    coalesce((SELECT max(seq) FROM tombstone WHERE namespace = n.id), 0)
+    coalesce((SELECT max(seq) FROM tombstone WHERE namespace = n.id), 0),
+    branches_moved
     FROM namespace n WHERE id = ?"""
 _TEXTS = """SELECT seq, row, parent_row, tokens, text_hash, purpose_hash, scoped FROM step_text
     WHERE namespace = ? AND seq > ? ORDER BY seq LIMIT ?"""
@@ -136,7 +137,7 @@ class DerivedTables(Tables):
         with self._db.reading() as connection:
             newest = self._position(connection)
             if since.epoch != newest.epoch:
-                since = Position(newest.epoch, 0, 0, newest.tombstone)
+                since = newest._replace(text=0, vector=0)
             texts = connection.execute(_TEXTS, (self._namespace, since.text, limit)).fetchall()
             vectors = connection.execute(
                 _VECTORS, (self._namespace, since.vector, limit)
@@ -147,6 +148,7 @@ class DerivedTables(Tables):
             texts[-1][0] if len(texts) == limit else newest.text,
             vectors[-1][0] if len(vectors) == limit else newest.vector,
             newest.tombstone,
+            newest.branch,
         )
         return Changes(
             reached,
@@ -165,7 +167,7 @@ class DerivedTables(Tables):
 
     def _position(self, connection: sqlite3.Connection) -> Position:
         found = connection.execute(_POSITION, (self._namespace,)).fetchone()
-        return Position(*found) if found else Position(1, 0, 0, 0)
+        return Position(*found) if found else Position(1, 0, 0, 0, 0)
 
     def _parents(self, connection: sqlite3.Connection, rows: Sequence[int]) -> dict[int, int]:
         """Return the parent's row of each row that has one: the named step, else the one before."""
