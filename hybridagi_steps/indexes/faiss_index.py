@@ -249,15 +249,18 @@ class FaissIndex:
         if codes is None:
             return self._exact(query, k, scope)
         vectors = self._store.vectors
-        fresh, fresh_scores = self._fresh(query, codes.count, scope.allowed)
+        fresh = self._fresh(query, codes.count, scope.allowed)
         thinness = max(codes.total, len(vectors)) / scope.size
         fetch = int(max(FETCH, 10 * k) * thinness)
         while fetch <= LARGEST_FETCH * scope.size:
             candidates = scope.among(codes.nearest(query, fetch, thinness))
             scores = self._products(query, candidates)
             end = len(candidates) // NEAR_SHARE
-            near = np.concatenate([candidates[:end], fresh])
-            found = self._best(query, k, near, np.concatenate([scores[:end], fresh_scores]))
+            near, near_scores = candidates[:end], scores[:end]
+            if fresh is not None:
+                near = np.concatenate([near, fresh[0]])
+                near_scores = np.concatenate([near_scores, fresh[1]])
+            found = self._best(query, k, near, near_scores)
             far_best = scores[end:].max(initial=-np.inf)
             if len(found.rows) == k and far_best < found.scores[-1] - TIE_SLACK:
                 return found
@@ -266,8 +269,10 @@ class FaissIndex:
 
     def _fresh(
         self, query: FloatVector, encoded: int, allowed: Mask | None
-    ) -> tuple[Positions, FloatVector]:
-        """Score the positions that have no codes yet."""
+    ) -> tuple[Positions, FloatVector] | None:
+        """Score the positions that have no codes yet, if there are any."""
+        if encoded == self._store.count:
+            return None
         scores = self._store.vectors[encoded:] @ query
         fresh = np.arange(encoded, encoded + len(scores))
         if allowed is None:
@@ -317,12 +322,11 @@ class FaissIndex:
 
     def _encode_fresh(self, codes: ScanCodes) -> bool:
         """Encode fresh rows if they are many; no more than a search can wait for."""
+        if self._store.count - codes.count < CODE_BATCH:
+            return False
         from hybridagi_steps.indexes.scan_codes import PIECE
 
-        fresh = self._store.vectors[codes.count :]
-        if len(fresh) < CODE_BATCH:
-            return False
-        codes.add(fresh[:PIECE])
+        codes.add(self._store.vectors[codes.count :][:PIECE])
         return True
 
     def _build_if_outdated(self) -> None:

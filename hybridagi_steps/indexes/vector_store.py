@@ -8,6 +8,8 @@ until `compact`, so that codes computed for a range of positions stay true. Arra
 
 from __future__ import annotations
 
+from math import inf, sqrt
+
 import numpy as np
 import numpy.typing as npt
 
@@ -36,16 +38,25 @@ def unit_rows(vectors: npt.ArrayLike, dimension: int, *, where: str) -> FloatMat
             raise DimensionMismatchError(got, dimension, where=where)
         raise InvalidVectorError(f"{where}: expected shape (n, {dimension}), got {matrix.shape}.")
     # Squares of large float32 values overflow, those of small ones vanish: float64 holds both.
+    if len(matrix) == 1:  # as queries come: a tenth of a search less than the general way
+        row = matrix[0].astype(np.float64)
+        length = sqrt(row.dot(row))
+        if not 0 < length < inf:
+            raise _without_direction(0, 1, where)
+        return (row / length).astype(np.float32)[None]
     lengths = np.sqrt(np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64))
     usable = np.isfinite(lengths) & (lengths > 0)
     if not usable.all():
-        first = int(np.flatnonzero(~usable)[0])
-        raise InvalidVectorError(
-            f"{where} {first} of {len(matrix)} holds NaN or Inf, or is all zero: it has no "
-            "direction to compare. Leave it out."
-        )
+        raise _without_direction(int(np.flatnonzero(~usable)[0]), len(matrix), where)
     units = np.empty(matrix.shape, np.float32)
     return np.divide(matrix, lengths[:, None], out=units, casting="same_kind")
+
+
+def _without_direction(place: int, count: int, where: str) -> InvalidVectorError:
+    return InvalidVectorError(
+        f"{where} {place} of {count} holds NaN or Inf, or is all zero: it has no direction to "
+        "compare. Leave it out."
+    )
 
 
 class VectorStore:
