@@ -187,8 +187,10 @@ class TestQuality:
 
 def test_write_compares_with_a_bare_insert() -> None:
     result = write.measure(
-        appends=40, block=10, batches=1, embedder="hashing", peers="none", loops="5"
+        appends=40, block=10, batches=1, embedder="hashing", peers="none", loops="5", held=30
     )
+    assert list(result["ids"]["times"]) == ["random ids", "ids in order"]
+    assert all(value > 0 for value in leaves(result["ids"]))
     for found in (*result["append"].values(), result["batch"]):
         assert found["cpu_ratio"] > 1
         assert found["wall_ratio"] > 0

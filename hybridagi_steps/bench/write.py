@@ -11,9 +11,11 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 from collections.abc import Callable, Generator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
+from uuid import uuid4
 
 from hybridagi_steps.bench.conditions import conditions
 from hybridagi_steps.bench.corpus import STEPS_PER_RUN, made_steps, payload
@@ -30,11 +32,16 @@ from hybridagi_steps.bench.timing import (
 from hybridagi_steps.bench.write_peers import BATCH, measure_peers, peer_tables
 from hybridagi_steps.deriving import derive_texts, derive_vectors
 from hybridagi_steps.memory import Durability, StepMemory
+from hybridagi_steps.protocols import StepStore
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.ids import new_id
 from hybridagi_steps.stores import open_store
 from hybridagi_steps.stores.body import encode_body
 
 FLOOR, STORE, MEMORY = "bare sqlite3", "store", "memory.add"
+RANDOM_IDS, IDS_IN_ORDER = "random ids", "ids in order"
+_TURNS = 4
+"""Of appends with one kind of ids: few and long, so that each has its share of checkpoints."""
 
 _TABLE = "CREATE TABLE step (row INTEGER PRIMARY KEY, body TEXT NOT NULL)"
 _INSERT = "INSERT INTO step (body) VALUES (?)"
@@ -58,6 +65,7 @@ def measure(
     workdir: str | None = None,
     peers: str = "all",
     loops: str = "100,400",
+    held: int = 10_000,
 ) -> dict[str, Any]:
     """Return times in microseconds per step, ratios, and bytes on disk.
 
@@ -69,16 +77,18 @@ def measure(
         workdir: Folder on the disk to measure; by default the system's temporary folder.
         peers: Whom to measure beside us: all, none, or names with commas between them.
         loops: Lengths of the agent loops, with commas between them.
+        held: Steps in a file before appends with random ids are measured beside ids in order.
     """
     options = {"appends": appends, "block": block, "batches": batches, "embedder": embedder}
     with tempfile.TemporaryDirectory(dir=workdir) as name:
         folder = Path(name)
         return {
-            **conditions(**options, peers=peers, loops=loops),
+            **conditions(**options, peers=peers, loops=loops, held=held),
             "append": {
                 durability: _appends(folder, durability, appends, block)
                 for durability in get_args(Durability)
             },
+            "ids": _ids(folder, appends, held),
             "batch": _batch(folder, batches),
             "read_run": _read_run(folder),
             "drain": _drain(folder, embedder),
@@ -109,6 +119,35 @@ def _appends(folder: Path, durability: Durability, count: int, block: int) -> di
             count // block - 1,
         )
     return _compared(samples, MEMORY, per=block)
+
+
+def _ids(folder: Path, count: int, held: int) -> dict[str, Any]:
+    """Return what one append costs in a file of some size, by the kind of its ids."""
+    makers = {RANDOM_IDS: uuid4, IDS_IN_ORDER: new_id}
+    waiting: list[AgentStep] = []
+
+    def make(name: str, first: int, size: int) -> None:
+        steps = made_steps(size, first=first)
+        waiting[:] = [step.model_copy(update={"id": makers[name]()}) for step in steps]
+
+    def append(store: StepStore) -> None:
+        for step in waiting:
+            store.append([step])
+
+    with ExitStack() as stack:
+        stores: dict[str, StepStore] = {}
+        for name in makers:
+            opened = open_store(str(folder / f"{name}.db"), durability="normal")
+            stores[name] = stack.enter_context(closing(opened))
+            for first in range(0, held, BATCH):
+                make(name, first, min(BATCH, held - first))
+                opened.append(waiting)
+        samples = interleaved(
+            {name: partial(append, store) for name, store in stores.items()},
+            _TURNS,
+            before=lambda name: make(name, held, count // _TURNS),
+        )
+    return _compared(samples, IDS_IN_ORDER, per=count // _TURNS, floor=RANDOM_IDS)
 
 
 def _each(
@@ -229,7 +268,7 @@ def _floor(path: Path, durability: Durability) -> Generator[sqlite3.Connection]:
         connection.close()
 
 
-def _compared(samples: Samples, ours: str, *, per: int) -> dict[str, Any]:
+def _compared(samples: Samples, ours: str, *, per: int, floor: str = FLOOR) -> dict[str, Any]:
     """Return times per step of all rivals, and ours in units of the floor's."""
     times = {
         name: {
@@ -241,13 +280,14 @@ def _compared(samples: Samples, ours: str, *, per: int) -> dict[str, Any]:
     }
     return {
         "times": times,
-        "cpu_ratio": ratio(samples[ours], samples[FLOOR], "cpu"),
-        "wall_ratio": ratio(samples[ours], samples[FLOOR], "wall"),
+        "cpu_ratio": ratio(samples[ours], samples[floor], "cpu"),
+        "wall_ratio": ratio(samples[ours], samples[floor], "wall"),
     }
 
 
 def _tables(result: dict[str, Any]) -> list[Table]:
     parts = {f"append, {mode}": found for mode, found in result["append"].items()}
+    parts[f"append to {result['options']['held']:,} steps"] = result["ids"]
     parts |= {f"batch of {BATCH:,}": result["batch"], "read a run": result["read_run"]}
     rows: list[list[str]] = []
     for what, found in parts.items():

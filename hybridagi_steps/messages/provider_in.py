@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
-from uuid import uuid4
 
 from hybridagi_steps.errors import MessageError
 from hybridagi_steps.exchange.conversation import text_of, time_of
@@ -18,6 +17,7 @@ from hybridagi_steps.messages.agent_steps import IS_ERROR
 from hybridagi_steps.messages.names import call_id, json_text
 from hybridagi_steps.messages.open_calls import OpenCalls
 from hybridagi_steps.messages.units import THINKING
+from hybridagi_steps.records.ids import new_id
 from hybridagi_steps.records.message import MessageRole, Step, utc_now
 
 NATIVE = "native"
@@ -50,7 +50,7 @@ def from_messages(
     Raises:
         MessageError: Something is no message; the text names its place and field.
     """
-    reader = _Reader(session_id or str(uuid4()))
+    reader = _Reader(session_id or str(new_id()))
     if isinstance(messages, Mapping):
         request = cast("dict[str, Any]", messages)
         if request.get("system"):

@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from uuid import UUID, uuid4
+from uuid import UUID
 from weakref import WeakSet
 
 from hybridagi_steps.admission import MAX_ID_LENGTH
 from hybridagi_steps.errors import InvalidStepError
 from hybridagi_steps.locks import ForkSafeLock
 from hybridagi_steps.programs.strands import Strand
+from hybridagi_steps.records.ids import new_id
 
 _BRANCHES_KEPT = 256
 
@@ -166,7 +167,7 @@ class Run:
     __slots__ = ("__weakref__", "_hop", "_lock", "id", "path", "problems")
 
     def __init__(self, strand: Strand, problems: list[Any]) -> None:
-        self.id = str(uuid4())
+        self.id = str(new_id())
         self.problems = problems
         self.path = Path(strand)
         self._hop = 0
@@ -182,7 +183,7 @@ class Run:
     def commit(self, store: Callable[[int, UUID], None], step_id: UUID | None = None) -> Tail:
         """Call `store(hop, step_id)`; the hop is used up only when it returns."""
         with self._lock:
-            tail = Tail(self._hop, step_id or uuid4())
+            tail = Tail(self._hop, step_id or new_id())
             store(*tail)
             self._hop += 1
             return tail

@@ -11,10 +11,11 @@ import json
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from hybridagi_steps.records.ids import new_id
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.message import StepMetrics, from_local, in_utc, utc_now
 
@@ -61,8 +62,10 @@ class AgentStep(BaseModel):
         use_attribute_docstrings=True, extra="allow", ser_json_inf_nan="constants"
     )
 
-    id: UUID | str = Field(default_factory=uuid4)
-    """Unique identifier for a step; a UUID's 36-character text becomes the UUID."""
+    id: UUID | str = Field(default_factory=new_id)
+    """Unique identifier for a step, by default a UUID that begins with the time (version 7).
+
+    A UUID's 36-character text becomes the UUID."""
     parent_id: UUID | str | None = None
     """The previous step, if any."""
     hop: int = 0

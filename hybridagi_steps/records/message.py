@@ -9,9 +9,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
-from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from hybridagi_steps.records.ids import new_id
 
 
 def utc_now() -> datetime:
@@ -94,7 +95,7 @@ class Step(BaseModel):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    id: str = Field(default_factory=lambda: str(uuid4()))
+    id: str = Field(default_factory=lambda: str(new_id()))
     """Unique identifier."""
     session_id: str
     """The session this message belongs to."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
-from uuid import uuid4
 
 from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.records.ids import new_id
 
 
 class ToolRequest(NamedTuple):
@@ -29,7 +29,7 @@ Consent = Callable[[ToolRequest], Answer | Awaitable[Answer]]
 class AgentSession:
     """A conversation and the user it belongs to."""
 
-    session_id: str = field(default_factory=lambda: str(uuid4()))
+    session_id: str = field(default_factory=lambda: str(new_id()))
     """Its id; a new session by default."""
     user_id: str | None = None
     """Whose history the steps are."""

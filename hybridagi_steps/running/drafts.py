@@ -13,12 +13,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import Any
-from uuid import uuid4
 
 import orjson
 
 from hybridagi_steps.admission import Redact
 from hybridagi_steps.records.event import StepDelta, StepEventType
+from hybridagi_steps.records.ids import new_id
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.running.event_line import EventLine
 
@@ -69,7 +69,7 @@ class Draft:
     """One answer while it streams."""
 
     def __init__(self, redact: Redact | None) -> None:
-        self.step_id = str(uuid4())
+        self.step_id = str(new_id())
         self.content, self.reasoning = SafeText(redact), SafeText(redact)
         self.tool_calls: list[dict[str, Any]] = []
         """Pieces of tool calls shown so far, put together."""

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
-from uuid import NAMESPACE_URL, uuid4, uuid5
+from uuid import NAMESPACE_URL, uuid5
 
 import orjson
 
@@ -34,6 +34,7 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.event import StepEvent, StepEventType
+from hybridagi_steps.records.ids import new_id
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.running.config import AgentSession
 from hybridagi_steps.running.results import RunResult
@@ -151,7 +152,7 @@ class DurableRunner:
         """
         named = session if isinstance(session, AgentSession) else AgentSession(session)
         order = Order(named.session_id, named.user_id, message, dict(inputs or {}))
-        text, run_id = order.to_json(), str(uuid4())
+        text, run_id = order.to_json(), str(new_id())
         if idempotency_key is not None:
             run_id = str(uuid5(NAMESPACE_URL, f"{order.session_id}\n{idempotency_key}"))
         await in_thread(partial(self._enqueue, run_id, order.session_id, text))

@@ -19,6 +19,7 @@ import orjson
 from hybridagi_steps.messages.agent_steps import INTERRUPTED
 from hybridagi_steps.messages.names import tool_name
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.ids import new_id
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
 from hybridagi_steps.running.drafts import Drafts
@@ -37,7 +38,7 @@ class ToolTurn:
     name: str
     arguments: dict[str, Any]
     call_id: str = field(default_factory=lambda: f"call_{uuid4().hex[:24]}")
-    step_id: UUID = field(default_factory=uuid4)
+    step_id: UUID = field(default_factory=new_id)
     """The AgentStep that tells it."""
     begun: bool = False
     result: Step | None = None

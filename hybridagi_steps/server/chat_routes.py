@@ -6,10 +6,10 @@ The run goes on when the reader leaves; only `POST /runs/{id}/cancel` stops it.
 from __future__ import annotations
 
 from typing import Annotated, Any
-from uuid import uuid4
 
 from fastapi import APIRouter, Header, Response
 
+from hybridagi_steps.records.ids import new_id
 from hybridagi_steps.server import shapes
 from hybridagi_steps.server.chat import said_once
 from hybridagi_steps.server.ids import SESSION, SessionId
@@ -38,7 +38,7 @@ async def chat(
 
     runner = shared.hub.runner
     shared.slots.check()
-    session = AgentSession(asked.session_id or str(uuid4()), asked.user_id)
+    session = AgentSession(asked.session_id or str(new_id()), asked.user_id)
     if idempotency_key is not None:
         run = await said_once(shared, session, asked.message, idempotency_key)
     else:

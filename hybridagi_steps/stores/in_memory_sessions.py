@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from operator import itemgetter
 from typing import Any
-from uuid import uuid4
 
 from hybridagi_steps.errors import DuplicateStepError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.ids import new_id
 from hybridagi_steps.records.message import Step, utc_now
 from hybridagi_steps.session_protocols import Attempt, BranchPosition, SessionSummary
 from hybridagi_steps.stores.body import encode_body
@@ -156,7 +156,7 @@ class InMemorySessions(ABC):
 
     def fork(self, session_id: str, sequence: int, new_session_id: str | None = None) -> str:
         """Start a session that shares messages 1 to `sequence` with this one."""
-        made = str(uuid4()) if new_session_id is None else new_session_id
+        made = str(new_id()) if new_session_id is None else new_session_id
         check_names(made, [], None)
         with self._opened() as state:
             asked = state.sessions.branch_of(session_id, None)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from datetime import timedelta
-from uuid import uuid4
 
+from hybridagi_steps.records.ids import new_id
 from hybridagi_steps.records.message import utc_now
 from hybridagi_steps.session_protocols import Attempt, BranchPosition
 from hybridagi_steps.stores.commits import ATTEMPT_HOURS, check_names, in_use, stale_pointer
@@ -70,7 +70,7 @@ class BranchTables(SessionTables):
 
     def fork(self, session_id: str, sequence: int, new_session_id: str | None = None) -> str:
         """Start a session that shares messages 1 to `sequence` with this one."""
-        made = str(uuid4()) if new_session_id is None else new_session_id
+        made = str(new_id()) if new_session_id is None else new_session_id
         check_names(made, [], None)
         with self._db.writing() as connection:
             asked = branch_of(connection, self._namespace, session_id, None)
