@@ -32,14 +32,18 @@ if TYPE_CHECKING:
         StepsJSONAdapter,
         StepsXMLAdapter,
     )
-    from hybridagi_steps.programs.interpreter import GraphInterpreter
+    from hybridagi_steps.programs.graph.interpreter import GraphInterpreter
+    from hybridagi_steps.programs.graph.program_memory import ProgramMemory
+    from hybridagi_steps.programs.graph.ready_agents import (
+        ready_agent,
+        ready_agents,
+        ready_programs,
+    )
+    from hybridagi_steps.programs.graph.run_state import AgentOutput, ProgramSession
     from hybridagi_steps.programs.lm_reranker import LMStepReranker
-    from hybridagi_steps.programs.program_memory import ProgramMemory
-    from hybridagi_steps.programs.ready_agents import ready_agent, ready_agents, ready_programs
     from hybridagi_steps.programs.recorder import StepRecorder
     from hybridagi_steps.programs.recording import Recorded, in_context, record, record_step
     from hybridagi_steps.programs.retriever import StepReranker, StepRetriever
-    from hybridagi_steps.programs.run_state import AgentOutput, ProgramSession
     from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
     from hybridagi_steps.records.event import StepDelta, StepEvent, StepEventType
     from hybridagi_steps.records.filters import StepFilter, StepHit
@@ -137,7 +141,7 @@ __all__ = [
 ]
 
 _HOMES: dict[str, str | None] = {
-    "AgentOutput": "programs.run_state",
+    "AgentOutput": "programs.graph.run_state",
     "AgentSession": "running.config",
     "AgentStep": "records.agent_step",
     "AgentStepList": "records.predictions",
@@ -145,7 +149,7 @@ _HOMES: dict[str, str | None] = {
     "Context": "context.builder",
     "ContextBuilder": "context.builder",
     "DurableRunner": "running.durable",
-    "GraphInterpreter": "programs.interpreter",
+    "GraphInterpreter": "programs.graph.interpreter",
     "LMStepReranker": "programs.lm_reranker",
     "MessageRole": "records.message",
     "NativeChatAdapter": "programs.adapters",
@@ -156,8 +160,8 @@ _HOMES: dict[str, str | None] = {
     "PlanResult": "planning.results",
     "PlanStep": "records.plan",
     "PlanStepType": "records.plan",
-    "ProgramMemory": "programs.program_memory",
-    "ProgramSession": "programs.run_state",
+    "ProgramMemory": "programs.graph.program_memory",
+    "ProgramSession": "programs.graph.run_state",
     "Query": "records.predictions",
     "QueryList": "records.predictions",
     "QueryWithSteps": "records.predictions",
@@ -198,9 +202,9 @@ _HOMES: dict[str, str | None] = {
     "idempotent": "running.tool_gate",
     "in_context": "programs.recording",
     "plots": None,
-    "ready_agent": "programs.ready_agents",
-    "ready_agents": "programs.ready_agents",
-    "ready_programs": "programs.ready_agents",
+    "ready_agent": "programs.graph.ready_agents",
+    "ready_agents": "programs.graph.ready_agents",
+    "ready_programs": "programs.graph.ready_agents",
     "record": "programs.recording",
     "record_step": "programs.recording",
     "rerankers": None,

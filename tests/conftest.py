@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from hybridagi_steps import AgentStep, StepMemory
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 os.environ["DSPY_CACHEDIR"] = tempfile.mkdtemp(prefix="dspy-cache-")
 for _name in ("OPENAI_API_BASE", "OPENAI_BASE_URL", "HYBRIDAGI_STEPS_DB"):
     os.environ.pop(_name, None)
+
+# How long a busy machine takes to make an example says nothing about the library.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from hybridagi_steps.programs import (
     Program,
     check_programs,
 )
-from hybridagi_steps.programs.program_nodes import Edge
+from hybridagi_steps.programs.graph.program_nodes import Edge
 
 
 def speak(

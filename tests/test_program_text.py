@@ -18,7 +18,7 @@ from hybridagi_steps.errors import (
     UnknownProgramError,
 )
 from hybridagi_steps.programs import Action, Control, Decision, GraphProgram, Program
-from hybridagi_steps.programs.program_nodes import Edge
+from hybridagi_steps.programs.graph.program_nodes import Edge
 
 HOSTILE = [
     'He said "hi"',

@@ -24,8 +24,8 @@ from hybridagi_steps.bench.conditions import conditions
 from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
 from hybridagi_steps.bench.timing import excess, fastest, interleaved, typical
 from hybridagi_steps.memory import Durability, StepMemory
-from hybridagi_steps.programs.graph_program import Action, GraphProgram
-from hybridagi_steps.programs.interpreter import GraphInterpreter
+from hybridagi_steps.programs.graph.graph_program import Action, GraphProgram
+from hybridagi_steps.programs.graph.interpreter import GraphInterpreter
 from hybridagi_steps.programs.tools import Predict
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.testing import scripted_lm

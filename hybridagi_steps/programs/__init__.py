@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hybridagi_steps.programs.graph_program import GraphProgram
-    from hybridagi_steps.programs.program_checks import check_programs
-    from hybridagi_steps.programs.program_nodes import Action, Control, Decision, Program
+    from hybridagi_steps.programs.graph.graph_program import GraphProgram
+    from hybridagi_steps.programs.graph.program_checks import check_programs
+    from hybridagi_steps.programs.graph.program_nodes import Action, Control, Decision, Program
 
 __all__ = ["Action", "Control", "Decision", "GraphProgram", "Program", "check_programs"]
 
 _HOMES: dict[str, str | None] = {
-    "Action": "program_nodes",
-    "Control": "program_nodes",
-    "Decision": "program_nodes",
-    "GraphProgram": "graph_program",
-    "Program": "program_nodes",
-    "check_programs": "program_checks",
+    "Action": "graph.program_nodes",
+    "Control": "graph.program_nodes",
+    "Decision": "graph.program_nodes",
+    "GraphProgram": "graph.graph_program",
+    "Program": "graph.program_nodes",
+    "check_programs": "graph.program_checks",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -18,7 +18,7 @@ from typing import Any
 import dspy
 
 from hybridagi_steps.errors import InvalidSettingError, ToolInputError, UnknownToolError
-from hybridagi_steps.programs.decision_labels import chosen
+from hybridagi_steps.programs.graph.decision_labels import chosen
 from hybridagi_steps.programs.tools.function_tool import CallTool, named_arguments, tools_by_name
 from hybridagi_steps.programs.tools.graph_tool import (
     INPUTS,

@@ -11,7 +11,13 @@ from importlib import import_module
 from typing import Any
 
 from hybridagi_steps.display.graph_drawing import graph_svg
-from hybridagi_steps.programs.program_nodes import Action, Decision, Node, Program, ProgramGraph
+from hybridagi_steps.programs.graph.program_nodes import (
+    Action,
+    Decision,
+    Node,
+    Program,
+    ProgramGraph,
+)
 
 
 def program_svg(program: ProgramGraph) -> str:

@@ -25,18 +25,18 @@ from hybridagi_steps.errors import (
     UnknownProgramError,
 )
 from hybridagi_steps.programs.driving import adriven, driven
-from hybridagi_steps.programs.graph_program import GraphProgram
-from hybridagi_steps.programs.node_predictors import predictors_of
-from hybridagi_steps.programs.program_checks import check_programs
-from hybridagi_steps.programs.program_library import (
+from hybridagi_steps.programs.graph.graph_program import GraphProgram
+from hybridagi_steps.programs.graph.node_predictors import predictors_of
+from hybridagi_steps.programs.graph.program_checks import check_programs
+from hybridagi_steps.programs.graph.program_library import (
     EntryGuard,
     ProgramLibrary,
     ProgramShelf,
     programs_of,
 )
-from hybridagi_steps.programs.program_run import ProgramRun, RunSettings
+from hybridagi_steps.programs.graph.program_run import ProgramRun, RunSettings
+from hybridagi_steps.programs.graph.run_state import AgentOutput, ProgramSession
 from hybridagi_steps.programs.recording import record
-from hybridagi_steps.programs.run_state import AgentOutput, ProgramSession
 from hybridagi_steps.programs.step_writer import check_memory
 from hybridagi_steps.programs.tools import tools_by_name
 from hybridagi_steps.records.predictions import Query

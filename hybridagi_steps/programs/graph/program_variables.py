@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from hybridagi_steps.programs.program_nodes import (
+from hybridagi_steps.programs.graph.program_nodes import (
     PROVIDED,
     RESERVED,
     Action,
@@ -18,7 +18,7 @@ from hybridagi_steps.programs.program_nodes import (
     Program,
     ProgramGraph,
 )
-from hybridagi_steps.programs.program_paths import reached, steps_on
+from hybridagi_steps.programs.graph.program_paths import reached, steps_on
 
 _CALLS_ANY = frozenset({"CallGraphProgram"})
 """Tools that call a program which is chosen only then."""

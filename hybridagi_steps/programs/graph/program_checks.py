@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 from hybridagi_steps.errors import InvalidProgramError
-from hybridagi_steps.programs.program_nodes import (
+from hybridagi_steps.programs.graph.program_nodes import (
     END,
     PROVIDED,
     START,
@@ -26,8 +26,8 @@ from hybridagi_steps.programs.program_nodes import (
     Program,
     ProgramGraph,
 )
-from hybridagi_steps.programs.program_paths import can_finish, reached, steps_back, steps_on
-from hybridagi_steps.programs.program_variables import unset_variables, var_in_of
+from hybridagi_steps.programs.graph.program_paths import can_finish, reached, steps_back, steps_on
+from hybridagi_steps.programs.graph.program_variables import unset_variables, var_in_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -27,7 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from hybridagi_steps.display.view import plural
 from hybridagi_steps.errors import PromptError
 from hybridagi_steps.programs.adapters import StepContext
-from hybridagi_steps.programs.program_nodes import PROVIDED
+from hybridagi_steps.programs.graph.program_nodes import PROVIDED
 from hybridagi_steps.programs.values import plain
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit

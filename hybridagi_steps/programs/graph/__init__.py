@@ -1,0 +1,1 @@
+"""Graph programs: written, checked, drawn, kept and run; `program_run` is their heart."""
