@@ -173,7 +173,8 @@ class StepMemory:
             InvalidFilterError: No condition at all; `clear` deletes everything.
         """
         erased = erase(self._open_store, StepFilter.of(where))
-        self.vacuum()
+        self._open_store.compact()
+        self._forget_cache()
         return erased
 
     def vacuum(self) -> None:

@@ -320,7 +320,11 @@ class StoreAdmin(Protocol):
         ...
 
     def vacuum(self) -> None:
-        """Give space back to the system."""
+        """Delete what no session reads any more, and `compact`."""
+        ...
+
+    def compact(self) -> None:
+        """Give space back to the system; nothing that was deleted is left in any file."""
         ...
 
     def verify(self) -> list[str]:

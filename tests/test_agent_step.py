@@ -300,3 +300,13 @@ def test_a_falsy_result_is_a_result() -> None:
 
 def test_a_vector_is_not_shown() -> None:
     assert "0.25" not in repr(AgentStep(step_type=AgentStepType.Action, vector=[0.25]))
+
+
+@pytest.mark.parametrize("form", ["{}", "{{{}}}", "urn:uuid:{}"])
+def test_other_spellings_of_a_uuid_stay_text_through_json(form: str) -> None:
+    text = form.format(uuid4().hex)
+    made = AgentStep(id=text, parent_id=text, step_type=AgentStepType.Action)
+    back = AgentStep.model_validate_json(made.model_dump_json())
+    assert (made.id, back.id, back.parent_id) == (text, text, text)
+    own = AgentStep(step_type=AgentStepType.Action)
+    assert AgentStep.model_validate_json(own.model_dump_json()).id == own.id

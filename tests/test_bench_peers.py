@@ -149,6 +149,7 @@ class TestSearchers:
         assert found[OURS]["settings"].startswith("exact scan")
         assert found[search_peers.NUMPY]["everything"]["times_faster_than_numpy"] == 1.0
         assert found[search_peers.KNOWN]["filtered"]["wall_ms"] > 0
+        assert found[OURS]["filtered_in_turn"]["recall"] == 1.0
         tables = search_peers.peer_tables({"versions": {}, "sizes": {"300": part}})
         assert list(tables[0].columns[1:]) == list(found)
         assert all(len(row) == len(tables[0].columns) for row in tables[0].rows)

@@ -67,3 +67,17 @@ def test_an_exclusion_adds_up_with_other_conditions(memory: StepMemory) -> None:
     where = {"exclude_run_id": ["mine"], "tools": ["refund"], "scope": "*"}
     ids = {str(hit.step.id) for hit in memory.search("refund the ticket", where=where)}
     assert ids == {"step-1", "step-2", "step-3", "step-4"}
+
+
+@pytest.mark.parametrize("arguments", [{}, {"city": "Oslo"}])
+def test_program_calls_are_found_by_what_they_are_for(
+    memory: StepMemory, arguments: dict[str, str]
+) -> None:
+    purposes = ["refund the flight to Rome", "book a hotel in Paris", "cancel the cello lesson"]
+    for purpose in purposes:
+        inputs = {"program": "desk", "purpose": purpose, "arguments": arguments}
+        memory.add(AgentStep(step_type=AgentStepType.ProgramCall, inputs=inputs))
+    for purpose in purposes:
+        assert memory.search(purpose)[0].step.purpose == purpose
+    assert memory.search("cello", mode="lexical")[0].step.purpose == purposes[2]
+    assert len(memory.search("desk", 9, mode="lexical")) == 3

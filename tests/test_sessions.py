@@ -376,6 +376,24 @@ def test_further_conditions_pick_steps_and_leave_messages(
     assert memory.stats()["messages"] == 2
 
 
+def test_a_purge_of_something_else_leaves_attempts_alone(
+    memory: hs.StepMemory, repo: SessionRepository
+) -> None:
+    run(repo.commit("s", said(1)))
+    run(repo.commit("s", [message("old answer")], [step(id="old", user_id="ann")]))
+    old = run(repo.attempts("s"))[0].branch_id
+    attempt = run(repo.branch_at("s", 1))
+    run(repo.commit("s", [message("new answer")], [step(id="new")], branch_id=attempt))
+    run(repo.adopt("s", attempt))
+    memory.add(step(id="junk", run_id="junk"))
+    assert memory.purge({"run_id": "junk"}) == 1
+    assert {str(kept.id) for kept in memory.iter_steps({"scope": "*"})} == {"old", "new"}
+    run(repo.adopt("s", old))
+    assert texts(repo, "s")[-1] == "old answer"
+    memory.vacuum()
+    assert {str(kept.id) for kept in memory.iter_steps({"scope": "*"})} == {"old"}
+
+
 # -- recording into a session
 
 

@@ -9,10 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
-from hybridagi_steps.records.step_text import cut, own_text, text_hash, tokens, window_text
+from hybridagi_steps.records.step_text import (
+    cut,
+    own_text,
+    text_hash,
+    tokens,
+    whole_text,
+    window_text,
+)
 
 
-def step(kind: str, inputs: dict[str, Any] | None, outputs: dict[str, Any] | None) -> AgentStep:
+def step(
+    kind: str, inputs: dict[str, Any] | None, outputs: dict[str, Any] | None = None
+) -> AgentStep:
     return AgentStep(step_type=AgentStepType(kind), inputs=inputs, outputs=outputs)
 
 
@@ -47,7 +56,16 @@ SEARCH = step(
             step("ProgramCall", {"program": "main_loop", "arguments": {"query": "hi"}}, None),
             "main loop (query=hi)",
         ),
+        (
+            step("ProgramCall", {"program": "desk", "purpose": "refund", "arguments": {"n": 1}}),
+            "desk (n=1)",
+        ),
+        (step("ProgramCall", {"program": "desk", "purpose": "refund"}), "refund | desk ()"),
         (step("ProgramEnd", {"program": "main"}, {"answer": "bye"}), "main -> bye"),
+        (
+            step("ProgramEnd", {"program": "main", "purpose": "greet"}, {"answer": "bye"}),
+            "greet | main -> bye",
+        ),
     ],
 )
 def test_own_text_of_each_type(which: AgentStep, text: str) -> None:
@@ -141,3 +159,15 @@ def test_the_hash_is_blind_to_case_and_white_space() -> None:
     assert text_hash("Find  the\nRule") == text_hash("find the rule")
     assert text_hash("find the rule") != text_hash("find the rules")
     assert -(2**63) <= text_hash("x") < 2**63
+
+
+def test_calls_that_differ_in_purpose_alone_are_not_the_same() -> None:
+    arguments = {"city": "Oslo"}
+    calls = [
+        step("ProgramCall", {"program": "desk", "purpose": purpose, "arguments": arguments})
+        for purpose in ("refund the flight", "book a hotel")
+    ]
+    assert [whole_text(call) for call in calls] == [
+        "refund the flight | desk (city=Oslo)",
+        "book a hotel | desk (city=Oslo)",
+    ]

@@ -3,7 +3,8 @@
 Each size runs in a process of its own in which every library is told to use one thread. All hold
 the same vectors: embeddings of made-up steps, each of a user who has one in a hundred. Peers take
 turns of up to twenty queries in a hot loop; NumPy's exact product is the oracle of recall and the
-unit of speed. A filter is evaluated inside the clock. After adds, the next search is inside too.
+unit of speed. A filter is evaluated inside the clock: of one user, as one program asks, and of
+another user with each query, as a server is asked. After adds, the next search is inside too.
 """
 
 from __future__ import annotations
@@ -146,6 +147,10 @@ def measure_size(corpus: Corpus, size: int, rounds: int, peers: Sequence[Peer]) 
         found[KNOWN] = {"settings": "a filter's rows found before the clock: the index alone"}
         for name, row in _finding(asked, corpus.queries, rounds).items():
             found[name]["filtered"] = row
+        users = {query.tobytes(): f"user-{n % USERS}" for n, query in enumerate(corpus.queries)}
+        asked = {name: _of_its_user(searcher, users) for name, searcher in opened.items()}
+        for name, row in _finding(asked, corpus.queries, rounds).items():
+            found[name]["filtered_in_turn"] = row
         for name, row in _adding(opened, corpus, size).items():
             found[name]["adds"] = row
     return {"dimension": corpus.vectors.shape[1], "peers": found}
@@ -162,6 +167,10 @@ def _everything(searcher: VectorSearcher) -> Ask:
 
 def _of_one_user(searcher: VectorSearcher) -> Ask:
     return lambda query: searcher.search_of(query, K, _USER)
+
+
+def _of_its_user(searcher: VectorSearcher, users: dict[bytes, str]) -> Ask:
+    return lambda query: searcher.search_of(query, K, users[query.tobytes()])
 
 
 def _among_known(searcher: MemoryIndex) -> Ask:
@@ -259,6 +268,7 @@ def peer_tables(found: dict[str, Any]) -> list[Table]:
 
 _MEASURED = (
     *("ms", "CPU ms", "x NumPy", f"recall@{K}", "1 % filter ms", "recall", "x ours"),
+    *("another user each time ms", "recall", "x ours"),
     *(f"{ADDS:,} adds ms", "x ours", "build s"),
 )
 
@@ -270,7 +280,9 @@ def _settings(peers: dict[str, Any]) -> list[str]:
 def _cells(row: dict[str, Any]) -> list[str]:
     if "missing" in row:
         return ["-"] * len(_MEASURED)
-    everything, filtered, adds = (row.get(part, {}) for part in ("everything", "filtered", "adds"))
+    everything, filtered, in_turn, adds = (
+        row.get(part, {}) for part in ("everything", "filtered", "filtered_in_turn", "adds")
+    )
     return [
         number(everything.get("wall_ms")),
         number(everything.get("cpu_ms")),
@@ -279,6 +291,9 @@ def _cells(row: dict[str, Any]) -> list[str]:
         number(filtered.get("wall_ms")),
         number(filtered.get("recall")),
         number(filtered.get("wall_ratio"), 2),
+        number(in_turn.get("wall_ms")),
+        number(in_turn.get("recall")),
+        number(in_turn.get("wall_ratio"), 2),
         number(adds.get("wall_ms"), 1),
         number(adds.get("wall_ratio"), 1),
         number(row.get("build_seconds"), 1),

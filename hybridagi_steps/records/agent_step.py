@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -38,6 +38,8 @@ END_PROGRAM_TEMPLATE = """--- Step {hop} ---
 End Program: {program}"""
 
 _UUID_TEXT_LENGTH = 36
+# Text is tried first: of JSON, pydantic would take any spelling of a UUID for one.
+_Id = Annotated[str | UUID, Field(union_mode="left_to_right")]
 
 
 class AgentStepType(StrEnum):
@@ -62,11 +64,11 @@ class AgentStep(BaseModel):
         use_attribute_docstrings=True, extra="allow", ser_json_inf_nan="constants"
     )
 
-    id: UUID | str = Field(default_factory=new_id)
+    id: _Id = Field(default_factory=new_id)
     """Unique identifier for a step, by default a UUID that begins with the time (version 7).
 
     A UUID's 36-character text becomes the UUID."""
-    parent_id: UUID | str | None = None
+    parent_id: _Id | None = None
     """The previous step, if any."""
     hop: int = 0
     """The step's place in its run, counted from 0."""

@@ -71,10 +71,13 @@ def _text(step: AgentStep, cut: _Cut, values: int | None) -> str:
         options = cut(inputs.get("options", ""), _RESULT)
         return f"{purpose} | {options} -> {cut(outputs.get('choice'), _RESULT)}"
     if kind == "ProgramCall":
-        called = _pairs(step.arguments, cut, _PURPOSE, values)
-        return f"{_words(step.program or '')} ({called})"
+        called = f"{_words(step.program or '')} ({_pairs(step.arguments, cut, _PURPOSE, values)})"
+        # A program's purpose is the same in every call: arguments, where there are any, tell more.
+        brief = not purpose or (step.arguments and values is not None)
+        return called if brief else f"{purpose} | {called}"
     if kind == "ProgramEnd":
-        return f"{_words(step.program or '')} -> {outcome}"
+        ended = f"{_words(step.program or '')} -> {outcome}"
+        return f"{purpose} | {ended}" if purpose else ended
     return f"{purpose} | {_pairs(step.arguments, cut, _VALUE, values)} -> {outcome}"
 
 

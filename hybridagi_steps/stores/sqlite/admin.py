@@ -116,8 +116,12 @@ class AdminTables(BranchTables):
             remove_all(connection, self._namespace)
 
     def vacuum(self) -> None:
-        """Delete what no session reads; give space back. Nothing deleted is left in any file."""
+        """Delete what no session reads; give space back."""
         self.sweep()
+        self.compact()
+
+    def compact(self) -> None:
+        """Give space back. Nothing deleted is left in any file."""
         self._db.compact()
 
     def verify(self) -> list[str]:

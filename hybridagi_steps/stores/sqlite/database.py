@@ -234,7 +234,10 @@ class Database:
         except sqlite3.Error as error:
             raise translated(error, self.path) from error
         if not self.writable:
-            raise ReadOnlyStorageError(f"{self.path} cannot be created or upgraded here.")
+            raise ReadOnlyStorageError(
+                f"{self.path} is missing or of an earlier version, and cannot be written here: "
+                "open it once where it can be."
+            )
         try:
             self._create()
         except sqlite3.Error as error:
