@@ -21,11 +21,7 @@ from hybridagi_steps.arguments import StepId, Steps, Where, check_page, id_texts
 from hybridagi_steps.background import START_AT
 from hybridagi_steps.binding import AUTO, EmbedderBinding
 from hybridagi_steps.erasure import erase
-from hybridagi_steps.errors import (
-    InvalidStepError,
-    MemoryClosedError,
-    MemoryNotPicklableError,
-)
+from hybridagi_steps.errors import InvalidStepError, MemoryClosedError, MemoryNotPicklableError
 from hybridagi_steps.lineage import Expand, ancestors
 from hybridagi_steps.protocols import Embedder, RunSummary
 from hybridagi_steps.records.agent_step import AgentStep, id_text
