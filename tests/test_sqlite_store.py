@@ -165,6 +165,29 @@ def test_a_file_of_an_earlier_schema_is_brought_up_to_date(
     assert later
 
 
+def test_a_failed_upgrade_leaves_the_file_as_it_was(path: Path) -> None:
+    first, *later = schema.migrations()
+    broken = [(number, script + "\nCREATE TABLE nonsense;\n") for number, script in later]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schema, "migrations", lambda: [first])
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            schema.migrate(connection, 0)
+    before = tables_of(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schema, "migrations", lambda: [first, *broken])
+        with pytest.raises(StorageError):
+            SqliteStepStore(path)
+    assert tables_of(path) == before
+    filled(path)
+
+
+def tables_of(path: Path) -> list[str]:
+    with closing(sqlite3.connect(path)) as connection:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        found = connection.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall()
+    return [str(version), *(str(sql) for (sql,) in found)]
+
+
 def test_deleted_words_are_in_no_file_after_vacuum(path: Path, store: SqliteStepStore) -> None:
     store.append([step(id=str(n), outputs={"x": f"{CANARY} {n}"}) for n in range(300)])
     store.append([step(id="kept"), step(id="r", run_id=CANARY, outputs={"x": CANARY * 900})])

@@ -248,9 +248,8 @@ class FaissIndex:
         codes = self._current_codes()
         if codes is None:
             return self._exact(query, k, scope)
-        vectors = self._store.vectors
         fresh = self._fresh(query, codes.count, scope.allowed)
-        thinness = max(codes.total, len(vectors)) / scope.size
+        thinness = max(codes.total, self._store.count) / scope.size
         fetch = int(max(FETCH, 10 * k) * thinness)
         while fetch <= LARGEST_FETCH * scope.size:
             candidates = scope.among(codes.nearest(query, fetch, thinness))

@@ -85,7 +85,7 @@ class Scopes:
 
 
 def _is_frozen(rows: Rows) -> bool:
-    """Tell whether nobody can change an array, so that itself says what was asked."""
+    """Tell whether an array cannot be changed: then it need not be copied or compared."""
     return rows.base is None and not rows.flags.writeable
 
 

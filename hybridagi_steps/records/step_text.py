@@ -73,8 +73,9 @@ def _text(step: AgentStep, cut: _Cut, values: int | None) -> str:
     if kind == "ProgramCall":
         called = f"{_words(step.program or '')} ({_pairs(step.arguments, cut, _PURPOSE, values)})"
         # A program's purpose is the same in every call: arguments, where there are any, tell more.
-        brief = not purpose or (step.arguments and values is not None)
-        return called if brief else f"{purpose} | {called}"
+        # Only the whole text has both.
+        told_by_arguments = step.arguments and values is not None
+        return called if told_by_arguments or not purpose else f"{purpose} | {called}"
     if kind == "ProgramEnd":
         ended = f"{_words(step.program or '')} -> {outcome}"
         return f"{purpose} | {ended}" if purpose else ended

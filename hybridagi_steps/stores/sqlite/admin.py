@@ -116,7 +116,7 @@ class AdminTables(BranchTables):
             remove_all(connection, self._namespace)
 
     def vacuum(self) -> None:
-        """Delete what no session reads; give space back."""
+        """Delete what no session reads, and compact."""
         self.sweep()
         self.compact()
 
