@@ -87,7 +87,7 @@ def test_many_branches_do_not_pile_up() -> None:
     assert path.branches_known <= 256
 
 
-def test_hops_have_no_gap_when_storing_fails() -> None:
+def test_hops_have_no_gap_when_a_step_is_not_stored() -> None:
     run = Run(HOME, [])
 
     def refuse(hop: int, step_id: UUID) -> None:
@@ -96,6 +96,7 @@ def test_hops_have_no_gap_when_storing_fails() -> None:
     hops = [run.commit(accept).hop]
     with pytest.raises(OSError, match="full"):
         run.commit(refuse)
+    run.commit(lambda hop, step_id: False)
     hops.append(run.commit(accept).hop)
     assert hops == [0, 1]
 

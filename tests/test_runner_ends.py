@@ -37,7 +37,8 @@ from hybridagi_steps.running.hooks import RunHook
 from hybridagi_steps.running.replaying import stored_events
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.running.stopping import RunVetoed
-from hybridagi_steps.testing import ScriptedLM
+from hybridagi_steps.running.threads import done_on
+from hybridagi_steps.testing import ScriptedLM, request_text
 
 QA = "question -> answer"
 LONG = "word " * 40
@@ -324,6 +325,141 @@ def test_a_limit_may_end_with_a_summary(memory: StepMemory) -> None:
     last = messages(memory, "chat")[-1]
     assert last.content == "I found x."
     assert (last.metadata or {})["summary"] is True
+
+
+def test_a_tool_that_ends_after_it_was_cut_off_changes_nothing(memory: StepMemory) -> None:
+    cut_off, gone = threading.Event(), threading.Event()
+
+    def slow(query: str) -> str:
+        """Search slowly."""
+        assert cut_off.wait(30)
+        return "too late"
+
+    class Ends(RunHook):
+        def on_tool_end(self, run: Any, request: Any, result: Any) -> None:
+            gone.set()
+
+    def reply(request: Any) -> Any:
+        if "next_tool_name" in request_text(request):
+            return thought("I look it up", "slow", query="x")
+        # The call has its synthetic result; now its tool ends in the thread it was left in.
+        cut_off.set()
+        assert gone.wait(30)
+        return {"summary": "I found nothing."}
+
+    config = StepRunnerConfig(timeout_seconds=2.0, termination_summary=True)
+    runner = StepRunner(SyncAgent([slow]), memory, config=config, hooks=[Ends()])
+    events = run(runner, "chat", "Capital?", ScriptedLM(reply))
+    check_stream(memory, events)
+    assert ended(events) == ("run_failed", "timeout") == recorded_end(memory, events)
+    assert "storage" not in [(e.data or {}).get("where") for e in events]
+    assert [step.content for step in messages(memory, "chat") if step.is_tool_step()] == [
+        INTERRUPTED
+    ]
+    [cut] = [step for step in memory.run(events[0].run_id).steps if step.tool == "slow"]
+    assert (cut.status, (cut.outputs or {})["error"]["type"]) == ("cancelled", "Interrupted")
+
+
+@pytest.mark.parametrize("number", range(3, 15))
+def test_cancelling_while_tools_end_leaves_whole_runs(memory: StepMemory, number: int) -> None:
+    """Whoever tells of a call first is believed: the tool's thread, or the run that cuts it off."""
+
+    def quick(query: str) -> str:
+        """Search quickly."""
+        time.sleep(0.003)
+        return "found"
+
+    agent = SyncAgent([quick])
+    agent.react.max_iters = 100
+    agent.set_lm(ScriptedLM(lambda request: thought("on", "quick", query="x")))
+    runner = StepRunner(agent, memory)
+
+    async def cut_off(session_id: str) -> list[Any]:
+        events: list[Any] = []
+        async for event in runner.run_stream(session_id, "Capital?"):
+            events.append(event)
+            if event.number == number:
+                assert await runner.cancel(event.run_id)
+        return events
+
+    async def side_by_side() -> list[list[Any]]:
+        return await asyncio.gather(*(cut_off(f"chat {n}") for n in range(4)))
+
+    for events in asyncio.run(side_by_side()):
+        check_stream(memory, events)
+        assert ended(events) == ("run_cancelled", "cancelled") == recorded_end(memory, events)
+        steps = memory.run(events[0].run_id).steps
+        assert [step.hop for step in steps] == list(range(len(steps)))
+        ends = [step.program_id for step in steps if step.step_type == "ProgramEnd"]
+        assert ends.count(str(steps[0].id)) == 1
+        assert len(set(ends)) == len(ends)
+
+
+class Leaving(dspy.Module):
+    """Says when its thread comes out of it."""
+
+    def __init__(self, left: threading.Event, tools: list[Any]) -> None:
+        super().__init__()
+        self.inner, self._left = SyncAgent(tools), left
+
+    def forward(self, question: str) -> Any:
+        """Ask the program inside."""
+        try:
+            return self.inner(question=question)
+        finally:
+            self._left.set()
+
+
+@pytest.mark.parametrize("place", ["model", "tool"])
+def test_a_cancelled_run_waits_for_its_thread_unless_a_tool_has_it(
+    memory: StepMemory, place: str
+) -> None:
+    """A thread that outlives the event loop may wait for it for ever, and the process with it."""
+    reached, go_on, left = threading.Event(), threading.Event(), threading.Event()
+
+    def work(query: str) -> str:
+        """Search."""
+        if place == "tool":
+            reached.set()
+            assert go_on.wait(30)
+        return "found"
+
+    def reply(request: Any) -> Any:
+        if place == "model":
+            reached.set()
+            time.sleep(0.1)
+        return thought("on", "work", query="x")
+
+    program = Leaving(left, [work])
+    program.set_lm(ScriptedLM(reply))
+    runner = StepRunner(program, memory)
+
+    async def cut_off() -> Any:
+        events = runner.run_stream("chat", "Capital?")
+        first = await anext(events)
+        waiting = asyncio.create_task(collected(events))
+        await asyncio.to_thread(reached.wait, 30)
+        assert await runner.cancel(first.run_id)
+        return [first, *await waiting], left.is_set()
+
+    events, was_left = asyncio.run(cut_off())
+    go_on.set()
+    check_stream(memory, events)
+    assert ended(events) == ("run_cancelled", "cancelled")
+    assert was_left == (place == "model")
+    assert left.wait(30)
+
+
+def test_a_thread_does_not_wait_for_a_closed_event_loop() -> None:
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    loop = asyncio.new_event_loop()
+    closing = threading.Timer(0.05, loop.close)
+    closing.start()
+    with pytest.raises(RuntimeError, match="closed"):
+        done_on(loop, never())
+    closing.join()
 
 
 class Listener(RunHook):

@@ -30,7 +30,7 @@ from runner_cases import (
     thought,
 )
 
-from hybridagi_steps import StepEventType, StepMemory
+from hybridagi_steps import AgentStep, AgentStepType, StepEventType, StepMemory
 from hybridagi_steps.errors import (
     MessageError,
     SequenceConflictError,
@@ -316,6 +316,46 @@ def test_a_callable_is_resumed_with_what_was_done(memory: StepMemory) -> None:
     assert [step.content for step in snapshots(events)] == [INTERRUPTED, "done"]
     assert [message["role"] for message in heard] == ["user", "assistant", "tool"]
     assert heard[-1]["tool_call_id"] == "call_1"
+
+
+def test_a_result_that_only_its_agent_step_tells_is_not_lost(memory: StepMemory) -> None:
+    """A result waits for those of earlier calls; its AgentStep may be stored before it."""
+
+    def agent_step(**outputs: Any) -> AgentStep:
+        return AgentStep(
+            step_type=AgentStepType.Action,
+            inputs={"purpose": "pay", "tool": "pay", "arguments": {}},
+            outputs=outputs,
+            session_id="chat",
+            run_id="cut off",
+        )
+
+    def asking(*steps: AgentStep) -> dict[str, Any]:
+        function = {"name": "pay", "arguments": "{}"}
+        ids = [str(step.id) for step in steps]
+        calls = [{"id": key, "type": "function", "function": function} for key in ids]
+        metadata = {"agent_step_ids": ids}
+        return {"role": "assistant", "content": None, "tool_calls": calls, "metadata": metadata}
+
+    slow, quick, broken = agent_step(), agent_step(result="paid"), agent_step(error="no money")
+    memory.add([quick, broken])
+    pending = [{"role": "user", "content": "Pay"}, asking(slow, quick, broken)]
+    asyncio.run(memory.repository().append("chat", pending))
+
+    def program(given: list[dict[str, Any]]) -> str:
+        return "done"
+
+    runner = StepRunner(program, memory)
+    events = stream(runner.resume("chat"), None)
+    told = [INTERRUPTED, "paid", "Error: no money"]
+    assert [step.content for step in snapshots(events)] == [*told, "done"]
+    assert kinds(events)[-1] == "run_completed"
+    assert memory.get(quick.id).steps == [quick]
+
+    memory.add([again := agent_step(result="twice")])
+    asyncio.run(memory.repository().append("chat", [pending[0], asking(again)]))
+    events = run(runner, "chat", "And now?")
+    assert [step.content for step in snapshots(events)] == ["twice", "And now?", "done"]
 
 
 def test_a_retry_hears_only_its_own_branch(memory: StepMemory) -> None:

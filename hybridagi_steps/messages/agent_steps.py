@@ -126,7 +126,7 @@ class _Writer:
         if len(turn) > 1:
             made.agent_step_id, made.metadata = None, {SHOWN: ids}
         for step, call in zip(turn, calls, strict=True):
-            text, failed = _result(step)
+            text, failed = result_text(step)
             result = self._add(step, "result", MessageRole.TOOL, content=text)
             result.tool_call_id, result.name = call["id"], call["function"]["name"]
             if failed:
@@ -229,7 +229,7 @@ def _call(step: AgentStep) -> dict[str, Any]:
     return {"id": call_id(step.id), "type": "function", "function": function}
 
 
-def _result(step: AgentStep) -> tuple[str, bool]:
+def result_text(step: AgentStep) -> tuple[str, bool]:
     """Return what a tool gave back as text, and whether that is an error."""
     outputs = step.outputs or {}
     if (error := outputs.get("error")) and step.result is None:

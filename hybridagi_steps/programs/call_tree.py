@@ -180,12 +180,12 @@ class Run:
         """Forget who held the lock: that thread stayed behind in the parent process."""
         self._lock = threading.RLock()
 
-    def commit(self, store: Callable[[int, UUID], None], step_id: UUID | None = None) -> Tail:
-        """Call `store(hop, step_id)`; the hop is used up only when it returns."""
+    def commit(self, store: Callable[[int, UUID], Any], step_id: UUID | None = None) -> Tail:
+        """Call `store(hop, step_id)`; the hop is used up unless it raises or answers False."""
         with self._lock:
             tail = Tail(self._hop, step_id or new_id())
-            store(*tail)
-            self._hop += 1
+            if store(*tail) is not False:
+                self._hop += 1
             return tail
 
 

@@ -53,7 +53,7 @@ class StepWriter:
 
     Args:
         memory: Where steps go; its `redact`, if it has one, is applied before.
-        keep: Takes each step in place of the memory.
+        keep: Takes each step in place of the memory; False says that it did not.
     """
 
     def __init__(self, memory: Memory, keep: Callable[[AgentStep], Any] | None = None) -> None:
@@ -87,7 +87,7 @@ class StepWriter:
             parent_id, joins = parent_and_joins(follows)
             fields = self._clean(run, step_type, inputs, outputs, _metadata(call, joins))
 
-            def store(hop: int, step_id: UUID) -> None:
+            def store(hop: int, step_id: UUID) -> Any:
                 nonlocal written
                 # The values are clean: nothing is validated again.
                 values: dict[str, Any] = {
@@ -110,7 +110,7 @@ class StepWriter:
                     "metrics": metrics,
                 }
                 written = unvalidated(AgentStep, values, {})
-                self._keep(written)
+                return self._keep(written)
 
             return run.commit(store, call.step_id)
         except Exception as error:

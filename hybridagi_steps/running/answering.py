@@ -124,8 +124,7 @@ async def _close_calls(run: ActiveRun, agent: Agent, prompt: Prompt, gate: ToolG
     """Give the calls of an interrupted turn their results, in order."""
     if not prompt.open_calls:
         return
-    run.turn.reopen(prompt.open_calls)
-    for call in prompt.open_calls:
+    for call in run.turn.reopen(prompt.open_calls):
         tool = agent.tools.get(call.name)
         if tool is not None and is_idempotent(tool):
             await _call_tool(run, agent, call, gate)
@@ -183,7 +182,7 @@ async def _given(run: ActiveRun, agent: Agent, prompt: Prompt, gate: ToolGate) -
 async def _module(run: ActiveRun, agent: Agent, prompt: Prompt) -> Any:
     """Return what a DSPy module gives, its tokens shown while it runs."""
     inputs = {**prompt.inputs, cast("str", agent.input_field): prompt.text}
-    call = partial(called.call_module, agent.program)
+    call = partial(called.call_module, agent.program, run.threads)
     listeners = [FieldListener(voice.predict, voice.field) for voice in agent.voices]
 
     async def by_name(**named: Any) -> Any:

@@ -16,6 +16,7 @@ from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.running.config import Consent, ToolRequest
 from hybridagi_steps.running.exits import ProgramExitError, no_exit
+from hybridagi_steps.running.threads import done_on
 
 _ANSWERS = {"allow": True, "deny": False}
 
@@ -75,7 +76,7 @@ class Consents:
             return True
         if _running_loop() is self._loop:
             return self._allowed_now(self._consent, request)
-        return asyncio.run_coroutine_threadsafe(self.allowed(request), self._loop).result()
+        return done_on(self._loop, self.allowed(request))
 
     def _allowed_now(self, consent: Consent, request: ToolRequest) -> bool:
         """Return what is said at once; an answer that takes time is a no."""

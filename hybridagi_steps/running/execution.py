@@ -28,6 +28,8 @@ from hybridagi_steps.running.summing_up import summary
 _log = logging.getLogger("hybridagi_steps")
 _GRACE_SECONDS = 2.0
 """How long a cancelled program may take to clean up before it is left alone."""
+_THREAD_SECONDS = 0.5
+"""The same for a program in a thread, which nothing tells that it is cancelled."""
 
 
 @dataclass(slots=True)
@@ -112,6 +114,7 @@ async def _ended(run: ActiveRun, agent: Agent, work: asyncio.Task[None]) -> Endi
     if not work.done():
         work.cancel()
         await asyncio.wait({work}, timeout=_GRACE_SECONDS)
+        await run.threads.ended(_THREAD_SECONDS)
     error = _error_of(work)
     if error is None and work.done() and not work.cancelled():
         return Ending("completed", "completed")
@@ -215,18 +218,19 @@ def _partial_step(run: ActiveRun, text: str) -> str:
 
 def _program_end(run: ActiveRun, ending: Ending) -> AgentStep | None:
     """Say in the outermost ProgramEnd how the run ended; write one if the program could not."""
-    root = run.root_call
+    root = run.turn.root_call
     if root is None or run.turn.ended:
-        return run.root_end
-    run.turn.ended = True
-    end = run.root_end
-    if end is None:
+        return run.turn.root_end
+    if run.turn.root_end is None:
         status: StepStatus = "cancelled" if ending.status == "cancelled" else "error"
         outputs = {} if ending.error is None else error_fields(ending.error)
         inputs = {"program": root.program}
-        end = run.root_end = run.add_step(AgentStepType.ProgramEnd, inputs, outputs, status)
-    how = {"status": ending.status, "reason": ending.reason}
-    end.metadata = {**(end.metadata or {}), "run": how}
+        run.add_step(AgentStepType.ProgramEnd, inputs, outputs, status)
+    end = run.turn.root_end
+    if end is not None:
+        how = {"status": ending.status, "reason": ending.reason}
+        end.metadata = {**(end.metadata or {}), "run": how}
+    run.turn.ended = True
     return end
 
 

@@ -18,6 +18,7 @@ from hybridagi_steps.records.message import Step
 from hybridagi_steps.running.config import ToolRequest
 from hybridagi_steps.running.exits import ProgramExitError, no_exit
 from hybridagi_steps.running.stopping import RunVetoed
+from hybridagi_steps.running.threads import done_on
 
 _log = logging.getLogger("hybridagi_steps")
 
@@ -106,8 +107,7 @@ class HookCaller:
             if _on(self._loop):
                 self._beside(point, waiting)
             else:
-                finish = self._finish(point, waiting)
-                asyncio.run_coroutine_threadsafe(finish, self._loop).result()
+                done_on(self._loop, self._finish(point, waiting))
 
     def tell_soon(self, point: str, *args: Any) -> None:
         """Do so without waiting for async hooks, from any thread."""

@@ -24,6 +24,7 @@ from hybridagi_steps.programs import step_shapes as shapes
 from hybridagi_steps.programs.adapters import StepMessages
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.running.exits import without_exit
+from hybridagi_steps.running.threads import Threads
 
 _BESIDE_THE_ANSWER = (
     "reasoning",
@@ -138,12 +139,13 @@ def purpose_of(program: Any) -> str:
     return shapes.purpose_of(found)
 
 
-async def call_module(program: Any, inputs: Mapping[str, Any]) -> Any:
-    """Call a module: on the event loop when it can, else in a thread."""
+async def call_module(program: Any, threads: Threads, inputs: Mapping[str, Any]) -> Any:
+    """Call a module: on the event loop when it can, else in one of a run's threads."""
     if hasattr(type(program), "aforward") and _really_async(program):
         return await program.acall(**inputs)
     # A thread of its own: what would end the process is turned before it leaves there.
-    return await cast("Any", dspy).asyncify(without_exit("the program", program))(**inputs)
+    in_thread = threads.counted(without_exit("the program", program))
+    return await cast("Any", dspy).asyncify(in_thread)(**inputs)
 
 
 def _really_async(program: Any) -> bool:

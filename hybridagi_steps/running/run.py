@@ -31,6 +31,7 @@ from hybridagi_steps.running.listening import Piece
 from hybridagi_steps.running.metering import Meter
 from hybridagi_steps.running.session_line import SessionLine
 from hybridagi_steps.running.stopping import RunStopped, RunVetoed, Stop
+from hybridagi_steps.running.threads import Threads
 from hybridagi_steps.running.turn import ToolTurn, Turn
 
 RUN = "hybridagi_steps_run"
@@ -97,14 +98,13 @@ class ActiveRun:
             self.emit,
             self._hook_failed,
         )
+        self.threads = Threads()
         self.stopped: Stop | None = None
         self.stop_requested = asyncio.Event()
         self.when_ended: Callable[[], None] | None = None
         """Called once, before the final event."""
         self.spoke = False
         """Whether the reader has seen anything of an answer, or a tool has begun."""
-        self.root_call: AgentStep | None = None
-        self.root_end: AgentStep | None = None
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
 
@@ -171,8 +171,9 @@ class ActiveRun:
         await self.hooks.tell(point, *args)
 
     def tell_now(self, point: str, *args: Any) -> None:
-        """Tell the hooks from code that cannot wait."""
-        self.hooks.tell_now(point, *args)
+        """Tell the hooks from code that cannot wait; a thread left alone tells nobody."""
+        if not self.turn.closed:
+            self.hooks.tell_now(point, *args)
 
     def begin_tool(self, name: str, arguments: dict[str, Any]) -> ToolTurn:
         """Store a tool call.
@@ -213,10 +214,10 @@ class ActiveRun:
         step_id: UUID | None = None,
     ) -> AgentStep:
         """Add an AgentStep that the recorder could not write, behind all others."""
-        before, root = self.turn.last_step_id, self.root_call
+        before, root = self.turn.last_step_id, self.turn.root_call
         made: list[AgentStep] = []
 
-        def store(hop: int, step_id: UUID) -> None:
+        def store(hop: int, step_id: UUID) -> bool:
             step = AgentStep(
                 id=step_id,
                 parent_id=before,
@@ -231,7 +232,7 @@ class ActiveRun:
                 status=status,
             )
             made.append(step)
-            self.turn.keep(step)
+            return self.turn.keep(step)
 
         recorded = self.recorder.run
         assert recorded is not None  # noqa: S101 - handing_to gives one
@@ -248,14 +249,8 @@ class ActiveRun:
         self.stop(stop)
         return RunStopped(self.stopped or stop)
 
-    def _keep(self, step: AgentStep) -> None:
-        self.turn.keep(step)
-        if step.step_type is AgentStepType.ProgramCall and step.program_id is None:
-            self.root_call, self.root_end = step, None
-        root = self.root_call
-        ends = root is not None and step.program_id == str(root.id)
-        if ends and step.step_type is AgentStepType.ProgramEnd:
-            self.root_end = step
+    def _keep(self, step: AgentStep) -> bool:
+        return self.turn.keep(step)
 
     def _stored(self, step: Step) -> None:
         if not step.is_assistant_step():

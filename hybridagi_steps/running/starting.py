@@ -42,8 +42,7 @@ def _close_turn_before(run: ActiveRun) -> None:
     tail = run.line.messages(max(1, last - _LONGEST_BATCH), last)
     calls = open_calls(tail) if tail and not tail[-1].is_user_step() else []
     if calls:
-        run.turn.reopen(calls)
-        for call in calls:
+        for call in run.turn.reopen(calls):
             run.turn.interrupt(call)
 
 

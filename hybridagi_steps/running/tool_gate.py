@@ -33,6 +33,7 @@ from hybridagi_steps.programs.announced import announcing
 from hybridagi_steps.running.consent import Consents
 from hybridagi_steps.running.exits import ProgramExitError, no_exit, without_exit
 from hybridagi_steps.running.programs_called import text_of
+from hybridagi_steps.running.threads import Threads
 from hybridagi_steps.running.turn import ToolTurn
 
 GATE = "hybridagi_steps_gate"
@@ -55,6 +56,11 @@ class GatedRun(Protocol):
     @property
     def consents(self) -> Consents:
         """Who may say yes."""
+        ...
+
+    @property
+    def threads(self) -> Threads:
+        """The threads of its program."""
         ...
 
     @property
@@ -168,12 +174,13 @@ class ToolGate:
             call = self._run.begin_tool(tool.name, arguments)
         request = self._run.consents.request(call.call_id, tool.name, arguments)
         self._run.tell_now("on_tool_start", request)
-        allowed = self._run.consents.allowed_from_thread(request)
+        with self._run.threads.in_tool():
+            allowed = self._run.consents.allowed_from_thread(request)
         self._run.check()
         copy = _with(tool, self._timed(tool) if allowed else _denial)
         began = time.perf_counter()
         try:
-            with _entered(), announcing(call.step_id):
+            with _entered(), announcing(call.step_id), self._run.threads.in_tool():
                 result = _plain_call(copy, **arguments)
         except (Exception, ProgramExitError) as error:
             self._run.tell_now("on_tool_end", request, error)

@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 
 import orjson
 
-from hybridagi_steps.messages.agent_steps import INTERRUPTED
+from hybridagi_steps.messages.agent_steps import INTERRUPTED, IS_ERROR, result_text
 from hybridagi_steps.messages.names import tool_name
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.ids import new_id
@@ -103,26 +103,44 @@ class Turn:
         self.last_step_id: UUID | str | None = None
         """The AgentStep kept last."""
         self._step_ids: set[str] = set()
+        self._ends: dict[str, AgentStep] = {}
+        """The ProgramEnds, by their programs."""
+        self.root_call: AgentStep | None = None
+        """The call of the outermost program."""
         self.messages: list[Step] = []
         """What this run has stored, in order."""
 
-    def keep(self, step: AgentStep) -> None:
-        """Keep an AgentStep for the next commit; late ones of a closed turn are dropped."""
+    def keep(self, step: AgentStep) -> bool:
+        """Keep an AgentStep for the next commit unless it comes too late; return whether it did.
+
+        A thread that is left alone still tells what it does: after the turn was closed, or after
+        its tool or program was told of as cut off.
+        """
         with self._lock:
-            if self.closed:
-                return
+            ends = step.program_id if step.step_type is AgentStepType.ProgramEnd else None
+            if self.closed or str(step.id) in self._step_ids or ends in self._ends:
+                return False
+            self._step_ids.add(str(step.id))
+            if ends is not None:
+                self._ends[ends] = step
+            if step.step_type is AgentStepType.ProgramCall and step.program_id is None:
+                self.root_call = step
             if step.metrics is not None and step.metrics.llm_calls:
                 step.metrics.first_token_latency_ms = self._meter.first_token_ms
             self._steps.append(step)
-            many = len(self._steps) >= _MOST_KEPT and step.step_type is not AgentStepType.ProgramEnd
+            many = len(self._steps) >= _MOST_KEPT
             self.last_step_id = step.id
-            self._step_ids.add(str(step.id))
-        # A ProgramEnd may be the run's own, which says at the very end how it ended.
         if many and self._storing.acquire(blocking=False):
             try:
                 self.store_rest()
             finally:
                 self._storing.release()
+        return True
+
+    @property
+    def root_end(self) -> AgentStep | None:
+        """The end of the outermost program, if it has ended."""
+        return None if self.root_call is None else self._ends.get(str(self.root_call.id))
 
     def kept(self) -> list[AgentStep]:
         """Return the AgentSteps that are not stored yet."""
@@ -147,7 +165,7 @@ class Turn:
         with self._lock:
             for call in (call for each in self._rounds for call in each.calls):
                 if not call.begun and call.result is None:
-                    call.result = self._result(call, NO_RESULT, None, {"is_error": True})
+                    call.result = self._result(call, NO_RESULT, None, {IS_ERROR: True})
             self._announced = Round(calls, content or None, reasoning or None)
 
     def begin_call(self, name: str, arguments: dict[str, Any]) -> ToolTurn:
@@ -169,8 +187,7 @@ class Turn:
         metadata: dict[str, Any] | None = None,
     ) -> None:
         """Give a call its result; stored when all earlier ones are."""
-        call.result = self._result(call, content, metrics, metadata)
-        self._advance()
+        self._answer(call, self._result(call, content, metrics, metadata))
 
     def close_open_calls(self) -> None:
         """Answer calls that never got a result, so that the turn is whole."""
@@ -185,14 +202,23 @@ class Turn:
         """Answer a call with a synthetic result: nobody knows how far its tool came."""
         if str(call.step_id) not in self._step_ids:
             self._interrupted(call)
-        note = {"interrupted": True, "is_error": True}
-        call.result = self._result(call, INTERRUPTED, None, note)
-        self._advance()
+        note = {"interrupted": True, IS_ERROR: True}
+        self._answer(call, self._result(call, INTERRUPTED, None, note))
 
-    def reopen(self, calls: list[ToolTurn]) -> None:
-        """Take up calls of an earlier run that have no result."""
+    def reopen(self, calls: list[ToolTurn]) -> list[ToolTurn]:
+        """Take up calls of an earlier run that have no result; return those that nobody knows of.
+
+        A result waits for those of earlier calls, its AgentStep does not: it may be stored.
+        """
+        ended = self._line.memory.get_steps([call.step_id for call in calls])
+        steps = {str(step.id): step for step in ended}
         with self._lock:
             self._rounds.append(Round(calls, stored=True))
+        for call in calls:
+            if (step := steps.get(str(call.step_id))) is not None:
+                text, failed = result_text(step)
+                self.end_call(call, text, step.metrics, {IS_ERROR: True} if failed else None)
+        return [call for call in calls if call.result is None]
 
     def store_answer(
         self,
@@ -226,6 +252,13 @@ class Turn:
             steps = self._take_steps()
             if steps:
                 self._line.commit([], steps)
+
+    def _answer(self, call: ToolTurn, result: Step) -> None:
+        """Give a call its result, the first one if a tool ends while it is cut off."""
+        with self._lock:
+            if call.result is None:
+                call.result = result
+        self._advance()
 
     def _announced_call(self, name: str, arguments: dict[str, Any]) -> ToolTurn | None:
         """Return the call that a model asked for, its round being open from now on."""
@@ -301,8 +334,11 @@ class Turn:
         )
 
     def _take_steps(self) -> list[AgentStep]:
+        """Take what is to be stored; the run's own ProgramEnd waits until it says how it ended."""
         with self._lock:
-            steps, self._steps = self._steps, []
+            waits = None if self.ended else self.root_end
+            steps = [step for step in self._steps if step is not waits]
+            self._steps = [step for step in self._steps if step is waits]
             return steps
 
     def _store(self, step: Step) -> Step:

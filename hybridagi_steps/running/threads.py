@@ -1,0 +1,78 @@
+"""The threads that a run's sync program runs in: nothing stops them, a stopped run waits a while.
+
+Such a thread comes to its end by itself at the next call that finds the run stopped. Until then it
+may hand pieces of an answer to the event loop and wait for it; were the loop to end just then, the
+thread would wait for ever, and the process for the thread. A tool may take its time: nobody waits
+for what it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_PAUSE_SECONDS = 0.001
+_LOOK_SECONDS = 0.5
+
+
+class Threads:
+    """Counts the threads of a run's program that are not inside a tool."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def counted(self, call: Callable[..., T]) -> Callable[..., T]:
+        """Return a function that is counted while it runs; for a thread of its own."""
+
+        def run(*args: Any, **kwargs: Any) -> T:
+            self._add(1)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._add(-1)
+
+        return run
+
+    @contextmanager
+    def in_tool(self) -> Generator[None]:
+        """Leave this thread out of the count in the block."""
+        self._add(-1)
+        try:
+            yield
+        finally:
+            self._add(1)
+
+    async def ended(self, seconds: float) -> None:
+        """Wait until none is left, for some time."""
+        give_up = time.monotonic() + seconds
+        while self._count > 0 and time.monotonic() < give_up:
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    def _add(self, number: int) -> None:
+        with self._lock:
+            self._count += number
+
+
+def done_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine gives on another thread's event loop.
+
+    Raises:
+        RuntimeError: The loop was closed before the coroutine had ended.
+    """
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    while True:
+        try:
+            return future.result(_LOOK_SECONDS)
+        except TimeoutError:
+            if future.done():
+                raise
+            if loop.is_closed():
+                coroutine.close()
+                raise RuntimeError("the event loop was closed.") from None
