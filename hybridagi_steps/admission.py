@@ -112,8 +112,11 @@ def _admitted(step: AgentStep, redact: Redact | None) -> AgentStep:
         value = fields.get(name)
         if value is not None and type(value) is not UUID:
             _check_id(step, name, value)
+    extra = step.__pydantic_extra__
+    if redact is None and not extra and _is_plain(fields):
+        return step
     values = {name: fields.get(name) for name in _VALUES}
-    if extra := step.model_extra:
+    if extra:
         values.update(extra)
     if redact is None and all(map(is_json, values.values())):
         return step
@@ -130,6 +133,15 @@ def _admitted(step: AgentStep, redact: Redact | None) -> AgentStep:
         cast("dict[str, Any]", kept.__pydantic_extra__).clear()
         cast("dict[str, Any]", kept.__pydantic_extra__).update(fixed)
     return kept
+
+
+def _is_plain(fields: dict[str, Any]) -> bool:
+    """Return whether the values of nearly every step are as they may be stored."""
+    return (
+        is_json(fields.get("inputs"))
+        and is_json(fields.get("outputs"))
+        and is_json(fields.get("metadata"))
+    )
 
 
 def _check_id(step: AgentStep, name: str, value: object) -> None:

@@ -383,7 +383,7 @@ def test_permissions_are_respected(path: Path) -> None:
 
 def test_an_append_writes_one_step_within_its_budget_of_bytes(path: Path) -> None:
     with closing(SqliteStepStore(path, durability="normal")) as store:
-        for n in range(800):
+        for n in range(1600):
             store.append(
                 [step(run_id=f"r{n // 20}", hop=n % 20, outputs={"x": os.urandom(360).hex()})]
             )

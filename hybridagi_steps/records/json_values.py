@@ -71,8 +71,11 @@ def is_json(value: Any, depth: int = 0) -> bool:
         for key, item in value.items():
             if type(key) is not str or not key.isprintable():
                 return False
-            # Most values are texts: asked here, they cost no call of this function.
-            if not (_is_clean(item) if type(item) is str else is_json(item, depth + 1)):
+            # Most values are texts: asked here, they cost no call of any function of ours.
+            if type(item) is str:
+                if not ("\x00" not in item if item.isascii() else item.isprintable()):
+                    return False
+            elif not is_json(item, depth + 1):
                 return False
         return True
     if value is None or kind is bool:

@@ -163,7 +163,9 @@ class BranchContract:
         assert of_session(store, "s") == ["before"]
         store.commit("s", said(2))
         store.append([step(id="after", session_id="s")])
-        store.append([step(id=f"batch{n}", session_id="s") for n in range(2)])
+        batch = {"batch0": "s", "nowhere": None, "batch1": "s", "named": "t"}
+        store.append([step(id=name, session_id=session) for name, session in batch.items()])
+        assert of_session(store, "t") == ["else", "named"]
         assert of_session(store, "s") == ["before", "after", "batch0", "batch1"]
         store.fork("s", 2, "fork")
         assert of_session(store, "fork") == [], "they work towards message 3"

@@ -112,8 +112,12 @@ class SessionTables(StepTables):
             added = [Row(number, one.id, *parts) for number, (one, parts) in numbered]
             for row in added:
                 self._insert_message(connection, branch, row)
-            for entry, place in zip(encoded, places, strict=True):
-                self._insert(connection, *entry, pin=BranchPosition(branch, last + 1 + place))
+            pins = {
+                step_id: BranchPosition(branch, last + 1 + place)
+                for (step_id, _, _), place in zip(encoded, places, strict=True)
+            }
+            if encoded:
+                self._insert_all(connection, encoded, pins)
             if idempotency_key is not None:
                 key = (self._namespace, session_id, idempotency_key)
                 connection.execute(_USE, (*key, branch, last + 1, last + len(added)))

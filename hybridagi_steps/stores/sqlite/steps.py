@@ -8,7 +8,7 @@ append. Bodies are read in pages, never under a transaction that outlives a call
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,8 +49,14 @@ _INSERT_IN_SESSION = f"""INSERT INTO agent_step (row, namespace, id, body, branc
                 (SELECT max(sequence) FROM message WHERE branch_id = b.id), b.fork_sequence)
             FROM session s JOIN branch b ON b.id = s.branch_id
             WHERE s.namespace = ?1 AND s.id = ?4))"""  # noqa: S608 - no value in it
-_INSERT_PINNED = f"""INSERT INTO agent_step (row, namespace, id, body, branch_id, sequence)
-    VALUES ({_NEXT_ROW}, ?, ?, ?, ?, ?)"""  # noqa: S608 - no value in it
+# Several steps in one transaction: what those look up for each is looked up once.
+_FIRST_ROW = f"SELECT {_NEXT_ROW}"
+_END_OF_SESSION = """SELECT s.branch_id, 1 + coalesce(
+        (SELECT max(sequence) FROM message WHERE branch_id = b.id), b.fork_sequence)
+    FROM session s JOIN branch b ON b.id = s.branch_id WHERE s.namespace = ? AND s.id = ?"""
+_INSERT_AT = """INSERT INTO agent_step (row, namespace, id, body, branch_id, sequence)
+    VALUES (?, ?, ?, ?, ?, ?)"""
+_NOWHERE = (None, None)
 _PINS = """SELECT id, branch_id, sequence FROM agent_step
     WHERE branch_id IS NOT NULL AND row IN (SELECT value FROM json_each(?))"""
 _INSERT_GIVEN = """INSERT INTO embedding
@@ -97,7 +103,7 @@ class StepTables(Tables):
         with self._db.writing() as connection:
             ids = [step_id for step_id, _, _ in encoded]
             runs, pins = self._remove_old(connection, ids) if replace else ([], {})
-            rows = [self._insert(connection, *entry, pin=pins.get(entry[0])) for entry in encoded]
+            rows = self._insert_all(connection, encoded, pins)
             remove_empty_runs(connection, self._namespace, runs)
         return rows
 
@@ -193,20 +199,12 @@ class StepTables(Tables):
     def _append_one(self, step: AgentStep) -> int:
         step_id, body = id_text(step.id), encode_body(step)
         try:
-            return self._db.insert(*self._insertion(step_id, body, step))
+            if step.session_id is None:
+                return self._db.insert(_INSERT, (self._namespace, step_id, body))
+            values = (self._namespace, step_id, body, step.session_id)
+            return self._db.insert(_INSERT_IN_SESSION, values)
         except sqlite3.IntegrityError as error:
             raise DuplicateStepError(step_id) from error
-
-    def _insertion(
-        self, step_id: str, body: str, step: AgentStep, pin: BranchPosition | None = None
-    ) -> tuple[str, tuple[Any, ...]]:
-        """Return the INSERT for a step: pinned where said, else to the end of its session."""
-        values = (self._namespace, step_id, body)
-        if pin is not None:
-            return _INSERT_PINNED, (*values, *pin)
-        if step.session_id is None:
-            return _INSERT, values
-        return _INSERT_IN_SESSION, (*values, step.session_id)
 
     def _remove_old(
         self, connection: sqlite3.Connection, ids: Sequence[str]
@@ -218,26 +216,44 @@ class StepTables(Tables):
         remove_rows(connection, self._namespace, rows)
         return runs, {step_id: BranchPosition(*pin) for step_id, *pin in pinned}
 
-    def _insert(
+    def _insert_all(
         self,
         connection: sqlite3.Connection,
-        step_id: str,
-        body: str,
-        step: AgentStep,
-        *,
-        pin: BranchPosition | None = None,
-    ) -> int:
-        sql, values = self._insertion(step_id, body, step, pin)
+        steps: Sequence[tuple[str, str, AgentStep]],
+        pins: Mapping[str, BranchPosition],
+    ) -> list[int]:
+        """Insert steps, each after its id and body: pinned, or at the end of its session."""
+        (first,) = connection.execute(_FIRST_ROW).fetchone()
+        sessions = {step.session_id for step_id, _, step in steps if step_id not in pins}
+        ends = {name: self._end_of(connection, name) for name in sessions}
+        values = (
+            (row, self._namespace, step_id, body, *(pins.get(step_id) or ends[step.session_id]))
+            for row, (step_id, body, step) in enumerate(steps, first)
+        )
         try:
-            row = connection.execute(sql, values).lastrowid or 0
+            connection.executemany(_INSERT_AT, values)
         except sqlite3.IntegrityError as error:
-            raise DuplicateStepError(step_id) from error
-        if step.vector is not None:
-            vector = np.asarray(step.vector, dtype="<f4")
-            scoped, words = step.scope is not None, text_hash(own_text(step))
-            given = (self._namespace, row, self._namespace, len(vector), words, scoped)
-            connection.execute(_INSERT_GIVEN, (*given, vector.tobytes()))
-        return row
+            stored = self._rows_of(connection, [step_id for step_id, _, _ in steps])
+            twice = next(step_id for step_id, _, _ in steps if stored.get(step_id, first) < first)
+            raise DuplicateStepError(twice) from error
+        for row, (_, _, step) in enumerate(steps, first):
+            if step.vector is not None:
+                self._insert_vector(connection, row, step)
+        return list(range(first, first + len(steps)))
+
+    def _end_of(self, connection: sqlite3.Connection, session_id: str | None) -> tuple[Any, Any]:
+        """Return where a session goes on, nowhere when it has no messages."""
+        if session_id is None:
+            return _NOWHERE
+        return connection.execute(_END_OF_SESSION, (self._namespace, session_id)).fetchone() or (
+            _NOWHERE
+        )
+
+    def _insert_vector(self, connection: sqlite3.Connection, row: int, step: AgentStep) -> None:
+        vector = np.asarray(step.vector, dtype="<f4")
+        scoped, words = step.scope is not None, text_hash(own_text(step))
+        given = (self._namespace, row, self._namespace, len(vector), words, scoped)
+        connection.execute(_INSERT_GIVEN, (*given, vector.tobytes()))
 
     def _rows_of(self, connection: sqlite3.Connection, ids: Sequence[str]) -> dict[str, int]:
         asked = json_array([step_id for step_id in ids if is_storable(step_id)])
