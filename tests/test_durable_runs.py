@@ -31,7 +31,7 @@ from hybridagi_steps.errors import (
     StorageError,
     UnknownRunError,
 )
-from hybridagi_steps.running.durable import DurableRunner
+from hybridagi_steps.running.durable import DurableRunner, turn_of
 from hybridagi_steps.running.results import RunResult
 from hybridagi_steps.running.tool_gate import idempotent
 from hybridagi_steps.testing import ScriptedLM, request_text
@@ -272,6 +272,24 @@ def test_a_key_hands_out_one_run(done: Done) -> None:
     assert first == second
     with pytest.raises(SequenceConflictError, match="another message"):
         asyncio.run(twice("Good bye"))
+
+
+def test_a_run_of_any_length_is_found_in_its_session() -> None:
+    def said(role: str, **more: Any) -> dict[str, Any]:
+        return {"role": role, "content": role, **more}
+
+    with StepMemory(":memory:", embedder="hashing") as memory:
+        repo = memory.repository()
+        before = [said("user"), said("assistant")]
+        turn = [said("user", id="run"), *[said("assistant") for _ in range(1100)]]
+        asyncio.run(repo.append("s", [*before, *turn]))
+        assert [step.sequence for step in turn_of(memory, "s", "run")] == [*range(3, 1104)]
+        asyncio.run(repo.append("s", before))
+        assert len(turn_of(memory, "s", "run")) == 1101
+        assert len(turn_of(memory, "s", "run", last=5)) == 3
+        asyncio.run(repo.append("other", before * 3))
+        for session_id, run_id in (("s", "never"), ("other", "run"), ("nowhere", "run")):
+            assert turn_of(memory, session_id, run_id) == []
 
 
 def test_what_cannot_be_handed_out_is_refused(done: Done) -> None:

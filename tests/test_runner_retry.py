@@ -318,6 +318,25 @@ def test_a_callable_is_resumed_with_what_was_done(memory: StepMemory) -> None:
     assert heard[-1]["tool_call_id"] == "call_1"
 
 
+def test_a_turn_of_a_thousand_calls_is_resumed(memory: StepMemory) -> None:
+    turn: list[dict[str, Any]] = [{"role": "user", "content": "Count"}]
+    for n in range(1000):
+        function = {"name": "count", "arguments": "{}"}
+        call = {"id": f"call_{n}", "type": "function", "function": function}
+        turn.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        turn.append({"role": "tool", "content": str(n), "tool_call_id": f"call_{n}"})
+    asyncio.run(memory.repository().append("chat", turn))
+    heard: list[int] = []
+
+    def program(given: list[dict[str, Any]]) -> str:
+        heard.append(len(given))
+        return "done"
+
+    events = stream(StepRunner(program, memory).resume("chat"), None)
+    assert kinds(events)[-1] == "run_completed"
+    assert heard == [2001]
+
+
 def test_a_result_that_only_its_agent_step_tells_is_not_lost(memory: StepMemory) -> None:
     """A result waits for those of earlier calls; its AgentStep may be stored before it."""
 

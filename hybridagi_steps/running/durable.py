@@ -41,8 +41,8 @@ from hybridagi_steps.running.results import RunResult
 from hybridagi_steps.running.runner import StepRunner
 
 WORKFLOW, CANCEL = "hybridagi_steps.session_run", "cancel"
-_WINDOW = 512
-"""Messages at the end of a session among which a run's are looked for."""
+_PAGE = 512
+"""Messages of a run that are read at once."""
 _FINAL = {
     "completed": StepEventType.RUN_COMPLETED,
     "failed": StepEventType.RUN_FAILED,
@@ -305,17 +305,21 @@ def turn_of(
 ) -> list[Step]:
     """Return the messages of a durable run, the user's first; none before it was begun."""
     store = memory.repository().store
+    place = store.place_of(run_id)
+    if place is None:
+        return []
     try:
         last = last or store.session_end(session_id).sequence
     except UnknownSessionError:
         return []
-    steps = store.messages(session_id, max(1, last - _WINDOW + 1), last)
-    first = next((n for n, step in enumerate(steps) if step.id == run_id), None)
-    if first is None:
-        return []
-    behind = steps[first + 1 :]
-    after = next((n for n, step in enumerate(behind) if step.is_user_step()), len(behind))
-    return [steps[first], *behind[:after]]
+    turn: list[Step] = []
+    for start in range(place[1], last + 1, _PAGE):
+        for step in store.messages(session_id, start, min(last, start + _PAGE - 1)):
+            # The first is the run's own, unless this session no longer reads it.
+            if step.id != run_id if not turn else step.is_user_step():
+                return turn
+            turn.append(step)
+    return turn
 
 
 def _ending(status: Any) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from hybridagi_steps.records.message import Step
 from hybridagi_steps.running.answering import Prompt, tool_turn
 from hybridagi_steps.running.execution import Start
 from hybridagi_steps.running.run import ActiveRun
+from hybridagi_steps.running.session_line import SessionLine
 from hybridagi_steps.running.session_prompt import Messages
 from hybridagi_steps.running.turn import ToolTurn
 
@@ -39,7 +40,7 @@ def with_message(
 def _close_turn_before(run: ActiveRun) -> None:
     """Answer calls that an earlier run left open: no provider takes a message between the two."""
     last = run.line.last
-    tail = run.line.messages(max(1, last - _LONGEST_BATCH), last)
+    tail = run.line.messages(max(1, last - _PAGE), last)
     calls = open_calls(tail) if tail and not tail[-1].is_user_step() else []
     if calls:
         for call in run.turn.reopen(calls):
@@ -52,10 +53,7 @@ def where_it_stands(inputs: Mapping[str, Any], **more: Any) -> Start:
 
 
 def _standing(inputs: Mapping[str, Any], run: ActiveRun) -> Prompt:
-    last = run.line.last
-    newest = run.line.messages(max(1, last - run.config.max_history), last)
-    asked = last_user_message(run.info.session_id, newest)
-    since = [step for step in newest if step.sequence > asked.sequence]
+    asked, *since = last_turn(run.line)
     return Prompt(
         asked.content,
         earlier(run, asked.sequence - 1),
@@ -78,16 +76,20 @@ def open_calls(turn: Sequence[Step]) -> list[ToolTurn]:
     return [call for call in calls if call.call_id not in answered]
 
 
-def last_user_message(session_id: str, messages: Sequence[Step]) -> Step:
-    """Return the newest message of a user.
+def last_turn(line: SessionLine) -> list[Step]:
+    """Return the newest message of a user and all that follows it.
 
     Raises:
         MessageError: There is none.
     """
-    for step in reversed(messages):
-        if step.is_user_step():
-            return step
-    raise MessageError(f"session {session_id!r} has no message of a user to answer.")
+    turn: list[Step] = []
+    for last in range(line.last, 0, -_PAGE):
+        page = line.messages(max(1, last - _PAGE + 1), last)
+        turn = page + turn
+        for place in reversed(range(len(page))):
+            if turn[place].is_user_step():
+                return turn[place:]
+    raise MessageError(f"session {line.session_id!r} has no message of a user to answer.")
 
 
 def earlier(run: ActiveRun, last: int) -> Messages:
@@ -104,5 +106,5 @@ def earlier(run: ActiveRun, last: int) -> Messages:
 
 
 _NO_LIMIT = 2**31
-_LONGEST_BATCH = 256
-"""Messages at the end of a session that are looked through for open calls."""
+_PAGE = 256
+"""Messages that are read at once; open calls are looked for in so many at the end."""
