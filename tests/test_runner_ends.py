@@ -35,6 +35,7 @@ from hybridagi_steps.messages.agent_steps import INTERRUPTED
 from hybridagi_steps.running.config import StepRunnerConfig
 from hybridagi_steps.running.hooks import RunHook
 from hybridagi_steps.running.replaying import stored_events
+from hybridagi_steps.running.retrying import retry_from_sequence
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.running.stopping import RunVetoed
 from hybridagi_steps.running.threads import done_on
@@ -204,6 +205,7 @@ def test_a_reader_that_leaves_cancels_the_run(memory: StepMemory, how: str) -> N
                 break
         if how == "aclose":
             await stream.aclose()
+            assert runner.active_runs() == {}
         elif how == "cancel":
             reader = asyncio.ensure_future(collected(stream))
             await asyncio.sleep(0.05)
@@ -460,6 +462,46 @@ def test_a_thread_does_not_wait_for_a_closed_event_loop() -> None:
     with pytest.raises(RuntimeError, match="closed"):
         done_on(loop, never())
     closing.join()
+
+
+@pytest.mark.parametrize("way", ["retry", "edit", "resume", "resume_from_user_step", "function"])
+def test_a_stream_that_is_closed_leaves_no_run_behind(memory: StepMemory, way: str) -> None:
+    repo = memory.repository()
+
+    async def program(given: list[dict[str, Any]]) -> str:
+        await asyncio.sleep(30)
+        return "never"
+
+    async def closed() -> None:
+        await repo.append("chat", [{"role": "user", "content": "Hello"}])
+        runner = StepRunner(program, memory)
+        last = await repo.get_last_step("chat")
+        stream: Any = {
+            "retry": lambda: runner.retry("chat", 1),
+            "edit": lambda: runner.edit("chat", 1, "Good day"),
+            "resume": lambda: runner.resume("chat"),
+            "resume_from_user_step": lambda: runner.resume_from_user_step("chat", last),
+            "function": lambda: retry_from_sequence("chat", 1, repo, runner),
+        }[way]()
+        await anext(stream)
+        assert runner.active_runs() != {}
+        await stream.aclose()
+        assert runner.active_runs() == {}
+
+    asyncio.run(closed())
+
+
+def test_a_summary_that_says_nothing_is_no_message(memory: StepMemory) -> None:
+    def program(given: list[dict[str, Any]]) -> dict[str, Any]:
+        function = {"name": "search", "arguments": '{"query": "x"}'}
+        call = {"id": f"call_{len(given)}", "type": "function", "function": function}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+    config = StepRunnerConfig(max_steps=2, termination_summary=True)
+    events = run(StepRunner(program, memory, tools=[search], config=config), "chat", "Capital?")
+    check_stream(memory, events)
+    assert ended(events) == ("run_failed", "max_steps") == recorded_end(memory, events)
+    assert messages(memory, "chat")[-1].is_tool_step()
 
 
 class Listener(RunHook):

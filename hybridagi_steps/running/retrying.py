@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from hybridagi_steps.records.event import StepEvent
@@ -21,8 +22,9 @@ async def retry_from_sequence(
         MessageError: The message there is not a user's.
         SequenceConflictError: The session has a run in flight.
     """
-    async for event in runner.retry(session_id, sequence, repository=repo):
-        yield event
+    async with aclosing(runner.retry(session_id, sequence, repository=repo)) as events:
+        async for event in events:
+            yield event
 
 
 async def edit_from_sequence(
@@ -33,5 +35,6 @@ async def edit_from_sequence(
     Raises:
         As `retry_from_sequence`.
     """
-    async for event in runner.edit(session_id, sequence, message, repository=repo):
-        yield event
+    async with aclosing(runner.edit(session_id, sequence, message, repository=repo)) as events:
+        async for event in events:
+            yield event

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, Self
@@ -152,8 +153,9 @@ class StepRunner:
         """
         check_message(message)
         start = with_message(message, inputs or {}, message_id=message_id)
-        async for event in self._stream(session_of(session), start):
-            yield event
+        async with aclosing(self._stream(session_of(session), start)) as events:
+            async for event in events:
+                yield event
 
     async def run(
         self,
@@ -175,11 +177,12 @@ class StepRunner:
         """Read a run to its end."""
         answer: Step | None = None
         event: StepEvent | None = None
-        async for event in self.run_stream(session, message, inputs=inputs):
-            if told is not None:
-                told(event)
-            if event.snapshot is not None and event.snapshot.is_assistant_step():
-                answer = event.snapshot
+        async with aclosing(self.run_stream(session, message, inputs=inputs)) as events:
+            async for event in events:
+                if told is not None:
+                    told(event)
+                if event.snapshot is not None and event.snapshot.is_assistant_step():
+                    answer = event.snapshot
         assert event is not None  # noqa: S101 - a stream has a first event and a last
         return RunResult(event.run_id, answer, event.data or {})
 
@@ -221,9 +224,11 @@ class StepRunner:
             SequenceConflictError: The session ends elsewhere, or has a run already.
             UnknownSessionError: No such session.
         """
-        start = where_it_stands({}, data={"resumed_at": last_step.sequence})
-        async for event in self._stream(session_of(session), start, expect_last=last_step.sequence):
-            yield event
+        named, last = session_of(session), last_step.sequence
+        start = where_it_stands({}, data={"resumed_at": last})
+        async with aclosing(self._stream(named, start, expect_last=last)) as events:
+            async for event in events:
+                yield event
 
     async def resume(
         self, session: str | AgentSession, *, inputs: Mapping[str, Any] | None = None
@@ -246,8 +251,9 @@ class StepRunner:
             return
         data = {"resumed_at": last.sequence, "resumes": last.run_id}
         start = where_it_stands(inputs or {}, data=data)
-        async for event in self._stream(named, start, expect_last=last.sequence):
-            yield event
+        async with aclosing(self._stream(named, start, expect_last=last.sequence)) as events:
+            async for event in events:
+                yield event
 
     async def retry(
         self, session: str | AgentSession, sequence: int, *, repository: Any = None
@@ -267,8 +273,9 @@ class StepRunner:
         await check_user_message(repo, named.session_id, sequence)
         adopt, branch = await self._attempt(repo, named.session_id, sequence, "retry")
         start = where_it_stands({}, finish=adopt, data={"retry_of": sequence, "branch_id": branch})
-        async for event in self._stream(named, start, branch_id=branch):
-            yield event
+        async with aclosing(self._stream(named, start, branch_id=branch)) as events:
+            async for event in events:
+                yield event
 
     async def edit(
         self,
@@ -293,8 +300,9 @@ class StepRunner:
         adopt, branch = await self._attempt(repo, named.session_id, sequence - 1, "edit")
         data = {"edit_of": sequence, "branch_id": branch}
         start = with_message(message, inputs or {}, finish=adopt, data=data)
-        async for event in self._stream(named, start, branch_id=branch):
-            yield event
+        async with aclosing(self._stream(named, start, branch_id=branch)) as events:
+            async for event in events:
+                yield event
 
     async def _attempt(self, repo: Any, session_id: str, sequence: int, reason: str) -> Any:
         """Begin a branch; return what lets the session take it over, and its id."""

@@ -52,7 +52,7 @@ async def _asked(run: ActiveRun, agent: Agent, messages: Messages, reason: str) 
         run.meter.ask()
         asked = [*messages, {"role": "user", "content": f"{_INSTRUCTIONS}\n\n{reason}"}]
         reply = called.reply_of(await said(run, agent.program, asked), None)
-        return reply.content if reply is not None else None
+        return (reply.content or None) if reply is not None else None
     models = [predict.lm for predict in agent.program.predictors() if predict.lm is not None]
     adapter = with_session(dspy.settings.get("adapter"), messages, [])
     counting = SpendingCallback(run)
