@@ -148,13 +148,17 @@ def _store_answer(run: ActiveRun, reply: Reply) -> None:
     run.turn.close_open_calls()
     root = _program_end(run, Ending("completed", "completed"))
     metadata: dict[str, Any] = {"outputs": reply.outputs} if reply.outputs else {}
-    run.turn.store_answer(
-        reply.content,
-        reasoning=reply.reasoning,
-        tool_calls=reply.tool_calls,
-        agent_step_id=None if root is None else str(root.id),
-        metadata={**metadata, "run": {"status": "completed", "reason": "completed"}},
-    )
+    try:
+        run.turn.store_answer(
+            reply.content,
+            reasoning=reply.reasoning,
+            tool_calls=reply.tool_calls,
+            agent_step_id=None if root is None else str(root.id),
+            metadata={**metadata, "run": {"status": "completed", "reason": "completed"}},
+        )
+    except BaseException:
+        run.turn.ended = False  # it has still to say that it failed
+        raise
     run.turn.answered = True
 
 
@@ -167,7 +171,8 @@ def _cut_short(run: ActiveRun, error: BaseException | None, last_word: str | Non
     try:
         _store_last_words(run, ending, last_word)
     except Exception as problem:
-        run.error("storage", problem)
+        for refused in (problem, *run.turn.rescue()):
+            run.error("storage", refused)
         if ending.error is None:
             ending = Ending("failed", "storage", problem)
     return ending

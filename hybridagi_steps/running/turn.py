@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 
 import orjson
 
+from hybridagi_steps.errors import InvalidStepError
 from hybridagi_steps.messages.agent_steps import INTERRUPTED, IS_ERROR, result_text
 from hybridagi_steps.messages.names import tool_name
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
@@ -197,6 +198,7 @@ class Turn:
         for call in calls:
             if call.result is None:
                 self.interrupt(call)
+        self._advance()
 
     def interrupt(self, call: ToolTurn) -> None:
         """Answer a call with a synthetic result: nobody knows how far its tool came."""
@@ -249,9 +251,17 @@ class Turn:
     def store_rest(self) -> None:
         """Store AgentSteps that no message took along."""
         with self._storing:
-            steps = self._take_steps()
-            if steps:
-                self._line.commit([], steps)
+            self._commit([])
+
+    def rescue(self) -> list[Exception]:
+        """Store AgentSteps that a refused commit left, each by itself; return what is refused."""
+        refused: list[Exception] = []
+        for step in self._take_steps():
+            try:
+                self._line.memory.add(step)
+            except Exception as error:
+                refused.append(error)
+        return refused
 
     def _answer(self, call: ToolTurn, result: Step) -> None:
         """Give a call its result, the first one if a tool ends while it is cut off."""
@@ -259,6 +269,10 @@ class Turn:
             if call.result is None:
                 call.result = result
         self._advance()
+        with self._lock:
+            waits = any(call in each.calls[each.answered :] for each in self._rounds)
+        if waits and not self.closed:
+            self.store_rest()  # a result waits for those of earlier calls, its AgentStep does not
 
     def _announced_call(self, name: str, arguments: dict[str, Any]) -> ToolTurn | None:
         """Return the call that a model asked for, its round being open from now on."""
@@ -277,23 +291,35 @@ class Turn:
     def _advance(self) -> None:
         """Store whatever has its turn."""
         with self._storing:
-            while not self.closed and (step := self._next_due()) is not None:
-                self._store(step)
+            while not self.closed and (due := self._next_due()) is not None:
+                self._store_due(*due)
 
-    def _next_due(self) -> Step | None:
+    def _next_due(self) -> tuple[Round, Step] | None:
         with self._lock:
             while self._rounds:
                 first = self._rounds[0]
                 if not first.stored:
-                    first.stored = True
-                    return self._calls_message(first)
-                if first.answered == len(first.calls):
-                    self._rounds.pop(0)
-                    continue
-                result = first.calls[first.answered].result
-                first.answered += result is not None
-                return result
+                    return first, self._calls_message(first)
+                if first.answered < len(first.calls):
+                    result = first.calls[first.answered].result
+                    return None if result is None else (first, result)
+                self._rounds.pop(0)
             return None
+
+    def _store_due(self, first: Round, step: Step) -> None:
+        """Store the next message of a round; one that is refused holds up none behind it."""
+        try:
+            self._store(step)
+        except Exception as error:
+            if not first.stored:
+                self._rounds.remove(first)  # its tools do not run
+            elif isinstance(error, InvalidStepError):
+                call = first.calls[first.answered]
+                call.result = self._result(call, f"Error: {error}", None, {IS_ERROR: True})
+            raise
+        if first.stored:
+            first.answered += 1
+        first.stored = True
 
     def _calls_message(self, opened: Round) -> Step:
         ids = [str(call.step_id) for call in opened.calls]
@@ -341,13 +367,25 @@ class Turn:
             self._steps = [step for step in self._steps if step is waits]
             return steps
 
+    def _commit(self, messages: list[Step]) -> list[Step]:
+        """Store messages with the AgentSteps so far, which wait on when that is refused."""
+        steps = self._take_steps()
+        if not messages and not steps:
+            return []
+        try:
+            return self._line.commit(messages, steps)
+        except BaseException:
+            with self._lock:
+                self._steps = [*steps, *self._steps]
+            raise
+
     def _store(self, step: Step) -> Step:
         """Store one message with the AgentSteps so far; then tell of it."""
         with self._storing:
             step = self._line.admitted(step)
             if step.is_assistant_step():
                 step = self._drafts.adopt(step)
-            [stored] = self._line.commit([step], self._take_steps())
+            [stored] = self._commit([step])
             self.messages.append(stored)
             if stored.is_assistant_step():
                 self._drafts.complete(stored)
