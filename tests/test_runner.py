@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import dspy
@@ -440,3 +441,35 @@ def test_redaction_reaches_pieces_messages_and_steps() -> None:
         assert sum(event.delta is not None for event in events) > 2
         assert "hunter2" not in "".join(event.to_sse() for event in events)
         assert "hunter2" not in str([s.to_dict() for s in memory.iter_steps()])
+
+
+class Ensemble(dspy.Module):
+    """Asks its predictor in threads of its own."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.ask, self.way = dspy.Predict("question -> answer"), way
+
+    def forward(self, question: str) -> Any:
+        """Ask twice, side by side; give the last answer."""
+        questions = [f"{question} {n}" for n in range(2)]
+        if self.way == "Parallel":
+            examples = [dspy.Example(question=each).with_inputs("question") for each in questions]
+            return dspy.Parallel(num_threads=2)([(self.ask, each) for each in examples])[-1]
+        with ThreadPoolExecutor(2) as pool:
+            ask = hs.in_context(lambda each: self.ask(question=each))
+            return list(pool.map(ask, questions))[-1]
+
+
+@pytest.mark.parametrize("way", ["Parallel", "threads"])
+def test_a_program_may_ask_in_threads_of_its_own(memory: StepMemory, way: str) -> None:
+    """Pieces cannot be sent from there; the answers are there all the same."""
+    lm = ScriptedLM(lambda request: {"answer": "Paris"})
+    events = run(StepRunner(Ensemble(way), memory), "chat", "Capital?", lm)
+    check_stream(memory, events)
+    assert kinds(events) == ["run_started", "step_completed", "step_completed", "run_completed"]
+    assert said(memory, "chat") == [("user", "Capital?"), ("assistant", "Paris")]
+    steps = memory.run(events[0].run_id).steps
+    kinds_of_steps = [step.step_type.value for step in steps]
+    assert kinds_of_steps == ["ProgramCall", "Action", "Action", "ProgramEnd"]
+    assert {steps[1].parent_id, steps[2].parent_id} == {steps[0].id}

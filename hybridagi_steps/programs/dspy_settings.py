@@ -24,8 +24,7 @@ _log = logging.getLogger("hybridagi_steps")
 @contextmanager
 def overriding(**settings: Any) -> Generator[None]:
     """Override settings inside the block."""
-    current = thread_local_overrides.get()
-    token = thread_local_overrides.set(type(current)({**current, **settings}))
+    token = override(**settings)
     try:
         yield
     finally:
@@ -35,3 +34,9 @@ def overriding(**settings: Any) -> Generator[None]:
             # The block was left in another context than it was entered in, as some frameworks do
             # with generator fixtures; the override ends with the context it was made in.
             _log.debug("recording: a block was left in another context than it was entered in.")
+
+
+def override(**settings: Any) -> Any:
+    """Override settings until the block around this ends; return the token that undoes it."""
+    current = thread_local_overrides.get()
+    return thread_local_overrides.set(type(current)({**current, **settings}))

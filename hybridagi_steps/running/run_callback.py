@@ -11,13 +11,17 @@ Stands behind the recorder among the callbacks, so a step is recorded before it 
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import CancelledError
 from typing import Any
 
+import anyio.from_thread
 import dspy
 from dspy.utils.callback import ACTIVE_CALL_ID, BaseCallback
 
 from hybridagi_steps.messages.names import is_call_id
 from hybridagi_steps.programs import step_shapes as shapes
+from hybridagi_steps.programs.dspy_settings import override
 from hybridagi_steps.running.listening import CLOSING_TOOLS
 from hybridagi_steps.running.run import ActiveRun
 from hybridagi_steps.running.turn import ToolTurn
@@ -56,6 +60,8 @@ class RunCallback(SpendingCallback):
     def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         """Stop here when the run was stopped or has spent what it may; else count and tell."""
         self._run.check_limits()
+        if not _reaches_event_loop():
+            override(send_stream=None)  # DSPy would fail to send pieces, and the call with it
         super().on_lm_start(call_id, instance, inputs)
         self._run.tell_now("on_model_start", _messages(inputs))
         self._run.check()
@@ -105,6 +111,23 @@ class RunCallback(SpendingCallback):
             turn.call_id = given
             self._used_ids.add(given)
         return turn
+
+
+def _reaches_event_loop() -> bool:
+    """Whether pieces can be sent from here: on an event loop, or in a worker thread of one.
+
+    Threads that a program or `dspy.Parallel` starts are neither.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        try:
+            anyio.from_thread.check_cancelled()
+        except RuntimeError:
+            return False
+        except (asyncio.CancelledError, CancelledError):
+            return True
+    return True
 
 
 def _messages(inputs: dict[str, Any]) -> list[dict[str, Any]]:
