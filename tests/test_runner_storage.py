@@ -15,9 +15,11 @@ import pytest
 from provider_double import check_openai
 from runner_cases import check_stream, messages, run
 
-from hybridagi_steps import StepMemory
+from hybridagi_steps import StepMemory, record_step
+from hybridagi_steps.errors import StorageBusyError
 from hybridagi_steps.running.replaying import stored_events
 from hybridagi_steps.running.runner import StepRunner
+from hybridagi_steps.running.session_line import SessionLine
 from hybridagi_steps.stores.body import MAX_STEP_BYTES
 
 HUGE = "x" * (MAX_STEP_BYTES + 1)
@@ -125,6 +127,36 @@ def test_somebody_else_who_writes_to_the_session_takes_no_steps_away(memory: Ste
     events = run(StepRunner(program_calling("meddling"), memory, tools=[meddling]), "chat", "Hello")
     check_whole(memory, events, "storage")
     assert memory.run(events[0].run_id).steps[1].result == "written"
+
+
+def test_steps_that_cannot_be_stored_in_between_wait(
+    memory: StepMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program without tools stores its steps now and then; that may fail for a while."""
+    refused: list[int] = []
+    commit = SessionLine.commit
+
+    def busy(line: SessionLine, given: Any, agent_steps: Any) -> Any:
+        if not given and len(refused) < 3:
+            refused.append(len(agent_steps))
+            raise StorageBusyError("not now")
+        return commit(line, given, agent_steps)
+
+    monkeypatch.setattr(SessionLine, "commit", busy)
+
+    @record_step
+    def one(number: int) -> int:
+        return number
+
+    async def program(given: list[dict[str, Any]]) -> str:
+        return str(sum(one(number) for number in range(70)))
+
+    events = run(StepRunner(program, memory), "chat", "Count")
+    check_stream(memory, events)
+    assert (events[-1].data or {})["status"] == "completed"
+    assert "recording_errors" not in (events[-1].data or {})
+    assert refused == [50, 51, 52]
+    assert [step.hop for step in memory.run(events[0].run_id).steps] == list(range(72))
 
 
 def test_what_a_tool_gave_is_stored_while_an_earlier_one_still_runs(memory: StepMemory) -> None:

@@ -8,6 +8,7 @@ that begins while one is open waits on paper, not in practice: its tools run, it
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from hybridagi_steps.running.drafts import Drafts
 from hybridagi_steps.running.metering import Meter
 from hybridagi_steps.running.session_line import SessionLine
 
+_log = logging.getLogger("hybridagi_steps")
 _MOST_KEPT = 50
 """AgentSteps that wait for a message; a long program without tools stores them in between."""
 NO_RESULT = "Error: no tool answered this call."
@@ -134,6 +136,8 @@ class Turn:
         if many and self._storing.acquire(blocking=False):
             try:
                 self.store_rest()
+            except Exception as error:  # nothing is lost: the next commit takes them, or says why
+                _log.warning("AgentSteps wait for the next commit: %s", error)
             finally:
                 self._storing.release()
         return True
@@ -312,7 +316,8 @@ class Turn:
             self._store(step)
         except Exception as error:
             if not first.stored:
-                self._rounds.remove(first)  # its tools do not run
+                with self._lock:
+                    self._rounds.remove(first)  # its tools do not run
             elif isinstance(error, InvalidStepError):
                 call = first.calls[first.answered]
                 call.result = self._result(call, f"Error: {error}", None, {IS_ERROR: True})
