@@ -316,7 +316,8 @@ def turn_of(
     for start in range(place[1], last + 1, _PAGE):
         for step in store.messages(session_id, start, min(last, start + _PAGE - 1)):
             # The first is the run's own, unless this session no longer reads it.
-            if step.id != run_id if not turn else step.is_user_step():
+            is_another = step.is_user_step() if turn else step.id != run_id
+            if is_another:
                 return turn
             turn.append(step)
     return turn

@@ -4,6 +4,7 @@ A turn is the user's message, rounds of tool calls, and the answer. The unit of 
 of a model (with its calls) or one tool result. Calls are stored before their tools run, so that a
 crash never hides what was asked for; results are stored in the order of the calls. A second round
 that begins while one is open waits on paper, not in practice: its tools run, its messages follow.
+An AgentStep waits for no result: a tool that has ended is known to have, whenever a crash comes.
 """
 
 from __future__ import annotations
