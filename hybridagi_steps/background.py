@@ -1,8 +1,8 @@
 """Works off what a search would otherwise wait for, while nobody waits.
 
-One daemon thread per memory, started only when much is pending and ending when nothing is. It works
-in batches, so that closing, forking and searching wait for one batch at most. A thread that is
-killed with its process loses nothing: what is pending stays pending.
+One thread per memory, started only when much is pending and ending when nothing is. It works in
+batches, so that closing, forking, searching and the end of the program wait for one batch at most.
+A thread that is killed with its process loses nothing: what is pending stays pending.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class BackgroundWork:
         if self._thread is not None and self._thread.is_alive():
             return
         self._stopping.clear()
-        self._thread = threading.Thread(target=self._run, name="hybridagi-steps", daemon=True)
+        # No daemon: Python kills those as it ends, and in the middle of torch or FAISS itself too.
+        self._thread = threading.Thread(target=self._run, name="hybridagi-steps")
         self._thread.start()
 
     def stop(self) -> None:
@@ -60,7 +61,7 @@ class BackgroundWork:
 
     def _run(self) -> None:
         try:
-            while not self._stopping.is_set():
+            while not self._stopping.is_set() and threading.main_thread().is_alive():
                 with self._batch:
                     if not self._work():
                         return

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from importlib.resources import files
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 # Before anything imports DSPy, which reads them then.
 os.environ["DSPY_CACHEDIR"] = tempfile.mkdtemp(prefix="dspy-cache-")
+atexit.register(shutil.rmtree, os.environ["DSPY_CACHEDIR"], ignore_errors=True)
 for _name in ("OPENAI_API_BASE", "OPENAI_BASE_URL", "HYBRIDAGI_STEPS_DB"):
     os.environ.pop(_name, None)
 

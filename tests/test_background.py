@@ -94,6 +94,27 @@ def test_an_error_in_the_background_is_logged_and_the_next_search_raises_it(
     work.stop()
 
 
+def test_the_end_of_the_program_waits_for_the_batch_at_hand_and_no_more() -> None:
+    # A daemon thread would be killed in the middle of foreign code, and the process with it.
+    code = """
+import threading, time
+from hybridagi_steps.background import BackgroundWork
+began = threading.Event()
+def batch():
+    print("began", flush=True)
+    began.set()
+    time.sleep(0.3)
+    print("ended", flush=True)
+    return True
+BackgroundWork(batch).start()
+began.wait()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == ["began", "ended"]
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_fork_waits_for_the_batch_at_hand() -> None:
     began, busy = threading.Event(), threading.Event()

@@ -382,14 +382,15 @@ FORK = """
         index.finish_build()
         assert index.search(vectors[3:4], 2)[0].rows[0] == 3
         assert "threads" not in sys.argv or faiss.omp_get_max_threads() == 4
-    stop = threading.Event()
+    stop, worker = threading.Event(), None
     def busy():
         while not stop.is_set():
             index.search(vectors[:4], 5)
             index.add(np.array([40_000]), vectors[:1])
     if "busy" in sys.argv:
         index.finish_build()
-        threading.Thread(target=busy, daemon=True).start()
+        worker = threading.Thread(target=busy, daemon=True)
+        worker.start()
     for attempt in range(5):
         child = os.fork()
         if child == 0:
@@ -398,6 +399,8 @@ FORK = """
             os._exit(0 if ok else 3)
         assert os.waitpid(child, 0)[1] == 0, "the child answered wrongly"
     stop.set()
+    if worker:  # Python kills a daemon thread as it ends, which FAISS does not survive
+        worker.join()
     print("fine")
 """
 
