@@ -113,13 +113,11 @@ def _admitted(step: AgentStep, redact: Redact | None) -> AgentStep:
         if value is not None and type(value) is not UUID:
             _check_id(step, name, value)
     extra = step.__pydantic_extra__
-    if redact is None and not extra and _is_plain(fields):
+    if redact is None and _is_plain(fields) and (not extra or is_json(extra)):
         return step
     values = {name: fields.get(name) for name in _VALUES}
     if extra:
         values.update(extra)
-    if redact is None and all(map(is_json, values.values())):
-        return step
     for name, value in values.items():
         if (path := too_deep(value, name)) is not None:
             raise StepTooDeepError(str(step.id), path, MAX_DEPTH)

@@ -73,7 +73,7 @@ def is_json(value: Any, depth: int = 0) -> bool:
                 return False
             # Most values are texts: asked here, they cost no call of any function of ours.
             if type(item) is str:
-                if not ("\x00" not in item if item.isascii() else item.isprintable()):
+                if "\x00" in item or not (item.isascii() or _is_clean(item)):
                     return False
             elif not is_json(item, depth + 1):
                 return False
@@ -88,8 +88,16 @@ def is_json(value: Any, depth: int = 0) -> bool:
 
 
 def _is_clean(text: str) -> bool:
-    """Return whether a text surely holds neither NUL nor half a character."""
-    return "\x00" not in text if text.isascii() else text.isprintable()
+    """Return whether a text holds neither NUL nor half a character."""
+    if "\x00" in text:
+        return False
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def too_deep(value: Any, path: str = "", depth: int = 0) -> str | None:
