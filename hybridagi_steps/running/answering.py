@@ -37,12 +37,12 @@ from hybridagi_steps.programs.recording import record_step
 from hybridagi_steps.running import programs_called as called
 from hybridagi_steps.running.exits import no_exit
 from hybridagi_steps.running.listening import FieldListener, Piece, Voice, streamed
+from hybridagi_steps.running.rounds import ToolTurn
 from hybridagi_steps.running.run import RUN, ActiveRun
 from hybridagi_steps.running.run_callback import RunCallback
 from hybridagi_steps.running.saying import said
 from hybridagi_steps.running.session_prompt import Messages, with_session
 from hybridagi_steps.running.tool_gate import GATE, ToolGate, enter_run, is_idempotent
-from hybridagi_steps.running.turn import ToolTurn
 
 _LONGEST_WAIT_SECONDS = 10.0
 

@@ -212,7 +212,7 @@ def _ending_of(run: ActiveRun, error: BaseException | None) -> Ending:
 
 def _partial_step(run: ActiveRun, text: str) -> str:
     """Mark the AgentStep of an answer that was cut short; return its id."""
-    for step in reversed(run.turn.kept()):
+    for step in reversed(run.turn.steps.waiting()):
         unfinished = step.status in ("cancelled", "error")
         if step.step_type is AgentStepType.Action and unfinished and step.tool is None:
             step.status, step.outputs = "partial", {**(step.outputs or {}), "text": text}
@@ -223,15 +223,15 @@ def _partial_step(run: ActiveRun, text: str) -> str:
 
 def _program_end(run: ActiveRun, ending: Ending) -> AgentStep | None:
     """Say in the outermost ProgramEnd how the run ended; write one if the program could not."""
-    root = run.turn.root_call
+    root = run.turn.steps.root_call
     if root is None or run.turn.ended:
-        return run.turn.root_end
-    if run.turn.root_end is None:
+        return run.turn.steps.root_end
+    if run.turn.steps.root_end is None:
         status: StepStatus = "cancelled" if ending.status == "cancelled" else "error"
         outputs = {} if ending.error is None else error_fields(ending.error)
         inputs = {"program": root.program}
         run.add_step(AgentStepType.ProgramEnd, inputs, outputs, status)
-    end = run.turn.root_end
+    end = run.turn.steps.root_end
     if end is not None:
         how = {"status": ending.status, "reason": ending.reason}
         end.metadata = {**(end.metadata or {}), "run": how}

@@ -29,10 +29,11 @@ from hybridagi_steps.running.exits import ProgramExitError
 from hybridagi_steps.running.hooks import HookCaller, RunInfo
 from hybridagi_steps.running.listening import Piece
 from hybridagi_steps.running.metering import Meter
+from hybridagi_steps.running.rounds import ToolTurn
 from hybridagi_steps.running.session_line import SessionLine
 from hybridagi_steps.running.stopping import RunStopped, RunVetoed, Stop
 from hybridagi_steps.running.threads import Threads
-from hybridagi_steps.running.turn import ToolTurn, Turn
+from hybridagi_steps.running.turn import Turn
 
 RUN = "hybridagi_steps_run"
 """The DSPy setting that carries the run of the running code."""
@@ -214,7 +215,7 @@ class ActiveRun:
         step_id: UUID | None = None,
     ) -> AgentStep:
         """Add an AgentStep that the recorder could not write, behind all others."""
-        before, root = self.turn.last_step_id, self.turn.root_call
+        before, root = self.turn.steps.last_id, self.turn.steps.root_call
         made: list[AgentStep] = []
 
         def store(hop: int, step_id: UUID) -> bool:

@@ -23,8 +23,8 @@ from hybridagi_steps.messages.names import is_call_id
 from hybridagi_steps.programs import step_shapes as shapes
 from hybridagi_steps.programs.dspy_settings import override
 from hybridagi_steps.running.listening import CLOSING_TOOLS
+from hybridagi_steps.running.rounds import ToolTurn
 from hybridagi_steps.running.run import ActiveRun
-from hybridagi_steps.running.turn import ToolTurn
 
 
 class SpendingCallback(BaseCallback):

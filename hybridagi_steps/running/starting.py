@@ -16,10 +16,10 @@ from hybridagi_steps.errors import ContextBudgetError, MessageError
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.running.answering import Prompt, tool_turn
 from hybridagi_steps.running.execution import Start
+from hybridagi_steps.running.rounds import ToolTurn
 from hybridagi_steps.running.run import ActiveRun
 from hybridagi_steps.running.session_line import SessionLine
 from hybridagi_steps.running.session_prompt import Messages
-from hybridagi_steps.running.turn import ToolTurn
 
 
 def with_message(

@@ -33,8 +33,8 @@ from hybridagi_steps.programs.announced import announcing
 from hybridagi_steps.running.consent import Consents
 from hybridagi_steps.running.exits import ProgramExitError, no_exit, without_exit
 from hybridagi_steps.running.programs_called import text_of
+from hybridagi_steps.running.rounds import ToolTurn
 from hybridagi_steps.running.threads import Threads
-from hybridagi_steps.running.turn import ToolTurn
 
 GATE = "hybridagi_steps_gate"
 """The DSPy setting that carries the gate of the running code."""

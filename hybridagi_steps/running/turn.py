@@ -11,61 +11,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
-from uuid import UUID, uuid4
-
-import orjson
 
 from hybridagi_steps.errors import InvalidStepError
 from hybridagi_steps.messages.agent_steps import INTERRUPTED, IS_ERROR, result_text
 from hybridagi_steps.messages.names import tool_name
-from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
-from hybridagi_steps.records.ids import new_id
-from hybridagi_steps.records.json_values import json_value
+from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
 from hybridagi_steps.running.drafts import Drafts
 from hybridagi_steps.running.metering import Meter
+from hybridagi_steps.running.rounds import Round, Rounds, ToolTurn
 from hybridagi_steps.running.session_line import SessionLine
+from hybridagi_steps.running.waiting_steps import WaitingSteps
 
 _log = logging.getLogger("hybridagi_steps")
 _MOST_KEPT = 50
 """AgentSteps that wait for a message; a long program without tools stores them in between."""
 NO_RESULT = "Error: no tool answered this call."
-
-
-@dataclass(slots=True, eq=False)
-class ToolTurn:
-    """One tool call and its result."""
-
-    name: str
-    arguments: dict[str, Any]
-    call_id: str = field(default_factory=lambda: f"call_{uuid4().hex[:24]}")
-    step_id: UUID = field(default_factory=new_id)
-    """The AgentStep that tells it."""
-    begun: bool = False
-    result: Step | None = None
-    """The message to be stored, once there is one."""
-
-    def as_message_part(self) -> dict[str, Any]:
-        """Return the call as providers write it."""
-        arguments = orjson.dumps(json_value(self.arguments, [])).decode()
-        function = {"name": tool_name(self.name), "arguments": arguments}
-        return {"id": self.call_id, "type": "function", "function": function}
-
-
-@dataclass(slots=True, eq=False)
-class Round:
-    """An assistant's message with calls, and their results."""
-
-    calls: list[ToolTurn]
-    content: str | None = None
-    reasoning: str | None = None
-    metrics: StepMetrics | None = None
-    stored: bool = False
-    answered: int = 0
-    """Results stored."""
 
 
 class Turn:
@@ -94,47 +57,25 @@ class Turn:
         self._line, self._run_id, self._parent_run_id = line, run_id, parent_run_id
         self._drafts, self._meter = drafts, meter
         self._told, self._interrupted = told, interrupted
-        self._rounds: list[Round] = []
-        self._announced: Round | None = None
-        self._steps: list[AgentStep] = []
-        self._lock = threading.Lock()
+        self._rounds = Rounds()
         self._storing = threading.RLock()
+        self.steps = WaitingSteps()
+        """The AgentSteps it was told of."""
         self.closed = False
         self.answered = False
         """Whether the run's own answer is stored."""
         self.ended = False
         """Whether its ProgramEnd says how it ended."""
-        self.last_step_id: UUID | str | None = None
-        """The AgentStep kept last."""
-        self._step_ids: set[str] = set()
-        self._ends: dict[str, AgentStep] = {}
-        """The ProgramEnds, by their programs."""
-        self.root_call: AgentStep | None = None
-        """The call of the outermost program."""
         self.messages: list[Step] = []
         """What this run has stored, in order."""
 
     def keep(self, step: AgentStep) -> bool:
-        """Keep an AgentStep for the next commit unless it comes too late; return whether it did.
-
-        A thread that is left alone still tells what it does: after the turn was closed, or after
-        its tool or program was told of as cut off.
-        """
-        with self._lock:
-            ends = step.program_id if step.step_type is AgentStepType.ProgramEnd else None
-            if self.closed or str(step.id) in self._step_ids or ends in self._ends:
-                return False
-            self._step_ids.add(str(step.id))
-            if ends is not None:
-                self._ends[ends] = step
-            if step.step_type is AgentStepType.ProgramCall and step.program_id is None:
-                self.root_call = step
-            if step.metrics is not None and step.metrics.llm_calls:
-                step.metrics.first_token_latency_ms = self._meter.first_token_ms
-            self._steps.append(step)
-            many = len(self._steps) >= _MOST_KEPT
-            self.last_step_id = step.id
-        if many and self._storing.acquire(blocking=False):
+        """Keep an AgentStep for the next commit unless it comes too late; return whether it did."""
+        if step.metrics is not None and step.metrics.llm_calls:
+            step.metrics.first_token_latency_ms = self._meter.first_token_ms
+        if self.closed or not self.steps.keep(step):
+            return False
+        if len(self.steps) >= _MOST_KEPT and self._storing.acquire(blocking=False):
             try:
                 self.store_rest()
             except Exception as error:  # nothing is lost: the next commit takes them, or says why
@@ -142,16 +83,6 @@ class Turn:
             finally:
                 self._storing.release()
         return True
-
-    @property
-    def root_end(self) -> AgentStep | None:
-        """The end of the outermost program, if it has ended."""
-        return None if self.root_call is None else self._ends.get(str(self.root_call.id))
-
-    def kept(self) -> list[AgentStep]:
-        """Return the AgentSteps that are not stored yet."""
-        with self._lock:
-            return list(self._steps)
 
     def store_user_message(self, content: Any, message_id: str | None = None) -> Step:
         """Store what the user said; nothing else comes before it.
@@ -168,20 +99,12 @@ class Turn:
         A model that is asked again has been told of its calls before; those that no tool began to
         serve (an unknown name) are answered here.
         """
-        with self._lock:
-            for call in (call for each in self._rounds for call in each.calls):
-                if not call.begun and call.result is None:
-                    call.result = self._result(call, NO_RESULT, None, {IS_ERROR: True})
-            self._announced = Round(calls, content or None, reasoning or None)
+        asked = Round(calls, content or None, reasoning or None)
+        self._rounds.announce(asked, lambda call: self._error(call, NO_RESULT))
 
     def begin_call(self, name: str, arguments: dict[str, Any]) -> ToolTurn:
         """Return the turn of a tool that begins, stored if its turn has come."""
-        with self._lock:
-            call = self._announced_call(name, arguments)
-            if call is None:
-                call = ToolTurn(name, arguments)
-                self._rounds.append(Round([call], metrics=self._meter.message()))
-            call.begun = True
+        call = self._rounds.begin(name, arguments, self._meter.message)
         self._advance()
         return call
 
@@ -197,17 +120,13 @@ class Turn:
 
     def close_open_calls(self) -> None:
         """Answer calls that never got a result, so that the turn is whole."""
-        with self._lock:
-            self._announced = None
-            calls = [call for each in self._rounds for call in each.calls]
-        for call in calls:
-            if call.result is None:
-                self.interrupt(call)
+        for call in self._rounds.end():
+            self.interrupt(call)
         self._advance()
 
     def interrupt(self, call: ToolTurn) -> None:
         """Answer a call with a synthetic result: nobody knows how far its tool came."""
-        if str(call.step_id) not in self._step_ids:
+        if not self.steps.was_told(call.step_id):
             self._interrupted(call)
         note = {"interrupted": True, IS_ERROR: True}
         self._answer(call, self._result(call, INTERRUPTED, None, note))
@@ -219,8 +138,7 @@ class Turn:
         """
         ended = self._line.memory.get_steps([call.step_id for call in calls])
         steps = {str(step.id): step for step in ended}
-        with self._lock:
-            self._rounds.append(Round(calls, stored=True))
+        self._rounds.reopen(calls)
         for call in calls:
             if (step := steps.get(str(call.step_id))) is not None:
                 text, failed = result_text(step)
@@ -261,7 +179,7 @@ class Turn:
     def rescue(self) -> list[Exception]:
         """Store AgentSteps that a refused commit left, each by itself; return what is refused."""
         refused: list[Exception] = []
-        for step in self._take_steps():
+        for step in self.steps.take(root_end=self.ended):
             try:
                 self._line.memory.add(step)
             except Exception as error:
@@ -269,63 +187,34 @@ class Turn:
         return refused
 
     def _answer(self, call: ToolTurn, result: Step) -> None:
-        """Give a call its result, the first one if a tool ends while it is cut off."""
-        with self._lock:
-            if call.result is None:
-                call.result = result
+        self._rounds.answer(call, result)
         self._advance()
-        with self._lock:
-            waits = any(call in each.calls[each.answered :] for each in self._rounds)
-        if waits and not self.closed:
+        if not self.closed and self._rounds.waits(call):
             self.store_rest()  # a result waits for those of earlier calls, its AgentStep does not
-
-    def _announced_call(self, name: str, arguments: dict[str, Any]) -> ToolTurn | None:
-        """Return the call that a model asked for, its round being open from now on."""
-        for each in (self._announced, *self._rounds):
-            waiting = [] if each is None else [c for c in each.calls if not c.begun]
-            fitting = [call for call in waiting if call.name == name]
-            exact = [call for call in fitting if call.arguments == arguments]
-            if not fitting or each is None:
-                continue
-            if each is self._announced:
-                each.metrics, self._announced = self._meter.message(), None
-                self._rounds.append(each)
-            return (exact or fitting)[0]
-        return None
 
     def _advance(self) -> None:
         """Store whatever has its turn."""
         with self._storing:
-            while not self.closed and (due := self._next_due()) is not None:
+            while not self.closed and (due := self._rounds.next_due()) is not None:
                 self._store_due(*due)
 
-    def _next_due(self) -> tuple[Round, Step] | None:
-        with self._lock:
-            while self._rounds:
-                first = self._rounds[0]
-                if not first.stored:
-                    return first, self._calls_message(first)
-                if first.answered < len(first.calls):
-                    result = first.calls[first.answered].result
-                    return None if result is None else (first, result)
-                self._rounds.pop(0)
-            return None
-
-    def _store_due(self, first: Round, step: Step) -> None:
+    def _store_due(self, first: Round, result: Step | None) -> None:
         """Store the next message of a round; one that is refused holds up none behind it."""
+        if result is None:
+            try:
+                self._store(self._calls_message(first))
+            except Exception:
+                self._rounds.drop(first)
+                raise
+            first.stored = True
+            return
         try:
-            self._store(step)
-        except Exception as error:
-            if not first.stored:
-                with self._lock:
-                    self._rounds.remove(first)  # its tools do not run
-            elif isinstance(error, InvalidStepError):
-                call = first.calls[first.answered]
-                call.result = self._result(call, f"Error: {error}", None, {IS_ERROR: True})
+            self._store(result)
+        except InvalidStepError as error:
+            call = first.calls[first.answered]
+            call.result = self._error(call, f"Error: {error}")
             raise
-        if first.stored:
-            first.answered += 1
-        first.stored = True
+        first.answered += 1
 
     def _calls_message(self, opened: Round) -> Step:
         ids = [str(call.step_id) for call in opened.calls]
@@ -356,6 +245,9 @@ class Turn:
             metadata=metadata,
         )
 
+    def _error(self, call: ToolTurn, text: str) -> Step:
+        return self._result(call, text, None, {IS_ERROR: True})
+
     def _step(self, role: MessageRole, **fields: Any) -> Step:
         return Step(
             session_id=self._line.session_id,
@@ -365,24 +257,18 @@ class Turn:
             **fields,
         )
 
-    def _take_steps(self) -> list[AgentStep]:
-        """Take what is to be stored; the run's own ProgramEnd waits until it says how it ended."""
-        with self._lock:
-            waits = None if self.ended else self.root_end
-            steps = [step for step in self._steps if step is not waits]
-            self._steps = [step for step in self._steps if step is waits]
-            return steps
+    def _commit(self, messages: Sequence[Step]) -> list[Step]:
+        """Store messages with the AgentSteps so far, which wait on when that is refused.
 
-    def _commit(self, messages: list[Step]) -> list[Step]:
-        """Store messages with the AgentSteps so far, which wait on when that is refused."""
-        steps = self._take_steps()
+        The run's own ProgramEnd waits until it says how the run ended.
+        """
+        steps = self.steps.take(root_end=self.ended)
         if not messages and not steps:
             return []
         try:
             return self._line.commit(messages, steps)
         except BaseException:
-            with self._lock:
-                self._steps = [*steps, *self._steps]
+            self.steps.put_back(steps)
             raise
 
     def _store(self, step: Step) -> Step:
