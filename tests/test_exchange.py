@@ -303,8 +303,8 @@ def test_session_messages_become_steps(shelf: Shelf, tmp_path: Path) -> None:
         message("t", 1, role="user", content="Bye"),
     ]
     report = import_file(shelf, write(tmp_path / "m.jsonl", *lines))
-    assert report.added == 5
-    assert [s.session_id for s in shelf.steps.values()] == ["s", "s", "s", "t", "t"]
+    assert report.added == 4
+    assert [s.session_id for s in shelf.steps.values()] == ["s", "s", "s", "t"]
     kept = [m for s in shelf.steps.values() for m in (s.model_extra or {})["messages"]]
     assert kept == lines
     said = next(s for s in shelf.steps.values() if s.outputs == {"result": "Hi"})

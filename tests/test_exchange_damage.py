@@ -23,7 +23,7 @@ from hybridagi_steps.exchange.export import EXPORT_FORMATS
 from hybridagi_steps.exchange.formats import FORMATS, READERS
 from hybridagi_steps.exchange.otlp import MAX_HELD_SPANS
 from hybridagi_steps.exchange.records import Parsed, Record, Skipped
-from hybridagi_steps.exchange.spans import MAX_SPAN_DEPTH
+from hybridagi_steps.exchange.spans import MAX_SPAN_DEPTH, step_id
 from hybridagi_steps.records.agent_step import AgentStep
 
 JSON_FORMATS = sorted({*FORMATS} - {"parquet"})
@@ -214,8 +214,8 @@ def test_spans_in_a_circle_and_without_their_parent_are_shown_with_a_note() -> N
     steps, _ = read_spans(span(1, 2, 1), span(2, 3, 2), span(3, 1, 3), span(4, 99, 9))
     notes = [(step.metadata or {}).get("note", "") for step in steps]
     assert "stands below it" in notes[0]
-    assert f"its parent span {99:016x} is not in this file" in notes[-1]
-    assert steps[-1].program_id is None
+    assert f"its parent span {99:016x} stands elsewhere" in notes[-1]
+    assert steps[-1].program_id == step_id("a" * 32, f"{99:016x}")
 
 
 def test_two_spans_with_one_id_are_named() -> None:
@@ -267,8 +267,8 @@ def test_results_without_calls_beside_a_text_are_steps_of_their_own() -> None:
     found = list(READERS["anthropic"].parse([Record(1, {"messages": [message]})]))
     steps = [item.step for item in found if isinstance(item, Parsed)]
     check(steps)
-    assert len({step.id for step in steps}) == len(steps) == 4
-    assert [step.status for step in steps] == ["partial", "partial", "ok", "ok"]
+    assert len({step.id for step in steps}) == len(steps) == 3
+    assert [step.status for step in steps] == ["partial", "partial", "ok"]
     assert steps[2].purpose == "and now?"
 
 

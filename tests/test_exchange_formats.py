@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from exchange_shelf import Shelf
 
-from hybridagi_steps.exchange import import_file
+from hybridagi_steps.exchange import import_file, mlflow_traces
 from hybridagi_steps.exchange.formats import FORMATS, format_of
+from hybridagi_steps.exchange.records import Parsed, Record
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep
 
@@ -86,7 +87,7 @@ def test_links_of_a_sample_lead_to_steps_of_the_same_file(name: str) -> None:
 
 
 def test_anthropic_calls_meet_their_results() -> None:
-    call, found, missed, said, thanks, answer, end = steps_of("anthropic_responses.json")
+    call, found, missed, said, _, thanks, answer, end = steps_of("anthropic_responses.json")
     assert call.purpose == "Refund AB12 and XX"
     assert (found.tool, found.arguments, found.result) == (
         "find_booking",
@@ -351,3 +352,23 @@ def test_what_was_imported_is_found_again_in_a_memory(tmp_path: Path) -> None:
 )
 def test_formats_are_told_apart(value: Any, told: str | None) -> None:
     assert format_of(value) == told
+
+
+def test_what_dspy_tells_mlflow_keeps_the_names_of_tools() -> None:
+    def span(number: int, called: str, kind: str, inputs: Any, **said: str) -> dict[str, Any]:
+        told = {"mlflow.spanType": f'"{kind}"', "mlflow.spanInputs": json.dumps(inputs)}
+        place = {"span_id": f"s{number}", "parent_span_id": "s0" if number else None}
+        times = {"start_time_unix_nano": number + 1, "end_time_unix_nano": number + 2}
+        return {**place, **times, "name": called, "attributes": {**told, **said}}
+
+    spans = [
+        span(0, "ReAct.forward", "AGENT", {"question": "weather?"}),
+        span(1, "Predict.forward", "LLM", {"question": "weather?"}),
+        span(2, "ChatAdapter.format", "PARSER", {"inputs": {}}),
+        span(3, "Tool.weather", "TOOL", {"city": "Oslo"}, name='"weather"'),
+    ]
+    trace = {"info": {"trace_id": "t"}, "data": {"spans": spans}}
+    found = mlflow_traces.parse([Record(1, trace)])
+    steps = [read.step for read in found if isinstance(read, Parsed)]
+    assert [step.tool for step in steps] == [None, None, None, "weather", None]
+    assert steps[1].arguments == {"question": "weather?"}

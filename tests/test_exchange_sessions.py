@@ -76,7 +76,7 @@ class TestOpenAI:
         memory.repository().store.fork("chat-1", 5, "before the answer")
         seen = list(memory.iter_steps({"session_id": "before the answer"}))
         assert [str(step.step_type) for step in seen] == ["ProgramCall", "Action", "Action"]
-        assert len(list(memory.iter_steps({"session_id": "chat-1"}))) == 7
+        assert len(list(memory.iter_steps({"session_id": "chat-1"}))) == 8
 
     def test_it_can_be_continued(self, memory: hs.StepMemory, tmp_path: Path) -> None:
         path = written(tmp_path, {"id": "chat-1", "messages": CHAT})
@@ -124,7 +124,7 @@ class TestOpenAI:
         import_file(memory, path)
         for session_id in ("chat-1", "chat-2"):
             assert [step.to_message_dict() for step in said(memory, session_id)] == CHAT
-        assert len(list(memory.iter_steps())) == 14
+        assert len(list(memory.iter_steps())) == 16
 
     def test_steps_imported_before_sessions_were_known_get_their_messages(
         self, memory: hs.StepMemory, tmp_path: Path

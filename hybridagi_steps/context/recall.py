@@ -14,7 +14,7 @@ from datetime import datetime
 
 from hybridagi_steps.context.excerpts import condensed, excerpt, identifier_set, identifiers, words
 from hybridagi_steps.errors import EmbedderError
-from hybridagi_steps.exchange.conversation import text_of
+from hybridagi_steps.exchange.message_parts import text_of
 from hybridagi_steps.exchange.records import as_object
 from hybridagi_steps.indexes.lexical import Document, LexicalIndex
 from hybridagi_steps.memory import StepMemory

@@ -11,13 +11,14 @@ the conversation's own id, else from its content: importing twice gives the same
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from hashlib import sha256
 from typing import Any, NamedTuple, cast
 
 from hybridagi_steps.exchange.conversation_messages import MessageWriter
+from hybridagi_steps.exchange.message_parts import calls_of, text_of, time_of
 from hybridagi_steps.exchange.records import (
     BadRecordError,
     Parsed,
@@ -25,23 +26,19 @@ from hybridagi_steps.exchange.records import (
     Said,
     Skipped,
     agent_step,
-    as_arguments,
-    as_list,
-    as_object,
     stable_id,
 )
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step
 
+NO_RESULT = "no result for this call"
+"""The note of an Action whose tool has not answered, as far as the file goes."""
 PROGRAM = "chat"
 """Name of the program that an imported conversation is."""
 LONGEST_RUN_ID = 128
 """Longer ids of a conversation do not become the run's."""
 
 _ID_KEYS = ("id", "conversation_id", "session_id", "thread_id")
-_TIME_KEYS = ("created_at", "timestamp", "created", "create_time")
-_MILLISECONDS_FROM = 1e11
-"""Epoch numbers above this are milliseconds: as seconds they would lie after the year 5100."""
 
 Message = dict[str, Any]
 
@@ -61,6 +58,8 @@ class Turn(NamedTuple):
     """Whether a tool's result is an error."""
     made: datetime | None = None
     """When it was said, where the message does not say so itself."""
+    also: tuple[Turn, ...] = ()
+    """Further native messages that are part of what it says."""
 
     @property
     def said_at(self) -> datetime | None:
@@ -163,7 +162,9 @@ class _Reader:
         self._parent: str | None = None
         self._joins: list[str] = []
         self._program_id: str | None = None
-        self._question = self._answer = ""
+        self._question = ""
+        self._answer: Turn | None = None
+        self._unanswered: dict[str, AgentStep] = {}
         self._held: list[Turn] = []
         self._calls: list[dict[str, Any]] = []
         self._messages = MessageWriter(conversation, self._run_id)
@@ -178,6 +179,8 @@ class _Reader:
                 self._tool_result(turn)
                 continue
             self._close_calls()
+            if role == "user":
+                self._end()
             self._close_unit(place)
             if role in ("system", "developer"):
                 self._held.append(turn)
@@ -188,6 +191,7 @@ class _Reader:
         self._close_calls()
         self._end()
         self._close_unit(len(self._conversation.turns))
+        self._keep_rest()
         return self._steps
 
     def _close_unit(self, through: int) -> None:
@@ -199,6 +203,20 @@ class _Reader:
         self.said[len(self._steps) - 1] = self._messages.messages(turns)
         self._unit = (through, len(self._steps))
 
+    def _keep_rest(self) -> None:
+        """Give what stands behind everything that a step tells of to the last step."""
+        if not self._steps:
+            self._add("end", "ProgramEnd", {"program": PROGRAM}, None, [])
+        rest = self._conversation.turns[self._unit[0] :]
+        self.said.setdefault(len(self._steps) - 1, []).extend(self._messages.messages(rest))
+        self._carry(self._steps[-1], self._held)
+
+    def _carry(self, step: AgentStep, turns: Sequence[Turn]) -> None:
+        """Keep native messages with a step that was made before."""
+        natives = _natives(turns)
+        (step.model_extra or {})["messages"].extend(turn.native for turn in natives)
+        (step.metadata or {})["message_indexes"].extend(turn.place for turn in natives)
+
     def _user_message(self, turn: Turn) -> None:
         text = text_of(turn.view.get("content"))
         self._question = text
@@ -208,8 +226,9 @@ class _Reader:
         self._messages.link(turn, self._program_id)
 
     def _assistant_message(self, turn: Turn) -> None:
-        text = text_of(turn.view.get("content")) or text_of(turn.view.get("refusal"))
-        if calls := _calls(turn.view):
+        text = _spoken(turn)
+        if calls := calls_of(turn.view):
+            self._answer = None
             for place, call in enumerate(calls):
                 inputs = {"purpose": text or self._question, **call["inputs"]}
                 mark = f"{turn.place}.{place}"
@@ -217,7 +236,7 @@ class _Reader:
                 known = {"mark": mark, "inputs": inputs, "turns": turns, "asked": turn}
                 self._calls.append({**call, **known})
             return
-        self._answer = text
+        self._answer = turn
         inputs: dict[str, Any] = {"purpose": self._question, "arguments": {}}
         self._messages.link(
             turn, self._add(f"{turn.place}", "Action", inputs, {"result": text}, [turn])
@@ -231,6 +250,9 @@ class _Reader:
                 call["answer"] = turn
                 call["turns"].append(turn)
                 return
+        if isinstance(call_id, str) and (step := self._unanswered.pop(call_id, None)):
+            self._late_result(step, turn)
+            return
         tool = name if isinstance(name, str) and name else "unknown"
         self._calls.append(
             {
@@ -243,17 +265,32 @@ class _Reader:
             }
         )
 
+    def _late_result(self, step: AgentStep, turn: Turn) -> None:
+        """Give a call the result that stands behind other messages."""
+        step.outputs, step.status = _outputs(turn), "error" if turn.failed else "ok"
+        (step.metadata or {}).pop("note")
+        self._carry(step, [turn])
+        self._messages.link(turn, str(step.id))
+
     def _close_calls(self) -> None:
         """Turn the calls of the last assistant message into Actions that share one parent."""
         before, made = self._parent, list[str]()
         for call in self._calls:
             self._parent = before
             answer: Turn | None = call.get("answer")
-            note = call.get("note") or ("" if answer else "no result for this call")
+            note = call.get("note") or ("" if answer else NO_RESULT)
             outputs = _outputs(answer) if answer else None
             step_id = self._add(
-                call["mark"], "Action", call["inputs"], outputs, call["turns"], note
+                call["mark"],
+                "Action",
+                call["inputs"],
+                outputs,
+                call["turns"],
+                note,
+                named=call.get("asked"),
             )
+            if not answer and isinstance(call["id"], str):
+                self._unanswered[call["id"]] = self._steps[-1]
             for turn in filter(None, (call.get("asked"), answer)):
                 self._messages.link(turn, step_id)
             made.append(step_id)
@@ -262,9 +299,13 @@ class _Reader:
         self._calls = []
 
     def _end(self) -> None:
-        last = self._conversation.turns[-1]
-        mark = f"end:{last.place + 1}:{self._messages.key_of(last)}"
-        self._add(mark, "ProgramEnd", {"program": PROGRAM}, {"result": self._answer}, [])
+        """End what a user asked for, if the last word on it is an answer."""
+        if (answer := self._answer) is None:
+            return
+        outputs = {"result": _spoken(answer)}
+        mark = f"end:{self._messages.key_of(answer)}"
+        self._add(mark, "ProgramEnd", {"program": PROGRAM}, outputs, [], made=answer.said_at)
+        self._answer = None
 
     def _add(
         self,
@@ -274,12 +315,16 @@ class _Reader:
         outputs: dict[str, Any] | None,
         turns: list[Turn],
         note: str = "",
+        *,
+        named: Turn | None = None,
+        made: datetime | None = None,
     ) -> str:
-        carried = [turn for turn in (*self._held, *turns) if turn.native is not None]
+        """Make a step that carries turns; `named` is the one that its id comes from."""
+        carried = _natives((*self._held, *turns))
         self._held = []
         failed = kind == "Action" and any(turn.failed for turn in turns)
         fields: dict[str, Any] = {
-            "id": self._step_id(mark, turns),
+            "id": self._step_id(mark, named or next(iter(turns), None)),
             "parent_id": self._parent,
             "hop": len(self._steps),
             "step_type": kind,
@@ -293,7 +338,7 @@ class _Reader:
             "metrics": next((turn.metrics for turn in turns if turn.metrics), None),
             "messages": [turn.native for turn in carried],
         }
-        made = next((turn.said_at for turn in turns if turn.said_at), None)
+        made = made or next((turn.said_at for turn in turns if turn.said_at), None)
         if created_at := made or self._conversation.created_at:
             fields["created_at"] = created_at
         step = agent_step(fields)
@@ -314,13 +359,22 @@ class _Reader:
             metadata["conversation"] = self._conversation.extras
         return metadata
 
-    def _step_id(self, mark: str, turns: list[Turn]) -> str:
-        """Name a step by its place, by what it says, and by all that was said before."""
-        key = self._messages.key_of(turns[0]) if turns else self._conversation.key
+    def _step_id(self, mark: str, turn: Turn | None) -> str:
+        """Name a step by its place, by what a turn says, and by all that was said before."""
+        key = self._messages.key_of(turn) if turn else self._conversation.key
         while (found := str(stable_id(key, mark))) in self._ids:
             mark += "+"  # one message may hold several things that are no call's result
         self._ids.add(found)
         return found
+
+
+def _natives(turns: Iterable[Turn]) -> list[Turn]:
+    """Return the turns that carry a native message, each before those that belong to it."""
+    return [each for turn in turns for each in (turn, *turn.also) if each.native is not None]
+
+
+def _spoken(turn: Turn) -> str:
+    return text_of(turn.view.get("content")) or text_of(turn.view.get("refusal"))
 
 
 def _outputs(answer: Turn) -> dict[str, Any]:
@@ -330,58 +384,5 @@ def _outputs(answer: Turn) -> dict[str, Any]:
     return {"result": result}
 
 
-def _calls(message: Message) -> list[dict[str, Any]]:
-    """Return an assistant's calls: id, inputs (tool and arguments)."""
-    given: Any = message.get("tool_calls") or []
-    if not isinstance(given, list):
-        raise BadRecordError("tool_calls is not a list")
-    calls = cast("list[Any]", given)
-    if legacy := message.get("function_call"):
-        calls = [{"function": legacy}, *calls]
-    return [_call(call) for call in calls]
-
-
-def _call(call: Any) -> dict[str, Any]:
-    if not isinstance(call, dict):
-        raise BadRecordError("a tool call is not an object")
-    known = as_object(call)
-    body: Any = known.get("function") or known.get("custom") or {}
-    if not isinstance(body, dict):
-        raise BadRecordError("a tool call's function is not an object")
-    function = as_object(body)
-    given = function.get("arguments", function.get("input", {}))
-    inputs = {"tool": str(function.get("name") or "unknown"), "arguments": as_arguments(given)}
-    return {"id": known.get("id"), "inputs": inputs}
-
-
 def _result(content: Any) -> Any:
     return text_of(content) if content is None or isinstance(content, str | list) else content
-
-
-def text_of(content: Any) -> str:
-    """Return the text of a message's content; parts that are no text are named in brackets."""
-    if content is None:
-        return ""
-    if not isinstance(content, list):
-        return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-    texts: list[str] = []
-    for part in as_list(content):
-        fields = as_object(part) or {"text": part}
-        text = fields.get("text") or fields.get("refusal") or fields.get("content")
-        texts.append(text if isinstance(text, str) else f"[{fields.get('type', 'part')}]")
-    return "\n".join(texts)
-
-
-def time_of(values: dict[str, Any], *keys: str) -> datetime | None:
-    """Return when something was made, if it says so in a way that can be read."""
-    value = next((values[key] for key in keys or _TIME_KEYS if values.get(key)), None)
-    try:
-        if isinstance(value, str):
-            read = datetime.fromisoformat(value)
-            return read.replace(tzinfo=UTC) if read.tzinfo is None else read.astimezone(UTC)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            seconds = value / 1_000 if value > _MILLISECONDS_FROM else value
-            return datetime.fromtimestamp(seconds, UTC)
-    except (ValueError, OverflowError, OSError):
-        return None
-    return None

@@ -10,11 +10,12 @@ taken as UTC. The native entry stands unchanged in the step's `messages`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Any
 
-from hybridagi_steps.exchange.conversation import content_key, text_of, time_of
+from hybridagi_steps.exchange.conversation import content_key
+from hybridagi_steps.exchange.message_parts import text_of, time_of
 from hybridagi_steps.exchange.records import (
     BadRecordError,
     Parsed,
@@ -33,8 +34,13 @@ from hybridagi_steps.exchange.records import (
 from hybridagi_steps.exchange.spans import last_user_text
 
 _MARK = re.compile(r"\[\[ ## (\w+) ## \]\][ \t]*\n?")
+_END = "completed"
+"""The mark behind the last field; what stands before the first is none either."""
 _ASIDE = re.compile(r"\n\nRespond with (?:the corresponding output fields|a JSON object)\b.*", re.S)
+_INPUTS = re.compile(r"Your input fields are:\n(.*?)\nYour output fields are:", re.S)
+_LISTED = re.compile(r"^\d+\. `(\w+)`", re.M)
 _HISTORY_KEYS = {"outputs", "usage", "timestamp", "model", "uuid", "kwargs", "response"}
+_OF_A_MESSAGE = {"role", "type", "lc", "content"}
 _OF_A_TURN = ("thought", "tool_name", "tool_args", "observation")
 _THOUGHT = re.compile(r"thought_(\d{1,6})")
 
@@ -96,7 +102,7 @@ def _entry(history: _Run, record: Record, value: dict[str, Any]) -> Parsed:
     if not isinstance(outputs, list) or not ("messages" in value or "prompt" in value):
         raise BadRecordError("not an entry of a history: no messages or prompt, or no outputs")
     asked = last_user_text(value.get("messages")) or text_of(value.get("prompt"))
-    given = _fields(_ASIDE.sub("", asked))
+    given = _fields(_ASIDE.sub("", asked), _declared(value.get("messages")))
     own = value.get("uuid")
     purpose = next(iter(given.values()), "") or asked
     return history.step(
@@ -111,11 +117,29 @@ def _entry(history: _Run, record: Record, value: dict[str, Any]) -> Parsed:
     )
 
 
-def _fields(text: str) -> dict[str, str]:
-    """Return the fields that the chat adapter marked in a text."""
-    parts = _MARK.split(text)
-    found = zip(parts[1::2], parts[2::2], strict=True)
-    return {name: body.strip() for name, body in found if name != "completed"}
+def _fields(text: str, declared: Collection[str] = ()) -> dict[str, str]:
+    """Return the fields that the chat adapter marked in a text.
+
+    A mark of none of the fields that are `declared`, where any are, is part of a field's text.
+    """
+    found: dict[str, str] = {}
+    name, start = _END, 0
+    for mark in _MARK.finditer(text):
+        if declared and mark[1] not in {*declared, _END}:
+            continue
+        found[name] = text[start : mark.start()]
+        name, start = mark[1], mark.end()
+    found[name] = text[start:]
+    return {name: body.strip() for name, body in found.items() if name != _END}
+
+
+def _declared(messages: Any) -> set[str]:
+    """Return the input fields that the system message of an adapter lists."""
+    first = as_object(next(iter(as_list(messages)), None))
+    if first.get("role") not in ("system", "developer"):
+        return set()
+    listed = _INPUTS.search(text_of(first.get("content")))
+    return set(_LISTED.findall(listed[1])) if listed else set()
 
 
 def _outputs(outputs: list[Any]) -> dict[str, Any]:
@@ -165,6 +189,8 @@ def _call(item: Any) -> tuple[str, dict[str, Any], dict[str, Any]] | None:
         parts = [name, fields.get("inputs"), fields.get("outputs", fields.get("prediction"))]
     if len(parts) != 3 or not isinstance(parts[1], dict) or not isinstance(parts[2], dict):
         return None
+    if _OF_A_MESSAGE & as_object(parts[0]).keys():
+        return None  # three messages of somebody else's
     name = parts[0] if isinstance(parts[0], str) else "Predict"
     return name, as_object(parts[1]), as_object(parts[2])
 

@@ -1,8 +1,9 @@
 """Out of a memory into a file, in one of several formats, all or nothing.
 
 An export replaces its target only when it is complete. `jsonl` and `parquet` hold every step as it
-is and come back unchanged, `jsonl` with the messages of sessions; `otlp` and `openai` are written
-for others, one run at a time, and hold in memory the ids of the runs and the steps of one.
+is and come back unchanged, `jsonl` with the messages of sessions and the scores of runs; `otlp` and
+`openai` are written for others, one run at a time, and hold in memory the ids of the runs and the
+steps of one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
 from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange import jsonl, openai_training, otlp_spans, parquet
+from hybridagi_steps.exchange.run_lines import RunScores
 from hybridagi_steps.exchange.session_export import SessionLines
 from hybridagi_steps.protocols import ABANDONED
 from hybridagi_steps.records.agent_step import AgentStep, id_text
@@ -141,11 +143,12 @@ class _Job(NamedTuple):
 
 def _write_jsonl(job: _Job, file: BinaryIO) -> int:
     count = 0
+    scores = RunScores(job.memory)
 
     def line(step: AgentStep) -> bytes:
         nonlocal count
         count += 1
-        return jsonl.step_line(step, vectors=job.vectors)
+        return jsonl.step_line(scores.own(step), vectors=job.vectors)
 
     sessions = job.sessions()
     elsewhere = sessions.step_ids() if sessions is not None else set[str]()
@@ -158,6 +161,7 @@ def _write_jsonl(job: _Job, file: BinaryIO) -> int:
     if sessions is not None:
         for session_line in sessions.lines(job.steps_with, line):
             file.write(session_line)
+    file.writelines(scores.lines())
     return count
 
 

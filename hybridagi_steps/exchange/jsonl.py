@@ -1,10 +1,10 @@
 """Own JSONL: one AgentStep or one message of a session per line, with everything it holds.
 
 Reading knows steps (an object with `step_type`; keys that are no field of a step are kept on it)
-and what we write of sessions (an object with `record`: a header, then steps and messages in their
-order). Messages that others wrote (an object with `role`) become the steps that the chat importer
-makes of them, one conversation per stretch of records with the same session. Writing is one line
-per step, with `vector` only on request.
+and what we write of sessions and of runs' scores (an object with `record`). Messages that others
+wrote (an object with `role`) become the steps that the chat importer makes of them, one
+conversation per stretch of records with the same session. Writing is one line per step, with
+`vector` only on request.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from hybridagi_steps.exchange.records import (
     refused,
     stable_id,
 )
+from hybridagi_steps.exchange.run_lines import is_run_line, read_run
 from hybridagi_steps.exchange.session_lines import RECORD, SessionReader, is_session_line
 from hybridagi_steps.records.agent_step import AgentStep
 
@@ -40,7 +41,7 @@ from hybridagi_steps.records.agent_step import AgentStep
 def recognises(value: Any) -> bool:
     """Whether a record is a step, or a message of a session."""
     record = as_object(value)
-    if "step_type" in record or is_session_line(record):
+    if "step_type" in record or is_session_line(record) or is_run_line(record):
         return True
     return "role" in record and "messages" not in record
 
@@ -57,6 +58,10 @@ def parse(records: Records) -> Iterator[Entry]:
             continue
         try:
             fields = _fields(record.value)
+            if is_run_line(fields):
+                yield from sessions.messages_read()
+                yield read_run(record.line, fields)
+                continue
             if is_session_line(fields):
                 yield from sessions.read(record.line, fields)
                 continue

@@ -5,13 +5,16 @@ is read, newest first. Messages that two lines share have the same ids and are s
 made by time travel hangs on its origin by parent links. A message's time is that of the first
 checkpoint that holds it; what else a checkpoint says is kept on the first step.
 
+Messages that a thread has dropped since (`RemoveMessage`) stand in no newest checkpoint: all of
+them are one more line, so that nothing of the file is lost.
+
 Held in memory: the newest messages of every line, and the ids of all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -23,10 +26,10 @@ from hybridagi_steps.exchange.conversation import (
     Turn,
     content_key,
     record_steps,
-    time_of,
 )
 from hybridagi_steps.exchange.langchain_messages import is_message, message_id
 from hybridagi_steps.exchange.langchain_messages import turns as langchain_turns
+from hybridagi_steps.exchange.message_parts import time_of
 from hybridagi_steps.exchange.openai_messages import turns as openai_turns
 from hybridagi_steps.exchange.records import (
     BadRecordError,
@@ -42,6 +45,9 @@ from hybridagi_steps.exchange.records import (
 
 KNOWN_VERSIONS = (1, 2, 3, 4)
 """Checkpoint versions whose form is known; others are read with a note."""
+
+_DROPPED = "removed"
+"""What the line of messages that a thread has dropped is called."""
 
 
 def recognises(value: Any) -> bool:
@@ -90,12 +96,15 @@ class _Thread:
     leaves: dict[str, _Checkpoint] = field(default_factory=dict[str, _Checkpoint])
     parents: set[str] = field(default_factory=set[str])
     times: dict[str, datetime] = field(default_factory=dict[str, datetime])
+    holders: dict[str, _Checkpoint] = field(default_factory=dict[str, _Checkpoint])
+    """The last checkpoint that has each message."""
 
     def take(self, checkpoint: _Checkpoint) -> None:
-        if made := checkpoint.made:
-            for message in checkpoint.messages:
-                if own := message_id(message):
-                    self.times[own] = min(made, self.times.get(own, made))
+        for own in filter(None, map(message_id, checkpoint.messages)):
+            if made := checkpoint.made:
+                self.times[own] = min(made, self.times.get(own, made))
+            if (holder := self.holders.get(own)) is None or holder.id < checkpoint.id:
+                self.holders[own] = checkpoint
         if checkpoint.parent:
             self.parents.add(checkpoint.parent)
             self.leaves.pop(checkpoint.parent, None)
@@ -106,9 +115,26 @@ class _Thread:
         newest_first = sorted(self.leaves.values(), key=lambda c: c.id, reverse=True)
         for place, checkpoint in enumerate(newest_first):
             yield from read_each([checkpoint.record], partial(self._read, checkpoint, place))
+        if dropped := self._dropped():
+            yield from read_each([dropped.record], partial(self._read_dropped, dropped))
+
+    def _dropped(self) -> _Checkpoint | None:
+        """Return the messages that no newest checkpoint has, in their order, as the last one."""
+        kept = {own for leaf in self.leaves.values() for own in map(message_id, leaf.messages)}
+        holders = {own: holder for own, holder in self.holders.items() if own not in kept}
+        if not holders:
+            return None
+        messages: list[Message] = []
+        for holder in sorted({h.id: h for h in holders.values()}.values(), key=lambda c: c.id):
+            messages += [m for m in holder.messages if holders.get(message_id(m) or "") is holder]
+        return replace(max(holders.values(), key=lambda c: c.id), messages=messages, extras={})
 
     def _read(self, checkpoint: _Checkpoint, place: int, record: Record) -> list[Parsed | Skipped]:
         return record_steps(record, self._conversation(checkpoint, first=place == 0))
+
+    def _read_dropped(self, dropped: _Checkpoint, record: Record) -> list[Parsed | Skipped]:
+        told = self._conversation(replace(dropped, id=_DROPPED), first=False)
+        return record_steps(record, replace(told, key=f"{told.key}@{_DROPPED}"))
 
     def _conversation(self, checkpoint: _Checkpoint, *, first: bool) -> Conversation:
         reader = langchain_turns if is_message(checkpoint.messages[0]) else openai_turns
@@ -136,6 +162,8 @@ def _checkpoint(record: Record) -> _Checkpoint | None:
     Raises:
         BadRecordError: It holds no messages.
     """
+    if not recognises(record.value):
+        raise BadRecordError("not a checkpoint: no channel_values, and no values")
     value = as_object(record.value)
     inner = as_object(value.get("checkpoint")) or value
     state_key = "channel_values" if "channel_values" in inner else "values"

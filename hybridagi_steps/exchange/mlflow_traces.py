@@ -1,8 +1,8 @@
 """MLflow's traces, in: what `Trace.to_json` writes in MLflow 3, and in 2.
 
 Attributes of a span are JSON in strings. A span of type AGENT, CHAIN, WORKFLOW or TASK is a
-program, one of type LLM or CHAT_MODEL a model's answer, any other leaf a tool. Ids stand in base64
-in version 3; they are used as they are.
+program, one of type LLM or CHAT_MODEL a model's answer, any other leaf a tool, but for a PARSER.
+Ids stand in base64 in version 3; they are used as they are.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from datetime import UTC
 from typing import Any
 
-from hybridagi_steps.exchange.conversation import text_of, time_of
+from hybridagi_steps.exchange.message_parts import text_of, time_of
 from hybridagi_steps.exchange.records import (
     BadRecordError,
     Parsed,
@@ -32,6 +32,7 @@ KNOWN_SCHEMAS = {"1", "2", "3"}
 
 _PROGRAMS = {"AGENT", "CHAIN", "WORKFLOW", "TASK"}
 _MODELS = {"LLM", "CHAT_MODEL"}
+_NO_TOOLS = {*_MODELS, "PARSER"}
 _QUESTIONS = ("question", "query", "input", "prompt", "message", "text", "request", "task")
 
 
@@ -95,6 +96,7 @@ def _span(native: dict[str, Any], record: Record) -> Span:
     inputs, outputs = read.get("mlflow.spanInputs"), read.get("mlflow.spanOutputs")
     name = str(native.get("name") or "unnamed")
     answer = kind in _MODELS
+    messages = answer and isinstance(as_object(inputs).get("messages", inputs), list)
     return Span(
         id=span_id,
         parent=parent if isinstance(parent, str) else None,
@@ -104,13 +106,18 @@ def _span(native: dict[str, Any], record: Record) -> Span:
         start=_time(native, "start_time_unix_nano", "start_time_ns", "start_time"),
         end=_time(native, "end_time_unix_nano", "end_time_ns", "end_time"),
         is_program=kind in _PROGRAMS,
-        tool=None if answer else name,
+        tool=_tool(read.get("name"), name) if kind not in _NO_TOOLS else None,
         purpose=_purpose(inputs) if answer or kind in _PROGRAMS else "",
-        arguments={} if answer else as_object(inputs) or ({"value": inputs} if inputs else {}),
+        arguments={} if messages else as_object(inputs) or ({"value": inputs} if inputs else {}),
         outputs=_outputs(outputs, answer=answer),
         error=_error(native),
         metrics=_metrics(read),
     )
+
+
+def _tool(named: Any, span: str) -> str:
+    """Return the name of a tool, as DSPy's spans say it beside their own."""
+    return named if isinstance(named, str) and span == f"Tool.{named}" else span
 
 
 def _time(native: dict[str, Any], *names: str) -> int | None:

@@ -1,7 +1,8 @@
-"""Chats in OpenAI's message form, in: a list of messages, or `{"messages": […]}`.
+"""Chats in OpenAI's forms, in: a list of messages or of items, or an object that holds one.
 
-What stands beside the messages (tools, model, ids) is kept on the first step. The steps that a
-conversation becomes are made by `conversation`.
+Items are those of the Responses API (`input`, `output`, an agent's session), which `turns` tells
+from messages. What stands beside the messages (tools, model, ids) is kept on the first step. The
+steps that a conversation becomes are made by `conversation`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from hybridagi_steps.exchange.conversation import (
     message_list,
     record_steps,
 )
+from hybridagi_steps.exchange.openai_responses import are_items, turns_of_items
 from hybridagi_steps.exchange.records import (
     BadRecordError,
     Parsed,
@@ -34,9 +36,10 @@ ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 def recognises(value: Any) -> bool:
     """Whether a record is a conversation: a list of messages, or an object with one."""
     if isinstance(value, list):
-        return "role" in as_object(value[0]) if value else False
+        first = as_object(next(iter(as_list(value)), None))
+        return "role" in first or first.get("type") in ("function_call", "reasoning")
     record = as_object(value)
-    return "messages" in record and "step_type" not in record
+    return ("messages" in record or _is_response(record)) and "step_type" not in record
 
 
 def parse(records: Records) -> Iterator[Parsed | Skipped]:
@@ -45,11 +48,13 @@ def parse(records: Records) -> Iterator[Parsed | Skipped]:
 
 
 def turns(messages: list[Message]) -> list[Turn]:
-    """Return messages as they are, each one turn.
+    """Return messages as they are, each one turn; items as the turns that they make up.
 
     Raises:
         BadRecordError: One of them has no role.
     """
+    if are_items(messages):
+        return turns_of_items(messages, ROLES)
     return [Turn(checked(message, place), place, message) for place, message in enumerate(messages)]
 
 
@@ -67,5 +72,21 @@ def checked(message: Message, place: int) -> Message:
 
 def _conversation(value: Any) -> Conversation:
     record = as_object(value) if isinstance(value, dict) else {"messages": as_list(value) or None}
+    if "messages" not in record and _is_response(record):
+        record = _response(record)
     messages = message_list(record)
     return conversation_of(record, messages, turns(messages), "openai")
+
+
+def _is_response(record: dict[str, Any]) -> bool:
+    """Whether an object is a call of the Responses API, with what came back."""
+    asked = "input" in record or record.get("object") == "response"
+    return asked and isinstance(record.get("output"), list)
+
+
+def _response(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a call with its input and output as one list of items."""
+    given: Any = record.get("input") or []
+    asked = as_list(given) or ([{"role": "user", "content": given}] if given else [])
+    rest = {name: item for name, item in record.items() if name not in ("input", "output")}
+    return {**rest, "messages": [*asked, *as_list(record["output"])]}

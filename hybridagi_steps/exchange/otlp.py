@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hybridagi_steps.exchange import otlp_names as names
-from hybridagi_steps.exchange.conversation import text_of, time_of
+from hybridagi_steps.exchange.message_parts import text_of, time_of
 from hybridagi_steps.exchange.otlp_messages import asked_and_said
 from hybridagi_steps.exchange.otlp_values import attributes_of
 from hybridagi_steps.exchange.records import (

@@ -66,6 +66,15 @@ class ParsedMessages(NamedTuple):
     """The id of the last of them."""
 
 
+class ParsedScore(NamedTuple):
+    """How good a run was, as we write it."""
+
+    line: int
+    run_id: str
+    score: float
+    feedback: str | None
+
+
 class Skipped(NamedTuple):
     """A record that was not imported."""
 
@@ -73,7 +82,7 @@ class Skipped(NamedTuple):
     reason: str
 
 
-Entry = Parsed | ParsedMessages | Skipped
+Entry = Parsed | ParsedMessages | ParsedScore | Skipped
 """What a parser yields."""
 Records = Iterable[Record | Skipped]
 """What a parser reads; what is skipped already passes through."""

@@ -2,9 +2,10 @@
 
 A span that holds others (or says it is an agent) becomes a ProgramCall and a ProgramEnd, any other
 an Action. `program_id` follows the tree of spans, `parent_id` the order of time: spans that overlap
-share the last step before them, and what comes after joins them. As in a recording, an Action's
-time is its end. The native span stands unchanged in the step's `messages`. Ids come from the ids of
-trace and span: importing twice gives the same steps.
+share the last step before them, and what comes after joins them. A span whose parent comes later,
+or in another file, has the `program_id` that the parent's step will have. As in a recording, an
+Action's time is its end. The native span stands unchanged in the step's `messages`. Ids come from
+the ids of trace and span: importing twice gives the same steps.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from hybridagi_steps.exchange.conversation import LONGEST_RUN_ID, text_of
+from hybridagi_steps.exchange.conversation import LONGEST_RUN_ID
+from hybridagi_steps.exchange.message_parts import text_of
 from hybridagi_steps.exchange.records import (
     BadRecordError,
     Parsed,
@@ -38,6 +40,7 @@ class Span:
 
     id: str
     parent: str | None
+    """The span around it, among those that are placed together."""
     name: str
     native: dict[str, Any]
     record: Record
@@ -58,6 +61,8 @@ class Span:
     session_id: str | None = None
     user_id: str | None = None
     notes: list[str] = field(default_factory=list[str])
+    elsewhere: str | None = None
+    """The span around it, where that one is not among those that are placed together."""
 
     @property
     def starts_at(self) -> int:
@@ -133,6 +138,8 @@ class _Walk:
         self, span: Span, before: list[str], program_id: str | None, question: str
     ) -> list[str]:
         children = self._children.get(span.id, [])
+        if span.elsewhere is not None:
+            program_id = step_id(self._trace.id, span.elsewhere)
         purpose = span.purpose or question
         if not (children or span.is_program):
             inputs: dict[str, Any] = {"purpose": purpose}
@@ -258,8 +265,8 @@ def _placed(spans: dict[str, Span]) -> dict[str, int]:
             if here.parent is None:
                 break
             if here.parent not in spans:
-                here.notes.append(f"its parent span {here.parent:.80} is not in this file")
-                here.parent = None
+                here.notes.append(f"its parent span {here.parent:.80} stands elsewhere")
+                here.elsewhere, here.parent = here.parent, None
                 break
             if here.parent in on_path:
                 here.notes.append(f"its parent span {here.parent:.80} stands below it")

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hybridagi_steps.exchange.conversation import content_key, text_of
+from hybridagi_steps.exchange.conversation import content_key
+from hybridagi_steps.exchange.message_parts import text_of
 from hybridagi_steps.exchange.records import (
     BadRecordError,
     Parsed,

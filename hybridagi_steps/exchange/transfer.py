@@ -1,9 +1,10 @@
 """From files into a memory, in batches.
 
 An import may be interrupted and repeated at any time: batches are stored whole, and steps whose id
-is stored already are counted and left as they are. A record that cannot be kept is named with its
-line (in Parquet, its row) and the rest goes on. The messages of a conversation become a session
-that can be continued, in one commit with the steps that tell what was done.
+is stored already are counted and left as they are, but for a tool call that the file has the result
+of since. A record that cannot be kept is named with its line (in Parquet, its row) and the rest
+goes on. The messages of a conversation become a session that can be continued, in one commit with
+the steps that tell what was done.
 """
 
 from __future__ import annotations
@@ -15,17 +16,28 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from hybridagi_steps.admission import admitted
 from hybridagi_steps.errors import (
     DuplicateStepError,
     ExchangeError,
     InvalidStepError,
     MessageError,
+    UnknownRunError,
     VectorError,
 )
 from hybridagi_steps.exchange import parquet
+from hybridagi_steps.exchange.conversation import NO_RESULT
 from hybridagi_steps.exchange.formats import FORMATS, parse_as
 from hybridagi_steps.exchange.reading import opened, reading_errors
-from hybridagi_steps.exchange.records import Entry, Parsed, ParsedMessages, Said, Skipped
+from hybridagi_steps.exchange.records import (
+    Entry,
+    Parsed,
+    ParsedMessages,
+    ParsedScore,
+    Said,
+    Skipped,
+)
+from hybridagi_steps.exchange.run_lines import RunScores
 from hybridagi_steps.exchange.session_import import SessionImport, Unit
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.message import Step
@@ -49,6 +61,10 @@ class Writable(Protocol):
         """Store steps, all or nothing."""
         ...
 
+    def update(self, steps: AgentStep | Iterable[AgentStep]) -> None:
+        """Store steps in the place of those with the same ids, all or nothing."""
+        ...
+
     def get_steps(self, ids: Iterable[str], *, vectors: bool = False) -> list[AgentStep]:
         """Return the steps with these ids."""
         ...
@@ -59,6 +75,7 @@ class ImportReport(NamedTuple):
 
     read: int
     added: int
+    """New steps, and calls whose results were missing before."""
     already_there: int
     skipped: list[tuple[int, str]]
     """(line, reason) of the first `MAX_NAMED` records that were not imported."""
@@ -131,6 +148,10 @@ def _source(
         yield steps, lambda _: (min(source.bytes_read, total), total)
 
 
+def _says(step: AgentStep) -> tuple[Any, ...]:
+    return step.step_type, step.inputs, step.outputs
+
+
 class _Importer:
     """Stores batches and keeps count."""
 
@@ -140,27 +161,31 @@ class _Importer:
         self._skipped: list[tuple[int, str]] = []
         repository = getattr(memory, "repository", None)
         self._sessions = None if repository is None else SessionImport(repository())
+        self._scores = RunScores(memory)
         self._units: list[Unit] = []
         self._unit: list[Parsed] = []
 
     def take(self, batch: Sequence[Entry]) -> None:
         records = [record for record in batch if isinstance(record, Parsed)]
         ids = [id_text(record.step.id) for record in records]
-        there = {id_text(step.id) for step in self._memory.get_steps(ids)}
+        there = {id_text(step.id): step for step in self._memory.get_steps(ids)}
         waiting: list[Parsed] = []
         for record in batch:
             if isinstance(record, Skipped):
                 self._skip(record.line, record.reason)
                 continue
-            if isinstance(record, ParsedMessages):
+            if isinstance(record, ParsedMessages | ParsedScore):
                 self._store(waiting)
                 waiting = []
-                self._take_messages(record)
+                if isinstance(record, ParsedMessages):
+                    self._take_messages(record)
+                else:
+                    self._take_score(record)
                 continue
-            fresh = (step_id := id_text(record.step.id)) not in there
-            there.add(step_id)
-            self._already_there += not fresh
             completed = Parsed(record.line, self._completed(record), record.said)
+            known = there.setdefault(id_text(record.step.id), completed.step)
+            if not (fresh := known is completed.step):
+                self._meet(known, completed)
             said = completed.said
             if self._sessions is None or said is None:
                 waiting += [completed] * fresh
@@ -175,6 +200,17 @@ class _Importer:
         self._store(waiting)
         self._store_units()
 
+    def _meet(self, known: AgentStep, record: Parsed) -> None:
+        """Count a step that is stored already; take what a tool has answered since."""
+        [step] = admitted([record.step], getattr(self._memory, "redact", None))
+        if _says(step) == _says(known):
+            self._already_there += 1
+        elif (known.metadata or {}).get("note") == NO_RESULT:
+            self._memory.update(step)
+            self._added += 1
+        else:
+            self._skip(record.line, f"step {step.id} is stored already and says something else")
+
     def _take_messages(self, record: ParsedMessages) -> None:
         """Begin a session, or store messages of one."""
         if self._sessions is None:
@@ -188,6 +224,17 @@ class _Importer:
             except (InvalidStepError, MessageError) as error:
                 self._skip(record.line, str(error))
                 self._sessions.refuse_rest(str(error))
+
+    def _take_score(self, told: ParsedScore) -> None:
+        """Score a run, unless it has a score here."""
+        self._store_units()
+        score = getattr(self._memory, "score", None)
+        if score is None or self._scores.of(told.run_id) is not None:
+            return
+        try:
+            score(told.run_id, told.score, told.feedback)
+        except (InvalidStepError, UnknownRunError) as error:
+            self._skip(told.line, str(error))
 
     def _begin(self, record: Parsed, said: Said, session_id: str, sessions: SessionImport) -> None:
         """Begin a conversation; in a session that the caller names others may stand before it."""

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hybridagi_steps.exchange.conversation import text_of
+from hybridagi_steps.exchange.message_parts import text_of
 from hybridagi_steps.exchange.records import as_object
 from hybridagi_steps.messages.agent_steps import INTERRUPTED, IS_ERROR
 from hybridagi_steps.messages.names import call_id, is_call_id, tool_name
