@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridagi_steps.errors import ExchangeError
-from hybridagi_steps.exchange import import_file
+from hybridagi_steps.exchange import export_file, import_file
 from hybridagi_steps.exchange.openai_messages import parse
 from hybridagi_steps.exchange.records import Parsed, Record, Skipped
+from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep
 
 
@@ -196,3 +197,53 @@ def test_a_document_that_is_cut_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cut.json").write_text(json.dumps(CHAT)[:-10])
     with pytest.raises(ExchangeError, match="not JSON"):
         import_file(Shelf(), tmp_path / "cut.json")
+
+
+def test_a_recorded_program_was_asked_its_arguments(memory: StepMemory, tmp_path: Path) -> None:
+    inputs = {"program": "ReAct", "purpose": "Given `question`, answer."}
+    inputs |= {"arguments": {"question": "Weather in Oslo?"}}
+    call = AgentStep(run_id="r", step_type="ProgramCall", inputs=inputs)
+    end = AgentStep(run_id="r", step_type="ProgramEnd", outputs={"answer": "Rain."}, hop=1)
+    memory.add([call, end])
+    export_file(memory, tmp_path / "example", format="openai")
+    [line] = (tmp_path / "example").read_text().splitlines()
+    assert json.loads(line)["messages"][0] == {"role": "user", "content": "Weather in Oslo?"}
+    export_file(memory, tmp_path / "spans", format="otlp")
+    [request] = map(json.loads, (tmp_path / "spans").read_text().splitlines())
+    span, *_ = request["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    told = {each["key"]: each["value"] for each in span["attributes"]}
+    [message] = json.loads(told["gen_ai.input.messages"]["stringValue"])
+    assert message["parts"] == [{"type": "text", "content": "Weather in Oslo?"}]
+
+
+def test_a_traced_program_was_asked_what_its_model_was(memory: StepMemory, tmp_path: Path) -> None:
+    question = json.dumps([{"role": "user", "content": "Weather in Oslo?"}])
+    answer = json.dumps([{"role": "assistant", "content": "Rain."}])
+
+    def span(number: int, **told: str) -> dict[str, Any]:
+        attributes = [{"key": f"gen_ai.{k}", "value": {"stringValue": v}} for k, v in told.items()]
+        return {
+            "traceId": "a" * 32,
+            "spanId": f"{number:016x}",
+            "parentSpanId": f"{1:016x}" if number > 1 else "",
+            "name": "trip" if number == 1 else "chat",
+            "startTimeUnixNano": number,
+            "endTimeUnixNano": 9,
+            "attributes": [
+                {"key": each["key"].replace("__", "."), "value": each["value"]}
+                for each in attributes
+            ],
+        }
+
+    spans = [
+        span(1, operation__name="invoke_agent"),
+        span(2, operation__name="chat", input__messages=question, output__messages=answer),
+    ]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, spans)))
+    assert import_file(memory, tmp_path / "in.jsonl").skipped == []
+    export_file(memory, tmp_path / "out.jsonl", format="openai")
+    [line] = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert json.loads(line)["messages"] == [
+        {"role": "user", "content": "Weather in Oslo?"},
+        {"role": "assistant", "content": "Rain."},
+    ]

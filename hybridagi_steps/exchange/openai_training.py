@@ -17,7 +17,7 @@ from typing import Any, cast
 from hybridagi_steps.exchange import anthropic_messages, langchain_messages, openai_messages
 from hybridagi_steps.exchange.conversation import Message, Turn
 from hybridagi_steps.exchange.message_parts import text_of
-from hybridagi_steps.exchange.otlp_spans import said_text
+from hybridagi_steps.exchange.otlp_spans import asked_text, said_text
 from hybridagi_steps.exchange.records import BadRecordError, as_list, as_object, is_one_of
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 
@@ -78,7 +78,7 @@ def _built(steps: Sequence[AgentStep]) -> Iterator[Message]:
         outputs = step.outputs or {}
         if step.step_type is AgentStepType.ProgramCall:
             if step.program_id is None:
-                yield {"role": "user", "content": step.purpose or json.dumps(step.arguments)}
+                yield {"role": "user", "content": asked_text(step) or json.dumps(step.arguments)}
         elif step.step_type is AgentStepType.Action and step.tool is not None:
             call_id = f"call_{number}"
             function = {"name": step.tool, "arguments": json.dumps(step.arguments)}

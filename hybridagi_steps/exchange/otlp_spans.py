@@ -17,7 +17,7 @@ from typing import Any
 from hybridagi_steps.exchange import otlp_names as names
 from hybridagi_steps.exchange.otlp_values import attribute_list
 from hybridagi_steps.exchange.records import as_list, as_object
-from hybridagi_steps.exchange.spans import nanoseconds
+from hybridagi_steps.exchange.spans import last_user_text, nanoseconds
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 
 SPANS_PER_REQUEST = 500
@@ -141,6 +141,17 @@ def _described(step: AgentStep, end: AgentStep | None) -> tuple[dict[str, Any], 
     return attributes, f"{names.CHAT} {model}" if model else names.CHAT, _CLIENT
 
 
+def asked_text(step: AgentStep) -> str:
+    """Return what a program or model was asked: its arguments, else why it was called."""
+    given = step.arguments
+    if step.step_type is not AgentStepType.ProgramCall or not given:
+        return step.purpose
+    [first, *others] = given.values()
+    if others:
+        return _json(given)
+    return first if isinstance(first, str) else last_user_text(first) or _json(given)
+
+
 def said_text(step: AgentStep) -> str:
     """Return what a model or program gave back as text: its result, its choice, or its fields."""
     outputs = step.outputs or {}
@@ -192,9 +203,9 @@ def _error(step: AgentStep) -> dict[str, Any]:
 
 
 def _asked(step: AgentStep) -> str | None:
-    if not step.purpose:
+    if not (asked := asked_text(step)):
         return None
-    parts = [{"type": "text", "content": step.purpose}]
+    parts = [{"type": "text", "content": asked}]
     return _json([{"role": "user", "parts": parts}])
 
 

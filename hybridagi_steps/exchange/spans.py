@@ -149,7 +149,7 @@ class _Walk:
             return self._add(span, "Action", inputs, before, program_id, span.ends_at)
         inputs = {
             "program": span.name,
-            "purpose": span.purpose or span.name,
+            "purpose": self._asked(span) or span.name,
             "arguments": span.arguments,
         }
         called = self._add(span, "ProgramCall", inputs, before, program_id, span.starts_at)
@@ -157,6 +157,11 @@ class _Walk:
         after = self._siblings(children, called or before, inner, purpose)
         end = {"program": span.name}
         return self._add(span, "ProgramEnd", end, after, program_id, span.ends_at) or after
+
+    def _asked(self, span: Span) -> str:
+        """Return what a span, or the first one in it that says so, was asked."""
+        asked = (self._asked(child) for child in self._children.get(span.id, []))
+        return span.purpose or next(filter(None, asked), "")
 
     def _add(
         self,
