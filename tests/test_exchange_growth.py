@@ -10,6 +10,7 @@ import pytest
 from exchange_talks import contents, model, said, user, written
 
 import hybridagi_steps as hs
+from hybridagi_steps import AgentStepType
 from hybridagi_steps.exchange import export_file, import_file
 
 
@@ -177,9 +178,9 @@ def test_a_history_has_the_fields_that_its_prompt_declares(
 
 def test_scores_of_runs_come_back_as_such(memory: hs.StepMemory, tmp_path: Path) -> None:
     steps = [
-        hs.AgentStep(id="a", step_type="Action", run_id="r1"),
-        hs.AgentStep(id="b", step_type="Action", run_id="r1", score=0.9),
-        hs.AgentStep(id="c", step_type="Action", run_id="r2"),
+        hs.AgentStep(id="a", step_type=AgentStepType.Action, run_id="r1"),
+        hs.AgentStep(id="b", step_type=AgentStepType.Action, run_id="r1", score=0.9),
+        hs.AgentStep(id="c", step_type=AgentStepType.Action, run_id="r2"),
     ]
     memory.add(steps)
     memory.score("r1", 0.25, "meh")

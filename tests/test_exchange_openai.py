@@ -16,7 +16,7 @@ from hybridagi_steps.exchange import export_file, import_file
 from hybridagi_steps.exchange.openai_messages import parse
 from hybridagi_steps.exchange.records import Parsed, Record, Skipped
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 
 
 def call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
@@ -200,10 +200,12 @@ def test_a_document_that_is_cut_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_recorded_program_was_asked_its_arguments(memory: StepMemory, tmp_path: Path) -> None:
-    inputs = {"program": "ReAct", "purpose": "Given `question`, answer."}
-    inputs |= {"arguments": {"question": "Weather in Oslo?"}}
-    call = AgentStep(run_id="r", step_type="ProgramCall", inputs=inputs)
-    end = AgentStep(run_id="r", step_type="ProgramEnd", outputs={"answer": "Rain."}, hop=1)
+    inputs: dict[str, Any] = {"program": "ReAct", "purpose": "Given `question`, answer."}
+    inputs["arguments"] = {"question": "Weather in Oslo?"}
+    call = AgentStep(run_id="r", step_type=AgentStepType.ProgramCall, inputs=inputs)
+    end = AgentStep(
+        run_id="r", step_type=AgentStepType.ProgramEnd, outputs={"answer": "Rain."}, hop=1
+    )
     memory.add([call, end])
     export_file(memory, tmp_path / "example", format="openai")
     [line] = (tmp_path / "example").read_text().splitlines()
@@ -220,24 +222,17 @@ def test_a_traced_program_was_asked_what_its_model_was(memory: StepMemory, tmp_p
     question = json.dumps([{"role": "user", "content": "Weather in Oslo?"}])
     answer = json.dumps([{"role": "assistant", "content": "Rain."}])
 
-    def span(number: int, **told: str) -> dict[str, Any]:
-        attributes = [{"key": f"gen_ai.{k}", "value": {"stringValue": v}} for k, v in told.items()]
-        return {
-            "traceId": "a" * 32,
-            "spanId": f"{number:016x}",
-            "parentSpanId": f"{1:016x}" if number > 1 else "",
-            "name": "trip" if number == 1 else "chat",
-            "startTimeUnixNano": number,
-            "endTimeUnixNano": 9,
-            "attributes": [
-                {"key": each["key"].replace("__", "."), "value": each["value"]}
-                for each in attributes
-            ],
-        }
+    def span(number: int, operation: str, **told: str) -> dict[str, Any]:
+        told = {"operation.name": operation, **{f"{k}.messages": v for k, v in told.items()}}
+        attributes = [{"key": f"gen_ai.{k}", "value": {"stringValue": told[k]}} for k in told]
+        parent = {"parentSpanId": f"{1:016x}"} if number > 1 else {}
+        place = {"traceId": "a" * 32, "spanId": f"{number:016x}", **parent}
+        times = {"startTimeUnixNano": number, "endTimeUnixNano": 9}
+        return {**place, **times, "name": "trip", "attributes": attributes}
 
     spans = [
-        span(1, operation__name="invoke_agent"),
-        span(2, operation__name="chat", input__messages=question, output__messages=answer),
+        span(1, "invoke_agent"),
+        span(2, "chat", input=question, output=answer),
     ]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, spans)))
     assert import_file(memory, tmp_path / "in.jsonl").skipped == []

@@ -54,15 +54,12 @@ Progress = Callable[[int, int], None]
 class Writable(Protocol):
     """What an import asks of a memory; StepMemory has it.
 
-    One that has a `repository()` as well gets the messages of conversations, in sessions.
+    One that has a `repository()` as well gets the messages of conversations, in sessions; one that
+    has `update`, the results that calls lacked before; one that has `score`, the scores of runs.
     """
 
     def add(self, steps: AgentStep | Iterable[AgentStep]) -> None:
         """Store steps, all or nothing."""
-        ...
-
-    def update(self, steps: AgentStep | Iterable[AgentStep]) -> None:
-        """Store steps in the place of those with the same ids, all or nothing."""
         ...
 
     def get_steps(self, ids: Iterable[str], *, vectors: bool = False) -> list[AgentStep]:
@@ -162,6 +159,7 @@ class _Importer:
         repository = getattr(memory, "repository", None)
         self._sessions = None if repository is None else SessionImport(repository())
         self._scores = RunScores(memory)
+        self._update: Callable[[AgentStep], None] | None = getattr(memory, "update", None)
         self._units: list[Unit] = []
         self._unit: list[Parsed] = []
 
@@ -205,8 +203,8 @@ class _Importer:
         [step] = admitted([record.step], getattr(self._memory, "redact", None))
         if _says(step) == _says(known):
             self._already_there += 1
-        elif (known.metadata or {}).get("note") == NO_RESULT:
-            self._memory.update(step)
+        elif (known.metadata or {}).get("note") == NO_RESULT and self._update is not None:
+            self._update(step)
             self._added += 1
         else:
             self._skip(record.line, f"step {step.id} is stored already and says something else")
