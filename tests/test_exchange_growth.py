@@ -45,11 +45,13 @@ def told(memory: hs.StepMemory) -> list[tuple[Any, ...]]:
 def test_growing_message_by_message_ends_where_one_import_does(
     memory: hs.StepMemory, tmp_path: Path
 ) -> None:
+    def grown(count: int) -> Path:
+        return written(tmp_path, {"session_id": "bags", "messages": TALK[:count]})
+
     for count in range(1, len(TALK) + 1):
-        path = written(tmp_path, {"session_id": "bags", "messages": TALK[:count]})
-        assert import_file(memory, path).skipped == []
+        assert import_file(memory, grown(count)).skipped == []
     with hs.StepMemory(":memory:", embedder="hashing") as whole:
-        import_file(whole, path)
+        import_file(whole, grown(len(TALK)))
         assert told(memory) == told(whole)
         kinds = [kind for kind, *_ in told(whole)]
     answered = ["ProgramCall", "Action", "ProgramEnd"]
