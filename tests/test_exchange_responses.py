@@ -1,7 +1,8 @@
-"""Items of OpenAI's Responses API: a list of them, a logged call, what an agent's session gives."""
+"""Items of OpenAI's Responses API, and what Anthropic's models say after searches of their own."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +73,31 @@ def test_images_and_texts_take_the_names_of_chats(memory: hs.StepMemory, tmp_pat
         {"type": "text", "text": "What is it?"},
         {"type": "image_url", "image_url": {"url": "https://x.example/i.png"}},
     ]
+
+
+def test_what_anthropic_says_after_its_own_search_stands_after_it(
+    memory: hs.StepMemory, tmp_path: Path
+) -> None:
+    found = [{"type": "web_search_result", "url": "https://x.example", "title": "Rome guide"}]
+    blocks = [
+        {"type": "text", "text": "Looking."},
+        {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "Rome"}},
+        {"type": "web_search_tool_result", "tool_use_id": "s1", "content": found},
+        {"type": "text", "text": "Rome is sunny."},
+    ]
+    talk = [{"role": "user", "content": "Rome?"}, {"role": "assistant", "content": blocks}]
+    (tmp_path / "a.json").write_text(json.dumps({"id": "a", "messages": talk}))
+    assert import_file(memory, tmp_path / "a.json").skipped == []
+    _, search, answer, end = memory.iter_steps()
+    assert (search.tool, search.purpose, search.arguments) == (
+        "web_search",
+        "Looking.",
+        {"query": "Rome"},
+    )
+    assert answer.result == "Rome is sunny."
+    assert end.outputs == {"result": "Rome is sunny."}
+    said = [(str(m.role), m.content) for m in memory.repository().store.messages("a")]
+    assert [role for role, _ in said] == ["user", "assistant", "tool", "assistant"]
+    assert (said[1][1], said[3][1]) == ("Looking.", "Rome is sunny.")
+    kept = [m for step in memory.iter_steps() for m in (step.model_extra or {})["messages"]]
+    assert kept == talk

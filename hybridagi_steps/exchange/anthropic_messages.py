@@ -7,8 +7,8 @@ results is a turn of its own. The system prompt stands beside the messages and i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from hybridagi_steps.exchange.conversation import (
     Conversation,
@@ -94,34 +94,55 @@ def _prompt(system: Any) -> Iterator[Turn]:
         yield Turn({"role": "system", "content": system}, PROMPT_PLACE, None)
 
 
+class _Part(NamedTuple):
+    """What a message says up to its next results: one may call tools of the provider and go on."""
+
+    said: list[Any]
+    calls: list[dict[str, Any]]
+    results: list[dict[str, Any]]
+
+
 def _message_turns(message: Message, place: int) -> Iterator[Turn]:
-    native: Message | None = message
     blocks: Any = message.get("content")
     if not isinstance(blocks, list):
         yield Turn(message, place, message, _metrics(message))
         return
-    said: list[Any] = []
-    calls: list[dict[str, Any]] = []
-    results: list[dict[str, Any]] = []
-    for block in as_list(blocks):
+    native: Message | None = message
+    for part in _parts(as_list(blocks), message["role"]):
+        for turn in _part_turns(part, message, place, first=native is not None):
+            yield turn._replace(native=native)
+            native = None
+
+
+def _parts(blocks: Sequence[Any], role: str) -> list[_Part]:
+    """Return the parts of a message, one as a rule; a user's is never divided."""
+    parts = [_Part([], [], [])]
+    for block in blocks:
         fields = as_object(block)
         kind = str(fields.get("type"))
+        if kind.endswith("tool_result"):
+            parts[-1].results.append(fields)
+            continue
+        if role == "assistant" and parts[-1].results and kind not in _HIDDEN:
+            parts.append(_Part([], [], []))
         if kind in _CALLS:
-            calls.append(_call(fields))
-        elif kind.endswith("tool_result"):
-            results.append(fields)
+            parts[-1].calls.append(_call(fields))
         elif kind not in _HIDDEN:
-            said.append(block)
+            parts[-1].said.append(block)
+    return parts
+
+
+def _part_turns(part: _Part, message: Message, place: int, *, first: bool) -> Iterator[Turn]:
+    """Yield the turns of a part: an assistant speaks before the results, a user after them."""
     role = message["role"]
-    if role == "assistant" or calls:
-        view = {**message, "content": said or None, "tool_calls": calls}
-        yield Turn(view, place, native, _metrics(message))
-        native = None
-    for result in results:
-        yield _result_turn(result, place, native)
-        native = None
-    if role != "assistant" and (said or native is not None):
-        yield Turn({"role": role, "content": said}, place, native)
+    speaks_first = role == "assistant" or bool(part.calls)
+    if speaks_first:
+        view = {**message, "content": part.said or None, "tool_calls": part.calls}
+        yield Turn(view, place, None, _metrics(message) if first else None)
+    for result in part.results:
+        yield _result_turn(result, place)
+    if role != "assistant" and (part.said or not (speaks_first or part.results)):
+        yield Turn({"role": role, "content": part.said}, place, None)
 
 
 def _call(block: dict[str, Any]) -> dict[str, Any]:
@@ -129,13 +150,13 @@ def _call(block: dict[str, Any]) -> dict[str, Any]:
     return {"id": block.get("id"), "type": "function", "function": function}
 
 
-def _result_turn(block: dict[str, Any], place: int, native: Message | None) -> Turn:
+def _result_turn(block: dict[str, Any], place: int) -> Turn:
     view = {
         "role": "tool",
         "tool_call_id": block.get("tool_use_id"),
         "content": block.get("content"),
     }
-    return Turn(view, place, native, failed=block.get("is_error") is True)
+    return Turn(view, place, None, failed=block.get("is_error") is True)
 
 
 def _metrics(message: Message) -> dict[str, Any] | None:
