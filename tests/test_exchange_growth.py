@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -199,9 +200,17 @@ def test_scores_of_runs_come_back_as_such(memory: hs.StepMemory, tmp_path: Path)
         assert [step.score for step in copy.get(["a", "b", "c"]).steps] == [0.5, 0.9, None]
 
 
-def test_a_score_of_a_run_that_is_not_there_is_named(memory: hs.StepMemory, tmp_path: Path) -> None:
-    lines = [{"record": "run", "run_id": "gone", "score": 1}, {"record": "run", "run_id": "r"}]
-    report = import_file(memory, written(tmp_path, *lines), format="jsonl")
-    assert [line for line, _ in report.skipped] == [1, 2]
-    assert "gone" in report.skipped[0][1]
-    assert report.skipped[1][1] == "a run without a run_id, or without a score"
+def test_each_line_of_a_scored_run_is_a_step(memory: hs.StepMemory, tmp_path: Path) -> None:
+    memory.add([hs.AgentStep(id=i, step_type=AgentStepType.Action, run_id="r") for i in "ab"])
+    memory.score("r", 1)
+    export_file(memory, tmp_path / "out.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [hs.AgentStep.model_validate(line).score for line in lines] == [1.0, 1.0]
+    assert [line.get("run_score") for line in lines] == [{"value": 1.0}, None]
+
+
+def test_a_field_of_that_name_stays_what_it_is(memory: hs.StepMemory, tmp_path: Path) -> None:
+    line = {"id": "a", "step_type": "Action", "run_id": "r", "run_score": "high", "score": 1}
+    import_file(memory, written(tmp_path, line))
+    [step] = memory.iter_steps()
+    assert (step.score, step.model_extra) == (1.0, {"run_score": "high"})

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
 from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange import jsonl, openai_training, otlp_spans, parquet
-from hybridagi_steps.exchange.run_lines import RunScores
+from hybridagi_steps.exchange.scores_of_runs import RunScores
 from hybridagi_steps.exchange.session_export import SessionLines
 from hybridagi_steps.protocols import ABANDONED
 from hybridagi_steps.records.agent_step import AgentStep, id_text
@@ -148,7 +148,7 @@ def _write_jsonl(job: _Job, file: BinaryIO) -> int:
     def line(step: AgentStep) -> bytes:
         nonlocal count
         count += 1
-        return jsonl.step_line(scores.own(step), vectors=job.vectors)
+        return jsonl.step_line(scores.told_with(step), vectors=job.vectors)
 
     sessions = job.sessions()
     elsewhere = sessions.step_ids() if sessions is not None else set[str]()
@@ -161,7 +161,6 @@ def _write_jsonl(job: _Job, file: BinaryIO) -> int:
     if sessions is not None:
         for session_line in sessions.lines(job.steps_with, line):
             file.write(session_line)
-    file.writelines(scores.lines())
     return count
 
 

@@ -1,7 +1,7 @@
 """Own JSONL: one AgentStep or one message of a session per line, with everything it holds.
 
 Reading knows steps (an object with `step_type`; keys that are no field of a step are kept on it)
-and what we write of sessions and of runs' scores (an object with `record`). Messages that others
+and what we write of sessions (an object with `record`). Messages that others
 wrote (an object with `role`) become the steps that the chat importer makes of them, one
 conversation per stretch of records with the same session. Writing is one line per step, with
 `vector` only on request.
@@ -33,7 +33,7 @@ from hybridagi_steps.exchange.records import (
     refused,
     stable_id,
 )
-from hybridagi_steps.exchange.run_lines import is_run_line, read_run
+from hybridagi_steps.exchange.scores_of_runs import RunScoresRead
 from hybridagi_steps.exchange.session_lines import RECORD, SessionReader, is_session_line
 from hybridagi_steps.records.agent_step import AgentStep
 
@@ -41,7 +41,7 @@ from hybridagi_steps.records.agent_step import AgentStep
 def recognises(value: Any) -> bool:
     """Whether a record is a step, or a message of a session."""
     record = as_object(value)
-    if "step_type" in record or is_session_line(record) or is_run_line(record):
+    if "step_type" in record or is_session_line(record):
         return True
     return "role" in record and "messages" not in record
 
@@ -50,7 +50,7 @@ def parse(records: Records) -> Iterator[Entry]:
     """Yield the steps of records, and the messages of sessions that we wrote."""
     chat: list[Record] = []
     nameless: Counter[str] = Counter()
-    sessions = SessionReader()
+    sessions, scores = SessionReader(), RunScoresRead()
     for record in records:
         if isinstance(record, Skipped):
             yield from sessions.messages_read()
@@ -58,10 +58,6 @@ def parse(records: Records) -> Iterator[Entry]:
             continue
         try:
             fields = _fields(record.value)
-            if is_run_line(fields):
-                yield from sessions.messages_read()
-                yield read_run(record.line, fields)
-                continue
             if is_session_line(fields):
                 yield from sessions.read(record.line, fields)
                 continue
@@ -73,7 +69,7 @@ def parse(records: Records) -> Iterator[Entry]:
                 continue
             if "id" not in fields:
                 fields = _named(fields, nameless)
-            step = agent_step(fields)
+            step = agent_step(scores.without(record.line, fields))
         except BadRecordError as error:
             yield refused(record, error)
             continue
@@ -82,6 +78,7 @@ def parse(records: Records) -> Iterator[Entry]:
     yield from sessions.messages_read()
     if chat:
         yield from _chat_steps(chat)
+    yield from scores.read()
 
 
 def step_line(step: AgentStep, *, vectors: bool = False) -> bytes:

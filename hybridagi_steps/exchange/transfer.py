@@ -37,7 +37,7 @@ from hybridagi_steps.exchange.records import (
     Said,
     Skipped,
 )
-from hybridagi_steps.exchange.run_lines import RunScores
+from hybridagi_steps.exchange.scores_of_runs import RunScores
 from hybridagi_steps.exchange.session_import import SessionImport, Unit
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.message import Step
