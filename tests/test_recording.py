@@ -197,7 +197,7 @@ def test_a_run_can_be_scored(memory: hs.StepMemory) -> None:
 def test_a_recorded_program_shows_the_parameters_of_the_one_inside(memory: hs.StepMemory) -> None:
     program = hs.Recorded(Pair(), memory)
     names = [name for name, _ in program.named_predictors()]
-    assert names == ["program.first", "program.second", "program.last"]
+    assert names == ["first", "second", "last"]
     assert [name for name, _ in program.named_parameters()] == names
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hybridagi_steps.programs import step_shapes as shapes
@@ -40,6 +40,8 @@ class Doing:
     """The text of the model's last answer."""
     told: list[tuple[Any, dict[str, Any]]] = field(default_factory=list[tuple[Any, dict[str, Any]]])
     """Trajectories that came out of agents inside, with the steps that tell them already."""
+    told_as: FunctionStep | None = None
+    """For a tool that is a recorded function: how that reads as a step."""
     begun: bool = False
     """Whether its ProgramCall was stored; an end without a beginning is left out."""
 
@@ -54,6 +56,8 @@ class FunctionStep:
     options: tuple[str, ...] = ()
     own: tuple[Any, ...] = ()
     """Modules and tools that do its work: this step tells what they did, they leave none."""
+    function: Callable[..., Any] | None = None
+    """The function; None when the step's arguments are filled in until it ends."""
     notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Kept in the metadata of its steps."""
     watch: Callable[[AgentStep], None] | None = None
@@ -135,13 +139,11 @@ class CallSteps:
             if call.parent is not None:
                 call.parent.state.usage.add(doing.usage)
             return
-        purpose = thought or shapes.first_line(call.subject.desc or "") or doing.name
-        arguments = dict(call.inputs.get("kwargs") or {})
-        inputs = {"purpose": purpose, "tool": doing.name, "arguments": arguments}
-        fields = {"result": outputs}
-        step_id = self._end(
-            call, AgentStepType.Action, inputs, fields, exception, thinking_ms=thinking_ms
-        )
+        told = doing.told_as or FunctionStep("action", doing.name, doing.name)
+        own = told.purpose if told.purpose != told.name else ""
+        purpose = thought or own or shapes.first_line(call.subject.desc or "") or doing.name
+        told = replace(told, name=doing.name, purpose=purpose)
+        step_id = self._end_function(call, told, outputs, exception, thinking_ms=thinking_ms)
         if loop is not None and step_id is not None:
             loop.step_ids.append(step_id)
 
@@ -151,15 +153,37 @@ class CallSteps:
         if step.kind == "program":
             self.end_program(call, shapes.output_fields(outputs), exception)
             return
-        inputs: dict[str, Any] = {"purpose": step.purpose}
+        self._end_function(call, step, outputs, exception)
+
+    def told_by_tool(self, call: Call | None, step: FunctionStep) -> bool:
+        """Whether `call` is that of a tool which is this very function: its step tells of both."""
+        if call is None or not isinstance(call.state, Doing) or call.state.kind != "tool":
+            return False
+        if step.kind == "program" or call.state.told_as is not None:
+            return False
+        if not shapes.wraps(call.subject.func, step.function):
+            return False
+        call.state.told_as = step
+        return True
+
+    def _end_function(
+        self,
+        call: Call,
+        step: FunctionStep,
+        outputs: Any,
+        exception: BaseException | None,
+        *,
+        thinking_ms: float = 0.0,
+    ) -> str | None:
+        """Write the Action or Decision of a function or tool; return its id."""
         if step.kind == "decision":
-            inputs |= {"options": list(step.options), "arguments": dict(call.inputs)}
+            step_type, own = AgentStepType.Decision, {"options": list(step.options)}
             fields = shapes.choice_fields(outputs)
-            self._end(call, AgentStepType.Decision, inputs, fields, exception)
-            return
-        inputs |= {"tool": step.name, "arguments": dict(call.inputs)}
-        fields = {"result": outputs}
-        self._end(call, AgentStepType.Action, inputs, fields, exception)
+        else:
+            step_type, own = AgentStepType.Action, {"tool": step.name}
+            fields = {"result": outputs}
+        inputs = {"purpose": step.purpose, **own, "arguments": dict(call.inputs)}
+        return self._end(call, step_type, inputs, fields, exception, thinking_ms=thinking_ms)
 
     def _end(
         self,

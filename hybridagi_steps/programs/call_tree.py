@@ -223,6 +223,8 @@ class Call:
     """The id of its step, when somebody spoke of that step before it was written."""
     notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Kept in the metadata of its steps."""
+    cuts: list[str] = field(default_factory=list[str])
+    """What of its inputs was not kept whole, when they were copied before it ran."""
     watch: Callable[[Any], None] | None = None
     """Is given each of its steps as it was written, also one that could not be stored."""
     started: float = field(default_factory=time.perf_counter)

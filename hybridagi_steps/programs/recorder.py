@@ -2,7 +2,8 @@
 
 DSPy reports the start and the end of every call, with the id of the call around it. Models,
 adapters and interpreters leave no step, yet are followed too: what they call must still find who
-called it. Starts and ends may come late, twice, from other threads, or after the recording closed.
+called it. Starts and ends may come late, twice, or from other threads; what begins after the
+recording was closed is not taken up, what was in flight then is told to its end.
 """
 
 # DSPy ships no types.
@@ -27,7 +28,13 @@ from hybridagi_steps.programs.call_steps import CallSteps, Doing, FunctionStep
 from hybridagi_steps.programs.call_tree import Call, CallTree, Labels, Run
 from hybridagi_steps.programs.react_loop import ReActLoop
 from hybridagi_steps.programs.scopes import current_scope, watch_trials
-from hybridagi_steps.programs.step_writer import Memory, StepWriter, check_memory, note_problem
+from hybridagi_steps.programs.step_writer import (
+    Memory,
+    StepWriter,
+    check_memory,
+    note_late_call,
+    note_problem,
+)
 from hybridagi_steps.programs.strands import Strand, current_strand, settle
 from hybridagi_steps.records.agent_step import AgentStep
 
@@ -42,7 +49,7 @@ def _guarded(handler: Callable[Concatenate[StepRecorder, P], None]) -> Callable[
     @functools.wraps(handler)
     def guarded(recorder: StepRecorder, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            handler(recorder, *args, **kwargs)
+            handler(recorder.here or recorder, *args, **kwargs)
         except Exception as error:
             note_problem(recorder.errors, "a call could not be read", error)
 
@@ -93,6 +100,10 @@ class StepRecorder(BaseCallback):
         self._labels = Labels.of(session_id, user_id, tags, scope)
         self._shared = _Recording(check_memory(memory))
         self._run: Run | None = None
+        self.closed = False
+        """Whether its block was left: it takes up no new call, and ends those in flight."""
+        self.replaces: tuple[StepRecorder, ...] = ()
+        """Recorders in whose place among DSPy's callbacks this one stands."""
 
     @property
     def memory(self) -> Any:
@@ -134,6 +145,14 @@ class StepRecorder(BaseCallback):
         one_run._run = run
         one_run.errors = run.problems
         return one_run
+
+    @property
+    def here(self) -> StepRecorder | None:
+        """What records a call that begins here: this, or once it is closed what it stands for."""
+        parent = self._parent() if self.closed else None
+        if not self.closed or (parent is not None and parent.run is self._run):
+            return self
+        return next((each.here for each in self.replaces if each.here is not None), None)
 
     @classmethod
     def handing_to(
@@ -194,9 +213,11 @@ class StepRecorder(BaseCallback):
         if self._told_by_caller(instance):
             self._pass_through(call_id)
             return
-        call = self._open(call_id, instance, inputs, Doing("tool", str(instance.name)))
+        given = inputs.get("kwargs") or {}
+        call = self._open(call_id, instance, given, Doing("tool", str(instance.name)))
         if call is not None:
             call.step_id = taken_step_id()
+            self._shared.writer.copy_inputs(call)
 
     @_guarded
     def on_tool_end(
@@ -212,12 +233,17 @@ class StepRecorder(BaseCallback):
         self, call_id: str, step: FunctionStep, arguments: dict[str, Any]
     ) -> None:
         """Begin a plain function that takes part."""
+        if self._shared.steps.told_by_tool(self._parent(), step):
+            self._pass_through(call_id)
+            return
         call = self._open(call_id, step, arguments, Doing("function", step.name))
         if call is None:
             return
         call.notes, call.watch = step.notes, step.watch
         if step.kind == "program":
             self._shared.steps.begin_program(call, step.purpose, arguments)
+        elif step.function is not None:
+            self._shared.writer.copy_inputs(call)
 
     @_guarded
     def on_function_end(
@@ -250,23 +276,9 @@ class StepRecorder(BaseCallback):
         self._set_apart(call_id, f"evaluate:{call_id}")
 
     @_guarded
-    def on_evaluate_end(
-        self, call_id: str, outputs: Any, exception: BaseException | None = None
-    ) -> None:
-        """End it."""
-        self._close(call_id)
-
-    @_guarded
     def on_compile_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         """Set an optimiser's trials apart."""
         self._set_apart(call_id, f"compile:{type(instance).__name__}:{call_id}")
-
-    @_guarded
-    def on_compile_end(
-        self, call_id: str, outputs: Any, exception: BaseException | None = None
-    ) -> None:
-        """End it."""
-        self._close(call_id)
 
     @_guarded
     def _on_level_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
@@ -279,6 +291,7 @@ class StepRecorder(BaseCallback):
     ) -> None:
         self._close(call_id)
 
+    on_evaluate_end = on_compile_end = _on_level_end
     on_adapter_format_start = on_adapter_parse_start = _on_level_start
     on_adapter_format_end = on_adapter_parse_end = _on_level_end
     on_interpreter_execute_start = on_interpreter_tool_call_start = _on_level_start
@@ -296,6 +309,9 @@ class StepRecorder(BaseCallback):
     def _open(self, call_id: str, subject: Any, inputs: Any, doing: Doing) -> Call | None:
         """Begin a call that leaves steps."""
         if self._shared.writer.busy:
+            return None
+        if self.here is None:
+            note_late_call(self.errors)
             return None
         parent = self._parent()
         strand = _strand()
@@ -323,6 +339,8 @@ class StepRecorder(BaseCallback):
         return parent is not None
 
     def _set_apart(self, call_id: str, scope: str) -> None:
+        if self.here is None:
+            return
         parent = self._parent()
         outer = parent.scope if parent is not None else None
         run = self._run or (parent.run if parent is not None else None)
@@ -339,7 +357,7 @@ def active_run_ids(memory: Any) -> list[str]:
 
     What recalls from a memory leaves these out: a run has nothing to learn from itself.
     """
-    runs = [recorder.active_run for recorder in _active_recorders() if recorder.memory is memory]
+    runs = [recorder.active_run for recorder in active_recorders() if recorder.memory is memory]
     return list(dict.fromkeys(run.id for run in runs if run is not None))
 
 
@@ -348,13 +366,15 @@ def active_user_id(memory: Any) -> str | None:
 
     A recording into `memory` comes first; one into another memory tells as well who is served.
     """
-    recorders = sorted(_active_recorders(), key=lambda recorder: recorder.memory is not memory)
+    recorders = sorted(active_recorders(), key=lambda recorder: recorder.memory is not memory)
     return next((each.user_id for each in recorders if each.user_id is not None), None)
 
 
-def _active_recorders() -> list[StepRecorder]:
+def active_recorders() -> list[StepRecorder]:
+    """Return the recorders that a call which begins here is told to."""
     callbacks: list[Any] = list(dspy.settings.get("callbacks", []))
-    return [recorder for recorder in callbacks if isinstance(recorder, StepRecorder)]
+    found = [each.here for each in callbacks if isinstance(each, StepRecorder)]
+    return [each for each in found if each is not None]
 
 
 def _adds_no_step(kind: type[Any]) -> bool:

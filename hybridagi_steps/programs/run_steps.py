@@ -19,11 +19,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from uuid import uuid4
 
-import dspy
 from dspy.utils.callback import ACTIVE_CALL_ID
 
 from hybridagi_steps.programs.call_steps import FunctionStep
-from hybridagi_steps.programs.recorder import StepRecorder
+from hybridagi_steps.programs.recorder import StepRecorder, active_recorders
 from hybridagi_steps.records.agent_step import AgentStep
 
 
@@ -48,8 +47,7 @@ class RunSteps:
 
     def __init__(self, memory: Any = None) -> None:
         self.steps: list[AgentStep] = []
-        found = [r for r in dspy.settings.get("callbacks", []) if isinstance(r, StepRecorder)]
-        self._recorders = found or [StepRecorder(_Nowhere())]
+        self._recorders = active_recorders() or [StepRecorder(_Nowhere())]
         known = (r for r in self._recorders if memory is not None and r.memory is memory)
         self._first = next(known, self._recorders[0])
 

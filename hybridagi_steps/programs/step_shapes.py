@@ -161,6 +161,11 @@ def said(outputs: Any) -> str:
     return _FIELD_MARK.sub("", text).strip() if isinstance(text, str) else ""
 
 
+def wraps(wrapper: Any, function: Any) -> bool:
+    """Whether `wrapper` is `function`, or decorates it as `functools.wraps` tells."""
+    return inspect.unwrap(wrapper, stop=lambda inner: inner is function) is function
+
+
 def function_arguments(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
     """Return what a plain function was called with, by name and without `self`."""
     try:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from hybridagi_steps.admission import Redact, redacted
-from hybridagi_steps.errors import InvalidMemoryError, RecordingError
+from hybridagi_steps.errors import InvalidMemoryError, RecordingError, StepsError
 from hybridagi_steps.programs.call_tree import Call, Run, Tail, Tails, parent_and_joins
 from hybridagi_steps.programs.values import fitted, plain_fields, without_texts
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, repaired
@@ -22,6 +22,7 @@ from hybridagi_steps.records.unvalidated import unvalidated
 
 _log = logging.getLogger("hybridagi_steps")
 _PROBLEMS_KEPT = 1000
+_UNCHANGING = (str, int, float, bool, type(None))
 
 
 class Memory(Protocol):
@@ -66,6 +67,14 @@ class StepWriter:
         """Whether this thread is writing: what runs now is the memory's own work."""
         return getattr(self._here, "busy", False)
 
+    def copy_inputs(self, call: Call) -> None:
+        """Keep what a call was given as it is now: what is called may change it."""
+        if all(type(value) in _UNCHANGING for value in call.inputs.values()):
+            return
+        keep_bytes = getattr(self.memory, "redact", None) is None
+        copied, _ = plain_fields({"inputs": call.inputs}, call.cuts, keep_bytes=keep_bytes)
+        call.inputs = copied["inputs"]
+
     def write(
         self,
         call: Call,
@@ -85,7 +94,8 @@ class StepWriter:
         written: AgentStep | None = None
         try:
             parent_id, joins = parent_and_joins(follows)
-            fields = self._clean(run, step_type, inputs, outputs, _metadata(call, joins))
+            values = {"inputs": inputs, "outputs": outputs, "metadata": _metadata(call, joins)}
+            fields = self._clean(run, step_type, values, call.cuts)
 
             def store(hop: int, step_id: UUID) -> Any:
                 nonlocal written
@@ -125,13 +135,11 @@ class StepWriter:
         self,
         run: Run,
         step_type: AgentStepType,
-        inputs: dict[str, Any],
-        outputs: dict[str, Any] | None,
-        metadata: dict[str, Any],
+        values: dict[str, Any],
+        known_cuts: list[str],
     ) -> dict[str, Any]:
         """Return the three JSON fields: detached, redacted, repaired and small enough."""
-        cuts: list[str] = []
-        values = {"inputs": inputs, "outputs": outputs, "metadata": metadata}
+        cuts = list(known_cuts)
         redact: Redact | None = getattr(self.memory, "redact", None)
         fields, small = plain_fields(values, cuts, keep_bytes=redact is None)
         fields = repaired(fields)  # before, since keys that are no text hide from redaction
@@ -159,6 +167,14 @@ def note_problem(problems: list[RecordingError], what: str, error: BaseException
         problems.append(problem)
     if not seen:
         _log.warning("recording: %s; the program goes on.", problem)
+
+
+def note_late_call(problems: list[RecordingError]) -> None:
+    """Note, once in a run, that a call began after its block had been left."""
+    what = "calls were not recorded"
+    if not any(known.what == what for known in problems):
+        late = StepsError("they began after the block had been left; make them inside the block.")
+        note_problem(problems, what, late)
 
 
 def _without_texts(fields: dict[str, Any], redact: Redact) -> dict[str, Any]:
