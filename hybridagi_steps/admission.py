@@ -72,6 +72,20 @@ def check_vector(step: AgentStep, dimension: int) -> None:
         raise InvalidVectorError(f"{where} holds NaN or Inf, or is all zero.")
 
 
+def checked_redact(redact: Redact | None) -> Redact | None:
+    """Return `redact`.
+
+    Raises:
+        InvalidStepError: It cannot be called.
+    """
+    if redact is not None and not callable(redact):  # pyright: ignore[reportUnnecessaryComparison] - callers err
+        raise InvalidStepError(
+            "redact is a function that takes a text and returns what may be kept of it, "
+            f"not {redact!r}."
+        )
+    return redact
+
+
 def redacted(value: Any, redact: Redact) -> Any:
     """Return `value` with `redact` applied to every string in it, keys of dicts included.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
@@ -26,6 +27,13 @@ def in_every_scope(where: Where) -> StepFilter:
     """Return a filter that sees trial runs too, unless one scope is asked for."""
     asked = StepFilter.of(where)
     return asked if asked.scope else asked.model_copy(update={"scope": EVERY_SCOPE})
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a number that others can be compared with."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return not math.isnan(value)
 
 
 def check_page(limit: int, offset: int) -> None:

@@ -7,7 +7,7 @@ the middle leaves the rest pending.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -22,7 +22,15 @@ from hybridagi_steps.protocols import (
     VectorRow,
 )
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.step_text import own_text, text_hash, tokens, whole_text, window_text
+from hybridagi_steps.records.step_text import (
+    holds_word,
+    own_text,
+    stems_held,
+    text_hash,
+    tokens,
+    whole_text,
+    window_text,
+)
 
 Progress = Callable[[int], None]
 """Told how many more steps are done."""
@@ -119,6 +127,23 @@ def embed_documents(
             'stored; search again once it works, or search with mode="lexical".'
         ) from error
     return checked_vectors(found, len(texts), embedder.dimension)
+
+
+def own_stems(step: AgentStep, words: Mapping[str, str]) -> set[str]:
+    """Return which stems stand in the step itself, not only in the one before it.
+
+    Args:
+        step: The step.
+        words: Stems, each with a word of it: where that is found as it is, nothing is stemmed.
+    """
+    text = own_text(step)
+    lower = text.lower()
+    rest = {stem for stem, word in words.items() if not holds_word(lower, word.lower())}
+    if rest:
+        rest -= stems_held(text, rest)
+    if rest:
+        rest -= stems_held(whole_text(step)[:LONGEST_READ], rest)
+    return words.keys() - rest
 
 
 def _text_row(item: PendingText) -> TextRow:

@@ -1,16 +1,18 @@
 """Walks along the links between stored steps: what led here, what followed, what program it was.
 
 Links come from outside and may be broken or form a circle; every walk is bounded and visits a step
-once.
+once. A walk goes on behind steps that may not be shown, and leaves them out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Literal
 
 from hybridagi_steps.protocols import AgentStepStore
 from hybridagi_steps.records.agent_step import AgentStep, id_text
-from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.stores.matching import Standing, matches
 
 Expand = Literal["parents", "following", "program"]
 """What a hit may bring along."""
@@ -18,41 +20,64 @@ Expand = Literal["parents", "following", "program"]
 FOLLOWING = 3
 PROGRAM_STEPS = 50
 _ANCESTORS = 10_000
+_FOLLOWERS_SEEN = 1_000
+
+Shown = Callable[[AgentStep], bool]
+"""Whether a step may be shown."""
 
 
-def ancestors(store: AgentStepStore, step_id: str, limit: int = _ANCESTORS) -> list[AgentStep]:
+def _anything(_: AgentStep) -> bool:
+    return True
+
+
+def ancestors(
+    store: AgentStepStore, step_id: str, limit: int = _ANCESTORS, shown: Shown = _anything
+) -> list[AgentStep]:
     """Return the steps that led to this one, nearest first; a missing parent ends the walk."""
     found: list[AgentStep] = []
     seen = {step_id}
     here = store.get([step_id])
     while here and len(found) < limit and here[0].parent_id is not None:
         parent_id = id_text(here[0].parent_id)
-        if parent_id in seen:
+        if parent_id in seen or len(seen) > _ANCESTORS:
             break
         seen.add(parent_id)
         here = store.get([parent_id])
-        found.extend(here)
+        found.extend(filter(shown, here))
     return found
 
 
-def following(store: AgentStepStore, step_id: str, limit: int = FOLLOWING) -> list[AgentStep]:
+def following(
+    store: AgentStepStore, step_id: str, limit: int = FOLLOWING, shown: Shown = _anything
+) -> list[AgentStep]:
     """Return the next steps along parent links, nearest first."""
     found: list[AgentStep] = []
     seen, edge = {step_id}, [step_id]
-    while edge and len(found) < limit:
+    while edge and len(found) < limit and len(seen) < _FOLLOWERS_SEEN:
         fresh = [step for step in store.children(edge) if id_text(step.id) not in seen]
         edge = [id_text(step.id) for step in fresh]
         seen.update(edge)
-        found.extend(fresh)
+        found.extend(filter(shown, fresh))
     return found[:limit]
 
 
 def enclosing_program(
-    store: AgentStepStore, step: AgentStep, limit: int = PROGRAM_STEPS
+    store: AgentStepStore,
+    step: AgentStep,
+    where: StepFilter,
+    limit: int = PROGRAM_STEPS,
+    shown: Shown = _anything,
 ) -> list[AgentStep]:
     """Return the call a step stands in with all its direct steps, in order.
 
     A ProgramCall stands for itself; a step outside any program brings its whole run.
+
+    Args:
+        store: Where they stand.
+        step: The step.
+        where: Whose steps, and of which scope.
+        limit: Most steps.
+        shown: Whether the call may be shown.
     """
     call_id = step.program_id
     if str(getattr(step.step_type, "value", step.step_type)) == "ProgramCall":
@@ -60,15 +85,35 @@ def enclosing_program(
     if call_id is None:
         if step.run_id is None:
             return []
-        return store.find(StepFilter(run_id=step.run_id, scope=EVERY_SCOPE), limit=limit)
-    inside = store.find(StepFilter(program_id=call_id, scope=EVERY_SCOPE), limit=limit)
-    return [*store.get([call_id]), *inside][:limit]
+        return store.find(where.model_copy(update={"run_id": step.run_id}), limit=limit)
+    inside = store.find(where.model_copy(update={"program_id": call_id}), limit=limit)
+    return [*filter(shown, store.get([call_id])), *inside][:limit]
 
 
-def context_of(store: AgentStepStore, step: AgentStep, expand: Expand) -> list[AgentStep]:
-    """Return what `expand` asks for around a step."""
+def context_of(
+    store: AgentStepStore,
+    step: AgentStep,
+    expand: Expand,
+    where: StepFilter,
+    hidden: Collection[str] = (),
+) -> list[AgentStep]:
+    """Return what `expand` asks for around a step: steps of the filter's user and scope alone.
+
+    Args:
+        store: Where they stand.
+        step: The step.
+        expand: What to bring.
+        where: The filter the step was found with; its other conditions do not count here.
+        hidden: Ids of the steps on branches that no session reads.
+    """
+    around = StepFilter(user_id=where.user_id, scope=where.scope)
+
+    def shown(found: AgentStep) -> bool:
+        standing = Standing(in_session=True, hidden=id_text(found.id) in hidden)
+        return matches(found, around, standing, score=None, calls=())
+
     if expand == "parents":
-        return ancestors(store, id_text(step.id), PROGRAM_STEPS)
+        return ancestors(store, id_text(step.id), PROGRAM_STEPS, shown)
     if expand == "following":
-        return following(store, id_text(step.id))
-    return enclosing_program(store, step)
+        return following(store, id_text(step.id), shown=shown)
+    return enclosing_program(store, step, around, shown=shown)

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from hybridagi_steps.admission import Redact, admitted, check_vector, redacted
+from hybridagi_steps.admission import Redact, admitted, check_vector, checked_redact, redacted
 from hybridagi_steps.arguments import StepId, Steps, Where, check_page, id_texts, in_every_scope
 from hybridagi_steps.background import START_AT
 from hybridagi_steps.binding import AUTO, EmbedderBinding
@@ -70,8 +70,10 @@ class StepMemory:
         Raises:
             StorageError: The file is foreign, damaged, of a newer version, or cannot be opened.
             EmbedderMismatchError: The file was built with another embedder than the one named.
+            InvalidStepError: `redact` is no function.
         """
-        self.address, self.namespace, self.redact = address_text(address), namespace, redact
+        self.redact = checked_redact(redact)
+        self.address, self.namespace = address_text(address), namespace
         self.durability: Durability = durability
         self._store = open_store(self.address, namespace=namespace, durability=durability)
         self._closed, self._appended = False, 0
@@ -259,7 +261,7 @@ class StepMemory:
             min_score: Least score of a hit, 0..1.
 
         Raises:
-            InvalidQueryError: An empty query, k below 1, an unknown mode or expansion.
+            InvalidQueryError: An empty query, k below 1, an unknown mode, expansion or `min_score`.
             InvalidFilterError: An unknown key in `where`.
             EmbedderError: The embedder failed; `mode="lexical"` works without it.
         """

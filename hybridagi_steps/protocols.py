@@ -262,12 +262,13 @@ class DerivedStore(Protocol):
     def pending_texts(self, limit: int) -> list[PendingText]:
         """Return the next steps without words, by row, their children whose window is stale too.
 
-        The parent is the step named by parent_id, else the previous step of the run by (hop, row).
+        The parent is the step named by parent_id, else the previous step of the run by (hop, row);
+        none when that is of another user or scope.
         """
         ...
 
     def save_texts(self, texts: Sequence[TextRow]) -> None:
-        """Save words; rows that are gone meanwhile are skipped."""
+        """Save words; skipped are rows that are gone meanwhile, or whose parent is."""
         ...
 
     def pending_vectors(self, limit: int) -> list[tuple[int, AgentStep]]:
@@ -316,7 +317,10 @@ class StoreAdmin(Protocol):
         ...
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Delete steps with text and embedding, leaving no trace in the data; return how many."""
+        """Delete steps with text and embedding, leaving no trace in the data; return how many.
+
+        Words that others show of them are deleted at once; those steps are pending again.
+        """
         ...
 
     def vacuum(self) -> None:

@@ -10,7 +10,7 @@ prints how others would do on one half of these, and the table is of the other h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from hybridagi_steps.indexes.columns import NO_ROW
 from hybridagi_steps.indexes.lexical import Match
 from hybridagi_steps.protocols import FloatVector, Rows
-from hybridagi_steps.records.step_text import text_hash, tokens
+from hybridagi_steps.records.step_text import text_hash, tokens, written_words
 from hybridagi_steps.step_index import Shard, StepIndex
 
 Mode = Literal["hybrid", "dense", "lexical"]
@@ -62,7 +62,31 @@ class RankedRow(NamedTuple):
     score: float
     dense: float | None
     lexical: float | None
-    why: str
+    words: dict[str, str]
+    """Stems of the query that its window holds, each with the word as the query writes it."""
+    same: bool
+    """Whether it says what the query says."""
+    spread: bool
+    """Whether a neighbour's match counts more than its own."""
+
+    def why(self, own: Collection[str]) -> str:
+        """Return what matched, in words; `own` are those stems that stand in the step itself."""
+        before = [stem for stem in self.words if stem not in own]
+        meaning = self.dense is not None and self.dense > 0
+        reasons = [
+            "same text" if self.same else "",
+            self._named("words", [stem for stem in self.words if stem in own]),
+            self._named("words of the step before", before),
+            f"meaning {self.dense:.2f}" if meaning else "",
+            "next to a match" if self.spread else "",
+        ]
+        return "; ".join(filter(None, reasons)) or "near the query"
+
+    def _named(self, what: str, stems: Sequence[str]) -> str:
+        # A single letter tells little, but more than nothing.
+        telling = [stem for stem in stems if len(stem) > 1 or not stem.isascii()] or stems
+        shown = list(dict.fromkeys(self.words[stem] for stem in telling))[:_WORDS_SHOWN]
+        return f"{what}: {', '.join(shown)}" if shown else ""
 
 
 class Scope(NamedTuple):
@@ -120,7 +144,7 @@ def _answer(
         chosen = _collapse(index, query, scored)
         if len(chosen) >= k or not full:
             words = _matched_words(query, match, scored.rows[chosen[:k]])
-            return [_explained(match, scored, *hit) for hit in zip(chosen[:k], words, strict=True)]
+            return [_ranked(match, scored, *hit) for hit in zip(chosen[:k], words, strict=True)]
         pool *= 4
 
 
@@ -227,23 +251,16 @@ def _stands_for(query: SearchQuery, scored: _Scored, place: int, kept: int) -> b
     return bool(scored.rows[place] > scored.rows[kept])
 
 
-def _explained(match: _Halves, scored: _Scored, place: int, words: list[str]) -> RankedRow:
+def _ranked(match: _Halves, scored: _Scored, place: int, words: dict[str, str]) -> RankedRow:
     dense = float(scored.dense[place])
-    reasons: list[str] = []
-    if scored.exact[place]:
-        reasons.append("same text")
-    if words:
-        reasons.append("words: " + ", ".join(words[:_WORDS_SHOWN]))
-    if dense > 0:
-        reasons.append(f"meaning {dense:.2f}")
-    if scored.spread[place]:
-        reasons.append("next to a match")
     return RankedRow(
         row=int(scored.rows[place]),
         score=float(scored.score[place]),
         dense=None if np.isnan(dense) else dense,
         lexical=float(scored.lexical[place]) if match.words else None,
-        why="; ".join(reasons),
+        words=words,
+        same=bool(scored.exact[place]),
+        spread=bool(scored.spread[place]),
     )
 
 
@@ -254,19 +271,13 @@ def _among(rows: Rows, known: Rows) -> npt.NDArray[np.bool_]:
     return known[np.minimum(np.searchsorted(known, rows), len(known) - 1)] == rows
 
 
-def _matched_words(query: SearchQuery, match: _Halves, rows: Rows) -> list[list[str]]:
-    """Return, for each row, the words of the query, as written, whose stem the row holds."""
-    found: list[list[str]] = [[] for _ in rows]
+def _matched_words(query: SearchQuery, match: _Halves, rows: Rows) -> list[dict[str, str]]:
+    """Return, for each row, the stems of the query that it holds, with the words as written."""
+    found: list[dict[str, str]] = [{} for _ in rows]
     if not match.words:
         return found
-    written: dict[str, str] = {}
-    for word in query.text.replace("_", " ").split():
-        for stem in tokens(word):
-            shown = word.strip(".,;:!?()[]{}\"'")
-            if shown not in written.values() and (len(stem) > 1 or not stem.isascii()):
-                written.setdefault(stem, shown)
-    for stem, word in written.items():
+    for stem, word in written_words(query.text).items():
         held = [shard.lexical.holds(stem, rows) for shard in match.scope.shards]
         for place in np.flatnonzero(np.logical_or.reduce(held)).tolist():
-            found[place].append(word)
+            found[place][stem] = word
     return found

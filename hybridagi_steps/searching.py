@@ -17,12 +17,14 @@ from typing import Any, cast, get_args
 import numpy as np
 
 from hybridagi_steps.admission import Redact, admitted, redacted
+from hybridagi_steps.arguments import is_number
 from hybridagi_steps.background import BackgroundWork
 from hybridagi_steps.deriving import (
     Progress,
     derive_text_batch,
     derive_unsaved,
     derive_vector_batch,
+    own_stems,
 )
 from hybridagi_steps.embedders import checked_vectors
 from hybridagi_steps.errors import (
@@ -82,7 +84,7 @@ class Searcher:
         min_score: float | None,
     ) -> list[StepHit]:
         """Do what `StepMemory.search` says."""
-        asked = [self._redacted(item) for item in _checked(query, k, mode, expand)]
+        asked = [self._redacted(item) for item in _checked(query, k, mode, expand, min_score)]
         unsaved = self._caught_up(vectors=mode != "lexical")
         texts = [own_text(item) if isinstance(item, AgentStep) else item for item in asked]
         # A hosted embedder takes its time; nobody else has to wait for it.
@@ -94,7 +96,8 @@ class Searcher:
             ranked = search(
                 self._index, queries, k, scope=self._scope(where), mode=mode, min_score=min_score
             )
-        return self._hits(ranked, expand)
+            hidden = self._index.filters.hidden() if expand else np.empty(0, np.int64)
+        return self._hits(ranked, expand, where, hidden)
 
     def catch_up(self, *, vectors: bool = True, progress: Progress | None = None) -> None:
         """Index the words and, if asked, the vectors of all that is pending."""
@@ -215,19 +218,23 @@ class Searcher:
                     return row
         return None
 
-    def _hits(self, ranked: list[RankedRow], expand: Expand | None) -> list[StepHit]:
+    def _hits(
+        self, ranked: list[RankedRow], expand: Expand | None, where: StepFilter, hidden: Rows
+    ) -> list[StepHit]:
         steps = self._store.read([hit.row for hit in ranked])
+        # Few: what retries and forks left behind.
+        abandoned = {id_text(step.id) for step in self._store.read(hidden.tolist()).values()}
         return [
             StepHit.model_construct(
-                step=steps[hit.row],
+                step=step,
                 score=hit.score,
                 dense_score=hit.dense,
                 lexical_score=hit.lexical,
-                why=hit.why,
-                context=context_of(self._store, steps[hit.row], expand) if expand else [],
+                why=hit.why(own_stems(step, hit.words)),
+                context=context_of(self._store, step, expand, where, abandoned) if expand else [],
             )
             for hit in ranked
-            if hit.row in steps
+            if (step := steps.get(hit.row)) is not None
         ]
 
 
@@ -237,7 +244,9 @@ def _is(item: str | AgentStep, step: AgentStep) -> bool:
     return str(step) == item
 
 
-def _checked(query: Any, k: int, mode: str, expand: str | None) -> list[str | AgentStep]:
+def _checked(
+    query: Any, k: int, mode: str, expand: str | None, min_score: float | None
+) -> list[str | AgentStep]:
     """Return the queries one by one, or say what is wrong with the call."""
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidQueryError(f"k is the number of hits wanted, at least 1; got {k!r}.")
@@ -245,6 +254,8 @@ def _checked(query: Any, k: int, mode: str, expand: str | None) -> list[str | Ag
         raise InvalidQueryError(f"mode is one of {', '.join(get_args(Mode))}; got {mode!r}.")
     if expand is not None and expand not in get_args(Expand):
         raise InvalidQueryError(f"expand is one of {', '.join(get_args(Expand))}; got {expand!r}.")
+    if min_score is not None and not is_number(min_score):
+        raise InvalidQueryError(f"min_score is a number, such as 0.5; got {min_score!r}.")
     asked = list(_flat(query))
     if not asked or any(isinstance(item, str) and not item.strip() for item in asked):
         raise InvalidQueryError("the query is empty; say what to look for.")

@@ -156,6 +156,18 @@ def test_recalled_text_cannot_leave_its_fence(adapter: Any, attack: str) -> None
     assert "[[ ## answer" not in fenced.split("</past_steps>")[0]
 
 
+def test_a_program_tells_what_went_in_and_what_came_out() -> None:
+    inputs = {"program": "desk", "purpose": "help", "arguments": {"question": "when?", "n": 2}}
+    begin = AgentStep(step_type=AgentStepType.ProgramCall, inputs=inputs)
+    outputs = {"answer": "at 9:40"}
+    end = AgentStep(step_type=AgentStepType.ProgramEnd, inputs={"program": "desk"}, outputs=outputs)
+    text = StepContext.of([begin, end]).format()
+    assert f"{begin}\nProgram Inputs: question: when?\nn: 2\n\n{end}" in text
+    assert f"{end}\nProgram Outputs: at 9:40\n</past_steps>" in text
+    bare = AgentStep(step_type=AgentStepType.ProgramEnd, inputs={"program": "desk"})
+    assert f"<past_steps>\n{bare}\n</past_steps>" in StepContext.of(bare).format()
+
+
 def test_nothing_found_is_said() -> None:
     assert StepContext().format() == "(no past steps)"
 

@@ -407,6 +407,13 @@ def test_redaction_reaches_queries_before_the_embedder_does() -> None:
     assert embedder.heard == ["where is the ?"]
 
 
+@pytest.mark.parametrize("redact", ["x", 7, ["key"]])
+def test_a_redaction_is_a_function(tmp_path: Path, redact: Any) -> None:
+    with pytest.raises(InvalidStepError, match="redact is a function that takes a text"):
+        StepMemory(tmp_path / "s.db", redact=redact)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("answer", [None, 7, b"x"])
 def test_a_redaction_that_returns_no_text_is_refused(answer: Any) -> None:
     memory = StepMemory(":memory:", embedder="hashing", redact=lambda _: answer)

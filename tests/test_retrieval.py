@@ -269,6 +269,12 @@ def test_k_is_a_number_of_hits(memory: StepMemory, k: Any) -> None:
         memory.search("refund", k=k)
 
 
+@pytest.mark.parametrize("least", ["0.5", math.nan, True, [0.5]])
+def test_min_score_is_a_number(memory: StepMemory, least: Any) -> None:
+    with pytest.raises(InvalidQueryError, match="min_score is a number"):
+        memory.search("refund", min_score=least)
+
+
 def test_unknown_filter_keys_modes_and_expansions_are_refused(memory: StepMemory) -> None:
     with pytest.raises(InvalidFilterError, match="unknown filter key 'sesion_id'"):
         memory.search("x", where={"sesion_id": "s"})

@@ -17,6 +17,7 @@ import pytest
 from hybridagi_steps import StepMemory
 from hybridagi_steps.errors import InvalidFilterError, InvalidQueryError
 from hybridagi_steps.programs.adapters import StepContext
+from hybridagi_steps.programs.lm_reranker import LMStepReranker
 from hybridagi_steps.programs.retriever import StepReranker, StepRetriever
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter, StepHit
@@ -148,7 +149,7 @@ def test_nothing_found(memory: StepMemory) -> None:
     assert (found.steps, found.scores, found.passages, found.indices) == ([], [], [], [])
 
 
-@pytest.mark.parametrize("question", ["", "  ", [], QueryList(), Query(), None, [""], 5, [5]])
+@pytest.mark.parametrize("question", ["", "  ", [], QueryList(), Query(), None, [""]])
 def test_an_empty_question_is_refused(question: Any) -> None:
     with pytest.raises(InvalidQueryError, match="nothing is asked"):
         StepRetriever(ListMemory([0.5]))(question)
@@ -162,11 +163,43 @@ def test_an_empty_question_is_refused(question: Any) -> None:
         {"distance": "manhattan"},
         {"max_distance": -1},
         {"max_distance": float("nan")},
+        {"max_distance": "0.5"},
+        {"k": "3"},
+        {"k": 1.5},
+        {"reranker": "Outcome"},
+        {"reranker": Outcome},
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidQueryError):
         StepRetriever(ListMemory([]), **arguments)
+
+
+@pytest.mark.parametrize("question", [5, {"query": "x"}, object()])
+def test_what_is_no_question_is_refused(question: Any) -> None:
+    with pytest.raises(InvalidQueryError, match=f"AgentStep, not {type(question).__name__}"):
+        StepRetriever(ListMemory([0.5]))(question)
+
+
+@pytest.mark.parametrize("question", [[5], ["a", None]])
+def test_a_list_of_something_else_is_refused(question: Any) -> None:
+    with pytest.raises(InvalidQueryError, match=r"holds texts or Queries, not (int|NoneType)"):
+        StepRetriever(ListMemory([0.5]))(question)
+
+
+@pytest.mark.parametrize("reranker", ["Outcome", Outcome, None])
+def test_what_is_no_reranker_is_refused(reranker: Any) -> None:
+    with pytest.raises(InvalidQueryError, match=r"such as hs.rerankers.Outcome\(\)"):
+        StepReranker(reranker)
+
+
+@pytest.mark.parametrize("reranker", [StepReranker(Outcome()), LMStepReranker()])
+def test_a_reranker_wants_what_was_found(reranker: Any) -> None:
+    for given in ("look", None, [StepHit(step=topic_step(0), score=1)]):
+        with pytest.raises(InvalidQueryError, match="give the QueryWithSteps of a StepRetriever"):
+            reranker(given)
+        with pytest.raises(InvalidQueryError, match="give the QueryWithSteps of a StepRetriever"):
+            asyncio.run(reranker.acall(given))
 
 
 def test_a_wrong_k_or_filter_of_a_call_is_refused() -> None:

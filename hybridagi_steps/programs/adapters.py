@@ -22,6 +22,7 @@ import dspy
 from pydantic import Field, model_validator
 
 from hybridagi_steps.context.builder import Context
+from hybridagi_steps.messages.names import field_lines
 from hybridagi_steps.messages.provider_in import from_messages
 from hybridagi_steps.messages.provider_out import to_provider
 from hybridagi_steps.messages.quoting import inert
@@ -43,7 +44,8 @@ class StepContext(dspy.Type):
 
     Made of an AgentStepList, a QueryWithSteps, a step, a hit, or a list of steps or hits:
     `predict(past=StepContext.of(found))` or `predict(past=found.as_context())`. Chat, JSON and XML
-    adapters write it as the text of the steps, in demos too; vectors never show.
+    adapters write it as the text of the steps, in demos too; vectors never show. Below the text of
+    a program's call stands what it was given, below that of its end what it gave back.
     """
 
     steps: list[AgentStep] = Field(default_factory=list[AgentStep])
@@ -71,7 +73,7 @@ class StepContext(dspy.Type):
 
     def format(self) -> str:
         """Return the steps as they stand in a prompt."""
-        return _fenced("\n\n".join(inert(str(step)) for step in self.steps))
+        return _fenced("\n\n".join(inert(_told(step)) for step in self.steps))
 
     @classmethod
     def description(cls) -> str:
@@ -249,6 +251,15 @@ def _provider_messages(value: Any) -> list[dict[str, Any]] | None:
 
 def _step_of(item: Any) -> Any:
     return item.step if isinstance(item, StepHit) else item
+
+
+def _told(step: AgentStep) -> str:
+    """Return a step's text; of a program also its values, which the templates leave out."""
+    kind = str(getattr(step.step_type, "value", step.step_type))
+    asked = {name: value for name, value in step.arguments.items() if value != step.purpose}
+    values = {"ProgramCall": asked, "ProgramEnd": step.outputs}.get(kind)
+    name = "Inputs" if kind == "ProgramCall" else "Outputs"
+    return f"{step}\nProgram {name}: {field_lines(values)}" if values else str(step)
 
 
 def _fenced(text: str) -> str:

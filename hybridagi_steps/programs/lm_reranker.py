@@ -20,6 +20,7 @@ import dspy
 
 from hybridagi_steps.errors import InvalidQueryError
 from hybridagi_steps.programs.adapters import NumberedSteps
+from hybridagi_steps.programs.retriever import check_found
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.predictions import QueryWithSteps
 from hybridagi_steps.records.step_text import cut
@@ -87,11 +88,17 @@ class LMStepReranker(dspy.Module):
         async def acall(self, *args: Any, **kwargs: Any) -> QueryWithSteps: ...  # noqa: D102
 
     def forward(self, query: QueryWithSteps) -> QueryWithSteps:
-        """Return the steps in the model's order."""
+        """Return the steps in the model's order.
+
+        Raises:
+            InvalidQueryError: Something else than a QueryWithSteps.
+        """
+        check_found(query)
         return self._answer(query, self.rerank(_text_of(query), query.hits))
 
     async def aforward(self, query: QueryWithSteps) -> QueryWithSteps:
-        """Return the steps in the model's order."""
+        """Do as `forward` does."""
+        check_found(query)
         hits = query.hits
         if len(hits) > 1:
             try:

@@ -5,6 +5,11 @@ A retriever asks the memory and answers with a QueryWithSteps that also carries 
 retriever. It keeps no state of a run and no lock: copies, threads and teleprompters share only the
 memory. What it finds never includes the run that is being recorded, since a program that recalls
 what it is doing right now learns nothing; nor, in a run of one user, the steps of another.
+
+A program that asks its memory leaves its questions there, and those are the nearest to the next
+wording of the same question. So earlier calls of a retriever are never recalled, and a bare
+ProgramCall, one that was asked something of which its purpose tells nothing, only takes a place
+that no other step wants. What a user said in an imported chat is the purpose of its ProgramCall.
 """
 
 # DSPy ships no types.
@@ -20,9 +25,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
 
 import dspy
 
+from hybridagi_steps.arguments import is_number
 from hybridagi_steps.errors import InvalidMemoryError, InvalidQueryError
 from hybridagi_steps.protocols import Reranker
-from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.predictions import Query, QueryList, QueryWithSteps
 from hybridagi_steps.records.step_text import own_text
@@ -39,6 +45,9 @@ Recallable = str | Query | QueryList | QueryWithSteps | AgentStep | Sequence[str
 _POOL = 4
 """Hits fetched per hit wanted when a reranker or a largest distance may push some out."""
 _MOST_FETCHED = 2_000
+_QUESTIONS = "a text, texts, a Query, a QueryList, a QueryWithSteps or an AgentStep"
+_RECALLING = frozenset({"StepRetriever", "StepReranker", "LMStepReranker"})
+"""Programs whose calls are no experience: what they saw is in the memory already."""
 
 
 class SearchableMemory(Protocol):
@@ -59,6 +68,8 @@ class StepRetriever(dspy.Module):
         k: Most steps wanted; at least 1.
         where: Which steps may be found, a StepFilter or its keys. Inside a recorded run of a user
             only that user's steps are, unless `where` names a `user_id`; None stands for all users.
+            Unless it names `step_types`, a ProgramCall whose purpose does not say what was asked
+            is found only while fewer than k other steps are.
         mode: `hybrid`, `dense` or `lexical`.
         distance: The measure of `max_distance` and of the answer's `distances`.
         max_distance: Largest distance of a step's meaning from the query's. Steps without a vector
@@ -68,7 +79,8 @@ class StepRetriever(dspy.Module):
 
     Raises:
         InvalidMemoryError: `memory` has no `search`.
-        InvalidQueryError: k below 1, an unknown mode or distance, a negative `max_distance`.
+        InvalidQueryError: k below 1, an unknown mode or distance, a negative `max_distance`, a
+            `reranker` that has no `rerank`.
         InvalidFilterError: An unknown key in `where`.
     """
 
@@ -89,7 +101,7 @@ class StepRetriever(dspy.Module):
         if distance not in get_args(Distance):
             known = ", ".join(get_args(Distance))
             raise InvalidQueryError(f"unknown distance {distance!r}; known: {known}.")
-        if max_distance is not None and not max_distance >= 0:
+        if max_distance is not None and not (is_number(max_distance) and max_distance >= 0):
             raise InvalidQueryError(f"max_distance is 0 or more, not {max_distance!r}.")
         if isinstance(memory, type) or not callable(getattr(memory, "search", None)):
             raise InvalidMemoryError(memory, "search()")
@@ -100,7 +112,7 @@ class StepRetriever(dspy.Module):
         self.distance: Distance = distance
         self.max_distance = max_distance
         self.reverse = reverse
-        self.reranker = reranker
+        self.reranker = None if reranker is None else _checked_reranker(reranker)
 
     if TYPE_CHECKING:
         # DSPy's own annotations promise no more than a Prediction.
@@ -146,15 +158,21 @@ class StepRetriever(dspy.Module):
         return await asyncio.to_thread(type(self).forward, self, *args, **kwargs)
 
     def _found(self, question: Any, wanted: int, scope: StepFilter) -> list[StepHit]:
-        """Return at least `wanted` hits within the largest distance, if there are as many."""
+        """Return at least `wanted` hits that are worth recalling, if there are as many."""
         far = None if self.mode == "lexical" else self.max_distance
-        picky = far is not None or self.reranker is not None
-        limit = wanted * _POOL if picky else wanted
+        pool = wanted if self.reranker is None else wanted * _POOL
+        limit = pool if far is None else wanted * _POOL
+        calls_too = scope.step_types is not None or isinstance(question, AgentStep)
         while True:
             hits = self.memory.search(question, limit, where=scope, mode=self.mode)
-            near = hits if far is None else [hit for hit in hits if self._within(hit, far)]
-            if len(near) >= wanted or len(hits) < limit or limit >= _MOST_FETCHED:
-                return near
+            near = [hit for hit in hits if hit.step.program not in _RECALLING]
+            if far is not None:
+                near = [hit for hit in near if self._within(hit, far)]
+            bare = [] if calls_too else list(filter(_is_bare_call, near))
+            telling = len(near) - len(bare)
+            if telling >= pool or len(hits) < limit or limit >= _MOST_FETCHED:
+                dropped = {id(hit) for hit in bare[max(0, wanted - telling) :]}
+                return [hit for hit in near if id(hit) not in dropped]
             limit = min(limit * _POOL, _MOST_FETCHED)
 
     def _scope(self, where: Where) -> StepFilter:
@@ -193,11 +211,14 @@ class StepReranker(dspy.Module):
     Args:
         reranker: Any `protocols.Reranker`, such as `hs.rerankers.Outcome()`.
         k: Most steps kept; all when None.
+
+    Raises:
+        InvalidQueryError: k below 1, a `reranker` that has no `rerank`.
     """
 
     def __init__(self, reranker: Reranker, k: int | None = None) -> None:
         super().__init__()
-        self.reranker = reranker
+        self.reranker = _checked_reranker(reranker)
         self.k = None if k is None else _checked_k(k)
 
     if TYPE_CHECKING:
@@ -206,7 +227,12 @@ class StepReranker(dspy.Module):
         async def acall(self, *args: Any, **kwargs: Any) -> QueryWithSteps: ...  # noqa: D102
 
     def forward(self, query: QueryWithSteps) -> QueryWithSteps:
-        """Return the same steps in the reranker's order."""
+        """Return the same steps in the reranker's order.
+
+        Raises:
+            InvalidQueryError: Something else than a QueryWithSteps.
+        """
+        check_found(query)
         texts = [each.query for each in query.queries.queries]
         hits = self.reranker.rerank("\n".join(texts), query.hits)
         return QueryWithSteps.from_hits(texts, hits[: self.k])
@@ -216,9 +242,39 @@ class StepReranker(dspy.Module):
         return await asyncio.to_thread(type(self).forward, self, query)
 
 
+def _is_bare_call(hit: StepHit) -> bool:
+    """Whether a hit is a question that its own text does not show, and that holds no answer."""
+    step = hit.step
+    asked = list(step.arguments.values())
+    is_call = step.step_type == AgentStepType.ProgramCall
+    return is_call and bool(asked) and step.purpose not in asked
+
+
+def check_found(query: object) -> None:
+    """Check what a reranker is given.
+
+    Raises:
+        InvalidQueryError: It is no QueryWithSteps.
+    """
+    if not isinstance(query, QueryWithSteps):
+        raise InvalidQueryError(
+            "a reranker reorders what was found: give the QueryWithSteps of a StepRetriever, "
+            f"not {type(query).__name__}."
+        )
+
+
+def _checked_reranker(reranker: Reranker) -> Reranker:
+    if isinstance(reranker, type) or not callable(getattr(reranker, "rerank", None)):
+        raise InvalidQueryError(
+            "a reranker is an object with a method `rerank`, such as hs.rerankers.Outcome(), "
+            f"not {reranker!r}."
+        )
+    return reranker
+
+
 def _checked_k(k: int) -> int:
-    if k < 1:
-        raise InvalidQueryError(f"k is at least 1, not {k!r}.")
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+        raise InvalidQueryError(f"k is at least 1, a whole number, not {k!r}.")
     return k
 
 
@@ -232,23 +288,27 @@ def _question(asked: Recallable | None) -> tuple[Any, list[str]]:
         return asked, [own_text(asked)]
     texts = _texts(asked)
     if not any(text.strip() for text in texts):
-        raise InvalidQueryError(
-            "nothing is asked: give a text, texts, a Query, a QueryList or an AgentStep."
-        )
+        raise InvalidQueryError(f"nothing is asked: give {_QUESTIONS}.")
     return texts[0] if len(texts) == 1 else texts, texts
 
 
 def _texts(asked: Any) -> list[str]:
+    if asked is None:
+        return []
     if isinstance(asked, str):
         return [asked]
     if isinstance(asked, Query):
         return [asked.query]
     if isinstance(asked, QueryWithSteps):
         return _texts(asked.queries)
-    if isinstance(asked, QueryList):
-        asked = asked.queries
-    if isinstance(asked, Sequence):
-        items = cast("Sequence[Any]", asked)
-        if all(isinstance(item, str | Query) for item in items):
-            return [item if isinstance(item, str) else item.query for item in items]
-    return []
+    items: Any = asked.queries if isinstance(asked, QueryList) else asked
+    if not isinstance(items, Sequence):
+        raise InvalidQueryError(f"a question is {_QUESTIONS}, not {type(asked).__name__}.")
+    texts: list[str] = []
+    for item in cast("Sequence[Any]", items):
+        if not isinstance(item, str | Query):
+            raise InvalidQueryError(
+                f"a list of questions holds texts or Queries, not {type(item).__name__}."
+            )
+        texts.append(item if isinstance(item, str) else item.query)
+    return texts

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import lru_cache
 from typing import Any
 
@@ -101,6 +101,33 @@ def tokens(text: str) -> list[str]:
     stems = (_stem(word[:_LONGEST_WORD]) for word in words if word not in STOP_WORDS)
     # Nothing is left of the "s" in "Ann's".
     return [stem for stem in stems if stem]
+
+
+def written_words(text: str) -> dict[str, str]:
+    """Return the stems of the words in `text`, each with the first word of it as it is written."""
+    found: dict[str, str] = {}
+    for word in _WORD.findall(_CAMEL.sub(" ", _normal(text))):
+        for stem in tokens(word):
+            found.setdefault(stem, word)
+    return found
+
+
+def holds_word(text: str, word: str) -> bool:
+    """Whether a word stands in a text as it is; a pattern made of it would take longer to make."""
+    end = 0
+    while (start := text.find(word, end)) >= 0:
+        end = start + len(word)
+        if not (text[start - 1 : start].isalnum() or text[end : end + 1].isalnum()):
+            return True
+    return False
+
+
+def stems_held(text: str, stems: Collection[str]) -> set[str]:
+    """Return those of `stems` that `tokens(text)` has; sooner, since it stems few words."""
+    begin = {stem[0] for stem in stems}
+    words = set(_WORD.findall(_CAMEL.sub(" ", _normal(text)).lower()))
+    near = (word[:_LONGEST_WORD] for word in words if word[0] in begin and word not in STOP_WORDS)
+    return {_stem(word) for word in near} & set(stems)
 
 
 def text_hash(text: str) -> int:

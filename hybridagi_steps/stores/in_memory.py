@@ -150,7 +150,7 @@ class InMemoryStepStore(InMemorySessions):
 
     def score_run(self, run_id: str, value: float, feedback: str | None) -> None:
         """Set a run's score."""
-        check_score(run_id, value)
+        check_score(run_id, value, feedback)
         with self._opened() as state:
             if run_id not in state.runs:
                 raise UnknownRunError(run_id)
@@ -159,6 +159,8 @@ class InMemoryStepStore(InMemorySessions):
     def pending_texts(self, limit: int) -> list[PendingText]:
         """Return the next steps without words, or with stale ones."""
         with self._opened() as state:
+            if len(state.texts) == len(state.steps) and not state.stale:
+                return []  # known at once, and so asked before every search
             pending = (row for row in state.steps if row not in state.texts or row in state.stale)
             return [_pending(state, row) for row, _ in zip(pending, range(limit), strict=False)]
 
@@ -170,6 +172,8 @@ class InMemoryStepStore(InMemorySessions):
     def pending_vectors(self, limit: int) -> list[tuple[int, AgentStep]]:
         """Return the next steps without an embedding."""
         with self._opened() as state:
+            if len(state.vectors) == len(state.steps):
+                return []
             pending = (row for row in state.steps if row not in state.vectors)
             rows = [row for row, _ in zip(pending, range(limit), strict=False)]
             return [(row, decode_body(state.steps[row].body)) for row in rows]
@@ -247,6 +251,8 @@ class InMemoryStepStore(InMemorySessions):
         """Return what does not hold together."""
         with self._opened() as state:
             derived = {*state.texts, *state.vectors, *state.stale, *state.rows.values()}
+            windows = (saved.text.parent_row for saved in state.texts.values())
+            derived.update(row for row in windows if row is not None)
             lost = sorted(derived - state.steps.keys())
             return [f"row {row}: derived data without a step" for row in lost]
 

@@ -38,6 +38,11 @@ class Stored(NamedTuple):
         return None if self.step.parent_id is None else id_text(self.step.parent_id)
 
     @property
+    def owner(self) -> tuple[str | None, str | None]:
+        """Whose step it is: the user and the scope."""
+        return self.step.user_id, self.step.scope
+
+    @property
     def place(self) -> tuple[int, int]:
         """Where the step stands in its run."""
         return self.step.hop, self.row
@@ -122,7 +127,9 @@ class State:
 
     def remove(self, rows: Iterable[int]) -> None:
         """Forget rows and what was derived from them, leaving tombstones."""
-        for row in rows:
+        gone = set(rows)
+        shown = self._showing(gone)
+        for row in sorted(gone):
             stored = self.steps.pop(row)
             del self.rows[stored.id]
             self.texts.pop(row, None)
@@ -134,6 +141,17 @@ class State:
                 del run[bisect_left(run, stored.place, key=_place)]
             if stored.parent_id is not None:
                 self.children[stored.parent_id].remove(row)
+        for row in shown - gone:
+            self.save_text(self.texts[row].text._replace(parent_row=None, tokens=""))
+            self.stale.add(row)
+
+    def _showing(self, gone: set[int]) -> set[int]:
+        """Return the rows whose words show one of these: their children, others of their runs."""
+        near = {child for row in gone for child in self.children.get(self.steps[row].id, [])}
+        for run_id in {self.steps[row].step.run_id for row in gone} - {None}:
+            near.update(other.row for other in self.runs[run_id or ""])
+        texts = ((row, self.texts.get(row)) for row in near)
+        return {row for row, saved in texts if saved and saved.text.parent_row in gone}
 
     def sweep(self, only: list[Branch] | None = None) -> tuple[int, int]:
         """Delete what no session reads of some branches, or of all; return messages and steps."""
@@ -162,8 +180,10 @@ class State:
             self.run_scores.pop(run_id, None)
 
     def save_text(self, text: TextRow) -> bool:
-        """Keep words, replacing older ones; return whether their step is still there."""
-        if (stored := self.steps.get(int(text.row))) is None:
+        """Keep words, replacing older ones; return whether all they show is still there."""
+        stored = self.steps.get(int(text.row))
+        parent = text.parent_row
+        if stored is None or (parent is not None and int(parent) not in self.steps):
             return False
         self.last_text += 1
         fresh = text._replace(row=stored.row, scoped=stored.step.scope is not None)
@@ -186,14 +206,19 @@ class State:
         return run.score if run is not None and stored.step.score is None else stored.step.score
 
     def parent(self, row: int) -> int | None:
-        """Return the row of the step named by parent_id, else of the one before in the run."""
+        """Return the row of the step named by parent_id, else of the one before in the run.
+
+        A step of another user or scope is nobody's parent: its words are not for this one's window.
+        """
         stored = self.steps[row]
-        named = self.rows.get(stored.parent_id or "")
-        if named is not None and named != row:
-            return named
-        run = self.runs.get(stored.step.run_id or "", [])
-        before = bisect_left(run, stored.place, key=_place)
-        return run[before - 1].row if before else None
+        parent = self.rows.get(stored.parent_id or "")
+        if parent is None or parent == row:
+            run = self.runs.get(stored.step.run_id or "", [])
+            before = bisect_left(run, stored.place, key=_place)
+            parent = run[before - 1].row if before else None
+        if parent is None or self.steps[parent].owner != stored.owner:
+            return None
+        return parent
 
     def mark_stale(self, saved: Sequence[int]) -> None:
         """Note whose words show another parent than they have by now.

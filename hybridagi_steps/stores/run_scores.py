@@ -11,11 +11,13 @@ import math
 from hybridagi_steps.errors import InvalidStepError
 
 
-def check_score(run_id: str, value: float) -> None:
-    """Check the score that a run is given.
+def check_score(run_id: str, value: float, feedback: str | None) -> None:
+    """Check the score that a run is given, and what is said about it.
 
     Raises:
-        InvalidStepError: It is NaN or infinite.
+        InvalidStepError: It is NaN or infinite, or the feedback is no text.
     """
+    if feedback is not None and not isinstance(feedback, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+        raise InvalidStepError(f"the feedback on run {run_id!r} is {feedback!r}; give a text.")
     if not math.isfinite(value):
         raise InvalidStepError(f"the score of run {run_id!r} is {value}; give a finite number.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,6 +52,8 @@ class RunContract:
         store.score_run("r", 0.5, None)
         with pytest.raises(InvalidStepError, match="finite"):
             store.score_run("r", value, None)
+        with pytest.raises(InvalidStepError, match="give a text"):
+            store.score_run("r", 1.0, 3)  # pyright: ignore[reportArgumentType]
         assert [run.score for run in store.runs(limit=9)] == [0.5]
 
     def test_a_run_without_steps_is_gone_with_its_score(self, store: StepStore) -> None:
@@ -66,7 +69,7 @@ class DerivedContract:
     """`DerivedStore`: words, embeddings, followers."""
 
     def test_words_are_pending_with_the_named_parent(self, store: StepStore) -> None:
-        a, b = store.append([step(id="a"), step(id="b", parent_id="a", scope="compile:x")])
+        a, b = store.append([step(id="a"), step(id="b", parent_id="a")])
         first, second = store.pending_texts(9)
         assert (first.row, first.parent_row, first.parent) == (a, None, None)
         assert (second.row, second.parent_row) == (b, a)
@@ -77,7 +80,26 @@ class DerivedContract:
         assert [found.row for found in store.pending_texts(9)] == [a]
         store.save_texts([text(a)])
         assert store.pending_texts(9) == []
-        assert [row.scoped for row in store.changes(START).texts] == [True, False]
+
+    def test_words_know_whether_their_step_is_of_a_trial(self, store: StepStore) -> None:
+        store.append([step(id="a"), step(id="b", scope="compile:x")])
+        save_pending(store)
+        assert [row.scoped for row in store.changes(START).texts] == [False, True]
+
+    @pytest.mark.parametrize("owner", [{"user_id": "ana"}, {"scope": "compile:x"}])
+    @pytest.mark.parametrize("link", [{"parent_id": "a"}, {"run_id": "r", "hop": 1}])
+    def test_a_step_of_another_user_or_scope_is_no_parent(
+        self, store: StepStore, owner: dict[str, str], link: dict[str, Any]
+    ) -> None:
+        a, b, c, d = store.append(
+            [
+                step(id="a", run_id="r", user_id="bob"),
+                step(id="b", **(link | owner)),
+                step(id="c", run_id="s", **owner),
+                step(id="d", run_id="s", hop=1, **owner),
+            ]
+        )
+        assert save_pending(store) == [(a, None), (b, None), (c, None), (d, c)]
 
     def test_without_a_stored_parent_it_is_the_step_before_in_the_run(
         self, store: StepStore
@@ -102,7 +124,7 @@ class DerivedContract:
         [late] = store.append([step(id="late")])
         assert save_pending(store) == [(late, None), (child, late)]
         [newer] = store.append([step(id="late", outputs={"n": 2})], replace=True)
-        assert save_pending(store) == [(newer, None), (child, newer)]
+        assert save_pending(store) == [(child, newer), (newer, None)]
 
     def test_a_step_that_arrives_in_the_middle_of_a_run(self, store: StepStore) -> None:
         first, third = store.append([step(id=str(n), run_id="r", hop=n) for n in (0, 2)])
@@ -127,6 +149,59 @@ class DerivedContract:
         changes = store.changes(START)
         assert (changes.texts, changes.vectors) == ([], [])
         assert store.verify() == []
+
+    @pytest.mark.parametrize("link", [{"parent_id": "a"}, {"run_id": "r", "hop": 2}])
+    def test_words_that_others_show_of_a_step_go_with_it(
+        self, store: StepStore, link: dict[str, Any]
+    ) -> None:
+        _, a, b, c = store.append(
+            [
+                step(id="first", run_id="r"),
+                step(id="a", run_id="r", hop=1),
+                step(id="b", **link),
+                step(id="c", parent_id="b"),
+            ]
+        )
+        first = a - 1
+        assert save_pending(store) == [(first, None), (a, first), (b, a), (c, b)]
+        reached = store.changes(START).position
+        assert store.delete(["a"]) == 1
+        changes = store.changes(reached)
+        assert changes.removed == [a]
+        assert [(row.row, row.parent_row, row.tokens) for row in changes.texts] == [(b, None, "")]
+        assert store.stats()["pending_texts"] == 1
+        assert store.verify() == []
+        before = first if "run_id" in link else None
+        assert save_pending(store) == [(b, before)]
+        assert [row.tokens for row in store.changes(changes.position).texts] == ["refund order"]
+
+    def test_words_that_others_show_of_a_step_go_when_it_is_replaced(
+        self, store: StepStore
+    ) -> None:
+        _, b = store.append([step(id="a"), step(id="b", parent_id="a")])
+        save_pending(store)
+        reached = store.changes(START).position
+        store.append([step(id="a", outputs={"n": 2})], replace=True)
+        assert [(row.row, row.tokens) for row in store.changes(reached).texts] == [(b, "")]
+
+    def test_words_that_show_a_step_which_went_meanwhile_are_not_saved(
+        self, store: StepStore
+    ) -> None:
+        a, b = store.append([step(id="a"), step(id="b", parent_id="a")])
+        taken = [text(found.row, found.parent_row) for found in store.pending_texts(9)]
+        store.delete(["a"])
+        store.save_texts(taken)
+        assert store.changes(START).texts == []
+        assert save_pending(store) == [(b, None)]
+        assert store.verify() == []
+        store.append([step(id="a")])
+        [late] = [found.row for found in store.pending_texts(9)]
+        assert save_pending(store) == [(late, None), (b, late)]
+        stale = [text(b, late)]
+        store.delete(["a"])
+        store.save_texts(stale)
+        assert save_pending(store) == [(b, None)]
+        assert a < b < late
 
     def test_words_may_be_saved_again(self, store: StepStore) -> None:
         [row] = store.append([step(id="a")])

@@ -19,6 +19,7 @@ from hybridagi_steps.stores.sqlite.removal import (
 )
 from hybridagi_steps.stores.sqlite.schema import latest_version
 from hybridagi_steps.stores.sqlite.where import is_storable, json_array
+from hybridagi_steps.stores.sqlite.windows import LEFTOVERS, empty_leftovers
 
 _ROWS = """SELECT row FROM agent_step
     WHERE namespace = ? AND id IN (SELECT value FROM json_each(?))"""
@@ -70,6 +71,7 @@ _INVARIANTS = {
         WHERE vector IS NOT NULL AND length(vector) IS NOT 4 * dimension""",
     "a stale mark without words": """SELECT row FROM stale_text m WHERE NOT EXISTS
         (SELECT 1 FROM step_text t WHERE t.row = m.row)""",
+    "words of a step that is gone or another user's, until vacuum": LEFTOVERS,
     "a tombstone of a living step": """SELECT row FROM tombstone d WHERE EXISTS
         (SELECT 1 FROM agent_step s WHERE s.row = d.row)""",
     "a step of no namespace": """SELECT row FROM agent_step s WHERE NOT EXISTS
@@ -122,6 +124,8 @@ class AdminTables(BranchTables):
 
     def compact(self) -> None:
         """Give space back. Nothing deleted is left in any file."""
+        with self._db.writing() as connection:
+            empty_leftovers(connection)
         self._db.compact()
 
     def verify(self) -> list[str]:

@@ -32,6 +32,8 @@ _PENDING_VECTOR_ROWS = """SELECT s.row FROM agent_step s WHERE +s.namespace = :n
 _NAMED_PARENTS = """SELECT k.row, p.row FROM step_view k
     JOIN agent_step p ON p.namespace = k.namespace AND p.id = k.parent_id AND p.row <> k.row
     WHERE k.namespace = ? AND k.row IN (SELECT value FROM json_each(?))"""
+_OWNERS = """SELECT row, user_id, scope FROM step_view
+    WHERE namespace = ? AND row IN (SELECT value FROM json_each(?))"""
 _PLACES = """SELECT row, run_id, hop FROM step_view
     WHERE namespace = ? AND run_id IS NOT NULL AND row IN (SELECT value FROM json_each(?))"""
 _BEFORE_IN_RUN = """SELECT row, hop FROM step_view
@@ -49,6 +51,8 @@ _SAVE_TEXT = """INSERT OR REPLACE INTO step_text
     (namespace, row, parent_row, tokens, text_hash, purpose_hash, scoped)
     SELECT s.namespace, s.row, ?, ?, ?, ?, json_extract(s.body, '$.scope') IS NOT NULL
     FROM agent_step s WHERE +s.namespace = ? AND s.row = ?"""
+_LIVING = """SELECT row FROM agent_step
+    WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?))"""
 _FRESH = """DELETE FROM stale_text
     WHERE namespace = ? AND row IN (SELECT value FROM json_each(?))"""
 _SAVE_VECTOR = """INSERT OR IGNORE INTO embedding
@@ -99,9 +103,13 @@ class DerivedTables(Tables):
         ]
 
     def save_texts(self, texts: Sequence[TextRow]) -> None:
-        """Save words, and note whose words went stale by that."""
-        rows = [int(text.row) for text in texts]
+        """Save words, and note whose words went stale by that.
+
+        Those that show a step which is gone meanwhile are not saved: their own stays pending.
+        """
         with self._db.writing() as connection:
+            texts = self._with_living_parents(connection, texts)
+            rows = [int(text.row) for text in texts]
             connection.executemany(_SAVE_TEXT, [self._text_values(text) for text in texts])
             connection.execute(_FRESH, (self._namespace, json_array(rows)))
             while self._write_keys(connection):
@@ -170,7 +178,10 @@ class DerivedTables(Tables):
         return Position(*found) if found else Position(1, 0, 0, 0, 0)
 
     def _parents(self, connection: sqlite3.Connection, rows: Sequence[int]) -> dict[int, int]:
-        """Return the parent's row of each row that has one: the named step, else the one before."""
+        """Return the parent's row of each row that has one: the named step, else the one before.
+
+        A step of another user or scope is nobody's parent: its words are not for this one's window.
+        """
         asked = (self._namespace, json_array(rows))
         parents: dict[int, int] = dict(connection.execute(_NAMED_PARENTS, asked).fetchall())
         for row, run_id, hop in connection.execute(_PLACES, asked).fetchall():
@@ -178,7 +189,18 @@ class DerivedTables(Tables):
                 place = (self._namespace, run_id, hop, row)
                 if before := connection.execute(_BEFORE_IN_RUN, place).fetchone():
                     parents[row] = before[0]
-        return parents
+        asked = (self._namespace, json_array(sorted({*parents, *parents.values()})))
+        owners = {row: owner for row, *owner in connection.execute(_OWNERS, asked)}
+        same = {row for row, parent in parents.items() if owners.get(row) == owners.get(parent)}
+        return {row: parents[row] for row in same}
+
+    def _with_living_parents(
+        self, connection: sqlite3.Connection, texts: Sequence[TextRow]
+    ) -> list[TextRow]:
+        shown = {int(text.parent_row) for text in texts if text.parent_row is not None}
+        asked = (self._namespace, json_array(sorted(shown)))
+        living = {None, *self._column(connection, _LIVING, *asked)}
+        return [text for text in texts if text.parent_row in living]
 
     def _stale(self, connection: sqlite3.Connection, saved: Sequence[int]) -> list[int]:
         """Return rows whose words show another parent than they have by now.

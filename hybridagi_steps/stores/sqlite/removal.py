@@ -1,5 +1,7 @@
 """Forgetting steps: the row and all that was derived from it, with a tombstone for followers.
 
+What other rows show of a step goes with it; see windows.py.
+
 With `secure_delete` on, SQLite overwrites what is deleted; `vacuum` then clears the write-ahead
 log. A row number is never used again, so a tombstone always means the same step.
 """
@@ -9,10 +11,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
+from hybridagi_steps.stores.sqlite import windows
 from hybridagi_steps.stores.sqlite.where import json_array
 
 _GONE = "row IN (SELECT value FROM json_each(:rows))"
-_RUNS_OF = f"""SELECT DISTINCT run_id FROM step_view
+# A DISTINCT here would make SQLite walk the whole namespace.
+_RUNS_OF = f"""SELECT run_id FROM step_view
     WHERE namespace = :namespace AND {_GONE} AND run_id IS NOT NULL"""  # noqa: S608 - no value in it
 _RAISE_FLOOR = """UPDATE meta SET value = max(value, coalesce(
     (SELECT max(row) FROM agent_step), 0)) WHERE key = 'row_floor'"""
@@ -52,15 +56,17 @@ def remove_rows(connection: sqlite3.Connection, namespace: int, rows: Sequence[i
     if not rows:
         return
     connection.execute(_RAISE_FLOOR)
+    shown = windows.showing(connection, namespace, rows, runs_of(connection, namespace, rows))
     values = {"namespace": namespace, "rows": json_array(rows)}
     for statement in _FORGET_ROWS:
         connection.execute(statement, values)
+    windows.empty(connection, shown)
 
 
 def runs_of(connection: sqlite3.Connection, namespace: int, rows: Sequence[int]) -> list[str]:
     """Return the runs that these rows belong to."""
     values = {"namespace": namespace, "rows": json_array(rows)}
-    return [run_id for (run_id,) in connection.execute(_RUNS_OF, values)]
+    return sorted({run_id for (run_id,) in connection.execute(_RUNS_OF, values)})
 
 
 def remove_empty_runs(connection: sqlite3.Connection, namespace: int, runs: Sequence[str]) -> None:

@@ -188,7 +188,7 @@ class StepTables(Tables):
 
     def score_run(self, run_id: str, value: float, feedback: str | None) -> None:
         """Set a run's score."""
-        check_score(run_id, value)
+        check_score(run_id, value, feedback)
         self._catch_up()
         with self._db.writing() as connection:
             key = (self._namespace, run_id)
