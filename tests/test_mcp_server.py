@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,6 +20,13 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.types import TextContent
 
 from hybridagi_steps import StepMemory
+
+HELLO = {
+    "protocolVersion": "2025-06-18",
+    "capabilities": {},
+    "clientInfo": {"name": "test", "version": "1"},
+}
+"""What a client says first."""
 
 
 class Tools:
@@ -61,6 +70,9 @@ def test_a_client_adds_finds_and_reads(tmp_path: Path) -> None:
         assert {tool.name for tool in listed.tools} == {"search_steps", "get_run", "add_step"}
         assert all(tool.description for tool in listed.tools)
         assert all(tool.input_schema["additionalProperties"] is False for tool in listed.tools)
+        (search,) = [tool for tool in listed.tools if tool.name == "search_steps"]
+        k = search.input_schema["properties"]["k"]
+        assert (k["minimum"], k["maximum"], k["default"]) == (1, 200, 5)
         call = await tools(
             "add_step",
             step_type="ProgramCall",
@@ -101,7 +113,8 @@ def test_a_client_adds_finds_and_reads(tmp_path: Path) -> None:
         ("get_run", {"run_id": "none"}, "none"),
         ("search_steps", {}, "either words or a step's id"),
         ("search_steps", {"query": "x", "where": {"tool": "y"}}, "unknown filter key 'tool'"),
-        ("search_steps", {"query": "x", "k": 0}, "k"),
+        ("search_steps", {"query": "x", "k": 0}, "k: Input should be greater than or equal to 1"),
+        ("search_steps", {"query": "x", "k": 201}, "k: Input should be less than or equal to 200"),
         ("search_steps", {"like": "nobody"}, "nobody"),
         ("search_steps", {"query": "x", "limit": 3}, "knows no argument 'limit'; known: query,"),
         ("search_steps", {"query": "x", "k": "many"}, "search_steps: k: Input should be"),
@@ -127,3 +140,33 @@ def test_what_is_wrong_is_told_in_words(
     assert said in result.content[0].text
     assert "http" not in result.content[0].text
     assert memory.stats()["steps"] == 0
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["as usual", "ignored by the shell"])
+def test_ctrl_c_ends_it_while_it_waits_for_its_client(tmp_path: Path, ignored: bool) -> None:
+    first: dict[str, Any] = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": HELLO}
+    how = signal.SIG_IGN if ignored else signal.default_int_handler
+    before = signal.signal(signal.SIGINT, how)  # the process inherits what is ignored
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hybridagi_steps", "mcp", "--db", str(tmp_path / "steps.db")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(json.dumps(first).encode() + b"\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["id"] == 0
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(10) == 130
+        finally:
+            process.kill()
+        assert process.stderr.read() == b""
+    assert not list(tmp_path.glob("*-wal")), "the memory was not closed"

@@ -223,3 +223,24 @@ def test_on_two_memories_each_tells_it_once(memory: hs.StepMemory) -> None:
     ):
         dspy.Tool(look)(city="Rome")
         assert len(one.steps.steps) == len(two.steps.steps) == 1
+
+
+def test_in_a_session_a_recorded_function_leaves_one_step_as_well(memory: hs.StepMemory) -> None:
+    @hs.record_step
+    def look(city: str) -> str:
+        """Look."""
+        return f"rain in {city}"
+
+    def model(messages: list[dict[str, Any]]) -> Any:
+        if messages[-1]["role"] == "tool":
+            return messages[-1]["content"]
+        function = {"name": "look", "arguments": '{"city": "Oslo"}'}
+        call = {"id": "c1", "type": "function", "function": function}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+    runner = hs.StepRunner(model, memory, tools=[look])
+    result = asyncio.run(runner.run("s", "Weather in Oslo?"))
+    assert result.answer is not None
+    assert result.answer.content == "rain in Oslo"
+    [told] = memory.find({"tools": ["look"]}).steps
+    assert (told.arguments, told.result) == ({"city": "Oslo"}, "rain in Oslo")

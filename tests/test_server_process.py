@@ -26,6 +26,7 @@ from hybridagi_steps.server.serving import page_address
 PROGRAM = '''
 import asyncio
 import pathlib
+import time
 
 async def slow(messages):
     """Say what it is told in a file, word for word, until that ends with a full stop."""
@@ -40,6 +41,33 @@ async def slow(messages):
 def made(memory):
     import hybridagi_steps as hs
     return hs.StepRunner(slow, memory)
+
+def blocking(messages):
+    """A program that is not async, and waits."""
+    time.sleep(120)
+
+async def waiting(messages):
+    """An async one that waits in a thread."""
+    await asyncio.to_thread(time.sleep, 120)
+
+async def deaf(messages):
+    """One that does not let itself be cancelled."""
+    while True:
+        try:
+            await asyncio.sleep(120)
+        except asyncio.CancelledError:
+            pass
+
+def nap(seconds: str) -> str:
+    """A tool that waits."""
+    time.sleep(float(seconds))
+
+def napping(memory):
+    import hybridagi_steps as hs
+    function = {"name": "nap", "arguments": '{"seconds": "120"}'}
+    call = {"id": "call-1", "type": "function", "function": function}
+    asks = {"role": "assistant", "content": "", "tool_calls": [call]}
+    return hs.StepRunner(lambda messages: asks, memory, tools=[nap])
 
 '''
 
@@ -163,6 +191,69 @@ def test_ctrl_c_ends_it_while_somebody_listens(
     with StepMemory(tmp_path / "steps.db") as memory:
         kept = memory.repository().store.messages("one")
     assert [step.content for step in kept] == ["go", "So far"]
+
+
+BLOCKING = [("blocking", "blocking"), ("waiting", "run"), ("napping", "nap"), ("deaf", None)]
+"""Programs that block, and the place where a thread of each is left."""
+
+
+@pytest.mark.parametrize(("name", "place"), BLOCKING)
+def test_a_program_that_blocks_does_not_hold_up_the_end(
+    start: Callable[..., Process], tmp_path: Path, name: str, place: str | None
+) -> None:
+    process = start("--program", f"talker:{name}")
+    body = {"session_id": "one", "message": "go"}
+    began, run_id = time.monotonic(), ""
+    stored = 2 if name == "napping" else 1
+    with process.client.stream("POST", "/chat/stream/v2", json=body) as answer:
+        for event in events_of(answer.iter_bytes()):
+            run_id = run_id or event.data["run_id"]
+            stored -= event.kind == "step_completed"
+            if event.kind == "step_completed" and stored == 0:
+                time.sleep(0.3)  # for the program to begin to wait
+                process.running.send_signal(signal.SIGTERM)
+                began = time.monotonic()
+    _, said = process.running.communicate(timeout=20)
+    assert time.monotonic() - began < 9
+    assert process.running.returncode == 0, said
+    (line,) = said.splitlines()
+    assert run_id in line
+    assert (f"in {place};" if place else "did not let itself be cancelled") in line
+    with StepMemory(tmp_path / "steps.db") as memory:
+        assert memory.verify() == []
+        assert memory.repository().store.messages("one")[0].run_id == run_id
+
+
+def test_nobody_who_reads_its_address_is_no_fault(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "hybridagi_steps", "serve", "--db", "steps.db", "--port", "0"],
+        cwd=tmp_path,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        timeout=30,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(
+    start: Callable[..., Process], how: signal.Signals
+) -> None:
+    process = start("--program", "talker:blocking")
+    body = {"session_id": "one", "message": "go"}
+    with process.client.stream("POST", "/chat/stream/v2", json=body) as answer:
+        next(events_of(answer.iter_bytes()))
+        process.running.send_signal(how)
+        time.sleep(0.3)
+        process.running.send_signal(how)
+        began = time.monotonic()
+        process.running.communicate(timeout=20)
+    assert time.monotonic() - began < 1
+    assert process.running.returncode == -how
 
 
 def read(

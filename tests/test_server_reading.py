@@ -101,3 +101,40 @@ def test_an_event_beyond_the_end_is_no_empty_stream(memory: StepMemory) -> None:
         problem(running.client.get(f"/runs/{run_id}/events", headers=headers), 422)
     with serving(memory, echo) as again:
         assert again.events(run_id, f"{run_id}:999999")[-1].kind == "run_completed"
+
+
+def test_a_branch_that_is_none_is_404(served: Served) -> None:
+    (own,) = served.client.get("/sessions/talk/attempts").json()["attempts"]
+    for a, b in ((own["branch_id"], 999), (999, own["branch_id"]), (998, 999)):
+        asked = served.client.get(f"/sessions/talk/compare?branch_a={a}&branch_b={b}")
+        assert "has no branch 99" in problem(asked, 404)["detail"]
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_a_body_that_does_not_say_it_is_json_is_415(served: Served, kind: str | None) -> None:
+    headers = {} if kind is None else {"Content-Type": kind}
+    body = b'{"sequence": 2}'
+    asked = served.client.post("/sessions/talk/fork", content=body, headers=headers)
+    detail = problem(asked, 415)["detail"]
+    assert "send Content-Type: application/json" in detail
+    assert kind is None or kind in detail
+    for right in ("application/json", "application/json; charset=utf-8", "application/x+json"):
+        headers = {"Content-Type": right}
+        asked = served.client.post("/sessions/talk/fork", content=body, headers=headers)
+        assert asked.status_code == 200
+    asked = served.client.post("/sessions/talk/fork", content=b"{", headers=headers)
+    problem(asked, 422)
+
+
+@pytest.mark.parametrize("session_id", [".", ".."])
+def test_an_id_that_browsers_take_out_of_an_address_is_refused(
+    memory: StepMemory, session_id: str
+) -> None:
+    asyncio.run(memory.repository().append("talk", {"role": "user", "content": "Hello"}))
+    with serving(memory, echo) as served:
+        body = {"session_id": session_id, "message": "Hello"}
+        found = problem(served.client.post("/chat/stream/v2", json=body), 422)
+        assert found["errors"][0]["field"] == "body.session_id"
+        body = {"sequence": 1, "new_session_id": session_id}
+        problem(served.client.post("/sessions/talk/fork", json=body), 422)
+        assert served.chat("...", "Hello")[-1].kind == "run_completed"

@@ -26,8 +26,10 @@ import dspy
 import httpx
 from server_cases import FINAL, TOKEN, Event, Served, Told, echo, events_of, problem, serving, until
 
-from hybridagi_steps import StepEvent, StepEventType, StepMemory, StepRunner
+from hybridagi_steps import RunHook, Step, StepEvent, StepEventType, StepMemory, StepRunner
 from hybridagi_steps.running.config import StepRunnerConfig
+from hybridagi_steps.running.stopping import RunVetoed
+from hybridagi_steps.server.chat import message_id_of
 from hybridagi_steps.server.live_run import LiveRun
 from hybridagi_steps.testing import ScriptedLM
 
@@ -333,14 +335,86 @@ class TestIdempotency:
         assert second[0].data["run_id"] == first[0].data["run_id"]
         assert len(steps) == 2
 
-    def test_a_message_that_was_stored_and_not_answered_is_answered(
-        self, memory: StepMemory
-    ) -> None:
-        asked = [{"role": "user", "content": "Hello"}]
-        asyncio.run(memory.repository().append("talk", asked, idempotency_key="k1"))
+    def test_the_run_is_like_one_without_a_key(self, memory: StepMemory) -> None:
+        with serving(memory, echo) as served:
+            plain = served.chat("a", "Hello")
+            keyed = served.chat("b", "Hello", **{"Idempotency-Key": "k1"})
+            steps = served.client.get("/sessions/b/steps").json()["steps"]
+            created = 'hybridagi_steps_created_total{kind="message"} 4.0'
+            assert created in served.client.get("/metrics").text
+        assert [event.kind for event in keyed] == [event.kind for event in plain]
+        run_id = keyed[0].data["run_id"]
+        assert [step["run_id"] for step in steps] == [run_id, run_id]
+        assert keyed[0].data["data"] == plain[0].data["data"]
+
+    def test_a_run_that_failed_comes_back(self, memory: StepMemory) -> None:
+        asked: list[Any] = []
+
+        async def failing(messages: list[Any]) -> str:
+            asked.append(messages)
+            raise RuntimeError("boom")
+
+        key = {"Idempotency-Key": "k1"}
+        with serving(memory, failing) as served:
+            first = served.chat("talk", "Hello", **key)
+            assert served.chat("talk", "Hello", **key) == first
+        with serving(memory, failing) as again:
+            later = again.chat("talk", "Hello", **key)
+            other = again.chat("talk", "Hello", **{"Idempotency-Key": "k2"})
+            last = again.chat("talk", "Hello", **key)
+        assert first[-1].kind == later[-1].kind == "run_failed"
+        assert later[-1].data["data"]["error"] == first[-1].data["data"]["error"]
+        runs = [events[0].data["run_id"] for events in (first, later, last)]
+        assert len({*runs}) == 1
+        assert other[0].data["run_id"] not in runs
+        assert len(asked) == 2
+
+    def test_a_run_that_stored_nothing_comes_back_too(self, memory: StepMemory) -> None:
+        class Veto(RunHook):
+            async def on_run_start(self, run: Any) -> None:
+                raise RunVetoed("not today")
+
+        with serving(memory, StepRunner(echo, memory, [Veto()])) as served:
+            first = served.chat("talk", "Hello", **{"Idempotency-Key": "k1"})
+            assert served.chat("talk", "Hello", **{"Idempotency-Key": "k1"}) == first
+
+    def test_a_run_that_a_kill_cut_off_comes_back(self, memory: StepMemory) -> None:
+        fields = {"id": message_id_of("talk", "k1"), "run_id": "cut", "session_id": "talk"}
+        asked = Step.model_validate({**fields, "role": "user", "content": "Hello"})
+        asyncio.run(memory.repository().append("talk", asked))
         with serving(memory, echo) as served:
             events = served.chat("talk", "Hello", **{"Idempotency-Key": "k1"})
-        assert answer(events) == "You said: Hello"
+            assert [event.id for event in events] == [event.id for event in served.events("cut")]
+            assert len(served.client.get("/sessions/talk/steps").json()["steps"]) == 1
+        assert events[-1].data["data"]["termination_reason"] == "interrupted"
+
+    def test_a_key_whose_message_was_deleted_is_409(self, memory: StepMemory) -> None:
+        key = {"Idempotency-Key": "k1"}
+        with serving(memory, echo) as served:
+            served.chat("talk", "One")
+            served.chat("talk", "Two", **key)
+            served.client.delete("/sessions/talk/steps?start_seq=3")
+            body = {"session_id": "talk", "message": "Two"}
+            problem(served.client.post("/chat/stream/v2", json=body, headers=key), 409)
+        with serving(memory, echo) as again:
+            found = problem(again.client.post("/chat/stream/v2", json=body, headers=key), 409)
+            assert "deleted or edited" in found["detail"]
+            assert len(again.client.get("/sessions/talk/steps").json()["steps"]) == 2
+
+    @pytest.mark.parametrize(
+        "message", ["a\x00b", [{"type": "text", "text": "Hello"}, {"type": "text", "text": "!"}]]
+    )
+    def test_a_strange_message_is_known_again(self, memory: StepMemory, message: Any) -> None:
+        body = {"session_id": "talk", "message": message}
+        runs: list[str] = []
+        for _ in range(2):
+            with serving(memory, echo) as served:
+                reading = served.client.post(
+                    "/chat/stream/v2", json=body, headers={"Idempotency-Key": "k1"}
+                )
+                assert reading.status_code == 200
+                runs += [event.data["run_id"] for event in events_of(iter([reading.content]))][:1]
+        assert runs[0] == runs[1]
 
     def test_a_key_with_another_message_is_409(self, memory: StepMemory) -> None:
         with serving(memory, echo) as served:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -93,6 +95,18 @@ def test_a_run_arrives_as_spans_of_one_trace(memory: StepMemory, collector: Coll
     assert all(int(span["endTimeUnixNano"]) >= int(span["startTimeUnixNano"]) for span in spans)
 
 
+def test_the_span_of_a_run_says_what_its_user_said(
+    memory: StepMemory, collector: Collector
+) -> None:
+    run(memory, SpanExport(memory, collector.endpoint))
+    ((_, _, body),) = collector.got
+    first = body["resourceSpans"][0]["scopeSpans"][0]["spans"][0]
+    said = {each["key"]: each["value"] for each in first["attributes"]}
+    assert first["name"] == "invoke_agent answering"
+    (message,) = json.loads(said["gen_ai.input.messages"]["stringValue"])
+    assert (message["role"], message["parts"][0]["content"]) == ("user", "Is it?")
+
+
 def test_what_a_collector_cannot_take_now_is_sent_again(
     memory: StepMemory, collector: Collector
 ) -> None:
@@ -111,6 +125,25 @@ def test_what_a_collector_refuses_is_told_and_harms_no_run(
     assert (result.status, result.text) == ("completed", "yes")
     assert len(collector.got) == 1
     assert f"spans of run {result.run_id} could not be exported" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["away", "silent"])
+def test_a_collector_that_is_away_holds_up_no_end(
+    memory: StepMemory, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # it accepts, and says nothing
+        endpoint = f"http://127.0.0.1:{listening.getsockname()[1]}/v1/traces"
+        if how == "away":
+            listening.close()
+        export = SpanExport(memory, endpoint)
+        runner = StepRunner(answering, memory, hooks=[export])
+        for number in range(3):
+            asyncio.run(runner.run(f"talk-{number}", "Is it?"))
+        began = time.monotonic()
+        with caplog.at_level(logging.WARNING):
+            export.close()
+        assert time.monotonic() - began < 3
+    assert "export --format otlp" in caplog.text
 
 
 def test_an_address_that_is_none_is_refused(memory: StepMemory) -> None:

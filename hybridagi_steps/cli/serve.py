@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "HYBRIDAGI_STEPS_TOKEN"  # noqa: S105 - the name of a variable
 DEFAULT_PORT = 8377
+_INTERRUPTED = 130
 
 Program = Annotated[
     str | None,
@@ -64,6 +67,7 @@ def serve(
     _check_installed("fastapi", "uvicorn", "prometheus_client", what="The server", extra="server")
     from hybridagi_steps.server.app import create_app
     from hybridagi_steps.server.auth import Tokens
+    from hybridagi_steps.server.leaving import leave_soon
     from hybridagi_steps.server.program_loading import load_runner
     from hybridagi_steps.server.serving import bound, page_address
     from hybridagi_steps.server.serving import serve as serve_app
@@ -82,16 +86,25 @@ def serve(
         listening = bound(host, port, settings.stall_seconds)
         address = page_address(host, listening.getsockname()[1], token)
         with _exported(memory, runner, otlp):
-            serve_app(app, listening, lambda: _say(token, address, has_program=runner is not None))
+            say = partial(_say, token, address, has_program=runner is not None)
+            left = serve_app(app, listening, say)
+    # Only now: everything is stored and closed, and programs may have left threads behind.
+    leave_soon(app.state.services.hub.cut_off, at_once=bool(left))
 
 
 def mcp(db: Db = DEFAULT_DB, namespace: Namespace = "default") -> None:
     """Serve search_steps, get_run and add_step to an MCP client over standard input and output."""
     _check_installed("mcp", what="The MCP server", extra="mcp")
+    from hybridagi_steps.server.leaving import leave_now
     from hybridagi_steps.server.mcp_server import serve_stdio
 
-    with opened(db, namespace) as memory:
-        serve_stdio(memory)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started it may ignore it
+    try:
+        with opened(db, namespace) as memory:
+            serve_stdio(memory)
+    except KeyboardInterrupt:
+        # The memory is closed; the thread that waits for standard input does not end by itself.
+        leave_now(_INTERRUPTED)
 
 
 @contextmanager

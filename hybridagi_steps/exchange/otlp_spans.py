@@ -144,7 +144,7 @@ def _described(step: AgentStep, end: AgentStep | None) -> tuple[dict[str, Any], 
 def asked_text(step: AgentStep) -> str:
     """Return what a program or model was asked: its arguments, else why it was called."""
     given = step.arguments
-    if step.step_type is not AgentStepType.ProgramCall or not given:
+    if not given:
         return step.purpose
     [first, *others] = given.values()
     if others:

@@ -37,6 +37,7 @@ from hybridagi_steps.programs.recording import record_step
 from hybridagi_steps.running import programs_called as called
 from hybridagi_steps.running.exits import no_exit
 from hybridagi_steps.running.listening import FieldListener, Piece, Voice, streamed
+from hybridagi_steps.running.lm_methods import naming_missing_method
 from hybridagi_steps.running.rounds import ToolTurn
 from hybridagi_steps.running.run import RUN, ActiveRun
 from hybridagi_steps.running.run_callback import RunCallback
@@ -116,7 +117,8 @@ async def answer(run: ActiveRun, agent: Agent, prompt: Prompt) -> called.Reply |
     ):
         enter_run()
         await _close_calls(run, agent, prompt, gate)
-        given = await _with_retries(run, partial(_given, run, agent, prompt, gate))
+        with naming_missing_method():
+            given = await _with_retries(run, partial(_given, run, agent, prompt, gate))
     return called.reply_of(given, agent.output_field)
 
 

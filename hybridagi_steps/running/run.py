@@ -77,6 +77,9 @@ class ActiveRun:
             None if parent is None else parent.info.run_id,
             1 if parent is None else parent.info.depth + 1,
         )
+        inherited = None if parent is None else parent.consent
+        self.consent = inherited if config.consent is None else config.consent
+        """Who says whether its tools may run; an agent inside another one is no way round it."""
         self._redact = line.memory.redact
         self.events = EventLine(run.id, session.session_id)
         self.meter = Meter(config)
@@ -94,12 +97,12 @@ class ActiveRun:
         self.consents = Consents(
             run.id,
             session.session_id,
-            config.consent,
+            self.consent,
             config.consent_timeout_seconds,
             self.emit,
             self._hook_failed,
         )
-        self.threads = Threads()
+        self.threads = Threads(run.id)
         self.stopped: Stop | None = None
         self.stop_requested = asyncio.Event()
         self.when_ended: Callable[[], None] | None = None

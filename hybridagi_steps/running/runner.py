@@ -201,7 +201,7 @@ class StepRunner:
 
             def pass_on(event: StepEvent) -> None:
                 if parent is not None and event.type in _CONSENT:
-                    data = {**(event.data or {}), "nested_run_id": event.run_id}
+                    data = {"nested_run_id": event.run_id, **(event.data or {})}
                     parent.emit(event.type, data=data)
 
             result = await self._result(AgentSession(user_id=user_id), message, {}, pass_on)

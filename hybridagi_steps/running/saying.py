@@ -33,23 +33,24 @@ async def said(run: ActiveRun, program: Any, messages: Messages) -> Any:
         if inspect.iscoroutinefunction(program) or inspect.isasyncgenfunction(program):
             given = program(messages)
         else:
-            given = await _in_a_thread(partial(program, messages))
+            given = await _in_a_thread(run, partial(program, messages))
         if inspect.isawaitable(given):
             given = await given
         if hasattr(given, "__aiter__"):
             return await _put_together(run, program, cast("AsyncIterator[Any]", given))
         if hasattr(given, "__next__"):
-            return await _put_together(run, program, _drawn(cast("Iterator[Any]", given)))
+            return await _put_together(run, program, _drawn(run, cast("Iterator[Any]", given)))
     return _answer(given)
 
 
-async def _in_a_thread(call: Any) -> Any:
-    return await anyio.to_thread.run_sync(without_exit(_PROGRAM, call), abandon_on_cancel=True)
+async def _in_a_thread(run: ActiveRun, call: Any) -> Any:
+    named = run.threads.named(without_exit(_PROGRAM, call))
+    return await anyio.to_thread.run_sync(named, abandon_on_cancel=True)
 
 
-async def _drawn(pieces: Iterator[Any]) -> AsyncIterator[Any]:
+async def _drawn(run: ActiveRun, pieces: Iterator[Any]) -> AsyncIterator[Any]:
     """Yield what an iterator gives, drawn in a thread."""
-    while (piece := await _in_a_thread(partial(next, pieces, _END))) is not _END:
+    while (piece := await _in_a_thread(run, partial(next, pieces, _END))) is not _END:
         yield piece
 
 

@@ -17,19 +17,28 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_runs: dict[int, str] = {}
+"""Whose threads are at work, by the thread's number."""
 _PAUSE_SECONDS = 0.001
 _LOOK_SECONDS = 0.5
 
 
-class Threads:
-    """Counts the threads of a run's program that are not inside a tool."""
+def run_of_thread(number: int) -> str | None:
+    """Return the run that a thread works for."""
+    return _runs.get(number)
 
-    def __init__(self) -> None:
+
+class Threads:
+    """Counts the threads of a run's program that are not inside a tool, and names them all."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
         self._count = 0
         self._lock = threading.Lock()
 
     def counted(self, call: Callable[..., T]) -> Callable[..., T]:
         """Return a function that is counted while it runs; for a thread of its own."""
+        call = self.named(call)
 
         def run(*args: Any, **kwargs: Any) -> T:
             self._add(1)
@@ -37,6 +46,23 @@ class Threads:
                 return call(*args, **kwargs)
             finally:
                 self._add(-1)
+
+        return run
+
+    def named(self, call: Callable[..., T]) -> Callable[..., T]:
+        """Return a function whose thread is known as the run's while it runs."""
+
+        def run(*args: Any, **kwargs: Any) -> T:
+            number = threading.get_ident()
+            before = _runs.get(number)
+            _runs[number] = self._run_id
+            try:
+                return call(*args, **kwargs)
+            finally:
+                if before is None:
+                    del _runs[number]
+                else:
+                    _runs[number] = before
 
         return run
 

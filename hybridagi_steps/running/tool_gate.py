@@ -147,7 +147,7 @@ class ToolGate:
         await self._run.tell("on_tool_start", request)
         allowed = await self._run.consents.allowed(request)
         self._run.check()
-        copy = _with(tool, self._timed_async(tool) if allowed else _denial)
+        copy = _with(tool, _in_place_of(tool, self._timed_async(tool)) if allowed else _denial)
         began = time.perf_counter()
         try:
             with _entered(), announcing(call.step_id):
@@ -177,7 +177,7 @@ class ToolGate:
         with self._run.threads.in_tool():
             allowed = self._run.consents.allowed_from_thread(request)
         self._run.check()
-        copy = _with(tool, self._timed(tool) if allowed else _denial)
+        copy = _with(tool, _in_place_of(tool, self._timed(tool)) if allowed else _denial)
         began = time.perf_counter()
         try:
             with _entered(), announcing(call.step_id), self._run.threads.in_tool():
@@ -206,7 +206,7 @@ class ToolGate:
     def _timed_async(self, tool: Any) -> Callable[..., Any]:
         """Return a tool's function with a time limit, off the event loop when it is sync."""
         function, limit = tool.func, self._run.tool_timeout_seconds
-        in_a_thread = without_exit(f"tool {tool.name}", function)
+        in_a_thread = self._run.threads.named(without_exit(f"tool {tool.name}", function))
 
         async def run(**arguments: Any) -> Any:
             async with _at_most(limit, tool.name):
@@ -231,6 +231,7 @@ class ToolGate:
         function = without_exit(f"tool {tool.name}", function)
         if limit is None:
             return function
+        function = self._run.threads.named(function)
 
         def run(**arguments: Any) -> Any:
             # Nothing stops a thread: after the limit it is left alone, what it gives is lost.
@@ -289,6 +290,12 @@ def _denial(**_: Any) -> str:
 def _with(tool: Any, function: Callable[..., Any]) -> Any:
     """Return a copy of a tool that runs another function."""
     return tool.model_copy(update={"func": function})
+
+
+def _in_place_of(tool: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that recorders know as that of the tool."""
+    setattr(function, "__wrapped__", tool.func)  # noqa: B010 - functions have it when they wrap
+    return function
 
 
 def _is_async(function: Any) -> bool:

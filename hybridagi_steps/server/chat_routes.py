@@ -29,7 +29,7 @@ IdempotencyKey = Annotated[
 ]
 
 
-@router.post("/chat/stream/v2", response_class=Response, responses=streams(404, 409, 429))
+@router.post("/chat/stream/v2", response_class=Response, responses=streams(404, 409, 415, 429))
 async def chat(
     shared: Shared, asked: shapes.ChatAsked, idempotency_key: IdempotencyKey = None
 ) -> Response:
@@ -49,7 +49,7 @@ async def chat(
 @router.post(
     SESSION + "/retry",
     response_class=Response,
-    responses=streams(404, 409, 429),
+    responses=streams(404, 409, 415, 429),
 )
 async def retry(shared: Shared, session_id: SessionId, asked: shapes.RetryAsked) -> Response:
     """Answer a message of the user once more, as it is or changed; the old answer is kept.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.running.event_line import FINAL_EVENTS
@@ -27,6 +27,14 @@ class Frame(NamedTuple):
     data: bytes
     kind: StepEventType
     step_id: str | None
+
+
+class Said(NamedTuple):
+    """What a run answers that was begun with an idempotency key."""
+
+    key: str
+    message: dict[str, Any]
+    """As a provider takes it."""
 
 
 class Batch(NamedTuple):
@@ -51,7 +59,7 @@ class LiveRun:
     def __init__(self, run_id: str, session_id: str | None, most_bytes: int) -> None:
         self.run_id, self.session_id = run_id, session_id
         self.ended = False
-        self.key: str | None = None
+        self.said: Said | None = None
         self.size = 0
         self._pieces_size = 0
         self._most_bytes = most_bytes

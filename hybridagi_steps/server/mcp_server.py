@@ -6,13 +6,15 @@ words, since it is the model that has to mend it. Standard output belongs to the
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from concurrent.futures import Future
+from typing import Annotated, Any, Literal, TypeVar
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools import Tool
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from hybridagi_steps import __version__
 from hybridagi_steps.crossing import in_thread
@@ -44,8 +46,21 @@ def create_mcp_server(memory: StepMemory) -> MCPServer[Any]:
 
 
 def serve_stdio(memory: StepMemory) -> None:
-    """Serve one client over standard input and output until it leaves."""
-    create_mcp_server(memory).run("stdio")
+    """Serve one client over standard input and output until it leaves.
+
+    The event loop is in a thread of its own: it waits for standard input in a way that no signal
+    ends, and here Ctrl-C gets through.
+    """
+    server, ended = create_mcp_server(memory), Future[None]()
+
+    def serve() -> None:
+        try:
+            ended.set_result(server.run("stdio"))
+        except BaseException as error:
+            ended.set_exception(error)
+
+    threading.Thread(target=serve, name="mcp", daemon=True).start()
+    ended.result()
 
 
 class _StrictTool(Tool):
@@ -96,7 +111,7 @@ def _search_steps(memory: StepMemory) -> Callable[..., Any]:
     async def search_steps(
         query: str | None = None,
         like: str | None = None,
-        k: int = 5,
+        k: Annotated[int, Field(ge=1, le=_MOST_HITS)] = 5,
         mode: Literal["hybrid", "dense", "lexical"] = "hybrid",
         where: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
@@ -111,9 +126,7 @@ def _search_steps(memory: StepMemory) -> Callable[..., Any]:
                 min_score, since, until, scope, exclude_run_id, user_id, metadata.
         """
         hits = await _asked(
-            lambda: hits_for(
-                memory, min(k, _MOST_HITS), query=query, like=like, where=where, mode=mode
-            )
+            lambda: hits_for(memory, k, query=query, like=like, where=where, mode=mode)
         )
         return {"hits": [hit_data(hit) for hit in hits]}
 

@@ -143,8 +143,12 @@ async def _of_ours(request: Request, error: Exception) -> Response:
     return problem_response(status, str(error), error=type(error).__name__, headers=retry)
 
 
-async def _of_a_request(request: Request, error: Exception) -> Response:  # noqa: ARG001
+async def _of_a_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - what it is installed for
+    if isinstance(error.body, bytes):  # it was not read: nothing says that it is JSON
+        given = request.headers.get("content-type")
+        detail = f"the body's Content-Type is {given[:200]}" if given else "no Content-Type is sent"
+        return problem_response(415, f"{_whole(detail)}; send Content-Type: application/json.")
     fields = [_field_error(found) for found in error.errors()]
     first = fields[0]
     return problem_response(422, f"{first.field}: {first.message}.", fields=fields)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +26,8 @@ def load_runner(name: str, memory: StepMemory, *, ask_consent: bool = False) -> 
         ask_consent: Whether each tool has to be allowed by whoever reads the stream.
 
     Raises:
-        InvalidSettingError: There is no such program, or it cannot be loaded.
+        InvalidSettingError: There is no such program, it cannot be loaded, or it cannot be made to
+            ask.
     """
     program = _made(_found(name), name, memory)
     from hybridagi_steps.running.config import StepRunnerConfig
@@ -37,9 +39,34 @@ def load_runner(name: str, memory: StepMemory, *, ask_consent: bool = False) -> 
                 f"{name} is a StepRunner over another memory; let it be a function that takes "
                 "`memory` and returns the StepRunner."
             )
+        if ask_consent:
+            _let_ask(program, name)
         return program
     config = StepRunnerConfig(consent=_leave_to_the_reader if ask_consent else None)
     return StepRunner(program, memory, config=config)
+
+
+def _let_ask(runner: Any, name: str) -> None:
+    """Let a runner that was made elsewhere ask the reader; it must not run without.
+
+    Raises:
+        InvalidSettingError: It has a consent of its own, or keeps its config to itself.
+    """
+    if runner.config.consent is not None:
+        raise InvalidSettingError(
+            f"--ask: the StepRunner of {name} has a consent of its own, which decides without the "
+            "reader. Leave out --ask, or leave out that consent."
+        )
+    try:
+        runner.config = replace(runner.config, consent=_leave_to_the_reader)
+        asks = runner.config.consent is _leave_to_the_reader
+    except (AttributeError, TypeError):
+        asks = False
+    if not asks:
+        raise InvalidSettingError(
+            f"--ask: the StepRunner of {name} does not take another config, so that its tools "
+            "would run without asking. Set `consent` where it is made, and leave out --ask."
+        )
 
 
 def _leave_to_the_reader(_: object) -> None:

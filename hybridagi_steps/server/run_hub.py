@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.records.event import StepEvent, StepEventType
+from hybridagi_steps.records.message import Step
 from hybridagi_steps.server.live_run import LiveRun
 from hybridagi_steps.server.reading import run_steps
 from hybridagi_steps.server.settings import ServerSettings
@@ -54,6 +55,8 @@ class RunHub:
         self._live: dict[str, LiveRun] = {}
         self._over: OrderedDict[str, LiveRun] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.cut_off: list[str] = []
+        """Runs that were in flight when it was closed."""
 
     @property
     def runner(self) -> Any:
@@ -86,6 +89,12 @@ class RunHub:
         """Return the run in flight in a session."""
         return next((run for run in self._live.values() if run.session_id == session_id), None)
 
+    def run_that_answers(self, session_id: str, key: str) -> LiveRun | None:
+        """Return the run that was begun with an idempotency key, in flight or not long ago."""
+        runs = (*self._live.values(), *self._over.values())
+        begun = (run for run in runs if run.said is not None and run.said.key == key)
+        return next((run for run in begun if run.session_id == session_id), None)
+
     def check(self) -> None:
         """Refuse a run that would be one too many.
 
@@ -113,13 +122,18 @@ class RunHub:
         task.add_done_callback(self._tasks.discard)
         return await began
 
-    async def stored(self, run_id: str, after: int) -> LiveRun:
+    async def stored(self, run_id: str, after: int, *, message: Step | None = None) -> LiveRun:
         """Return a run that is over as its messages and its end, numbered after `after`.
+
+        Args:
+            run_id: The run.
+            after: The last number the reader has.
+            message: One of its messages, when that is known; it need not be looked for then.
 
         Raises:
             UnknownRunError: The memory has nothing of it.
         """
-        events = await in_thread(lambda: events_from_store(self._memory, run_id, after))
+        events = await in_thread(lambda: events_from_store(self._memory, run_id, after, message))
         run = LiveRun(run_id, events[0].session_id, self._settings.run_buffer_bytes)
         for event in events:
             run.publish(event)
@@ -128,6 +142,7 @@ class RunHub:
 
     async def close(self) -> None:
         """Cancel what is in flight, keep what was said as partial, let all readers go."""
+        self.cut_off += [run_id for run_id in self._live if run_id not in self.cut_off]
         for run_id in list(self._live):
             await self._runner.cancel(run_id)
         if self._tasks:

@@ -70,13 +70,14 @@ async def cancel_run(shared: Shared, run_id: RunId) -> Response:
     return answer({"run_id": run_id, "cancelled": cancelled})
 
 
-@router.post(RUN + "/consent", response_model=shapes.Consented, responses=problems(404))
+@router.post(RUN + "/consent", response_model=shapes.Consented, responses=problems(404, 415))
 async def consent(shared: Shared, run_id: RunId, asked: shapes.ConsentAsked) -> Response:
-    """Answer whether a tool may run."""
-    if not shared.hub.is_live(run_id):
+    """Answer whether a tool may run; a question of an agent inside names its `nested_run_id`."""
+    answered = False
+    if shared.has_program:  # a run inside another one is known to the runner only
+        answered = await shared.hub.runner.answer_consent(run_id, asked.call_id, asked.allowed)
+    if not answered and not shared.hub.is_live(run_id):
         await _check_known(shared, run_id)
-        return answer({"answered": False})
-    answered = await shared.hub.runner.answer_consent(run_id, asked.call_id, asked.allowed)
     return answer({"answered": answered})
 
 

@@ -9,15 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
-import signal
 import socket
+import threading
+from asyncio import Task
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 from urllib.parse import quote
 
 import uvicorn
 from fastapi import FastAPI
 
 from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.server.leaving import end_after, end_at_next_signal, main_thread_left
 from hybridagi_steps.server.services import Services
 from hybridagi_steps.server.settings import ServerSettings
 
@@ -25,6 +29,9 @@ BACKLOG = 1024
 _SPARE_FILES = 256
 _EVERY_ADDRESS = ("0.0.0.0", "::", "")  # noqa: S104 - named to be recognised
 _GOODBYE_SECONDS = 5
+_LONGEST_END_SECONDS = 10.0
+"""When a program blocks the event loop itself, nothing is closed in order."""
+_LAST_TASKS_SECONDS = 1.0
 
 
 class StepServer(uvicorn.Server):
@@ -33,6 +40,14 @@ class StepServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, services: Services) -> None:
         super().__init__(config)
         self._services = services
+        self.given_up: threading.Timer | None = None
+        """What ends the process when it does not come to its end, once a signal asked for that."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's
+        """Begin to end; a second signal ends the process at once."""
+        self.should_exit = True
+        end_at_next_signal()
+        self.given_up = end_after(_LONGEST_END_SECONDS, 1, main_thread_left)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End."""
@@ -74,8 +89,14 @@ def page_address(host: str, port: int, token: str) -> str:
     return f"http://{shown}:{port}/#token={quote(token, safe='')}"
 
 
-def serve(app: FastAPI, listening: socket.socket, began: Callable[[], None]) -> None:
-    """Serve until a signal asks to end; `began` is called once requests are answered."""
+def serve(app: FastAPI, listening: socket.socket, began: Callable[[], None]) -> set[Task[Any]]:
+    """Serve until a signal asks to end; `began` is called once requests are answered.
+
+    What ends it politely ends it in order: the memory is closed by whoever opened it.
+
+    Returns:
+        Tasks that did not let themselves be cancelled; they do not go on.
+    """
     services: Services = app.state.services
     _raise_file_limit(services.settings)
     config = uvicorn.Config(
@@ -94,17 +115,40 @@ def serve(app: FastAPI, listening: socket.socket, began: Callable[[], None]) -> 
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.01)
-        if not serving.done():
-            began()
-        await serving
+        try:
+            if not serving.done():
+                began()
+        except BaseException:
+            server.should_exit = True
+            raise
+        finally:
+            await serving
 
-    # What ends it politely ends it in order: the memory is closed by whoever opened it.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    loop = asyncio.new_event_loop()
     try:
-        with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(run())
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                loop.run_until_complete(run())
+        finally:
+            left = loop.run_until_complete(_cancelled(loop))
+        return left
     finally:
-        signal.signal(signal.SIGTERM, before)
+        # Not as asyncio.run does: that waits for tasks and threads that may never end.
+        loop.close()
+        if server.given_up is not None:
+            server.given_up.cancel()
+
+
+async def _cancelled(loop: asyncio.AbstractEventLoop) -> set[Task[Any]]:
+    """Cancel what is left on an event loop; wait for it a little; return what goes on."""
+    left: set[Task[Any]] = asyncio.all_tasks(loop) - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        _, left = await asyncio.wait(left, timeout=_LAST_TASKS_SECONDS)
+    if not left:
+        await loop.shutdown_asyncgens()
+    return left
 
 
 def _raise_file_limit(settings: ServerSettings) -> None:

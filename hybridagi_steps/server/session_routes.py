@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query, Response
 from starlette.exceptions import HTTPException
 
-from hybridagi_steps.branch_compare import BranchSide, compare
+from hybridagi_steps.branch_compare import BranchComparison, BranchSide, compare
 from hybridagi_steps.context import ContextBuilder, Receipt
 from hybridagi_steps.errors import UnknownSequenceError
 from hybridagi_steps.records.message import Step
@@ -98,7 +98,7 @@ async def delete_steps(shared: Shared, session_id: SessionId, start_seq: From) -
 @router.post(
     SESSION + "/fork",
     response_model=shapes.ForkShape,
-    responses=problems(404, 409),
+    responses=problems(404, 409, 415),
 )
 async def fork(shared: Shared, session_id: SessionId, asked: shapes.ForkAsked) -> Response:
     """Start a session that shares this one's messages up to one; nothing is copied."""
@@ -123,14 +123,24 @@ async def list_attempts(shared: Shared, session_id: SessionId) -> Response:
 @router.get(
     SESSION + "/compare",
     response_model=shapes.Comparison,
-    responses=problems(404, 409),
+    responses=problems(404),
 )
 async def compare_branches(
     shared: Shared, session_id: SessionId, branch_a: Branch, branch_b: Branch
 ) -> Response:
     """Return what two branches have after the point where they part."""
     store = shared.repository.store
-    found = await shared.asked("compare", lambda: compare(store, session_id, branch_a, branch_b))
+
+    def read() -> BranchComparison:
+        known = {attempt.branch_id for attempt in store.attempts(session_id)}
+        if unknown := sorted({branch_a, branch_b} - known):
+            raise HTTPException(
+                404,
+                f"session {session_id!r} has no branch {unknown[0]}; its `attempts` lists them.",
+            )
+        return compare(store, session_id, branch_a, branch_b)
+
+    found = await shared.asked("compare", read)
     sides = {"a": _side(found.left), "b": _side(found.right)}
     return answer({"shared": found.shared, **sides})
 

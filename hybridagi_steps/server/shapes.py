@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
 from hybridagi_steps.admission import MAX_ID_LENGTH
 from hybridagi_steps.records.agent_step import AgentStep
@@ -21,6 +21,28 @@ LARGEST_SEQUENCE = 2**53 - 1
 Sequence = Annotated[int, Field(ge=1, le=LARGEST_SEQUENCE, strict=True)]
 Id = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)]
 """As long as the store takes."""
+_STEPS_OF_A_PATH = (".", "..")
+
+
+def _addressable(session_id: str) -> str:
+    if session_id in _STEPS_OF_A_PATH:
+        raise ValueError(f"browsers take {session_id!r} out of an address; use another id")
+    return session_id
+
+
+NewSessionId = Annotated[
+    Id,
+    AfterValidator(_addressable),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": MAX_ID_LENGTH,
+            "not": {"enum": list(_STEPS_OF_A_PATH)},
+        }
+    ),
+]
+"""An id that can stand in an address."""
 
 
 class Answer(BaseModel):
@@ -142,7 +164,7 @@ class ForkAsked(Asked):
 
     sequence: Sequence
     """The last message that both share."""
-    new_session_id: Id | None = None
+    new_session_id: NewSessionId | None = None
     """Its id; made up when absent."""
 
 
@@ -171,7 +193,7 @@ class RetryAsked(Asked):
 class ChatAsked(Asked):
     """What the user says."""
 
-    session_id: Id | None = None
+    session_id: NewSessionId | None = None
     """The session; a new one when absent."""
     message: (
         Annotated[str, Field(min_length=1)] | Annotated[list[dict[str, Any]], Field(min_length=1)]

@@ -9,6 +9,7 @@ Reference: OpenTelemetry Protocol 1.x, "OTLP/HTTP", JSON encoding.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -17,7 +18,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+from tenacity import (
+    Retrying,
+    retry_if_exception,
+    sleep_using_event,
+    stop_after_attempt,
+    stop_any,
+    stop_when_event_set,
+    wait_exponential,
+)
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.exchange.otlp_spans import request_lines
@@ -66,6 +75,7 @@ class SpanExport:
             timeout=timeout_seconds,
         )
         self._waiting: queue.Queue[str | None] = queue.Queue(_MOST_WAITING)
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="span-export", daemon=True)
         self._thread.start()
 
@@ -76,25 +86,36 @@ class SpanExport:
         except queue.Full:
             log.warning("spans of run %s are not exported: too many wait.", run.run_id)
 
-    def close(self, timeout_seconds: float = 10.0) -> None:
-        """Send what waits, and end."""
-        self._waiting.put(None)
+    def close(self, timeout_seconds: float = 2.0) -> None:
+        """Send what waits, as long as the time allows, and end."""
+        with contextlib.suppress(queue.Full):  # then it will find `_closing` set
+            self._waiting.put_nowait(None)
         self._thread.join(timeout_seconds)
+        self._closing.set()
+        if self._thread.is_alive():
+            log.warning(
+                "spans are not exported: %s took nothing for %g s; `hybridagi-steps export "
+                "--format otlp` writes them.",
+                self._endpoint,
+                timeout_seconds,
+            )
         self._client.close()
 
     def _work(self) -> None:
-        while (run_id := self._waiting.get()) is not None:
+        while (run_id := self._waiting.get()) is not None and not self._closing.is_set():
             try:
                 for body in request_lines(run_steps(self._memory, run_id)):
                     self._send(body)
             except Exception as error:
-                log.warning("spans of run %s could not be exported: %s", run_id, error)
+                if not self._closing.is_set():
+                    log.warning("spans of run %s could not be exported: %s", run_id, error)
 
     def _send(self, body: bytes) -> None:
         again = Retrying(
             retry=retry_if_exception(_worth_again),
-            stop=stop_after_attempt(_ATTEMPTS),
+            stop=stop_any(stop_after_attempt(_ATTEMPTS), stop_when_event_set(self._closing)),
             wait=wait_exponential(_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
+            sleep=sleep_using_event(self._closing),
             reraise=True,
         )
         again(lambda: self._client.post(self._endpoint, content=body).raise_for_status())

@@ -18,8 +18,16 @@ _SESSIONS, _MESSAGES = 200, 50
 """How far a run that was cut off is looked for."""
 
 
-def events_from_store(memory: StepMemory, run_id: str, after: int) -> list[StepEvent]:
+def events_from_store(
+    memory: StepMemory, run_id: str, after: int, message: Step | None = None
+) -> list[StepEvent]:
     """Return a run's messages and its end as events, numbered after `after`; may block.
+
+    Args:
+        memory: Where it was stored.
+        run_id: The run.
+        after: The last number the reader has.
+        message: One of its messages, when that is known.
 
     Raises:
         UnknownRunError: The memory has nothing of it.
@@ -29,7 +37,7 @@ def events_from_store(memory: StepMemory, run_id: str, after: int) -> list[StepE
     try:
         return stored_events(memory, run_id, after=after)
     except UnknownRunError:
-        if messages := left_behind(memory, run_id):
+        if messages := left_behind(memory, run_id) if message is None else [message]:
             return _cut_off(run_id, messages, after)
         raise
 

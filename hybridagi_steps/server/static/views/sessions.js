@@ -133,7 +133,7 @@ export function SessionView({ id }) {
 
 function Consent({ event }) {
   const call = event.data || {};
-  const answer = (allowed) => api.consent(event.run_id, call.call_id, allowed);
+  const answer = (allowed) => api.consent(call.nested_run_id || event.run_id, call.call_id, allowed);
   return html`<div class="consent" role="alertdialog" aria-label="The program asks for permission">
     <p>The program wants to use <strong>${call.tool}</strong>.</p><pre>${short(call.arguments, 600)}</pre>
     <button type="button" class="primary" onClick=${() => answer(true)}>Allow</button>
