@@ -167,9 +167,15 @@ def _task(name: str, workspace: Path) -> Task:
     from hybridagi_steps.planning.tasks import task
 
     found = task(name)
-    if workspace.exists() and any(workspace.iterdir()):
-        raise typer.BadParameter(f"--task needs a new directory; {workspace} holds something.")
-    found.copy_workspace(workspace)
+    try:
+        if workspace.exists() and any(workspace.iterdir()):
+            raise typer.BadParameter(f"--task needs a new directory; {workspace} holds something.")
+        found.copy_workspace(workspace)
+    except NotADirectoryError as error:
+        raise typer.BadParameter(f"--task needs a new directory; {workspace} is a file.") from error
+    except OSError as error:
+        message = f"--task cannot make {workspace}: {error.strerror or error}."
+        raise typer.BadParameter(message) from error
     return found
 
 

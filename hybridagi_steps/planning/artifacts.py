@@ -41,10 +41,12 @@ def checked_artifacts(
         if name not in given:
             faults.append(f"the artifact {name!r} is missing")
             continue
-        value = json_value(given[name], [])
+        repairs: list[str] = []
+        value = json_value(given[name], repairs, name)
         problem = shape_problem(step.shapes.get(name), value) or _type_problem(name, value, types)
         if problem:
-            faults.append(f"the artifact {name!r} has the wrong shape: {problem}")
+            changed = f" (it cannot be kept as given: {'; '.join(repairs)})" if repairs else ""
+            faults.append(f"the artifact {name!r} has the wrong shape: {problem}{changed}")
         found[name] = value
     if faults:
         shown = "; ".join(faults[:_MOST_FAULTS])
@@ -90,6 +92,18 @@ def work_key(requirement: str, step: PlanStep, artifacts: Mapping[str, Any], sta
     data = [requirement, step.model_dump(mode="json"), dict(artifacts), state]
     encoded = orjson.dumps(json_value(data, []), option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(encoded).hexdigest()
+
+
+def handed_on_digest(key: str, summary: str, artifacts: Mapping[str, Any]) -> str:
+    """Return a hash of what a step handed on, to see later whether a record of it is whole.
+
+    Args:
+        key: The step's work key; without it equal secrets in different places would look equal.
+        summary: What was done.
+        artifacts: As they were handed on.
+    """
+    data = [key, summary, json_value(dict(artifacts), [])]
+    return hashlib.sha256(orjson.dumps(data, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def _type_problem(name: str, value: Any, types: ArtifactTypes | None) -> str | None:

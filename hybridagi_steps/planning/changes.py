@@ -100,6 +100,23 @@ def merged(changes: Changes, now: Manifest) -> dict[str, Entry | None]:
     }
 
 
+def sizes_after(
+    entries: Mapping[str, Entry | None], changes: Changes, now: Mapping[str, int]
+) -> dict[str, int]:
+    """Return how many bytes every path would hold once changes are taken over.
+
+    Args:
+        entries: What is to be written and removed.
+        changes: Hold the new contents.
+        now: Bytes of every path now.
+    """
+    sizes = {path: size for path, size in now.items() if path not in entries}
+    for path, entry in entries.items():
+        if entry is not None:
+            sizes[path] = len(changes.contents.get(entry.content, b""))
+    return sizes
+
+
 def refuse_links_out(changes: Changes) -> None:
     """Pass if no new link leads out of the workspace, where a command would follow it.
 

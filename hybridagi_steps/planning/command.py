@@ -54,8 +54,9 @@ class AllowedCommands:
             run must begin with them. `python` is the interpreter that runs this library.
     """
 
-    def __init__(self, commands: Iterable[str] = ()) -> None:
-        self._beginnings = [tuple(shlex.split(command)) for command in commands]
+    def __init__(self, commands: Iterable[str] | str = ()) -> None:
+        listed = [commands] if isinstance(commands, str) else commands
+        self._beginnings = [_words(command) for command in listed]
         if not all(self._beginnings):
             raise CommandNotAllowedError("an allowed command needs at least one word")
 
@@ -84,6 +85,13 @@ class AllowedCommands:
             if "\0" in word or _leaves(word, root):
                 raise CommandNotAllowedError(f"the argument {word!r} reaches out of the workspace")
         return [_program(words[0]), *words[1:]]
+
+
+def _words(command: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(command))
+    except ValueError as error:
+        raise CommandNotAllowedError(f"{command!r} cannot be read as a command: {error}") from error
 
 
 def run_command(

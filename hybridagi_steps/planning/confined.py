@@ -79,11 +79,16 @@ class ConfinedDirectory:
     """
 
     def __init__(self, root: Path | str) -> None:
+        if not isinstance(root, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise WorkspaceError(f"a workspace is made of a directory's path, not of {root!r:.80}")
         self.root = Path(root).resolve()
         if os.open not in os.supports_dir_fd:
             raise WorkspaceError("workspaces need a POSIX system: files are opened by descriptor")
-        with self._translated(str(root)), self._open_root():
-            pass
+        try:
+            with self._open_root():
+                pass
+        except (OSError, ValueError) as error:
+            raise WorkspaceError(_no_root(root, error)) from error
 
     def read_bytes(self, path: str, limit: int) -> bytes:
         """Return a file's content.
@@ -299,6 +304,16 @@ def _is_absent(error: WorkspaceError) -> bool:
 
 def _too_large(path: str, size: int, limit: int) -> WorkspaceError:
     return WorkspaceError(f"{path!r} has {size:,} bytes, the limit is {limit:,}")
+
+
+def _no_root(root: Path | str, error: Exception) -> str:
+    """Say why a directory cannot be worked on."""
+    place = f"the workspace {str(root)!r}"
+    if isinstance(error, FileNotFoundError):
+        return f"{place} is not there: make the directory, or name another one"
+    if isinstance(error, NotADirectoryError):
+        return f"{place} is a file: name a directory"
+    return f"{place} cannot be opened: {getattr(error, 'strerror', None) or error}"
 
 
 def _explained(path: str, error: OSError) -> str:

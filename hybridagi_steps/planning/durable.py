@@ -14,10 +14,12 @@ code. Needs the extra `durable`.
 
 from __future__ import annotations
 
+import logging
 import os
+import sqlite3
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,13 +44,15 @@ if TYPE_CHECKING:
 
 try:
     from dbos import DBOS, SetWorkflowID
+    from dbos import error as dbos_error
+    from sqlalchemy.exc import SQLAlchemyError
 
     from hybridagi_steps.running import dbos_engine
 except ImportError as error:
     raise MissingExtraError("Running plans from a durable queue", "durable") from error
 
 QUEUE = "plan-steps"
-FORMAT_VERSION = "plan-steps-1"
+FORMAT_VERSION = "plan-steps-2"
 """Work is taken up again only by code that reads this form of it."""
 
 
@@ -109,8 +113,14 @@ class DurableQueue:
         poll_seconds: float = 0.1,
         serves: bool = True,
     ) -> None:
+        if not isinstance(database, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidSettingError(
+                f"a durable queue is made of the path or address of its database, such as "
+                f"'plans.sqlite', not of {database!r:.80}."
+            )
         text = os.fspath(database)
-        self.address = text if "://" in text else f"sqlite:///{Path(text).resolve()}"
+        self._file = None if "://" in text else Path(text).resolve()
+        self.address = text if self._file is None else f"sqlite:///{self._file}"
         self.worker_id, self.poll_seconds, self.serves = worker_id, poll_seconds, serves
 
     async def dispatcher(self, worker: StepWorker, settings: Settings) -> QueueDispatcher:
@@ -133,7 +143,12 @@ class DurableQueue:
         (stop or threading.Event()).wait()
 
     def open(self, worker: StepWorker, settings: Settings) -> None:
-        """Start DBOS; work that this worker had begun before a crash is begun again."""
+        """Start DBOS; work that this worker had begun before a crash is begun again.
+
+        Raises:
+            InvalidSettingError: This process has another queue open.
+            StorageError: The database cannot be opened or written, or the file is none.
+        """
         with _process.lock:
             if _process.queue not in (None, self):
                 raise InvalidSettingError(
@@ -142,14 +157,20 @@ class DurableQueue:
             _process.serving = _Serving(worker, settings)
             if _process.queue is self:
                 return
+            if self._file is not None and _is_foreign(self._file):
+                raise self._unusable("it is a database of something else")
             if not _ENGINE.acquire(blocking=False):
                 raise InvalidSettingError("this process is a worker of session runs already.")
-            DBOS(config=self._config())
             try:
-                self._launch(settings.max_parallel)
-            except BaseException:
+                with _silent_log():
+                    DBOS(config=self._config())
+                    self._launch(settings.max_parallel)
+            except BaseException as error:
                 DBOS.destroy()
                 _ENGINE.release()
+                if isinstance(error, SQLAlchemyError | dbos_error.DBOSException):
+                    cause = str(getattr(error, "orig", None) or error).rstrip(".?")
+                    raise self._unusable(cause) from error
                 raise
             _process.queue = self
 
@@ -157,7 +178,15 @@ class DurableQueue:
         """Begin the work again that a worker had begun and will never end; return how much.
 
         Only for a worker that is known to be dead: work of a living one would be done twice.
+
+        Raises:
+            InvalidSettingError: The queue is not open.
         """
+        if _process.queue is not self:
+            raise InvalidSettingError(
+                "the queue is not open: call take_over while it serves or runs a plan, "
+                "or after open(orchestrator.worker, orchestrator.settings)."
+            )
         return len(DBOS._recover_pending_workflows([worker_id]))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
     def close(self) -> None:
@@ -178,6 +207,13 @@ class DurableQueue:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _unusable(self, cause: str) -> StorageError:
+        place = self._file or "the database"  # an address may hold a password
+        return StorageError(
+            f"{place} cannot be used as a durable queue: {cause}. Name a new file in a directory "
+            "that can be written, or a database of such a queue."
+        )
 
     def _launch(self, at_once: int) -> None:
         DBOS.listen_queues([QUEUE] if self.serves else [])
@@ -239,6 +275,35 @@ class QueueDispatcher:
             return None
         handle: Any = await DBOS.retrieve_workflow_async(key)
         return str(await handle.get_result(polling_interval_sec=self._poll))
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a file is an SQLite database that holds other tables than those of a queue."""
+    if not path.is_file():
+        return False
+    with (
+        suppress(sqlite3.Error),
+        closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database,
+    ):
+        found = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        tables = {name for (name,) in found}
+        return bool(tables) and "dbos_migrations" not in tables
+    return False
+
+
+@contextmanager
+def _silent_log() -> Generator[None]:
+    """Keep DBOS from logging, with a traceback, what is raised here anyway."""
+    log = logging.getLogger("dbos")
+    log.addFilter(_nothing)
+    try:
+        yield
+    finally:
+        log.removeFilter(_nothing)
+
+
+def _nothing(record: logging.LogRecord) -> bool:  # noqa: ARG001 - none is let through
+    return False
 
 
 async def _done(serving: _Serving, work: Work) -> Outcome:

@@ -95,13 +95,15 @@ class ProgressBar:
     """Shows on the terminal how many steps have ended."""
 
     def __init__(self) -> None:
-        from tqdm import tqdm
-
-        self._bar: Any = tqdm(total=0, unit="step", desc="plan")
+        self._bar: Any = None
         self._seen: set[str] = set()
 
     def __call__(self, event: StepEvent) -> None:
-        """Move on with an event."""
+        """Move on with an event; the first one opens the bar, since a run may be refused."""
+        if self._bar is None:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=0, unit="step", desc="plan")
         data = event.data or {}
         if "steps" in data:
             self._bar.total = len(data["steps"])

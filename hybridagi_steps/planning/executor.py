@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -58,7 +59,7 @@ class StepExecutor(dspy.Module):
         counter: Counts the tokens of files; see `token_counter`.
 
     Raises:
-        InvalidSettingError: Two tools of one name, or `max_turns` below 1.
+        InvalidSettingError: Two tools of one name, what is no tool, or `max_turns` below 1.
     """
 
     records_itself = True
@@ -79,11 +80,11 @@ class StepExecutor(dspy.Module):
             raise InvalidSettingError(f"max_turns is at least 1, not {max_turns}.")
         told = "\n\n".join(filter(None, [INSTRUCTIONS, system_context]))
         self.work = dspy.Predict(CarryOutStep.with_instructions(told))
-        self.tools = [each if isinstance(each, dspy.Tool) else dspy.Tool(each) for each in tools]
+        self.tools = _as_tools(tools)
         self.max_turns, self.file_tokens = max_turns, file_tokens
         self.artifact_types = dict(artifact_types or {})
         self.counter = token_counter(counter)
-        tools_by_name(self.tools)
+        refuse_same_names([FINISH_TOOL, *(str(tool.name) for tool in self.tools)])
 
     def forward(self, **inputs: Any) -> dspy.Prediction:
         """Carry out one step; see `aforward`."""
@@ -197,9 +198,10 @@ class _FinishTool:
             arg_types={"summary": Any, "artifacts": Any},
         )
 
-    def _finish(self, summary: str = "", artifacts: Any = None) -> str:
-        given = artifacts if isinstance(artifacts, dict) else {}
+    def _finish(self, summary: str = "", artifacts: Any = None, **beside: Any) -> str:
         try:
+            # Where nothing was promised, nobody minds how it was left out.
+            given = _as_object(artifacts, list(beside)) if self._step.artifacts else {}
             self.artifacts = checked_artifacts(self._step, given, self._types)
         except ArtifactError as error:
             self.refused = str(error)
@@ -208,18 +210,79 @@ class _FinishTool:
         return "done"
 
 
+def _as_object(artifacts: Any, beside: list[str]) -> dict[str, Any]:
+    """Return artifacts by name, also from the text of a JSON object.
+
+    Args:
+        artifacts: What a model gave as such.
+        beside: Names of what it gave outside of it.
+
+    Raises:
+        ArtifactError: It is no object.
+    """
+    if beside:
+        raise ArtifactError(
+            f"{', '.join(beside)} stood beside `artifacts`; put what is handed on inside it: "
+            f'artifacts={{"{beside[0]}": …}}'
+        )
+    given = artifacts
+    if isinstance(given, str) and given.strip():
+        with suppress(ValueError, RecursionError):
+            given = json.loads(given)
+    if given is None or given == "":
+        return {}
+    if not isinstance(given, dict):
+        kind = {str: "a text", list: "a list"}.get(type(given), "a single value")
+        raise ArtifactError(
+            f"`artifacts` was {kind}; it must be one object of names and values, such as "
+            '{"name": value}'
+        )
+    return given
+
+
 def tools_by_name(tools: Iterable[dspy.Tool]) -> dict[str, dspy.Tool]:
     """Return tools by name.
 
     Raises:
         InvalidSettingError: Two have one name.
     """
-    found: dict[str, dspy.Tool] = {}
-    for tool in tools:
-        if tool.name in found:
-            raise InvalidSettingError(f"two tools are named {tool.name!r}; give one another name.")
-        found[str(tool.name)] = tool
-    return found
+    listed = list(tools)
+    refuse_same_names(str(tool.name) for tool in listed)
+    return {str(tool.name): tool for tool in listed}
+
+
+def refuse_same_names(names: Iterable[str]) -> None:
+    """Pass if no name stands twice.
+
+    Raises:
+        InvalidSettingError: One does.
+    """
+    known: set[str] = set()
+    for name in names:
+        if name in known:
+            raise InvalidSettingError(
+                f"two tools are named {name!r}; give one another name. {FINISH_TOOL} and the "
+                "tools of the workspace count, too."
+            )
+        known.add(name)
+
+
+def _as_tools(given: Iterable[Any]) -> list[dspy.Tool]:
+    """Return tools as DSPy has them.
+
+    Raises:
+        InvalidSettingError: What was given is no list of functions and tools.
+    """
+    if isinstance(given, str) or not isinstance(given, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidSettingError(
+            f"tools is a list of functions and dspy.Tools, not {given!r:.80}; for one tool write "
+            "[tool]."
+        )
+    listed = list(given)
+    for each in listed:
+        if not callable(each):
+            raise InvalidSettingError(f"{each!r:.80} is no tool: give a function or a dspy.Tool.")
+    return [each if isinstance(each, dspy.Tool) else dspy.Tool(each) for each in listed]
 
 
 def _nudge(thought: str) -> list[dict[str, Any]]:

@@ -12,27 +12,23 @@ event loop, and works inside of one, too, as in a notebook.
 from __future__ import annotations
 
 import asyncio
-import functools
-import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 from uuid import uuid4
-
-import anyio
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.planning.accounting import Ledger
 from hybridagi_steps.planning.artifacts import ArtifactTypes
-from hybridagi_steps.planning.dispatching import Dispatcher, InProcess
+from hybridagi_steps.planning.blocking import run_blocking
+from hybridagi_steps.planning.dispatching import InProcess
 from hybridagi_steps.planning.events import EventLine, Listener, ProgressBar
-from hybridagi_steps.planning.executor import StepExecutor
+from hybridagi_steps.planning.executor import StepExecutor, refuse_same_names
 from hybridagi_steps.planning.generator import PlanGenerator
 from hybridagi_steps.planning.plan_run import PlanRun
 from hybridagi_steps.planning.results import PlanResult
 from hybridagi_steps.planning.settings import Settings, check_number
+from hybridagi_steps.planning.tasks import FINISH_TOOL
 from hybridagi_steps.planning.work import Executor
 from hybridagi_steps.planning.worker import StepWorker
 from hybridagi_steps.planning.workspace import Workspace
@@ -42,8 +38,6 @@ from hybridagi_steps.programs.step_writer import check_memory
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.records.plan import Plan
 from hybridagi_steps.token_counters import token_counter
-
-T = TypeVar("T")
 
 
 class Orchestrator:
@@ -78,7 +72,8 @@ class Orchestrator:
         counter: Counts tokens where no provider does; see `token_counter`.
 
     Raises:
-        InvalidSettingError: A number that is too small or none, or two tools of one name.
+        InvalidSettingError: A number that is too small or none, two tools of one name, or what is
+            no workspace, tool or queue.
         InvalidMemoryError: `memory` is none.
         MissingExtraError: `durable` was asked for and is not installed.
     """
@@ -111,17 +106,17 @@ class Orchestrator:
     ) -> None:
         _check(on_failure, max_parallel=max_parallel, max_attempts=max_attempts)
         _check_limits(max_replans, max_tokens, max_cost, step_timeout_seconds, timeout_seconds)
-        place = Workspace(workspace) if isinstance(workspace, str | os.PathLike) else workspace
-        own = [] if place is None else [tool.__name__ for tool in workspace_tools(place)]
+        place = _place(workspace)
         made = executor or StepExecutor(
             tools, system_context=system_context, artifact_types=artifact_types, counter=counter
         )
-        execute, given, predictors = _execution(made)
+        execute, tool_names, predictors = _execution(made, place)
         self.settings = Settings(
             execute=execute,
             predictors=predictors,
             planner=planner or PlanGenerator(memory),
-            tool_names=(*own, *given),
+            tool_names=tool_names,
+            artifact_types={**getattr(made, "artifact_types", {}), **(artifact_types or {})},
             workspace=place,
             memory=None if memory is None else check_memory(memory),
             lm=lm,
@@ -169,9 +164,10 @@ class Orchestrator:
         Raises:
             PlanParseError: The plan's text cannot be read.
             InvalidPlanError: The plan cannot be run; names every problem. Nothing was run.
-            InvalidSettingError: Neither a requirement nor a plan was given.
+            InvalidSettingError: Neither a requirement nor a plan was given, one is of another type,
+                or the key belongs to another run.
         """
-        return _run_sync(lambda: self.arun(requirements, plan=plan, key=key))
+        return run_blocking(lambda: self.arun(requirements, plan=plan, key=key))
 
     async def arun(
         self,
@@ -189,6 +185,7 @@ class Orchestrator:
         Raises:
             PlanError: The model found no plan that can be run.
         """
+        _check_given(requirements, None, None)
         settings = self.settings
         files = [] if settings.workspace is None else settings.workspace.list()
         chosen = {} if settings.lm is None else {"lm": settings.lm}
@@ -230,6 +227,7 @@ class Orchestrator:
         key: str | None,
         listeners: list[Listener],
     ) -> PlanResult:
+        _check_given(requirements, plan, key)
         parsed = Plan.parse(plan) if isinstance(plan, str) else plan
         if parsed is not None:
             parsed.check()
@@ -238,16 +236,19 @@ class Orchestrator:
         if not requirement and parsed is None:
             raise InvalidSettingError("say what is wanted: run(requirements=…) or run(plan=…).")
         name = key or uuid4().hex
-        if name in self._running:
+        run = self._new_run(requirement, parsed, name, listeners)
+        entry = (run, asyncio.get_running_loop())
+        if self._running.setdefault(name, entry) is not entry:
             raise InvalidSettingError(f"a run with the key {name!r} is under way already.")
-        run = await self._new_run(requirement, parsed, name, listeners)
-        self._running[name] = (run, asyncio.get_running_loop())
         try:
+            if self.durable is not None:
+                run.hand_to(await self.durable.dispatcher(self.worker, self.settings))
+                await run.claim_key()
             return await run.carry_out()
         finally:
             del self._running[name]
 
-    async def _new_run(
+    def _new_run(
         self, requirement: str, plan: Plan | None, key: str, listeners: list[Listener]
     ) -> PlanRun:
         settings = self.settings
@@ -256,10 +257,7 @@ class Orchestrator:
             told.append(ProgressBar())
         events = EventLine(key, settings.session_id, told)
         ledger = Ledger(settings.max_tokens, settings.max_cost)
-        dispatcher: Dispatcher = InProcess(self.worker)
-        if self.durable is not None:
-            dispatcher = await self.durable.dispatcher(self.worker, settings)
-        return PlanRun(settings, dispatcher, events, ledger, requirement, plan, key)
+        return PlanRun(settings, InProcess(self.worker), events, ledger, requirement, plan, key)
 
 
 async def run_step_executor(
@@ -280,6 +278,35 @@ async def run_step_executor(
     """
     orchestrator = Orchestrator(tools, lm=lm, system_context=system_context, **options)
     return await orchestrator.arun(requirements)
+
+
+def _check_given(requirements: Any, plan: Any, key: Any) -> None:
+    """Pass if a run was given what it can take.
+
+    Raises:
+        InvalidSettingError: It was not; says what to give.
+    """
+    if isinstance(requirements, Plan):
+        raise InvalidSettingError("a plan is given by name: run(plan=…).")
+    if not isinstance(requirements, str | None):
+        raise InvalidSettingError(f"requirements is a text, not {requirements!r:.80}.")
+    if not isinstance(plan, Plan | str | None):
+        raise InvalidSettingError(
+            f"plan is a Plan or its text, not {plan!r:.80}; Plan.model_validate reads a dict."
+        )
+    if not isinstance(key, str | None):
+        raise InvalidSettingError(f"key is a text, not {key!r:.80}: run(key={str(key)[:80]!r}).")
+
+
+def _place(workspace: Any) -> Workspace | None:
+    """Return a workspace, made of a path if need be."""
+    if isinstance(workspace, str | Path):
+        return Workspace(workspace)
+    if not isinstance(workspace, Workspace | None):
+        raise InvalidSettingError(
+            f"workspace is a Workspace or the path of a directory, not {workspace!r:.80}."
+        )
+    return workspace
 
 
 def _check(on_failure: str, **counts: int) -> None:
@@ -315,15 +342,17 @@ def _check_limits(
 
 
 def _execution(
-    executor: StepExecutor | Executor,
+    executor: StepExecutor | Executor, workspace: Workspace | None
 ) -> tuple[Executor, tuple[str, ...], tuple[Any, ...]]:
-    """Return how an executor is called, the names of the tools it brings, and its predictors."""
+    """Return how an executor is called, the names of all tools, and its predictors."""
+    own = [] if workspace is None else [tool.__name__ for tool in workspace_tools(workspace)]
     if isinstance(executor, StepExecutor):
-        names = tuple(str(tool.name) for tool in executor.tools)
-        return executor.carry_out, names, (executor.work,)
+        names = [*own, *(str(tool.name) for tool in executor.tools)]
+        refuse_same_names([FINISH_TOOL, *names])
+        return executor.carry_out, tuple(names), (executor.work,)
     if not callable(executor):  # pyright: ignore[reportUnnecessaryComparison] - callers err
         raise InvalidSettingError(f"{executor!r:.80} cannot carry out steps: give a function.")
-    return executor, (), ()
+    return executor, tuple(own), ()
 
 
 def _queue(durable: Any) -> Any:
@@ -332,20 +361,3 @@ def _queue(durable: Any) -> Any:
     from hybridagi_steps.planning.durable import DurableQueue
 
     return durable if isinstance(durable, DurableQueue) else DurableQueue(durable)
-
-
-def _run_sync(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine to its end, in a thread if this one has an event loop already."""
-    if not _has_event_loop():
-        return anyio.run(start)
-    context = copy_context()
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(context.run, functools.partial(anyio.run, start)).result()
-
-
-def _has_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -20,37 +20,30 @@ from typing import Any
 
 import anyio
 import dspy
-import orjson
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
-from hybridagi_steps.errors import LimitReachedError, PlanError, StepsError
-from hybridagi_steps.planning.accounting import (
-    PLANNING,
-    Ledger,
-    LMCall,
-    OutOfBudget,
-    Purpose,
-    TokenUsage,
-    spending_on,
-)
+from hybridagi_steps.errors import LimitReachedError, PlanError, StepsError, WorkspaceError
+from hybridagi_steps.planning.accounting import Ledger, OutOfBudget, TokenUsage
 from hybridagi_steps.planning.dispatching import Dispatcher
 from hybridagi_steps.planning.events import EventLine
 from hybridagi_steps.planning.generator import new_steps
 from hybridagi_steps.planning.recalling import ORCHESTRATOR
-from hybridagi_steps.planning.results import PlanResult, StepResult
+from hybridagi_steps.planning.results import PlanResult, StepResult, summed_up
+from hybridagi_steps.planning.resuming import Resuming
 from hybridagi_steps.planning.settings import Settings
 from hybridagi_steps.planning.step_run import StepRun
+from hybridagi_steps.planning.thinking import thought_of
 from hybridagi_steps.planning.waves import Schedule, StepState
 from hybridagi_steps.programs.call_steps import FunctionStep
 from hybridagi_steps.programs.dspy_settings import overriding
 from hybridagi_steps.programs.recording import record
 from hybridagi_steps.programs.run_steps import RunSteps
 from hybridagi_steps.records.event import StepEventType
-from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.plan import Plan, PlanStep
 
-_MOST_TOLD = 200
+_PATIENCE_SECONDS = 30.0
+"""How long a queue may take to note that a run has ended."""
 _FINAL = {
     "succeeded": StepEventType.RUN_COMPLETED,
     "failed": StepEventType.RUN_FAILED,
@@ -81,8 +74,9 @@ class PlanRun:
         plan: Plan | None,
         key: str,
     ) -> None:
-        self.settings, self.dispatcher, self.events = settings, dispatcher, events
-        self.ledger, self.requirement, self.plan, self.key = ledger, requirement, plan, key
+        self.settings, self.events, self.ledger = settings, events, ledger
+        self.requirement, self.plan, self.key = requirement, plan, key
+        self.hand_to(dispatcher)
         self.scope = anyio.CancelScope()
         self.cancelled = False
         self.results: dict[str, StepResult] = {}
@@ -95,6 +89,23 @@ class PlanRun:
         self._result.counter = settings.counter
         self._schedule: Schedule | None = None
         self._ending: BaseException | None = None
+
+    def hand_to(self, dispatcher: Dispatcher) -> None:
+        """Have the work done elsewhere; before the run has begun."""
+        self.dispatcher, self.resuming = dispatcher, Resuming(dispatcher, self.key)
+
+    async def claim_key(self) -> None:
+        """Bind the key to what this run is about.
+
+        Raises:
+            InvalidSettingError: The key belongs to another run.
+        """
+        workspace = self.settings.workspace
+        await self.resuming.claim(
+            requirement=self.requirement,
+            plan="" if self.plan is None else self.plan.to_text(),
+            workspace="" if workspace is None else str(workspace.root),
+        )
 
     @property
     def plan_now(self) -> Plan:
@@ -149,10 +160,11 @@ class PlanRun:
         self.scope.deadline = math.inf if seconds is None else anyio.current_time() + seconds
         with self.scope:
             try:
-                if self.settings.workspace is not None:
-                    snapshot = self.settings.workspace.snapshot
+                await self.resuming.open()
+                if (workspace := self.settings.workspace) is not None:
                     self._result.snapshot = await self.dispatcher.remember(
-                        f"{self.key}:snapshot", lambda: run_sync(snapshot)
+                        self.resuming.snapshot(workspace.rollback_id),
+                        lambda: run_sync(workspace.snapshot),
                     )
                 await self._plan_and_work()
             except OutOfBudget as stop:
@@ -166,7 +178,7 @@ class PlanRun:
 
     async def _plan_and_work(self) -> None:
         if self.plan is None:
-            self.plan = Plan.parse(await self._thought_of(f"{self.key}:plan", self._planned))
+            self.plan = Plan.parse(await self._thought_of(self.resuming.plan(), self._planned))
         self._schedule = Schedule(self.plan)
         self.results = {step.id: StepResult(step) for step in self.plan.steps}
         self._tell_plan()
@@ -182,19 +194,7 @@ class PlanRun:
         return plan.to_text()
 
     async def _thought_of(self, key: str, make: Callable[[], Awaitable[str]]) -> str:
-        """Return the text of a plan, made now or before a crash, with what it cost counted."""
-        before = len(self.ledger.calls)
-
-        async def make_and_count() -> str:
-            with spending_on(Purpose(PLANNING)):
-                text = await make()
-            calls = [call.model_dump(mode="json") for call in self.ledger.calls[before:]]
-            return orjson.dumps({"plan": text, "calls": json_value(calls, [])}).decode()
-
-        kept = orjson.loads(await self.dispatcher.remember(key, make_and_count))
-        if len(self.ledger.calls) == before:
-            self.ledger.add(LMCall.model_validate(call) for call in kept["calls"])
-        return kept["plan"]
+        return await thought_of(key, make, self.dispatcher, self.ledger)
 
     async def _work_off(self, schedule: Schedule) -> None:
         """Run all that can be run."""
@@ -282,7 +282,7 @@ class PlanRun:
             )
             return Plan(steps=steps).to_text()
 
-        text = await self._thought_of(f"{self.key}:replan:{self._result.replans}", ask)
+        text = await self._thought_of(self.resuming.replan(self._result.replans), ask)
         return Plan.parse(text, check=False).steps
 
     def _adopt(self, schedule: Schedule, steps: list[PlanStep]) -> None:
@@ -309,7 +309,7 @@ class PlanRun:
             return
         self._note_unfinished()
         if result.error is None and result.status == "failed":
-            result.error = PlanIncompleteError(_summed_up(list(self.results.values())))
+            result.error = PlanIncompleteError(summed_up(self.results.values()))
         self._ending = result.error or PlanIncompleteError(result.status)
         raise self._ending
 
@@ -328,13 +328,12 @@ class PlanRun:
 
     async def _end(self, begun: float) -> None:
         """Fill in the result, roll back if that was asked for, and tell the end."""
-        result, workspace = self._result, self.settings.workspace
+        result = self._result
         if result.status != "succeeded":
             self._note_unfinished()
-        if workspace is not None and result.snapshot is not None and self._rolls_back():
             with anyio.CancelScope(shield=True):
-                await run_sync(workspace.rollback, result.snapshot)
-            result.rolled_back = True
+                await self._roll_back()
+            await self._end_round()
         result.plan, result.steps = self.plan, list(self.results.values())
         result.token_usage = usage = TokenUsage.of(self.ledger.calls)
         for each in result.steps:
@@ -347,8 +346,30 @@ class PlanRun:
             error=None if result.error is None else str(result.error),
         )
 
-    def _rolls_back(self) -> bool:
-        return self.settings.on_failure == "rollback" and self._result.status != "succeeded"
+    async def _roll_back(self) -> None:
+        """Bring the workspace back if that was asked for; failing at it is part of the result."""
+        result, workspace = self._result, self.settings.workspace
+        if self.settings.on_failure != "rollback" or workspace is None or result.snapshot is None:
+            return
+        try:
+            await run_sync(workspace.rollback, result.snapshot)
+        except Exception as error:
+            why = result.error or f"the run was {result.status}"
+            result.error = WorkspaceError(
+                f"{why}; and the workspace could not be rolled back: {error}. Mend that, then call "
+                f"workspace.rollback({result.snapshot!r})."
+            )
+            result.error.__cause__ = error
+        else:
+            result.rolled_back = True
+
+    async def _end_round(self) -> None:
+        """Let the same key try again what did not succeed."""
+        try:
+            with anyio.fail_after(_PATIENCE_SECONDS, shield=True):
+                await self.resuming.end_round()
+        except Exception as error:  # the result is worth more than the next round
+            self.events.tell(StepEventType.ERROR, message=f"the end was not noted: {error!r}")
 
     def _tell_plan(self) -> None:
         if self.plan is not None:
@@ -361,15 +382,6 @@ _AFTER_FAILURE = "What to do now that steps have failed and nothing else can run
 
 class PlanIncompleteError(StepsError):
     """How a plan ends of which steps did not succeed."""
-
-
-def _summed_up(results: list[StepResult]) -> str:
-    """Say how many steps did not succeed, and what went wrong first."""
-    counted = [each for each in results if each.status is not StepState.REPLACED]
-    undone = [each for each in counted if each.status is not StepState.SUCCEEDED]
-    told = f"{len(undone)} of {len(counted)} steps did not succeed"
-    first = next((each for each in undone if each.error is not None), None)
-    return told if first is None else f"{told}; first: {first.id}: {first.error!s:.{_MOST_TOLD}}"
 
 
 def _finished(results: list[StepResult]) -> str:

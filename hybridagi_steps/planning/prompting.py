@@ -186,7 +186,7 @@ def _files(
     left = budget
     for path in dict.fromkeys(step.files):
         if not workspace.exists(path) and step.type is PlanStepType.GENERATE:
-            cut.append(f"{path}: is not there yet")
+            cut.append(f"{path}: {_instead_of_a_file(path, workspace)}")
             continue
         text, note = _readable(path, workspace)
         fitting, used = _within(text, left, counter)
@@ -200,6 +200,14 @@ def _files(
         if note:
             cut.append(note)
     return shown, cut
+
+
+def _instead_of_a_file(path: str, workspace: Workspace) -> str:
+    """Say what is where a step may write a file."""
+    found = workspace.directory.stat(path)
+    if found is None:
+        return "is not there yet"
+    return "is a directory" if found.kind == "dir" else "is no regular file"
 
 
 def _readable(path: str, workspace: Workspace) -> tuple[str, str]:

@@ -16,6 +16,8 @@ ORCHESTRATOR = "Orchestrator"
 """The program that a plan's run is in memory."""
 WORK_KEY = "work_key"
 """Where the metadata of a step's ProgramEnd say what its outcome depended on."""
+DIGEST_KEY = "handed_on_digest"
+"""Where they say what was handed on, before memory redacted or cut it."""
 
 _CANDIDATES = 10
 

@@ -6,6 +6,7 @@ contexts is counted when it is asked for: it reads every prompt once more.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -19,6 +20,8 @@ from hybridagi_steps.planning.work import Problem
 from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.records.plan import Plan, PlanStep
 from hybridagi_steps.token_counters import EstimatingCounter
+
+_MOST_TOLD = 200
 
 
 @dataclass(slots=True)
@@ -156,8 +159,10 @@ class PlanResult:
         }
 
     def __str__(self) -> str:
-        """One line a step."""
-        return "\n".join([f"{self.status}: {self.requirement[:100]}", *map(_line, self.steps)])
+        """How it ended and why, then one line a step."""
+        first = f"{self.status}: {self.requirement[:100]}"
+        why = [f"  {type(self.error).__name__}: {self.error}"] if self.error is not None else []
+        return "\n".join([first, *why, *map(_line, self.steps)])
 
     def _repr_html_(self) -> str:
         """Show the graph of the plan with what became of each step."""
@@ -179,6 +184,15 @@ class PlanResult:
         error = f"<p>{escape(str(self.error))}</p>" if self.error is not None else ""
         html = f"<div><p><strong>{escape(title)}</strong></p>{error}{drawing}</div>"
         return html.encode("utf-8", "replace").decode()
+
+
+def summed_up(results: Iterable[StepResult]) -> str:
+    """Say how many steps did not succeed, and what went wrong first."""
+    counted = [each for each in results if each.status is not StepState.REPLACED]
+    undone = [each for each in counted if each.status is not StepState.SUCCEEDED]
+    told = f"{len(undone)} of {len(counted)} steps did not succeed"
+    first = next((each for each in undone if each.error is not None), None)
+    return told if first is None else f"{told}; first: {first.id}: {first.error!s:.{_MOST_TOLD}}"
 
 
 def _node(result: StepResult) -> dict[str, Any]:

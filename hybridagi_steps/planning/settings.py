@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.planning.artifacts import ArtifactTypes
 from hybridagi_steps.planning.work import Executor
 from hybridagi_steps.planning.workspace import Workspace
 from hybridagi_steps.protocols import TokenCounter
@@ -22,6 +23,7 @@ class Settings:
     """Predictors that `execute` asks: memory tells of them by the tools that they called."""
     planner: Any
     tool_names: tuple[str, ...]
+    artifact_types: ArtifactTypes
     workspace: Workspace | None
     memory: Any
     lm: Any

@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
+from uuid import uuid4
 
 from hybridagi_steps.errors import WorkspaceError
 from hybridagi_steps.planning.confined import ConfinedDirectory
@@ -55,17 +56,45 @@ class Limits(NamedTuple):
     total_bytes: int = 1_000_000_000
     files: int = 50_000
 
+    def too_many(self) -> WorkspaceError:
+        """Return the error of too many files."""
+        return WorkspaceError(
+            f"the workspace holds more than {self.files:,} files; remove some, or give "
+            "Workspace(limits=…)."
+        )
+
+    def too_large(self) -> WorkspaceError:
+        """Return the error of too many bytes."""
+        return WorkspaceError(
+            f"the workspace holds more than {self.total_bytes:,} bytes; remove some, or give "
+            "Workspace(limits=…)."
+        )
+
+    def check(self, sizes: Mapping[str, int]) -> None:
+        """Pass if so much may be held.
+
+        Args:
+            sizes: Bytes by path; directories and links hold none.
+
+        Raises:
+            WorkspaceError: It may not.
+        """
+        if len(sizes) > self.files:
+            raise self.too_many()
+        if sum(sizes.values()) > self.total_bytes:
+            raise self.too_large()
+
 
 def take_manifest(
     directory: ConfinedDirectory,
-    limits: Limits,
+    limits: Limits | None,
     keep: Callable[[str, Entry, bytes], None] | None = None,
 ) -> Manifest:
     """Return what a directory holds.
 
     Args:
         directory: The directory; sockets, pipes and devices in it are passed over.
-        limits: What it may hold.
+        limits: What it may hold; None for whatever it holds.
         keep: Called with path, entry and content of every file.
 
     Raises:
@@ -74,17 +103,18 @@ def take_manifest(
     manifest: Manifest = {}
     total = 0
     for found in directory.walk(skip=IGNORED):
-        if len(manifest) >= limits.files:
-            raise WorkspaceError(f"the workspace holds more than {limits.files:,} files")
+        if limits is not None and len(manifest) >= limits.files:
+            raise limits.too_many()
         if found.kind == "dir":
             manifest[found.path] = Entry("dir", found.mode, "")
         elif found.kind == "link":
             manifest[found.path] = Entry("link", 0, directory.read_link(found.path))
         elif found.kind == "file":
-            content = directory.read_bytes(found.path, limits.file_bytes)
+            most = found.size_bytes if limits is None else limits.file_bytes
+            content = directory.read_bytes(found.path, most)
             total += len(content)
-            if total > limits.total_bytes:
-                raise WorkspaceError(f"the workspace holds more than {limits.total_bytes:,} bytes")
+            if limits is not None and total > limits.total_bytes:
+                raise limits.too_large()
             entry = manifest[found.path] = Entry("file", found.mode, digest(content))
             if keep is not None:
                 keep(found.path, entry, content)
@@ -144,11 +174,24 @@ class ChangeLog:
         Raises:
             WorkspaceError: There is none with this id.
         """
+        path = self._manifest(snapshot_id)
         try:
-            stored = json.loads(self._manifest(snapshot_id).read_bytes())
+            stored = json.loads(path.read_bytes())
         except (OSError, ValueError) as error:
             raise WorkspaceError(f"there is no snapshot {snapshot_id!r}") from error
         return {path: Entry(*entry) for path, entry in stored.items()}
+
+    @property
+    def rollback_id(self) -> str:
+        """Names the last rollback; empty if there was none."""
+        try:
+            return self._rollback_file.read_text("ascii")
+        except FileNotFoundError:
+            return ""
+
+    def note_rollback(self) -> None:
+        """Give the rollback that is about to be done a name of its own."""
+        self._write(self._rollback_file, uuid4().hex.encode())
 
     def ids(self) -> list[str]:
         """Return the ids of the manifests that are kept."""
@@ -264,6 +307,10 @@ class ChangeLog:
             self._directory.write_bytes(path, content, mode=entry.mode, sync=self._sync)
 
     @property
+    def _rollback_file(self) -> Path:
+        return self.folder / "last_rollback"
+
+    @property
     def _pending_file(self) -> Path:
         return self.folder / "pending.json"
 
@@ -271,8 +318,11 @@ class ChangeLog:
         return self.folder / "objects" / name[:2] / name
 
     def _manifest(self, snapshot_id: str) -> Path:
-        if not snapshot_id.isalnum():
-            raise WorkspaceError(f"{snapshot_id!r} is no id of a snapshot")
+        if not isinstance(snapshot_id, str) or not snapshot_id.isalnum():  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise WorkspaceError(
+                f"{snapshot_id!r:.80} is no id of a snapshot: give what snapshot() returned, or "
+                "the snapshot of a plan's result"
+            )
         return self.folder / "snapshots" / f"{snapshot_id}.json"
 
     def _write(self, path: Path, content: bytes) -> None:

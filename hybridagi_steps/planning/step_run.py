@@ -19,13 +19,20 @@ from anyio.to_thread import run_sync
 
 from hybridagi_steps.errors import (
     ArtifactConflictError,
+    ArtifactError,
     InvalidSettingError,
     LimitReachedError,
     WorkspaceError,
 )
-from hybridagi_steps.planning.artifacts import artifacts_for, checked_artifacts, work_key
-from hybridagi_steps.planning.recalling import WORK_KEY, earlier_work
+from hybridagi_steps.planning.artifacts import (
+    artifacts_for,
+    checked_artifacts,
+    handed_on_digest,
+    work_key,
+)
+from hybridagi_steps.planning.recalling import DIGEST_KEY, WORK_KEY, earlier_work
 from hybridagi_steps.planning.results import StepResult
+from hybridagi_steps.planning.resuming import work_of
 from hybridagi_steps.planning.waves import StepState
 from hybridagi_steps.planning.work import Finished, Outcome, Problem, Work
 from hybridagi_steps.programs.call_steps import FunctionStep
@@ -49,6 +56,7 @@ class StepRun:
     def __init__(self, run: PlanRun, result: StepResult) -> None:
         self._run, self._result, self._step = run, result, result.step
         self._conflicts = 0
+        self._round = run.resuming.round
 
     async def carry_out(self) -> None:
         """Run the step to its end; what goes wrong stands in the result."""
@@ -67,6 +75,8 @@ class StepRun:
                     "artifacts": finished.artifacts,
                     "changed_files": result.changed_files,
                 }
+                if key is not None:
+                    notes[DIGEST_KEY] = handed_on_digest(key, finished.summary, finished.artifacts)
             result.summary, result.artifacts = finished.summary, finished.artifacts
             result.status = StepState.SUCCEEDED
         except anyio.get_cancelled_exc_class():
@@ -80,7 +90,8 @@ class StepRun:
     async def _attempts(self, seen: dict[str, Any]) -> Finished:
         """Try until an attempt succeeds, or trying again is of no use."""
         run, result = self._run, self._result
-        feedback = ""
+        feedback, work = "", work_of(run.requirement, self._step, seen)
+        self._round = run.resuming.round_of(work)
         while True:
             result.attempts += 1
             outcome = await run.dispatcher.do(self._work(seen, feedback))
@@ -94,6 +105,7 @@ class StepRun:
                 except (ArtifactConflictError, WorkspaceError) as conflict:
                     error = conflict
                 else:
+                    run.resuming.succeeded(work, self._round)
                     return outcome.finished
             assert error is not None  # noqa: S101 - an outcome is one or the other
             if not self._goes_on(error):
@@ -123,8 +135,8 @@ class StepRun:
             return
         if changes:
             dispatcher = self._run.dispatcher
-            key = f"{self._key()}:merged"
             async with self._run.merging:
+                key = self._run.resuming.merge(self._key(), workspace.rollback_id)
                 if await dispatcher.known(key) is None:
                     await run_sync(workspace.merge, changes)
                     await dispatcher.remember(key, _merged)
@@ -145,7 +157,7 @@ class StepRun:
         )
 
     def _key(self) -> str:
-        return f"{self._run.key}:{self._step.id}:{self._result.attempts}"
+        return self._run.resuming.attempt(self._step.id, self._round, self._result.attempts)
 
     def _notes(self, key: str | None) -> dict[str, Any]:
         step = self._step
@@ -174,16 +186,27 @@ class StepRun:
         return work_key(self._run.requirement, self._step, seen, plain)
 
     def _earlier(self, key: str | None) -> Finished | None:
-        """Return what the same work gave before, if it only found something out."""
+        """Return what the same work gave before, if it only found something out.
+
+        What memory redacted or cut, and what would not be accepted today, is not taken.
+        """
         found = None if key is None else earlier_work(self._run.settings.memory, key)
-        outputs = {} if found is None else found.outputs or {}
+        if key is None or found is None:
+            return None
+        outputs = found.outputs or {}
         given: Any = outputs.get("artifacts")
-        if found is None or not isinstance(given, dict):
+        summary = str(outputs.get("summary") or "")
+        if not isinstance(given, dict):
+            return None
+        if (found.metadata or {}).get(DIGEST_KEY) != handed_on_digest(key, summary, given):
+            return None
+        try:
+            artifacts = checked_artifacts(self._step, given, self._run.settings.artifact_types)
+        except ArtifactError:
             return None
         self._result.reused = True
-        artifacts = checked_artifacts(self._step, given)
         self._run.events.tell(StepEventType.STEP_DELTA, self._step.id, reused=str(found.id))
-        return Finished(summary=str(outputs.get("summary") or ""), artifacts=artifacts)
+        return Finished(summary=summary, artifacts=artifacts)
 
 
 def _may_help(error: BaseException) -> bool:

@@ -24,6 +24,7 @@ import dspy
 import orjson
 
 from hybridagi_steps.errors import ToolInputError, UnknownToolError
+from hybridagi_steps.planning.cancelling import own_cancellation
 from hybridagi_steps.planning.work import Problem
 from hybridagi_steps.programs.call_steps import FunctionStep
 from hybridagi_steps.programs.run_steps import RunSteps
@@ -59,7 +60,8 @@ class ToolCaller:
             if tool is None:
                 raise UnknownToolError(name, list(self._tools))
             _check_arguments(tool, arguments)
-            result = await self._called(tool, arguments, thought)
+            with own_cancellation(f"the tool {name}"):
+                result = await self._called(tool, arguments, thought)
         except (Exception, SystemExit) as error:
             problem = Problem.of(error, name)
             self.problems.append(problem)

@@ -20,6 +20,7 @@ from anyio.to_thread import run_sync
 from hybridagi_steps.errors import InvalidSettingError, LimitReachedError, StepsError
 from hybridagi_steps.planning.accounting import OutOfBudget
 from hybridagi_steps.planning.artifacts import ArtifactTypes, checked_artifacts
+from hybridagi_steps.planning.cancelling import own_cancellation
 from hybridagi_steps.planning.changes import Changes
 from hybridagi_steps.planning.work import Executor, Finished, Outcome, Work
 from hybridagi_steps.planning.workspace import Overlay, Workspace
@@ -93,7 +94,8 @@ class StepWorker:
                 f"the executor gave {type(begun).__name__} at once: "
                 "write it with `async def`, so that steps can run side by side."
             )
-        finished: Any = await begun
+        with own_cancellation("the step"):
+            finished: Any = await begun
         if not isinstance(finished, Finished):
             raise InvalidSettingError(
                 f"the executor returned {type(finished).__name__}; it must return a Finished."

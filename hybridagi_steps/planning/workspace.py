@@ -13,8 +13,6 @@ import builtins
 import fcntl
 import hashlib
 import os
-import shutil
-import tempfile
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -24,10 +22,17 @@ from uuid import uuid4
 
 from hybridagi_steps.errors import WorkspaceError
 from hybridagi_steps.locks import ForkSafeLock
-from hybridagi_steps.planning.changes import Changes, make_changes, merged, refuse_links_out
+from hybridagi_steps.planning.changes import (
+    Changes,
+    make_changes,
+    merged,
+    refuse_links_out,
+    sizes_after,
+)
 from hybridagi_steps.planning.command import AllowedCommands, CommandResult, run_command
 from hybridagi_steps.planning.confined import ConfinedDirectory, path_parts
 from hybridagi_steps.planning.file_search import FoundLine, list_files, search_lines
+from hybridagi_steps.planning.overlay_folder import OverlayFolder
 from hybridagi_steps.planning.snapshot import (
     ChangeLog,
     Entry,
@@ -49,7 +54,7 @@ class Workspace:
     Args:
         root: The directory.
         commands: What may be run, each as the beginning of an argument list, as
-            `"python -m unittest"`.
+            `"python -m unittest"`; a single text is one command.
         state: Where snapshots and unfinished changes are kept; must be outside of `root`. By
             default in the user's state folder (`$XDG_STATE_HOME`, else `~/.local/state`), by path.
         read_bytes: Largest file that `read` returns.
@@ -92,6 +97,11 @@ class Workspace:
     def root(self) -> Path:
         """The directory, without symbolic links."""
         return self.directory.root
+
+    @property
+    def rollback_id(self) -> str:
+        """Names the last rollback; empty if there was none. Merges before it count no more."""
+        return self._log.rollback_id
 
     def read_bytes(self, path: str) -> bytes:
         """Return a file's content.
@@ -193,7 +203,7 @@ class Workspace:
         """Bring the workspace back to a snapshot; return the paths that had changed.
 
         Whole even if the process is killed meanwhile: the rest is done when the workspace is opened
-        again.
+        again. It may hold more than its limits; that is one thing to come back from.
 
         Raises:
             WorkspaceError: There is no such snapshot, or a content of it is damaged; nothing was
@@ -201,11 +211,12 @@ class Workspace:
         """
         with self._alone():
             wanted = self._log.load(snapshot_id)
-            now = take_manifest(self.directory, self.limits)
+            now = take_manifest(self.directory, None)
             changes = difference(now, wanted)
             for entry in changes.values():
                 if entry is not None and entry.kind == "file":
                     self._log.content(entry.content)
+            self._log.note_rollback()
             self._log.apply(changes, now)
             return sorted(changes)
 
@@ -224,13 +235,19 @@ class Workspace:
         Raises:
             ArtifactConflictError: A file was changed here since the overlay was made, to something
                 else; names all such files. Nothing was merged.
-            WorkspaceError: A link leads out of the workspace, or a write failed. Nothing was
-                merged.
+            WorkspaceError: A link leads out of the workspace, it would hold more than its limits,
+                or a write failed. Nothing was merged.
         """
         refuse_links_out(changes)
         with self._alone():
-            now = take_manifest(self.directory, self.limits)
+            sizes: dict[str, int] = {}
+            now = take_manifest(
+                self.directory,
+                self.limits,
+                lambda path, _, content: sizes.update({path: len(content)}),
+            )
             entries = merged(changes, now)
+            self.limits.check(sizes_after(entries, changes, dict.fromkeys(now, 0) | sizes))
             for name, content in changes.contents.items():
                 self._log.keep(name, content)
             self._log.apply(entries, now)
@@ -256,15 +273,15 @@ class Overlay(Workspace):
     """
 
     def __init__(self, workspace: Workspace) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="steps-overlay-"))
-        root = self._folder / "files"
+        self._folder = OverlayFolder()
+        root = self._folder.path / "files"
         root.mkdir()
         try:
             self._base = _copy(workspace, ConfinedDirectory(root))
             super().__init__(
                 root,
                 commands=workspace.commands.listed,
-                state=self._folder / "state",
+                state=self._folder.path / "state",
                 read_bytes=workspace.read_limit,
                 output_bytes=workspace.output_bytes,
                 timeout_seconds=workspace.timeout_seconds,
@@ -287,7 +304,7 @@ class Overlay(Workspace):
 
     def close(self) -> None:
         """Remove the copy."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
     def __enter__(self) -> Overlay:
         return self

@@ -81,12 +81,13 @@ def _step_id(value: str) -> str:
 
 
 def _shapes(value: dict[str, Any]) -> dict[str, Any]:
+    shapes: dict[str, Any] = {}
     for name, shape in value.items():
         try:
-            check_shape(shape)
+            shapes[name] = check_shape(shape)
         except ValueError as error:
             raise ValueError(f"artifact {name}: {error}") from error
-    return value
+    return shapes
 
 
 Text = Annotated[str, BeforeValidator(clean_text)]

@@ -11,7 +11,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from hybridagi_steps.records.artifact_shape import ALIASES, KINDS, named_shape
+from hybridagi_steps.records.artifact_shape import ALIASES, BRACKETS, KINDS, named_shape, read_shape
 from hybridagi_steps.records.plan import clean_name
 from hybridagi_steps.records.plan_lines import key_of
 
@@ -184,11 +184,11 @@ def _written(name: str) -> str:
 
 def _leading_shape(text: str) -> tuple[Any, str]:
     """Return the shape at the beginning of a text, and the rest of the text."""
-    if text[:1] in {"{", "["}:
+    if text[:1] in BRACKETS:
         try:
-            shape, end = json.JSONDecoder().raw_decode(text)
-        except (ValueError, RecursionError):
-            return None, text
+            shape, end = read_shape(text)
+        except ValueError:
+            return text, ""  # no shape, which the step that it belongs to says
         return shape, text[end:]
     if (pattern := _PATTERN.match(text)) is not None:
         return pattern[0], text[pattern.end() :]
