@@ -57,6 +57,16 @@ def test_items_become_steps_and_messages(
     assert import_file(memory, tmp_path / "chat.jsonl").added == 0
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_an_output_by_itself_is_one_conversation(
+    memory: hs.StepMemory, tmp_path: Path, first: int
+) -> None:
+    (tmp_path / "output.json").write_text(json.dumps(GIVEN[first:]))
+    report = import_file(memory, tmp_path / "output.json")
+    assert (report.added, report.skipped) == (4, [])
+    assert [step.result for step in memory.iter_steps()][:3] == ["rain", "sun", "Rain and sun."]
+
+
 def test_an_item_that_is_none_is_named(memory: hs.StepMemory, tmp_path: Path) -> None:
     report = import_file(memory, written(tmp_path, [*ASKED, GIVEN[1], {"role": "wizard"}]))
     assert report.skipped == [(1, "item 3 has the role 'wizard'")]

@@ -171,13 +171,16 @@ def reading_errors(path: Path) -> Generator[None]:
 
 
 def is_message(value: Any) -> bool:
-    """Whether a value is one message of a list, in OpenAI's, Anthropic's or LangChain's form."""
+    """Whether a value is one message of a list, in OpenAI's, Anthropic's or LangChain's form.
+
+    Items of OpenAI's Responses API are as good as messages.
+    """
     if not isinstance(value, dict) or "step_type" in value or "messages" in value:
         return False
     return "role" in value or "lc" in value or ("type" in value and _SAID & value.keys() != set())
 
 
-_SAID = {"content", "data"}
+_SAID = {"content", "data", "call_id", "summary"}
 
 
 def _whole(items: list[Any], rest: Iterator[tuple[int, Any]]) -> list[Any]:
