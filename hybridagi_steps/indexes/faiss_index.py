@@ -304,7 +304,11 @@ class FaissIndex:
 
         Scores belong to `positions`; None means to all, in order.
         """
-        kth = np.partition(scores, -k)[-k] if len(scores) > k else -np.inf
+        kth = -np.inf
+        if len(scores) > k:
+            parted = scores.copy()
+            parted.partition(-k)
+            kth = parted[-k]
         (close,) = (scores >= kth - TIE_SLACK).nonzero()
         best = close if positions is None else positions[close]
         exact = exact_similarities(query, self._store.vectors.take(best, axis=0))

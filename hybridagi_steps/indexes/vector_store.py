@@ -155,7 +155,10 @@ class VectorStore:
         if not self.count:
             return np.full(len(rows), -1, np.intp)
         if self._ascending and self._rows[self.count - 1] - self._rows[0] == self.count - 1:
-            found = np.maximum(rows - self._rows[0], 0)  # without a gap, numbers say positions
+            found = rows - self._rows[0]  # without a gap, numbers say positions
+            if not self.dead and found.view(np.uint64).max(initial=0) < self.count:
+                return found  # below the first would be beyond the last without a sign
+            found = np.maximum(found, 0)
         elif self._ascending:
             found = np.searchsorted(self.rows, rows)
         else:
