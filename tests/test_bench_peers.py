@@ -14,7 +14,14 @@ import dspy
 import numpy as np
 import pytest
 
-from hybridagi_steps.bench import comparison, recorder, search_peers, sync_calls, write_peers
+from hybridagi_steps.bench import (
+    comparison,
+    recorder,
+    search_peers,
+    sync_calls,
+    tables,
+    write_peers,
+)
 from hybridagi_steps.bench import peers as neighbours
 from hybridagi_steps.bench.corpus import real_steps
 from hybridagi_steps.bench.peers import (
@@ -25,9 +32,11 @@ from hybridagi_steps.bench.peers import (
     TRACERS,
     WRITERS,
     Peer,
+    check_names,
     chosen,
 )
 from hybridagi_steps.bench.peers.memory_index import MemoryIndex, RowsKnown
+from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.testing import scripted_lm
 
 RECORDS = [write_peers.record_of(step) for step in real_steps(40)]
@@ -150,9 +159,15 @@ class TestSearchers:
         assert found[search_peers.NUMPY]["everything"]["times_faster_than_numpy"] == 1.0
         assert found[search_peers.KNOWN]["filtered"]["wall_ms"] > 0
         assert found[OURS]["filtered_in_turn"]["recall"] == 1.0
-        tables = search_peers.peer_tables({"versions": {}, "sizes": {"300": part}})
-        assert list(tables[0].columns[1:]) == list(found)
-        assert all(len(row) == len(tables[0].columns) for row in tables[0].rows)
+        shown = search_peers.peer_tables({"versions": {}, "sizes": {"300": part}})
+        measured = {name: [row for row in shown[0].rows if row[1] == name] for name in found}
+        assert {name: len(rows) for name, rows in measured.items()} == {
+            OURS: 4,
+            search_peers.NUMPY: 4,
+            "Nobody": 4,
+            search_peers.KNOWN: 1,
+        }
+        assert all(len(row) == len(shown[0].columns) for row in shown[0].rows)
 
     def test_vectors_are_made_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(search_peers, "ADDS", 10)
@@ -205,7 +220,7 @@ class TestTables:
         monkeypatch.setattr(write_peers, "WRITERS", (WRITERS[0], fake("Nobody")))
         monkeypatch.setattr(write_peers, "SAVERS", (fake(write_peers.GRAPH),))
         monkeypatch.setattr(write_peers, "syncs_per_append", untraced)
-        found = write_peers.measure_peers(tmp_path, appends=20, batches=1, loops="5", peers="all")
+        found = write_peers.measure_peers(tmp_path, appends=20, batches=1, loops=[5], peers="all")
         for part in (*found["append"].values(), found["batch"], found["read_run"]):
             assert part["Nobody"] == {"missing": NOT_INSTALLED}
             assert part[OURS]["cpu_ratio"] == 1.0
@@ -221,6 +236,26 @@ class TestTables:
         ]
         assert [peer.name for peer in chosen(WRITERS, "none")] == [OURS]
         assert chosen(WRITERS, "all") == list(WRITERS)
+        assert len(chosen(WRITERS, "openai")) == 3
+
+    def test_a_name_that_nobody_has_is_refused(self) -> None:
+        check_names("all")
+        check_names("none")
+        check_names("chroma, mlflow")
+        for names in ("chroma,faiss", "", "chroma,"):
+            with pytest.raises(InvalidSettingError, match="Qdrant Edge"):
+                check_names(names)
+
+    def test_a_narrow_screen_cuts_no_word(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "60")
+        rows = [["append", OURS, "1.0"], ["append", "LangGraph SqliteStore", "22,333.4"]]
+        table = tables.Table("a table", ["", "", "CPU x ours"], rows)
+        tables.print_tables([table], {"versions": {}, "machine": "here", "measured_at": "now"})
+        shown = capsys.readouterr().out
+        assert all(word in shown for row in rows for cell in row for word in cell.split())
+        assert shown.count("append") == 1
 
     def test_every_name_can_be_asked_for(self) -> None:
         for peer in (*WRITERS, *SAVERS, *SEARCHERS, *TRACERS):

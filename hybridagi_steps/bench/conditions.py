@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.records.message import utc_now
 
 _PACKAGES = ("hybridagi-steps", "dspy", "faiss-cpu", "numpy", "orjson", "pydantic", "wordllama")
@@ -49,3 +50,17 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def counts(words: str) -> list[int]:
+    """Return whole numbers that are written with commas between them.
+
+    Raises:
+        InvalidSettingError: One is no whole number above zero.
+    """
+    found = [int(word) if word.strip().isdecimal() else 0 for word in words.split(",")]
+    if 0 in found:
+        raise InvalidSettingError(
+            f"{words!r} is no list of numbers above zero; write them as 10000,100000."
+        )
+    return found

@@ -14,7 +14,7 @@ from itertools import cycle
 from statistics import fmean
 from typing import Any
 
-from hybridagi_steps.bench.conditions import conditions
+from hybridagi_steps.bench.conditions import conditions, counts
 from hybridagi_steps.bench.corpus import made_queries, made_steps
 from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
 from hybridagi_steps.bench.timing import Stopwatch, interleaved, ratio, typical
@@ -42,8 +42,13 @@ def report(json_output: bool = False, **options: Any) -> None:
 
 
 def measure(sizes: str = SIZES, rounds: int = 40) -> dict[str, Any]:
-    """Return times per query in milliseconds, seconds to build, and the agreement of the top 10."""
-    found = {str(size): _compared(size, rounds) for size in map(int, sizes.split(","))}
+    """Return times per query in milliseconds, seconds to build, and the agreement of the top 10.
+
+    Args:
+        sizes: Numbers of steps, with commas between them.
+        rounds: Queries per measurement.
+    """
+    found = {str(size): _compared(size, rounds) for size in counts(sizes)}
     return {**conditions(sizes=sizes, rounds=rounds), "steps": found}
 
 

@@ -23,7 +23,7 @@ import dspy
 from dspy.utils.callback import BaseCallback
 
 from hybridagi_steps.bench.conditions import conditions
-from hybridagi_steps.bench.peers import NOT_INSTALLED, TRACERS, Peer, chosen
+from hybridagi_steps.bench.peers import NOT_INSTALLED, TRACERS, Peer, check_names, chosen
 from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
 from hybridagi_steps.bench.timing import excess, fastest, interleaved, typical
 from hybridagi_steps.memory import Durability, StepMemory
@@ -57,8 +57,9 @@ def measure(
         rounds: How often each way is measured.
         runs: Program runs per measured sample.
         durability: That of the file memory.
-        peers: Whom to measure beside us: all, none, or names with commas between them.
+        peers: Whom to measure beside us: all, none, or how their names begin, with commas between.
     """
+    check_names(peers)
     nowhere, program = _Nowhere(), _Refund()
     with (
         tempfile.TemporaryDirectory() as folder,

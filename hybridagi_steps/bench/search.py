@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from hybridagi_steps.bench.conditions import conditions
+from hybridagi_steps.bench.conditions import conditions, counts
 from hybridagi_steps.bench.corpus import made_queries, made_steps
+from hybridagi_steps.bench.peers import check_names
 from hybridagi_steps.bench.search_peers import measure_peers, peer_tables
 from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
 from hybridagi_steps.bench.timing import Sample, fastest, interleaved, ratio, timed, typical
@@ -73,18 +74,19 @@ def measure(
         starts: Fresh processes that open the memory.
         embedder: Name of the embedder.
         workdir: Folder in which the built files are kept for the next time.
-        peers: Whom to measure beside us: all, none, or names with commas between them.
+        peers: Whom to measure beside us: all, none, or how their names begin, with commas between.
         million: Measure the vector index and its peers at 1,000,000 vectors too.
     """
-    counts = [int(size) for size in sizes.split(",")]
+    check_names(peers)
+    asked = counts(sizes)
     with _folder(workdir) as folder:
         found = {
             str(size): _measured(_built(folder, size, embedder), folder, rounds, starts)
-            for size in counts
+            for size in asked
         }
         before = conditions()
         beside = measure_peers(
-            [*counts, *([1_000_000] if million else [])],
+            [*asked, *([1_000_000] if million else [])],
             rounds=rounds,
             embedder=embedder,
             peers=peers,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,22 +26,46 @@ def print_json(result: dict[str, Any]) -> None:
 
 def print_tables(tables: Sequence[Table], result: dict[str, Any]) -> None:
     """Print tables and the conditions they were measured under."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
     console = Console()
     for table in tables:
-        shown = RichTable(title=table.title, title_justify="left")
-        for number, column in enumerate(table.columns):
-            shown.add_column(column, justify="left" if number == 0 else "right")
-        for row in table.rows:
+        shown = RichTable(
+            title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+        )
+        for place, column in enumerate(table.columns):
+            numbers = place > 0 and column
+            shown.add_column(
+                column,
+                justify="right" if numbers else "left",
+                min_width=_longest_word(table, place),
+                overflow="fold",
+            )
+        for row in _once(table):
             shown.add_row(*(Text(cell) for cell in row))
         console.print(shown)
         for note in table.notes:
             console.print(Text(note))
     versions = ", ".join(f"{name} {found}" for name, found in result["versions"].items())
     console.print(Text(f"{result['machine']}; {versions}; {result['measured_at']}", style="dim"))
+
+
+def _longest_word(table: Table, place: int) -> int:
+    """Return how wide a column must be to break no word."""
+    cells = " ".join([table.columns[place], *(row[place] for row in table.rows)])
+    return max(map(len, cells.split()), default=1)
+
+
+def _once(table: Table) -> Generator[Sequence[str]]:
+    """Yield the rows, without the first cell where it says again what the row above said."""
+    above = ""
+    for first, *rest in table.rows:
+        grouped = len(table.columns) > 1 and not table.columns[1]
+        yield ["" if grouped and first == above else first, *rest]
+        above = first
 
 
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

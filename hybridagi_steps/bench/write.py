@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, get_args
 from uuid import uuid4
 
-from hybridagi_steps.bench.conditions import conditions
+from hybridagi_steps.bench.conditions import conditions, counts
 from hybridagi_steps.bench.corpus import STEPS_PER_RUN, made_steps, payload
+from hybridagi_steps.bench.peers import check_names
 from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
 from hybridagi_steps.bench.timing import (
     Samples,
@@ -75,10 +76,12 @@ def measure(
         batches: Batches of 1,000 measured.
         embedder: Name of the embedder whose cost per step is shown.
         workdir: Folder on the disk to measure; by default the system's temporary folder.
-        peers: Whom to measure beside us: all, none, or names with commas between them.
+        peers: Whom to measure beside us: all, none, or how their names begin, with commas between.
         loops: Lengths of the agent loops, with commas between them.
         held: Steps in a file before appends with random ids are measured beside ids in order.
     """
+    check_names(peers)
+    lengths = counts(loops)
     options = {"appends": appends, "block": block, "batches": batches, "embedder": embedder}
     with tempfile.TemporaryDirectory(dir=workdir) as name:
         folder = Path(name)
@@ -95,7 +98,7 @@ def measure(
             "disk": _disk(folder, appends, embedder),
             "peers_conditions": conditions(),
             "peers": measure_peers(
-                folder, appends=appends, batches=batches, loops=loops, peers=peers
+                folder, appends=appends, batches=batches, loops=lengths, peers=peers
             ),
         }
 

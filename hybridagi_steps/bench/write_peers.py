@@ -41,7 +41,7 @@ _RUNS_READ = 50
 
 
 def measure_peers(
-    folder: Path, *, appends: int, batches: int, loops: str, peers: str
+    folder: Path, *, appends: int, batches: int, loops: Sequence[int], peers: str
 ) -> dict[str, Any]:
     """Return what each peer takes: append at both durabilities, batch, read, agent loops."""
     writers, savers = chosen(WRITERS, peers), chosen(SAVERS, peers)
@@ -60,7 +60,7 @@ def measure_peers(
         "loops": {
             durability: {
                 str(size): _loops(folder, [*writers, *savers], durability, size, batches // 2)
-                for size in map(int, loops.split(","))
+                for size in loops
             }
             for durability in get_args(Durability)
         },
@@ -242,37 +242,55 @@ def peer_tables(found: dict[str, Any]) -> list[Table]:
         for size, part in sizes.items()
         for name, row in part.items()
     ]
-    known = {name: version for name, version in found["versions"].items() if version}
-    versions = ", ".join(f"{name} {version}" for name, version in known.items())
-    ratios = ["CPU x ours", "wall x ours"]
+    known: dict[str, None] = dict.fromkeys(found["versions"].values())
+    versions = ", ".join(filter(None, known))
     return [
         Table(
             f"keeping real steps ({found['steps_bytes']:.0f} bytes on average), µs per step",
-            ["", "", "CPU", "wall", *ratios, "fsyncs", "settings"],
+            ["", "", "CPU", "wall", "CPU x ours", "wall x ours", "fsyncs"],
             rows,
-            ["hot loop, interleaved; fsyncs: calls per append that strace saw", versions],
+            [
+                "hot loop, interleaved; fsyncs: calls per append that strace saw",
+                *_settings(found["append"]),
+                versions,
+            ],
         ),
         Table(
             "an agent's loop, each step on disk before the next",
-            ["", "", "CPU ms", "wall ms", *ratios, "bytes", "bytes x ours", "CPU ms, graph too"],
+            ["", "", "CPU ms", "wall ms", "CPU x ours", "KiB", "KiB x ours", "CPU ms, graph too"],
             loops,
         ),
     ]
 
 
+def _settings(appends: dict[str, Any]) -> list[str]:
+    """Return one line per peer: what it does for durability, said once where it never differs."""
+    found: dict[str, dict[str, str]] = {}
+    for durability, part in appends.items():
+        for name, row in part.items():
+            if "settings" in row:
+                found.setdefault(name, {})[row["settings"]] = durability
+    return [
+        f"{name}: " + "; ".join(f"{words} ({when})" for words, when in ways.items())
+        if len(ways) > 1
+        else f"{name}: {next(iter(ways))}"
+        for name, ways in found.items()
+    ]
+
+
 def _times(row: dict[str, Any]) -> list[str]:
     if "missing" in row:
-        return [str(row["missing"]), *[""] * 5]
+        return [str(row["missing"]), *[""] * 4]
     times = [number(row[key], 1) for key in ("cpu_us", "wall_us")]
     ratios = [number(row[key], 2) for key in ("cpu_ratio", "wall_ratio")]
     calls = number(row["syncs_per_append"], 1) if "syncs_per_append" in row else ""
-    return [*times, *ratios, calls, str(row.get("settings", ""))]
+    return [*times, *ratios, calls]
 
 
 def _loop_times(row: dict[str, Any]) -> list[str]:
     if "missing" in row:
-        return [str(row["missing"]), *[""] * 6]
+        return [str(row["missing"]), *[""] * 5]
     times = [number(row[key] / 1e3, 1) for key in ("cpu_us", "wall_us")]
-    ratios = [number(row[key], 1) for key in ("cpu_ratio", "wall_ratio")]
-    sizes = [f"{row['bytes']:,}", number(row["bytes_ratio"], 1)]
-    return [*times, *ratios, *sizes, number(row["with_graph_cpu_us"] / 1e3, 1)]
+    sizes = [number(row["bytes"] / 1024, 0), number(row["bytes_ratio"], 1)]
+    graph_too = number(row["with_graph_cpu_us"] / 1e3, 1)
+    return [*times, number(row["cpu_ratio"], 1), *sizes, graph_too]

@@ -1,24 +1,22 @@
 """`hybridagi-steps bench …`: the measurements behind every number we print.
 
 Each command is one module of `hybridagi_steps.bench` with two functions: the parameters of
-`measure` are the command's options, `report(json_output, **options)` prints what it returns.
+`measure` are the command's options, explained by its docstring; `report(json_output, **options)`
+prints what it returns. A module is imported when its command, or the help of it, is asked for.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 from hybridagi_steps.cli.options import AsJson
-
-app = typer.Typer(help="Measure quality and speed on this machine.", rich_markup_mode=None)
-
-_ANY_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
-
 
 _QUESTIONS = {
     "quality": "How well search finds the right steps in the real runs that come with the package.",
@@ -36,50 +34,56 @@ _QUESTIONS = {
 }
 """The commands, which are modules of `hybridagi_steps.bench`."""
 
+_ARGUMENT = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
+"""One argument and its explanation in the Args of a docstring."""
 
-def _command(name: str) -> Callable[[typer.Context, bool], None]:
-    def ask(context: typer.Context, as_json: AsJson = False) -> None:
-        module = import_module(f"hybridagi_steps.bench.{name}")
-        module.report(json_output=as_json, **options_for(module.measure, context.args))
 
+class _Measurements(TyperGroup):
+    """Makes a command when it is asked for."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command of a measurement, with its options; None: there is none."""
+        if cmd_name not in _QUESTIONS:
+            return super().get_command(ctx, cmd_name)
+        module = import_module(f"hybridagi_steps.bench.{cmd_name}")
+        made = typer.Typer(rich_markup_mode=None, add_completion=False)
+        made.command(cmd_name, help=_QUESTIONS[cmd_name])(asking(module.measure, module.report))
+        return typer.main.get_command(made)
+
+
+app = typer.Typer(
+    help="Measure quality and speed on this machine.", rich_markup_mode=None, cls=_Measurements
+)
+
+
+def asking(measure: Callable[..., Any], report: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that calls `report`; its options are the parameters of `measure`."""
+
+    def ask(as_json: bool = False, **options: Any) -> None:
+        report(json_output=as_json, **options)
+
+    explained = dict(_ARGUMENT.findall(inspect.getdoc(measure) or ""))
+    kinds = get_type_hints(measure)
+    options = {
+        name: parameter.replace(
+            kind=inspect.Parameter.KEYWORD_ONLY,
+            annotation=Annotated[kinds[name], _option(name, kinds[name], explained)],
+        )
+        for name, parameter in inspect.signature(measure).parameters.items()
+    }
+    as_json = inspect.Parameter(
+        "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson
+    )
+    ask.__signature__ = inspect.Signature([*options.values(), as_json])  # pyright: ignore[reportFunctionMemberAccess]
+    ask.__annotations__ = {name: option.annotation for name, option in options.items()}
+    ask.__annotations__["as_json"] = AsJson
     return ask
 
 
+def _option(name: str, kind: Any, explained: dict[str, str]) -> Any:
+    words = [f"--{name.replace('_', '-')}"] if kind is bool else []
+    return typer.Option(*words, help=" ".join(explained.get(name, "").split()))
+
+
 for _name, _told in _QUESTIONS.items():
-    app.command(_name, help=_told, context_settings=_ANY_OPTIONS)(_command(_name))
-
-
-def options_for(measure: Callable[..., Any], extra: list[str]) -> dict[str, Any]:
-    """Read `--name value` and `--flag` as the arguments of `measure`, in the types it names.
-
-    Raises:
-        typer.BadParameter: An option that `measure` does not have, or a value it cannot hold.
-    """
-    kinds = get_type_hints(measure)
-    known = {name: kinds.get(name, str) for name in inspect.signature(measure).parameters}
-    options: dict[str, Any] = {}
-    words = iter(extra)
-    for word in words:
-        option, equals, value = word.partition("=")
-        name = option.removeprefix("--").replace("-", "_")
-        if not option.startswith("--") or name not in known:
-            offered = ", ".join(f"--{key.replace('_', '-')}" for key in known) or "none"
-            raise typer.BadParameter(f"unknown option {option}; this measurement has: {offered}.")
-        if known[name] is bool:
-            options[name] = True
-            continue
-        text = value if equals else next(words, None)
-        if text is None:
-            raise typer.BadParameter(f"{option} needs a value.")
-        options[name] = _value(option, text, known[name])
-    return options
-
-
-def _value(option: str, text: str, kind: Any) -> Any:
-    if get_origin(kind) is Literal and text not in get_args(kind):
-        raise typer.BadParameter(f"{option}: {text!r} is none of {', '.join(get_args(kind))}.")
-    read = kind if kind in (int, float) else str
-    try:
-        return read(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{option}: {text!r} is no {read.__name__}.") from error
+    app.command(_name, short_help=_told)(lambda: None)

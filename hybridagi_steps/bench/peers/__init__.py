@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows
 from hybridagi_steps.records.agent_step import AgentStep
 
@@ -170,11 +171,38 @@ TRACERS = (Peer("MLflow autolog (synchronous)", ("mlflow",), "mlflow_tracing:Mlf
 
 
 def chosen(peers: Sequence[Peer], names: str) -> list[Peer]:
-    """Return the peers that `names` asks for: all, none, or some with commas between them."""
-    asked = {name.strip().lower() for name in names.split(",")}
-    if asked == {"all"}:
-        return list(peers)
-    return [peer for peer in peers if peer.name == OURS or peer.name.lower() in asked]
+    """Return the peers that `names` asks for: all, none, or those whose names begin so.
+
+    Args:
+        peers: Whom to choose from; ours is always chosen.
+        names: `all`, `none`, or beginnings of names with commas between them, in any case.
+    """
+    asked = _asked(names)
+    return [peer for peer in peers if peer.name == OURS or _is_asked(peer, asked)]
+
+
+def check_names(names: str) -> None:
+    """Refuse names that no peer has, before anything is measured.
+
+    Raises:
+        InvalidSettingError: One begins no peer's name.
+    """
+    known = (*WRITERS, *SAVERS, *SEARCHERS, *TRACERS)
+    for word in _asked(names) - {"none"}:
+        if not any(_is_asked(peer, {word}) for peer in known):
+            raise InvalidSettingError(
+                f"no peer's name begins with {word!r}; there are all, none, "
+                f"{', '.join(dict.fromkeys(peer.name for peer in known))}."
+            )
+
+
+def _asked(names: str) -> set[str]:
+    return {name.strip().lower() for name in names.split(",")}
+
+
+def _is_asked(peer: Peer, asked: set[str]) -> bool:
+    name = peer.name.lower()
+    return any(word == "all" or (word != "" and name.startswith(word)) for word in asked)
 
 
 def folder_bytes(folder: Path) -> int:
