@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 
@@ -20,9 +20,11 @@ from hybridagi_steps.bench import (
     shipped_runs,
     write,
 )
+from hybridagi_steps.bench.peers import NOT_INSTALLED
 from hybridagi_steps.bench.ranking import ndcg, recall, reciprocal_rank_fusion
 from hybridagi_steps.bench.shipped_runs import Question, Task, half_of_runs
 from hybridagi_steps.bench.timing import Sample, interleaved, ratio, typical
+from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.step_text import own_text, text_hash
@@ -245,3 +247,29 @@ def test_a_report_is_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None
     assert printed["machine"]
     lexical.report(sizes="100", rounds=2)
     assert "FTS5" in capsys.readouterr().out
+
+
+def test_an_embedder_without_weights_is_named_and_no_hub_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fetched(name: str) -> NoReturn:
+        raise AssertionError(f"{name} was to be fetched")
+
+    def absent(name: str) -> None:
+        assert name == "sentence_transformers"
+
+    monkeypatch.setattr(embed, "resolve_embedder", fetched)
+    monkeypatch.setattr(embed, "minilm_folder", lambda: None)
+    monkeypatch.setattr(embed, "find_spec", absent)
+    found = embed.measure(rounds=1, embedders="sentence-transformers", texts=5)["embedders"]
+    assert found == {"sentence-transformers": {"missing": NOT_INSTALLED}}
+    monkeypatch.setattr(embed, "find_spec", len)
+    found = embed.measure(rounds=1, embedders="sentence-transformers", texts=5)["embedders"]
+    assert found == {"sentence-transformers": {"missing": "its weights are not at hand"}}
+
+
+def test_nothing_to_measure_is_refused() -> None:
+    with pytest.raises(InvalidSettingError, match="0 rounds"):
+        interleaved({"us": list}, 0)
+    with pytest.raises(InvalidSettingError, match="2,000 steps"):
+        search.measure(sizes="10000,500", peers="none")

@@ -8,6 +8,7 @@ of them finds more is asked in `quality`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from hybridagi_steps.bench.conditions import conditions
@@ -15,6 +16,7 @@ from hybridagi_steps.bench.peers import NOT_INSTALLED
 from hybridagi_steps.bench.shipped_runs import shipped_steps
 from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
 from hybridagi_steps.bench.timing import interleaved, timed, typical
+from hybridagi_steps.embedders.minilm import minilm_folder
 from hybridagi_steps.embedders.resolution import resolve_embedder
 from hybridagi_steps.errors import EmbedderError, MissingExtraError
 from hybridagi_steps.protocols import Embedder
@@ -37,22 +39,24 @@ def measure(rounds: int = 5, embedders: str = EMBEDDERS, texts: int = 848) -> di
 
     Args:
         rounds: How often each embedder is measured.
-        embedders: Their names, with commas between them.
+        embedders: Their names, with commas between them; `sentence-transformers` alone means
+            the model at hand, with a model after a colon one of a hub.
         texts: Step texts embedded at once; there are 848 in the package.
     """
     said = [own_text(step) for step in shipped_steps()[:texts]]
     found: dict[str, Any] = {}
     models: dict[str, Embedder] = {}
     for name in embedders.split(","):
+        if reason := _not_at_hand(name):
+            found[name] = {"missing": reason}
+            continue
         try:
             load = timed(lambda name=name: models.update({name: resolve_embedder(name)}))
-            found[name] = {
-                "first_ms": (load.wall + timed(_embedding(models[name], said[:1])).wall) * 1e3
-            }
-        except MissingExtraError:
-            found[name] = {"missing": NOT_INSTALLED}
-        except EmbedderError:
-            found[name] = {"missing": "its weights are not at hand"}
+            first = timed(_embedding(models[name], said[:1]))
+        except (EmbedderError, MissingExtraError) as error:
+            found[name] = {"missing": str(error)}
+            continue
+        found[name] = {"first_ms": (load.wall + first.wall) * 1e3}
     at_hand = {name: model for name, model in models.items() if "missing" not in found[name]}
     many = {name: _embedding(model, said) for name, model in at_hand.items()}
     one = {name: _asking(model, said[0]) for name, model in at_hand.items()}
@@ -68,6 +72,15 @@ def measure(rounds: int = 5, embedders: str = EMBEDDERS, texts: int = 848) -> di
     options = conditions(rounds=rounds, embedders=embedders, texts=texts)
     characters = sum(map(len, said)) / len(said)
     return {**options, "texts": len(said), "characters": characters, "embedders": found}
+
+
+def _not_at_hand(name: str) -> str | None:
+    """Tell why an embedder cannot be had here, None if it can; nothing is fetched for it."""
+    if name != "sentence-transformers":
+        return None
+    if find_spec("sentence_transformers") is None:
+        return NOT_INSTALLED
+    return "its weights are not at hand" if minilm_folder() is None else None
 
 
 def _embedding(model: Embedder, texts: Sequence[str]) -> Callable[[], object]:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, contextmanager
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -23,11 +23,12 @@ import numpy as np
 import orjson
 
 from hybridagi_steps.bench.conditions import conditions, counts
-from hybridagi_steps.bench.corpus import made_queries, made_steps
+from hybridagi_steps.bench.corpus import STEPS_PER_RUN, made_queries, made_steps
 from hybridagi_steps.bench.peers import check_names
 from hybridagi_steps.bench.search_peers import measure_peers, peer_tables
 from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
 from hybridagi_steps.bench.timing import Sample, fastest, interleaved, ratio, timed, typical
+from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows
 from hybridagi_steps.records.filters import StepFilter
@@ -35,6 +36,8 @@ from hybridagi_steps.step_index import StepIndex
 from hybridagi_steps.stores import open_store
 
 SIZES = "10000,100000"
+LEAST = 100 * STEPS_PER_RUN
+"""Steps of which one in a hundred is a run."""
 K = 10
 NARROW = {"user_id": "user-7"}
 """One step in a hundred."""
@@ -79,6 +82,8 @@ def measure(
     """
     check_names(peers)
     asked = counts(sizes)
+    if min(asked) < LEAST:
+        raise InvalidSettingError(f"fewer than {LEAST:,} steps have no 1 % to filter by.")
     with _folder(workdir) as folder:
         found = {
             str(size): _measured(_built(folder, size, embedder), folder, rounds, starts)
@@ -151,7 +156,7 @@ def _first_searches(
     """Return what opening and the first answer take in a fresh process, after one warm-up."""
     module = "hybridagi_steps.bench.first_search"
     found: list[dict[str, float]] = []
-    for query in queries[: starts + 1]:
+    for query in islice(cycle(queries), starts + 1):
         command = [sys.executable, "-m", module, str(path), query, str(folder)]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE)  # noqa: S603 - our module
         found.append(orjson.loads(done.stdout))

@@ -37,13 +37,11 @@ def print_tables(tables: Sequence[Table], result: dict[str, Any]) -> None:
             title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
         )
         for place, column in enumerate(table.columns):
-            numbers = place > 0 and column
-            shown.add_column(
-                column,
-                justify="right" if numbers else "left",
-                min_width=_longest_word(table, place),
-                overflow="fold",
-            )
+            least = _longest_word(table, place)
+            if place > 0 and column:  # numbers
+                shown.add_column(column, justify="right", width=least)
+            else:
+                shown.add_column(column, min_width=least, overflow="fold")
         for row in _once(table):
             shown.add_row(*(Text(cell) for cell in row))
         console.print(shown)

@@ -16,6 +16,8 @@ from itertools import count
 from statistics import median
 from typing import Literal, TypeVar
 
+from hybridagi_steps.errors import InvalidSettingError
+
 Clock = Literal["cpu", "wall"]
 """Which time: `cpu` of this process, or `wall`."""
 
@@ -70,7 +72,12 @@ def interleaved(
         rounds: How often each is measured.
         warm_up: Rounds that are not counted.
         before: Called with a rival's name before each of its turns, outside the clock.
+
+    Raises:
+        InvalidSettingError: There is no round to measure.
     """
+    if rounds < 1:
+        raise InvalidSettingError(f"{rounds} rounds measure nothing; ask for more.")
     samples: Samples = {name: [] for name in rivals}
     with _old_objects_left_alone():
         for number in range(warm_up + rounds):

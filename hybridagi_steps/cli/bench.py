@@ -82,7 +82,8 @@ def asking(measure: Callable[..., Any], report: Callable[..., None]) -> Callable
 
 def _option(name: str, kind: Any, explained: dict[str, str]) -> Any:
     words = [f"--{name.replace('_', '-')}"] if kind is bool else []
-    return typer.Option(*words, help=" ".join(explained.get(name, "").split()))
+    least = 1 if kind is int else None
+    return typer.Option(*words, min=least, help=" ".join(explained.get(name, "").split()))
 
 
 for _name, _told in _QUESTIONS.items():
