@@ -24,12 +24,14 @@ def erase(store: Any, where: StepFilter) -> int:
     asked = where.model_dump(exclude_none=True)
     if not asked:
         raise InvalidFilterError("purge needs at least one condition; clear() deletes all.")
-    erased = sum(sum(store.delete_session(name)) for name in _sessions(store, asked))
+    erased = sum(sum(store.delete_session(name)) for name in whole_sessions(store, where))
     steps = [id_text(step.id) for step in store.iter_steps(in_every_scope(where))]
     return erased + store.delete(steps)
 
 
-def _sessions(store: Any, asked: dict[str, Any]) -> list[str]:
+def whole_sessions(store: Any, where: StepFilter) -> list[str]:
+    """Return the sessions that a filter means with all their messages."""
+    asked = where.model_dump(exclude_none=True)
     if asked.keys() == {"session_id"}:
         return [asked["session_id"]]
     return store.sessions_of_user(asked["user_id"]) if asked.keys() == {"user_id"} else []

@@ -110,7 +110,7 @@ def test_a_client_adds_finds_and_reads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
-        ("get_run", {"run_id": "none"}, "none"),
+        ("get_run", {"run_id": "none"}, "'none'; the steps that search_steps finds name theirs"),
         ("search_steps", {}, "either words or a step's id"),
         ("search_steps", {"query": "x", "where": {"tool": "y"}}, "unknown filter key 'tool'"),
         ("search_steps", {"query": "x", "k": 0}, "k: Input should be greater than or equal to 1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ import httpx
 from server_cases import SCOPED, TOKEN, Served, echo, fill, problem, serving
 
 from hybridagi_steps import StepMemory, errors
-from hybridagi_steps.server.auth import Tokens, TokenScope, read_tokens
+from hybridagi_steps.server.auth import SHORTEST_TOKEN, Tokens, TokenScope, read_tokens
 
 
 @pytest.fixture
@@ -87,6 +88,13 @@ class TestWhoMayComeIn:
             "vendor/htm_preact_standalone.js",
         ):
             assert httpx.get(f"{still.address}/static/{path}").status_code == 200
+
+    @pytest.mark.parametrize("path", ["/healthz", "/", "/static/app.js"])
+    def test_what_is_open_answers_head_as_it_answers_get(self, still: Served, path: str) -> None:
+        head, whole = (httpx.request(how, still.address + path) for how in ("HEAD", "GET"))
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"] == whole.headers["content-type"]
+        assert int(head.headers["content-length"]) == len(whole.content)
 
     @pytest.mark.parametrize(
         ("method", "path", "scope"),
@@ -170,6 +178,11 @@ class TestTokens:
         with pytest.raises(errors.InvalidSettingError, match="line 1") as refused:
             read_tokens(line)
         assert "secret" not in str(refused.value)
+
+    def test_the_documentation_says_how_long_one_is(self) -> None:
+        page = Path(__file__).parents[1] / ".github" / "docs" / "server.md"
+        said = " ".join(page.read_text("utf-8").split())
+        assert f"A token has at least {SHORTEST_TOKEN} ASCII characters" in said
 
     @pytest.mark.parametrize("token", ["", "short", "ünguessable-but-not-ascii"])
     def test_a_token_that_is_no_good_is_refused(self, token: str) -> None:

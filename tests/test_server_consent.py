@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the server needs the extra `server`")
 pytest.importorskip("uvicorn", reason="the server needs the extra `server`")
 
-from server_cases import Event, Served, events_of, serving
+from server_cases import Event, Served, events_of, problem, serving
 
 from hybridagi_steps import StepMemory
 from hybridagi_steps.cli import main
@@ -117,6 +117,28 @@ def test_a_runner_made_elsewhere_asks(
     assert programs.paid == (["5"] if allowed else [])
     assert events[-1].kind == "run_completed"
     assert runner.config.max_steps == (10 if name == "limited" else 30)
+
+
+@pytest.mark.parametrize("value", ["yes", "true", "no", 1, 0, 1.0, None])
+def test_consent_is_true_or_false_and_nothing_like_it(
+    memory: StepMemory, programs: Any, value: object
+) -> None:
+    runner = load_runner("paying_programs:plain", memory, ask_consent=True)
+    body, asked = {"session_id": "talk", "message": "go"}, 0
+    with (
+        serving(memory, runner) as served,
+        served.client.stream("POST", "/chat/stream/v2", json=body) as answer,
+    ):
+        for event in events_of(answer.iter_bytes()):
+            if event.kind == "tool_auth_required":
+                asked += 1
+                path = f"/runs/{event.data['run_id']}/consent"
+                question = {"call_id": event.data["data"]["call_id"]}
+                refused = served.client.post(path, json={**question, "allowed": value})
+                assert problem(refused, 422)["errors"][0]["field"] == "body.allowed"
+                served.client.post(path, json={**question, "allowed": False})
+    assert asked == 1
+    assert programs.paid == []
 
 
 @pytest.mark.parametrize("allowed", [True, False])

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
@@ -78,6 +79,51 @@ def test_answers_are_what_the_document_says(case: Any, served: Served) -> None:
 
 def test_the_document_is_served_to_those_who_may_read(served: Served) -> None:
     assert served.client.get("/openapi.json").json() == document()
+
+
+def parameter(path: str, name: str) -> dict[str, Any]:
+    """The document's entry of a parameter of a GET."""
+    entries: list[dict[str, Any]] = document()["paths"][path]["get"]["parameters"]
+    (found,) = [entry for entry in entries if entry["name"] == name]
+    return found
+
+
+def test_no_parameter_is_said_to_be_null() -> None:
+    operations = [entry for path in document()["paths"].values() for entry in path.values()]
+    parameters = [each for entry in operations for each in entry.get("parameters", ())]
+    assert len(parameters) > 40
+    assert [each["name"] for each in parameters if "null" in json.dumps(each["schema"])] == [
+        "metadata"  # null is a value inside of it
+    ]
+
+
+def test_what_a_text_has_to_be_is_said() -> None:
+    metadata = parameter("/search", "metadata")["schema"]
+    assert (metadata["type"], metadata["contentMediaType"]) == ("string", "application/json")
+    assert metadata["contentSchema"]["type"] == "object"
+    pattern = parameter("/runs/{run_id}/events", "last-event-id")["schema"]["pattern"]
+    assert re.search(pattern, "run-1:12")
+    assert re.search(pattern, "")
+    for no_event in ("null", "run-1:", "run-1:x", "12"):
+        assert not re.search(pattern, no_event)
+
+
+def test_a_budget_that_can_be_too_small_says_so(served: Served) -> None:
+    path = "/sessions/{session_id}/context"
+    assert "422" in parameter(path, "budget")["description"]
+    tight = served.client.get("/sessions/talk/context", params={"budget": 2})
+    assert tight.status_code == 422
+
+
+def test_a_changed_message_is_not_empty(served: Served) -> None:
+    (_, parts, _) = document()["components"]["schemas"]["RetryAsked"]["properties"]["message"][
+        "anyOf"
+    ]
+    assert (parts["type"], parts["minItems"]) == ("array", 1)
+    body = {"sequence": 3, "message": []}
+    answer = served.client.post("/sessions/talk/retry", json=body)
+    assert answer.status_code == 422
+    assert "at least 1 item" in answer.json()["detail"]
 
 
 HOSTILE = st.one_of(

@@ -82,6 +82,39 @@ def test_a_sequence_is_a_number_and_nothing_like_it(
     assert problem(answer, 422)["errors"][0]["field"] == "body.sequence"
 
 
+@pytest.mark.parametrize("sequence", ["2", "2.0", "2e0"])
+def test_a_sequence_is_an_integer_however_it_is_written(served: Served, sequence: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    body = f'{{"sequence": {sequence}}}'
+    made = served.client.post("/sessions/talk/fork", content=body, headers=headers)
+    assert made.json()["sequence"] == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b'{"sequence": "\xff"}', 400, "not UTF-8 at byte 15"),
+        (b"[" * 100_000, 400, "nested too deeply"),
+        (b'{"sequence": ' + b"1" * 5_000 + b"}", 400, "more than 4,300 digits"),
+        (b'{"sequence":\n 1,}', 422, "not JSON at line 2, column 4: "),
+    ],
+    ids=["encoding", "depth", "digits", "syntax"],
+)
+def test_a_body_that_cannot_be_read_is_told_why(
+    served: Served, body: bytes, status: int, said: str
+) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = served.client.post("/sessions/talk/fork", content=body, headers=headers)
+    assert said in problem(answer, status)["detail"]
+
+
+def test_an_unknown_run_names_the_route_that_lists_them(served: Served) -> None:
+    for path in ("/runs/none", "/runs/none/events"):
+        told = problem(served.client.get(path), 404)
+        assert told["detail"] == "no run has the id 'none'; GET /runs lists them."
+        assert told["error"] == "UnknownRunError"
+
+
 def test_an_id_is_as_long_as_the_store_takes(served: Served) -> None:
     path = "/sessions/talk/fork"
     longest = {"sequence": 1, "new_session_id": "x" * 128}

@@ -47,6 +47,9 @@ def import_steps(
     user: Annotated[
         str | None, typer.Option("--user", help="User of steps that name none.")
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit code 1 when a record was skipped.")
+    ] = False,
     db: Db = DEFAULT_DB,
     namespace: Namespace = "default",
     as_json: AsJson = False,
@@ -73,6 +76,8 @@ def import_steps(
             typer.echo(f"  and {hidden:,} more records skipped", err=True)
     if report.skipped_count == report.read:
         raise ExchangeError(f"{file}: not one of {report.read:,} records could be imported.")
+    if strict and report.skipped_count:
+        raise typer.Exit(1)
 
 
 def _index(db: str, namespace: str) -> None:
@@ -112,6 +117,7 @@ def export_steps(
     namespace: Namespace = "default",
 ) -> None:
     """Write steps to a file, by default all of them as JSONL."""
+    from hybridagi_steps.cli.finding import check_session
     from hybridagi_steps.exchange import export_file
 
     where = step_filter(
@@ -128,6 +134,8 @@ def export_steps(
     )
     left_out: list[str] = []
     with existing(db, namespace) as memory:
+        if session is not None:
+            check_session(memory, session)
         count = export_file(
             memory, file, format=format_name, where=where, vectors=vectors, left_out=left_out.append
         )

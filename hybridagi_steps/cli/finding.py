@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hybridagi_steps.errors import InvalidQueryError, UnknownStepError
+from hybridagi_steps.errors import InvalidQueryError, UnknownSessionError, UnknownStepError
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 
@@ -40,6 +40,20 @@ def run_steps(memory: StepMemory, run_id: str) -> list[AgentStep]:
     """Return all steps of a run, by hop."""
     where = StepFilter(run_id=run_id, scope=EVERY_SCOPE)
     return sorted(memory.iter_steps(where), key=lambda step: step.hop)
+
+
+def check_session(memory: StepMemory, session_id: str) -> None:
+    """Check that a session is there: it has messages, or steps that name it.
+
+    Raises:
+        UnknownSessionError: It has neither.
+    """
+    try:
+        memory.repository().store.session_end(session_id)
+    except UnknownSessionError:
+        where = StepFilter(session_id=session_id, scope=EVERY_SCOPE)
+        if next(memory.iter_steps(where), None) is None:
+            raise
 
 
 def lineage(memory: StepMemory, step: AgentStep) -> tuple[list[AgentStep], list[AgentStep]]:

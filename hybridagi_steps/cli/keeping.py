@@ -103,7 +103,9 @@ def purge(
     db: Db = DEFAULT_DB,
     namespace: Namespace = "default",
 ) -> None:
-    """Erase the steps that a filter names, for good."""
+    """Erase what a filter names, for good; of --session or --user alone the messages, too."""
+    from hybridagi_steps.erasure import whole_sessions
+
     where = step_filter(
         run_id=run,
         session_id=session,
@@ -122,14 +124,17 @@ def purge(
         if not yes:
             everything = where.model_copy(update={"scope": where.scope or "*"})
             count = sum(1 for _ in memory.iter_steps(everything))
-            _confirm(count, db)
+            sessions = len(whole_sessions(memory.repository().store, where))
+            _confirm(count, sessions, db)
         erased = memory.purge(where)
-    typer.echo(f"{erased:,} steps erased from {db}.")
+    found = "" if erased else "nothing matched: "
+    typer.echo(f"{found}{erased:,} steps and messages erased from {db}.")
 
 
-def _confirm(count: int, db: str) -> None:
+def _confirm(count: int, sessions: int, db: str) -> None:
     import sys
 
+    what = f"{count:,} steps" + (f" and all messages of {sessions:,} sessions" if sessions else "")
     if not sys.stdin.isatty():
-        raise typer.BadParameter(f"{count:,} steps would be erased from {db}; say --yes to do it.")
-    typer.confirm(f"Erase {count:,} steps from {db} for good?", abort=True)
+        raise typer.BadParameter(f"{what} would be erased from {db}; say --yes to do it.")
+    typer.confirm(f"Erase {what} from {db} for good?", abort=True)

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 
 from hybridagi_steps import __version__
 from hybridagi_steps.crossing import in_thread
-from hybridagi_steps.errors import StepsError, UnknownRunError
+from hybridagi_steps.errors import StepsError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, id_text
 from hybridagi_steps.server.reading import filled, hit_data, hits_for, run_data, run_steps
@@ -144,7 +144,9 @@ def _get_run(memory: StepMemory) -> Callable[..., Any]:
         def read() -> dict[str, Any]:
             if steps := run_steps(memory, run_id):
                 return run_data(run_id, steps)
-            raise UnknownRunError(run_id)
+            raise ToolError(
+                f"no run has the id {run_id!r}; the steps that search_steps finds name theirs."
+            )
 
         return await _asked(read)
 

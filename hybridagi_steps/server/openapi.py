@@ -75,6 +75,9 @@ def document(app: FastAPI) -> dict[str, Any]:
             schemas.update(_schemas_of(model))
         parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         made["security"] = [{"token": []}]
+        for entry in (entry for path in made["paths"].values() for entry in path.values()):
+            for parameter in entry.get("parameters", ()):
+                parameter["schema"] = _without_null(parameter["schema"])
         app.openapi_schema = made
     return app.openapi_schema
 
@@ -94,6 +97,14 @@ async def refuse_unknown_parameters(request: Request) -> None:
     if entry and unknown:
         hint = f"is no parameter here; known: {', '.join(known) or 'none'}"
         raise RequestValidationError([{"loc": ("query", name), "msg": hint} for name in unknown])
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a parameter that may be absent: an address and a header have no null."""
+    kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
+    if len(kinds) != 1:
+        return schema
+    return {**kinds[0], **{key: value for key, value in schema.items() if key != "anyOf"}}
 
 
 def _schemas_of(model: type[BaseModel]) -> dict[str, Any]:

@@ -27,12 +27,14 @@ def static_files() -> StaticFiles:
     return StaticFiles(directory=STATIC)
 
 
+@router.head("/", include_in_schema=False)
 @router.get("/", include_in_schema=False)
 async def page() -> FileResponse:
     """Return the page."""
     return FileResponse(STATIC / "index.html", media_type="text/html; charset=utf-8")
 
 
+@router.head("/healthz", include_in_schema=False)
 @router.get("/healthz", response_model=shapes.Health, responses=problems(), openapi_extra=OPEN)
 async def health(shared: Shared) -> Response:
     """Say that the server lives."""

@@ -7,8 +7,10 @@ answer says no more than that, the log says the rest.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from json import JSONDecodeError
 from typing import Any, cast
 
 import orjson
@@ -140,7 +142,14 @@ async def _of_ours(request: Request, error: Exception) -> Response:
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("%s %s: %s", request.method, request.scope["path"], error, exc_info=error)
     retry = {"Retry-After": "1"} if status in (429, 503) else None
-    return problem_response(status, str(error), error=type(error).__name__, headers=retry)
+    return problem_response(status, _told(error), error=type(error).__name__, headers=retry)
+
+
+def _told(error: StepsError) -> str:
+    """Return what an error says, with a route where it names a call in Python."""
+    if isinstance(error, errors.UnknownRunError):
+        return f"no run has the id {error.run_id!r}; GET /runs lists them."
+    return str(error)
 
 
 async def _of_a_request(request: Request, error: Exception) -> Response:
@@ -149,9 +158,14 @@ async def _of_a_request(request: Request, error: Exception) -> Response:
         given = request.headers.get("content-type")
         detail = f"the body's Content-Type is {given[:200]}" if given else "no Content-Type is sent"
         return problem_response(415, f"{_whole(detail)}; send Content-Type: application/json.")
-    fields = [_field_error(found) for found in error.errors()]
-    first = fields[0]
-    return problem_response(422, f"{first.field}: {first.message}.", fields=fields)
+    if isinstance(cause := error.__cause__, JSONDecodeError):
+        where = f"line {cause.lineno}, column {cause.colno}"
+        fields = [FieldError(field="body", message=f"not JSON at {where}: {cause.msg}")]
+    else:
+        fields = [_field_error(found) for found in error.errors()]
+    first = fields[0].field
+    wrong = ", or ".join(found.message for found in fields if found.field == first)
+    return problem_response(422, f"{first}: {wrong}.", fields=fields)
 
 
 def _field_error(found: Mapping[str, Any]) -> FieldError:
@@ -172,12 +186,27 @@ def _whole(text: str) -> str:
 async def _of_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - what it is installed for
     detail, headers = str(error.detail), dict(error.headers or {})
+    if error.status_code == HTTPStatus.BAD_REQUEST:
+        detail = _unread(error.__cause__) or detail
     if error.status_code == HTTPStatus.NOT_FOUND and detail == HTTPStatus.NOT_FOUND.phrase:
         detail = f"there is nothing at {request.scope['path']}; /openapi.json lists what there is."
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         headers["Allow"] = ", ".join(sorted(_methods_at(request)))
         detail = f"{request.scope['path']} takes {headers['Allow']}, not {request.method}."
     return problem_response(error.status_code, detail, headers=headers)
+
+
+def _unread(cause: BaseException | None) -> str | None:
+    """Return why a body was not read as far as there was JSON to speak of; None for any other."""
+    if isinstance(cause, UnicodeDecodeError):
+        encoding, place = cause.encoding.upper(), cause.start + 1
+        return f"the body is not {encoding} at byte {place}; send JSON as UTF-8."
+    if isinstance(cause, RecursionError):
+        return "the body is nested too deeply; flatten it, or send the inner value as text."
+    if isinstance(cause, ValueError):  # the one thing that Python's reader of JSON refuses besides
+        most = sys.get_int_max_str_digits()
+        return f"the body has an integer of more than {most:,} digits; send it as text."
+    return None
 
 
 def _methods_at(request: Request) -> set[str]:

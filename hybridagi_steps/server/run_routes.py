@@ -23,7 +23,12 @@ from hybridagi_steps.server.stored_runs import interrupted_run
 router = APIRouter(tags=["runs"])
 
 LastEventId = Annotated[
-    str | None, Header(max_length=1024, description="The id of the last event that was received.")
+    str | None,
+    Header(
+        max_length=1024,
+        description="The id of the last event of this run that was received, RUN_ID:NUMBER.",
+        json_schema_extra={"pattern": "^(.*:[0-9]{1,15})?$"},
+    ),
 ]
 
 

@@ -33,7 +33,7 @@ class SearchAsked(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid")
 
     q: Annotated[str, Field(max_length=_LONGEST_QUERY)] | None = None
-    """What to look for."""
+    """What to look for, not blank; either this or `like`."""
     like: Text | None = None
     """Or the id of a step to find others like."""
     k: int = Field(default=5, ge=1, le=MOST_HITS)
@@ -70,7 +70,16 @@ class SearchAsked(BaseModel):
     """Not the steps of these runs; repeat it for several."""
     user_id: Text | None = None
     """Steps of this user."""
-    metadata: Annotated[str, Field(max_length=1_000)] | None = None
+    metadata: Annotated[str, Field(max_length=1_000)] | None = Field(
+        default=None,
+        json_schema_extra={
+            "contentMediaType": "application/json",
+            "contentSchema": {
+                "type": "object",
+                "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
+            },
+        },
+    )
     """Top-level metadata keys with exactly these values, as a JSON object."""
 
     def where(self) -> StepFilter:

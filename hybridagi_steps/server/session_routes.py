@@ -28,6 +28,10 @@ At = Annotated[int, Path(ge=1, le=shapes.LARGEST_SEQUENCE, description="Place in
 From = Annotated[int, Query(ge=1, le=shapes.LARGEST_SEQUENCE, description="First sequence.")]
 To = Annotated[int, Query(ge=1, le=shapes.LARGEST_SEQUENCE, description="Last, included.")]
 Recall = Literal["session", "all"]
+_BUDGET = (
+    "Most tokens. The system prompt and the newest message have to fit: with less than they need, "
+    "which differs from session to session, the answer is 422 and says how much."
+)
 Branch = Annotated[int, Query(ge=0, le=shapes.LARGEST_SEQUENCE, description="One of `attempts`.")]
 
 
@@ -153,7 +157,7 @@ async def compare_branches(
 async def preview_context(
     shared: Shared,
     session_id: SessionId,
-    budget: Annotated[int, Query(ge=1, le=10_000_000, description="Most tokens.")] = 4000,
+    budget: Annotated[int, Query(ge=1, le=10_000_000, description=_BUDGET)] = 4000,
     recent: Annotated[int, Query(ge=1, le=10_000, description="Newest units, as they are.")] = 6,
     k: Annotated[int, Query(ge=0, le=100, description="Older steps recalled.")] = 5,
     query: Annotated[str, Query(min_length=1, max_length=4_000)] | None = None,

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+)
 
 from hybridagi_steps.admission import MAX_ID_LENGTH
 from hybridagi_steps.records.agent_step import AgentStep
@@ -18,9 +25,18 @@ from hybridagi_steps.records.run import RunMetrics
 
 LARGEST_SEQUENCE = 2**53 - 1
 """Every JSON reader takes an integer up to this."""
-Sequence = Annotated[int, Field(ge=1, le=LARGEST_SEQUENCE, strict=True)]
+
+
+def _integer(value: Any) -> Any:
+    """Return 5 for 5.0: JSON has one kind of number, and its schema calls both integers."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Sequence = Annotated[int, Field(ge=1, le=LARGEST_SEQUENCE), BeforeValidator(_integer)]
 Id = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)]
 """As long as the store takes."""
+Message = Annotated[str, Field(min_length=1)] | Annotated[list[dict[str, Any]], Field(min_length=1)]
+"""A text, or a provider's content parts."""
 _STEPS_OF_A_PATH = (".", "..")
 
 
@@ -52,9 +68,12 @@ class Answer(BaseModel):
 
 
 class Asked(BaseModel):
-    """What the server is asked; an unknown member is refused."""
+    """What the server is asked; an unknown member is refused, and so is a value of another type.
 
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid")
+    Strict, since `"no"` and 1 must not be taken for consent.
+    """
+
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid", strict=True)
 
 
 class SessionShape(Answer):
@@ -186,7 +205,7 @@ class RetryAsked(Asked):
     """Which message of the user to answer once more."""
 
     sequence: Sequence
-    message: Annotated[str, Field(min_length=1)] | list[dict[str, Any]] | None = None
+    message: Message | None = None
     """What the user should have said; absent, the message stays."""
 
 
@@ -195,9 +214,7 @@ class ChatAsked(Asked):
 
     session_id: NewSessionId | None = None
     """The session; a new one when absent."""
-    message: (
-        Annotated[str, Field(min_length=1)] | Annotated[list[dict[str, Any]], Field(min_length=1)]
-    )
+    message: Message
     """A text, or a provider's content parts."""
     user_id: Id | None = None
     """Whose history the steps are."""

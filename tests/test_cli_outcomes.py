@@ -1,0 +1,80 @@
+"""What a script learns from a command: its exit code when nothing, or not everything, was done."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from conformance.making import said
+
+import hybridagi_steps as hs
+from hybridagi_steps.cli import main
+
+SKIPPED = ["{broken", "[1, 2]", '{"step_type": "Dance"}']
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> str:
+    """A memory with a session of messages, and a step of a trial that names another one."""
+    path = str(tmp_path / "steps.db")
+    step = {"id": "a", "step_type": "Action", "session_id": "trial", "scope": "t"}
+    with hs.StepMemory(path, embedder="hashing") as memory:
+        asyncio.run(memory.repository().append("chat", said(3)))
+        memory.add(hs.AgentStep.model_validate(step))
+    return path
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_strict_import_ends_with_1_when_it_skipped_a_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: list[str]
+) -> None:
+    good = hs.AgentStep.model_validate({"step_type": "Action"}).model_dump_json()
+    file, whole = tmp_path / "mixed.jsonl", tmp_path / "whole.jsonl"
+    file.write_text("\n".join([good, *SKIPPED]))
+    whole.write_text(good)
+    db = str(tmp_path / "steps.db")
+    assert main(["import", str(file), "--db", db, *form]) == 0
+    told = capsys.readouterr()
+    assert main(["import", str(file), "--db", str(tmp_path / "b.db"), "--strict", *form]) == 1
+    strict = capsys.readouterr()
+    assert strict.out == told.out.replace(db, str(tmp_path / "b.db"))
+    assert strict.err == told.err
+    if form:
+        assert json.loads(strict.out)["skipped_count"] == len(SKIPPED)
+    else:
+        assert strict.err.count(" skipped: ") == len(SKIPPED)
+    assert main(["import", str(whole), "--db", db, "--strict", *form]) == 0
+
+
+def test_a_session_that_is_not_there_is_not_exported(
+    db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out.jsonl"
+    assert main(["export", str(file), "--session", "nobody", "--db", db]) == 2
+    assert capsys.readouterr().err == "hybridagi-steps: no session has the id 'nobody'.\n"
+    assert not file.exists()
+    for known in ("chat", "trial"):
+        assert main(["export", str(file), "--session", known, "--db", db]) == 0
+        assert file.read_text()
+
+
+@pytest.mark.parametrize("condition", [["--session", "nobody"], ["--run", "nobody"]])
+def test_a_purge_that_matches_nothing_says_so(
+    db: str, capsys: pytest.CaptureFixture[str], condition: list[str]
+) -> None:
+    purge = ["purge", *condition, "--yes", "--db", db]
+    assert main(purge) == 0
+    assert capsys.readouterr().out == f"nothing matched: 0 steps and messages erased from {db}.\n"
+    assert main(["purge", "--session", "chat", "--yes", "--db", db]) == 0
+    assert "nothing matched" not in capsys.readouterr().out
+
+
+def test_a_purge_says_which_messages_it_would_erase(
+    db: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["purge", "--session", "chat", "--db", db]) == 2
+    assert "0 steps and all messages of 1 sessions would be erased" in capsys.readouterr().err
+    assert main(["purge", "--session", "chat", "--yes", "--db", db]) == 0
+    assert capsys.readouterr().out == f"3 steps and messages erased from {db}.\n"
