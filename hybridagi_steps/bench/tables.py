@@ -8,6 +8,9 @@ from typing import Any
 
 import orjson
 
+_WHOLE = 20
+"""Longest cell of a column of numbers that is not wrapped."""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -36,12 +39,12 @@ def print_tables(tables: Sequence[Table], result: dict[str, Any]) -> None:
         shown = RichTable(
             title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
         )
-        for place, column in enumerate(table.columns):
-            least = _longest_word(table, place)
+        for place, (column, width) in enumerate(zip(table.columns, _widths(table), strict=True)):
             if place > 0 and column:  # numbers
-                shown.add_column(column, justify="right", width=least)
-            else:
-                shown.add_column(column, min_width=least, overflow="fold")
+                heading = len(column) if _fits(table, console.width) else 0
+                shown.add_column(column, justify="right", width=max(width, heading))
+            else:  # what a row is about
+                shown.add_column(column, min_width=width, overflow="fold")
         for row in _once(table):
             shown.add_row(*(Text(cell) for cell in row))
         console.print(shown)
@@ -51,10 +54,21 @@ def print_tables(tables: Sequence[Table], result: dict[str, Any]) -> None:
     console.print(Text(f"{result['machine']}; {versions}; {result['measured_at']}", style="dim"))
 
 
-def _longest_word(table: Table, place: int) -> int:
-    """Return how wide a column must be to break no word."""
-    cells = " ".join([table.columns[place], *(row[place] for row in table.rows)])
-    return max(map(len, cells.split()), default=1)
+def _widths(table: Table) -> list[int]:
+    """Return how wide each column must be: no word is broken, and no cell but a remark wrapped."""
+    found: list[int] = []
+    for place, column in enumerate(table.columns):
+        cells = [row[place] for row in table.rows]
+        words = " ".join([column, *cells]).split()
+        whole = [cell for cell in cells if place > 0 and column and len(cell) <= _WHOLE]
+        found.append(max(map(len, [*words, *whole]), default=1))
+    return found
+
+
+def _fits(table: Table, width: int) -> bool:
+    """Tell whether a table fits a screen with its headings on one line."""
+    columns = zip(table.columns, zip(*table.rows, strict=True), strict=True)
+    return sum(2 + max(map(len, [column, *cells])) for column, cells in columns) <= width
 
 
 def _once(table: Table) -> Generator[Sequence[str]]:
