@@ -68,7 +68,9 @@ def _widths(table: Table) -> list[int]:
 def _fits(table: Table, width: int) -> bool:
     """Tell whether a table fits a screen with its headings on one line."""
     columns = zip(table.columns, zip(*table.rows, strict=True), strict=True)
-    return sum(2 + max(map(len, [column, *cells])) for column, cells in columns) <= width
+    return (
+        sum(3 + max(map(len, [column, *cells])) for column, cells in columns) <= width
+    )  # gaps, too
 
 
 def _once(table: Table) -> Generator[Sequence[str]]:
