@@ -48,7 +48,15 @@ def check_page(limit: int, offset: int) -> None:
 
 
 def id_texts(ids: StepId | Iterable[StepId]) -> list[str]:
-    """Return one id or several as a list of texts."""
+    """Return one id or several as a list of texts.
+
+    Raises:
+        InvalidQueryError: It is neither, or one of them is none.
+    """
     if isinstance(ids, str | UUID):
         return [id_text(ids)]
-    return [id_text(step_id) for step_id in ids]
+    several: list[Any] = list(ids) if isinstance(ids, Iterable) else [ids]  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+    for step_id in several:
+        if not isinstance(step_id, str | UUID):
+            raise InvalidQueryError(f"ids are UUIDs or texts; got {step_id!r:.60}.")
+    return [id_text(step_id) for step_id in several]

@@ -8,7 +8,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from provider_double import check_contexts, check_openai
@@ -235,6 +235,14 @@ class TestRecall:
         memory.add(AgentStep(step_type=AgentStepType.ProgramCall, inputs=call, run_id="now"))
         context = ContextBuilder(memory).build(steps=[say("user", "Cancel my booking tomorrow")])
         assert [m["content"] for m in context.messages] == ["Cancel my booking tomorrow"]
+
+    def test_nothing_to_ask_with_recalls_nothing(self, memory: StepMemory) -> None:
+        memory.add(acted({"purpose": "book a flight to Lisbon; continue."}, "booked, RES-1"))
+        builder = ContextBuilder(memory)
+        for steps in ([], [say("system", "You book flights.")]):
+            for query in (None, " "):
+                assert "RES-1" not in texts(builder.build(steps=steps, query=query))
+            assert "RES-1" in texts(builder.build(steps=steps, query="a flight"))
 
     def test_nobody_recalls_another_users_steps(self, memory: StepMemory) -> None:
         for user in ("ana", "bob"):
@@ -517,6 +525,34 @@ def _tool_step() -> AgentStep:
     return AgentStep(step_type=AgentStepType.Action, inputs=inputs, outputs={"result": "seen"})
 
 
+def thinking_chat(block: dict[str, Any], result: Any = "seen") -> list[Step]:
+    """A call with a block before it, and its result, as Anthropic has them."""
+    called: dict[str, Any] = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+    answered = {"type": "tool_result", "tool_use_id": "t1", "content": result}
+    return from_messages(
+        [
+            {"role": "user", "content": "Look."},
+            {"role": "assistant", "content": [block, called]},
+            {"role": "user", "content": [answered]},
+        ]
+    )
+
+
+def anthropic_words(content: Any) -> int:
+    """Return the tokens of a message's content in Anthropic's form, a picture counting 1,000."""
+    if isinstance(content, str):
+        return words_counted(content)
+    if isinstance(content, list):
+        return sum(map(anthropic_words, cast("list[Any]", content)))
+    if content["type"] == "image":
+        return 1_000
+    keys = ("text", "thinking", "name", "data", "content", "source")
+    inner = [content[key] for key in keys if key in content]
+    if isinstance(content.get("input"), dict):
+        inner.append(str(content["input"]))
+    return sum(map(anthropic_words, inner))
+
+
 class TestForms:
     def test_both_forms_say_the_same(self, real_steps: list[AgentStep]) -> None:
         run = [step for step in real_steps if step.run_id == real_steps[0].run_id]
@@ -528,6 +564,83 @@ class TestForms:
         assert to_provider(from_messages(context.messages)) == context.messages
         with pytest.raises(InvalidSettingError):
             context.for_provider("gemini")  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+    @pytest.mark.parametrize(
+        ("block", "least"),
+        [
+            ({"type": "thinking", "thinking": "think " * 3_000, "signature": "s"}, 3_000),
+            ({"type": "redacted_thinking", "data": "x" * 100}, 1_000),
+            ({"type": "server_tool_use", "id": "s1", "input": {"q": "w " * 500}}, 500),
+        ],
+    )
+    def test_what_only_anthropics_form_carries_is_counted(
+        self, block: dict[str, Any], least: int
+    ) -> None:
+        chat = thinking_chat(block)
+        with pytest.raises(ContextBudgetError) as refused:
+            ContextBuilder(budget=300, counter=words_counted).build(steps=chat)
+        needed = refused.value.needed
+        assert least < needed < least + 60
+        context = ContextBuilder(budget=needed, counter=words_counted).build(steps=chat)
+        assert str(block["type"]) in str(context.for_provider("anthropic"))
+        assert context.receipt.tokens >= needed
+
+    def test_pictures_that_only_anthropics_form_carries_are_counted(self) -> None:
+        picture = {
+            "type": "image",
+            "source": {"type": "base64", "media_type": "image/png", "data": "A" * 400},
+        }
+        chat = thinking_chat({"type": "text", "text": "Let me see."}, [picture] * 8)
+        with pytest.raises(ContextBudgetError) as refused:
+            ContextBuilder(budget=300).build(steps=chat)
+        assert refused.value.needed > 8_000
+        context = ContextBuilder(budget=9_000).build(steps=chat)
+        assert str(context.for_provider("anthropic")).count("'image/png'") == 8
+        assert len([note for note in context.receipt.notes if "image/png" in note]) == 8
+
+    def test_neither_form_of_a_mixed_chat_is_over_the_budget(self) -> None:
+        report = {"type": "text", "media_type": "text/plain", "data": "line " * 400}
+        search: dict[str, Any] = {
+            "type": "search_result",
+            "source": "x",
+            "title": "t",
+            "content": [],
+        }
+        result: list[dict[str, Any]] = [
+            {"type": "text", "text": "seen " * 300},
+            {"type": "document", "title": "Report", "source": report},
+            {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}},
+            search,
+        ]
+        chat = thinking_chat({"type": "thinking", "thinking": "think " * 500}, result)
+        steps = [*talk(20), *chat, say("user", "And now?")]
+        for budget in (100, 300, 1_000, 2_000, 4_000):
+            builder = ContextBuilder(budget=budget, counter=words_counted)
+            context = builder.build(steps=steps)
+            prompt = context.for_provider("anthropic")
+            sent = sum(3 + anthropic_words(message["content"]) for message in prompt.messages)
+            assert sent <= context.receipt.tokens <= budget
+        assert "think think" in str(prompt)
+
+    def test_what_older_versions_counted_of_one_form_is_counted_anew(
+        self, memory: StepMemory
+    ) -> None:
+        store = memory.repository().store
+        store.commit("s", thinking_chat({"type": "thinking", "thinking": "think " * 3_000}))
+        calls: list[str] = []
+
+        def counted(text: str) -> int:
+            calls.append(text)
+            return words_counted(text)
+
+        builder = ContextBuilder(memory, budget=4_000, k=0, counter=counted)
+        ids = [message.id for message in store.messages("s")]
+        store.save_message_tokens(dict.fromkeys(ids, 4), builder.counter.counter_id)
+        assert builder.build(session_id="s").receipt.tokens > 3_000
+        calls.clear()
+        again = ContextBuilder(memory, budget=4_000, k=0, counter=counted)
+        assert again.build(session_id="s").receipt.tokens > 3_000
+        assert not [text for text in calls if "think" in text]
 
     def test_notebooks_show_contexts_and_receipts_without_acting(self) -> None:
         steps = [*booking(), say("user", "<script>alert(1)</script>")]

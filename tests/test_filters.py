@@ -83,6 +83,60 @@ def test_a_filter_cannot_be_changed() -> None:
         StepFilter().run_id = "r"  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def both(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any] | None:
+    joined = StepFilter.of(one).and_(StepFilter.of(two))
+    swapped = StepFilter.of(two).and_(StepFilter.of(one))
+    assert (joined is None) == (swapped is None)
+    return None if joined is None else joined.model_dump(exclude_unset=True)
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "joined"),
+    [
+        ({"user_id": "ana"}, {"run_id": "r"}, {"user_id": "ana", "run_id": "r"}),
+        ({"user_id": "ana"}, {"user_id": "ana"}, {"user_id": "ana"}),
+        ({"user_id": "ana"}, {"user_id": None}, {"user_id": "ana"}),
+        ({"user_id": None}, {}, {"user_id": None}),
+        ({"tools": ["a", "b"]}, {"tools": ["b", "c"]}, {"tools": ["b"]}),
+        ({"exclude_run_id": "a"}, {"exclude_run_id": "b"}, {"exclude_run_id": ["a", "b"]}),
+        ({"min_score": 0.9}, {"min_score": 0.1}, {"min_score": 0.9}),
+        ({"scope": "*"}, {"scope": "trial"}, {"scope": "trial"}),
+        ({"metadata": {"a": 1}}, {"metadata": {"b": 2}}, {"metadata": {"a": 1, "b": 2}}),
+        ({"metadata": {"a": 1}}, {"metadata": {"a": 1.0}}, {"metadata": {"a": 1.0}}),
+    ],
+)
+def test_two_filters_that_both_hold(
+    one: dict[str, Any], two: dict[str, Any], joined: dict[str, Any]
+) -> None:
+    assert both(one, two) == joined
+    assert both({}, one) == both(one, {}) == StepFilter.of(one).model_dump(exclude_unset=True)
+
+
+@pytest.mark.parametrize(
+    ("key", "one", "two"),
+    [
+        ("user_id", "ana", "bob"),
+        ("session_id", "a", "b"),
+        ("scope", "a", "b"),
+        ("tools", ["a"], ["b"]),
+        ("tools", [], ["b"]),
+        ("status", "ok", "error"),
+        ("metadata", {"a": 1}, {"a": 2}),
+        ("metadata", {"a": 1}, {"a": True}),
+        ("metadata", {"a": None}, {"a": 0}),
+    ],
+)
+def test_two_filters_that_no_step_can_pass(key: str, one: Any, two: Any) -> None:
+    assert both({key: one}, {key: two}) is None
+
+
+def test_of_two_spans_of_time_the_common_one_is_left() -> None:
+    early, late = datetime(2025, 1, 1, tzinfo=UTC), datetime(2025, 2, 1, tzinfo=UTC)
+    span = {"since": early, "until": late}
+    assert both(span, {"since": late, "until": early}) == {"since": late, "until": early}
+    assert both({"since": early}, {"until": late}) == span
+
+
 def test_a_hit_starts_unmeasured() -> None:
     hit = StepHit(step=AgentStep(step_type=AgentStepType.Action), score=0.5)
     assert (hit.dense_score, hit.lexical_score, hit.why, hit.context) == (None, None, "", [])

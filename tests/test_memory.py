@@ -77,6 +77,16 @@ def test_get_keeps_the_order_asked_and_skips_unknown_ids(memory: StepMemory) -> 
     assert not memory.exist("nobody")
 
 
+@pytest.mark.parametrize("wrong", [None, 3, [None], [3], step(), [step()]])
+def test_what_is_no_id_is_neither_got_nor_deleted(memory: StepMemory, wrong: Any) -> None:
+    memory.add(step())
+    for take in (memory.get, memory.get_steps, memory.delete):
+        with pytest.raises(InvalidQueryError, match="ids are UUIDs or texts; got"):
+            take(wrong)
+    assert (memory.get([]).steps, memory.delete(iter([]))) == ([], 0)
+    assert memory.stats()["steps"] == 1
+
+
 def test_add_takes_one_step_many_or_a_step_list_all_or_nothing(memory: StepMemory) -> None:
     one, two, three = step(), step(), step()
     memory.add(one)

@@ -100,3 +100,5 @@ def test_a_kind_that_is_none_is_refused() -> None:
 def test_only_functions_are_decorated(given: Any) -> None:
     with pytest.raises(InvalidSettingError, match="purpose="):
         hs.record_step(given)
+    with pytest.raises(InvalidSettingError, match="in_context ties a function"):
+        hs.in_context(given)

@@ -376,6 +376,8 @@ def test_a_real_model(tmp_path: Any) -> None:
         lambda: Recency(60, half_life_days=1),
         lambda: Recency(weight=-0.1),
         lambda: Outcome(weight=2),
+        lambda: CrossEncoder(3),  # pyright: ignore[reportArgumentType]
+        lambda: CrossEncoder(CountsSharedLetters),  # pyright: ignore[reportArgumentType]
     ],
 )
 def test_arguments_out_of_range_are_refused(make: Any) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import dspy
+import numpy as np
 import pytest
 
 from hybridagi_steps import StepMemory
-from hybridagi_steps.errors import InvalidFilterError, InvalidQueryError
+from hybridagi_steps.errors import InvalidFilterError, InvalidQueryError, RerankerError
 from hybridagi_steps.programs.adapters import StepContext
 from hybridagi_steps.programs.lm_reranker import LMStepReranker
 from hybridagi_steps.programs.retriever import StepReranker, StepRetriever
@@ -28,7 +29,7 @@ from hybridagi_steps.rerankers import Outcome
 # DSPy ships no types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
-# pyright: reportUntypedBaseClass=false
+# pyright: reportUntypedBaseClass=false, reportUnknownLambdaType=false
 
 TOPICS = ["refund the order", "cancel the flight", "book a hotel room", "reset the password"]
 
@@ -133,15 +134,44 @@ def test_k_and_where_of_a_call(stocked: StepMemory) -> None:
     retrieve = StepRetriever(stocked, k=2, where={"run_id": "r0"})
     assert {step.run_id for step in retrieve("order").steps} == {"r0"}
     assert len(retrieve("order", k=3).steps) == 3
-    assert {step.run_id for step in retrieve("order", where={"run_id": "r1"}).steps} == {"r1"}
+    narrower = {"run_id": "r0", "tools": "act"}
+    assert {step.run_id for step in retrieve("order", where=narrower).steps} == {"r0"}
     assert len(retrieve("order").steps) == 2
 
 
-def test_where_of_a_call_does_not_lift_the_retrievers_other_conditions() -> None:
+def test_where_of_a_call_and_of_the_retriever_both_hold() -> None:
     memory = ListMemory([0.5])
-    StepRetriever(memory, where={"user_id": "ann", "tools": ["a"]})("q", where={"tools": ["b"]})
+    pinned = {"user_id": "ann", "tools": ["a", "b"], "min_score": 0.9}
+    retrieve = StepRetriever(memory, where=pinned)
+    assert ids(retrieve("q", where={"tools": ["b", "c"], "min_score": 0.1})) == ["s0"]
     where = memory.asked[0][2]
-    assert (where.user_id, where.tools) == ("ann", ["b"])
+    assert (where.user_id, where.tools, where.min_score) == ("ann", ["b"], 0.9)
+
+
+@pytest.mark.parametrize(
+    ("key", "own", "asked"),
+    [
+        ("user_id", "ana", "bob"),
+        ("session_id", "one", "other"),
+        ("status", "ok", "error"),
+        ("metadata", {"team": "a"}, {"team": "b"}),
+    ],
+)
+def test_no_call_gets_out_of_what_a_retriever_is_pinned_to(
+    memory: StepMemory, key: str, own: Any, asked: Any
+) -> None:
+    memory.add([topic_step(0, **{key: own}), topic_step(4, **{key: asked})])
+    retrieve = StepRetriever(memory, where={key: own}, reranker=Outcome())
+    assert ids(retrieve("refund the order")) == ["s0"]
+    assert ids(retrieve("refund the order", where={key: None})) == ["s0"]
+    assert ids(retrieve("refund the order", where={key: asked})) == []
+
+
+def test_a_call_may_show_trials_that_a_retriever_does_not_speak_of(memory: StepMemory) -> None:
+    memory.add([topic_step(0), topic_step(4, scope="trial")])
+    retrieve = StepRetriever(memory, where={"tools": "act"})
+    assert ids(retrieve("refund the order")) == ["s0"]
+    assert ids(retrieve("refund the order", where={"scope": "trial"})) == ["s4"]
 
 
 def test_nothing_found(memory: StepMemory) -> None:
@@ -294,6 +324,67 @@ def test_a_module_reranks_steps_that_no_retriever_found() -> None:
     steps = [topic_step(0, status="error"), topic_step(1)]
     by_hand = QueryWithSteps(queries=QueryList(queries=[Query(query="q")]), steps=steps)
     assert ids(StepReranker(Outcome())(by_hand)) == ["s1", "s0"]
+
+
+class Returning:
+    """A reranker that returns what a function makes of the hits."""
+
+    def __init__(self, made: Any) -> None:
+        self.made = made
+
+    def rerank(self, query: str, hits: Any) -> Any:
+        return self.made(hits)
+
+
+async def _later(hits: Any) -> Any:
+    return hits
+
+
+def _with_score(score: Any) -> Any:
+    return lambda hits: [hit.model_copy(update={"score": score}) for hit in hits]
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda _: None, "NoneType"),
+        (lambda _: "s0", "str"),
+        (iter, "list_iterator"),
+        (_later, "a coroutine"),
+        (lambda hits: [hit.step for hit in hits], "a list with AgentStep in it"),
+        (lambda hits: [*hits, None], "a list with NoneType in it"),
+        (lambda hits: [*hits, *hits], "step s0 more often than it was given"),
+        (
+            lambda hits: [*hits, StepHit(step=topic_step(9), score=1)],
+            "step s9 more often than it was given",
+        ),
+        (_with_score(float("nan")), "the score nan for step s0"),
+        (_with_score(float("inf")), "the score inf for step s0"),
+        (_with_score(None), "the score None for step s0"),
+        (_with_score("high"), "the score 'high' for step s0"),
+    ],
+)
+def test_what_a_reranker_returns_is_looked_at(made: Any, told: str) -> None:
+    memory = ListMemory([0.5, 0.4])
+    found = StepRetriever(memory)("q")
+    for rerank in (
+        lambda: StepRetriever(memory, reranker=Returning(made))("q"),
+        lambda: StepReranker(Returning(made))(found),
+        lambda: asyncio.run(StepReranker(Returning(made)).acall(found)),
+    ):
+        with pytest.raises(RerankerError, match=f"^Returning.rerank returned {told}; it returns"):
+            rerank()
+
+
+def test_a_reranker_may_drop_hits_and_score_them_with_numpy() -> None:
+    fewer = Returning(lambda hits: (hits[1].model_copy(update={"score": np.float32(0.5)}),))
+    assert ids(StepRetriever(ListMemory([0.5, 0.4]), reranker=fewer)("q")) == ["s1"]
+
+
+def test_a_step_that_was_given_twice_may_come_back_twice() -> None:
+    steps = [topic_step(0), topic_step(0)]
+    by_hand = QueryWithSteps(queries=QueryList(queries=[Query(query="q")]), steps=steps)
+    assert ids(StepReranker(Backwards())(by_hand)) == ["s0", "s0"]
 
 
 # -- as part of programs

@@ -27,7 +27,7 @@ from hybridagi_steps.context.recall import (
     unit_text,
 )
 from hybridagi_steps.context.receipt import Receipt, ReceiptEntry
-from hybridagi_steps.context.sources import SessionReader, Source, own_history, source_of
+from hybridagi_steps.context.sources import SessionReader, Source, recallable, source_of
 from hybridagi_steps.errors import ContextBudgetError, InvalidMemoryError, InvalidSettingError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.provider_out import (
@@ -74,7 +74,10 @@ class Context:
     def for_provider(
         self, style: Literal["openai", "anthropic"] = "openai"
     ) -> list[dict[str, Any]] | AnthropicPrompt:
-        """Return the context in a provider's form; Anthropic's has the system prompt beside it."""
+        """Return the context in a provider's form; Anthropic's has the system prompt beside it.
+
+        Either is within the budget.
+        """
         if style == "openai":
             return self.messages
         if style == "anthropic":
@@ -118,13 +121,14 @@ class ContextBuilder:
         Args:
             memory: Where sessions are read and older steps are found. Without one, `build` takes
                 `steps`, and only they are searched.
-            budget: Most tokens of a context.
+            budget: Most tokens of a context, in whichever provider's form it is asked for.
             recent: Newest units shown as they are: a unit is a message, or calls with their
                 results. None shows as many as fit.
             k: Most older steps recalled; what they depend on comes on top where there is room.
             counter: Counts tokens: whatever `token_counter` takes.
-            where: Which steps of the memory may be recalled; by default those of the same user, if
-                the session's steps name one.
+            where: Which steps of the memory may be recalled. Unless it names a `user_id`, only
+                those of the user that the running code is recorded for, else of the only user that
+                the session's steps name, else those of no user; None stands for all users.
 
         Raises:
             InvalidMemoryError: The memory is none.
@@ -161,7 +165,8 @@ class ContextBuilder:
             session_id: A session of the memory.
             steps: Or its messages, or the AgentSteps of a run, in order.
             query: What to recall older steps for; by default the last request and what was done
-                last. It is no message of its own, unless the session is empty.
+                last. It is no message of its own, unless the session is empty; an empty one
+                without it recalls nothing.
             system_prompt: By default what leading system messages say.
 
         Raises:
@@ -266,7 +271,7 @@ class ContextBuilder:
         texts = [unit_text(unit) for unit in layout.shown]
         search = Search(
             self.memory,
-            self.where or own_history(self.memory, source),
+            *recallable(self.memory, source, self.where),
             layout.shown_ids(source),
             {word for text in texts for word in words(text)},
             receipt.notes,

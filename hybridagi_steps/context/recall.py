@@ -21,13 +21,19 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.agent_steps import shown_steps
 from hybridagi_steps.messages.names import field_lines, json_text
 from hybridagi_steps.messages.quoting import PREFACE, fenced, opening
-from hybridagi_steps.messages.units import Unit
+from hybridagi_steps.messages.units import SYNTHETIC, Unit
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.message import MessageRole, Step, in_utc
 
 _RANK_OFFSET = 60
 _OVERFETCH = 20
+_WIDER, _MOST_FETCHED = 4, 400
+"""How much further is looked behind steps that may not be recalled, and how far at most."""
+_WHOSE = (
+    "steps of users were not recalled, since it is not known whose conversation this is: "
+    "ContextBuilder(where={'user_id': …}) names the user, None means everybody"
+)
 _SAME_WORDS = 0.1
 """A step is worth recalling if more than this share of its words is not shown."""
 _LEAST_TOKENS = 24
@@ -65,10 +71,14 @@ class Recalled:
 
 
 def query_of(units: Sequence[Unit]) -> str:
-    """Return what a session is about right now: the last request, and what was done since."""
-    request = next((unit for unit in reversed(units) if unit.begins_with_user()), None)
+    """Return what a session is about right now: the last request, and what was done since.
+
+    What nobody said asks for nothing.
+    """
+    said = [unit for unit in units if not (unit.messages[0].metadata or {}).get(SYNTHETIC)]
+    request = next((unit for unit in reversed(said) if unit.begins_with_user()), None)
     asked = text_of(request.messages[0].content)[:_QUERY_REQUEST] if request else ""
-    last = units[-1] if units else None
+    last = said[-1] if said else None
     done = unit_text(last)[:_QUERY_LAST] if last is not None and last is not request else ""
     return " | ".join(text for text in (asked.strip(), done.strip()) if text)
 
@@ -95,6 +105,8 @@ class Search:
     """None searches the session's own older units only."""
     where: StepFilter
     """Which steps of the memory may be found."""
+    of_nobody: bool
+    """Whether of them only those may be that name no user."""
     shown_ids: set[str]
     """Messages and steps that are shown as they are."""
     shown_words: set[str]
@@ -107,12 +119,25 @@ class Search:
         if self.memory is None:
             return []
         wanted = k + min(len(self.shown_ids), _OVERFETCH)
+        while True:
+            hits = self._found(self.memory, query, wanted)
+            own = [hit for hit in hits if not self.of_nobody or hit.step.user_id is None]
+            new = [hit for hit in own if self._says_something_new(hit.step)][:k]
+            others = len(hits) - len(own)
+            if len(new) == k or not others or len(hits) < wanted or wanted >= _MOST_FETCHED:
+                break
+            wanted = min(wanted * _WIDER, _MOST_FETCHED)
+        if others:
+            self.notes.append(_WHOSE)
+        return new
+
+    def _found(self, memory: StepMemory, query: str, k: int) -> list[StepHit]:
         try:
-            hits = self.memory.search(query, wanted, where=self.where)
+            return memory.search(query, k, where=self.where)
         except EmbedderError as error:
-            self.notes.append(f"searched by words only: {error}")
-            hits = self.memory.search(query, wanted, where=self.where, mode="lexical")
-        return [hit for hit in hits if self._says_something_new(hit.step)][:k]
+            if (note := f"searched by words only: {error}") not in self.notes:
+                self.notes.append(note)
+            return memory.search(query, k, where=self.where, mode="lexical")
 
     def _says_something_new(self, step: AgentStep) -> bool:
         if id_text(step.id) in self.shown_ids:

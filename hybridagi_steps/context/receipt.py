@@ -40,7 +40,7 @@ class Receipt:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the whole context."""
+        """Tokens of the whole context; no provider's form of it has more."""
         return sum(entry.tokens for entry in self.kept)
 
     @property

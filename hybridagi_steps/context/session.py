@@ -40,13 +40,13 @@ async def build_context_from_steps(
         session_id: The session.
         repo: Where it is stored.
         system_prompt: Put before everything; by default what leading system messages say.
-        start_seq: First sequence, 1 for the beginning.
-        end_seq: Last sequence, included.
+        start_seq: First sequence, 1 for the beginning; so is what is below.
+        end_seq: Last sequence, included. A range that ends before it begins is empty.
         budget: Most tokens; the newest messages that fit are kept. None keeps all.
 
     Returns:
-        Messages in OpenAI's form. Without messages in the range, or in a session that is not
-        there, only the system prompt, if one is given.
+        Messages in OpenAI's form. Without messages in the range, or of a session that is not
+        there, only the system prompt, if one is given; ContextBuilder refuses such a session.
 
     Raises:
         InvalidSettingError: A sequence or the budget is no number, or the prompt no text.
@@ -65,7 +65,10 @@ async def build_context_from_steps(
 
 
 async def get_context_summary(session_id: str, repo: StepReader) -> dict[str, Any]:
-    """Return how many messages of each kind a session has, and its range of sequences."""
+    """Return how many messages of each kind a session has, and its range of sequences.
+
+    All are 0 for a session that is not there.
+    """
     steps = await repo.get_steps(session_id)
     sequences = [step.sequence for step in steps]
     return {

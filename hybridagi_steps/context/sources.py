@@ -2,23 +2,26 @@
 
 Knows what each message costs: counts are read from the store, if it keeps them for this counter,
 and what had to be counted is kept there for the next time. A message in a store never changes, so
-its count holds for good.
+its count holds for good. Knows, too, whose conversation it is, and so what it may recall.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
 
 from hybridagi_steps.context.receipt import ReceiptEntry
 from hybridagi_steps.errors import InvalidSettingError, StorageError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.agent_steps import shown_steps, to_messages
+from hybridagi_steps.messages.media import anthropic_part, not_sent
+from hybridagi_steps.messages.names import json_text
 from hybridagi_steps.messages.provider_out import OPENING, openai_message
-from hybridagi_steps.messages.units import SYNTHETIC, Unit
+from hybridagi_steps.messages.units import SYNTHETIC, THINKING, Unit
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import MessageRole, Step
@@ -29,6 +32,10 @@ log = logging.getLogger("hybridagi_steps")
 
 _NO_SESSION = "context"
 _REMEMBERED_SESSIONS = 16
+_RECORDER = "hybridagi_steps.programs.recorder"
+_BOTH_FORMS = "+both-forms"
+"""Follows the counter's id where the count of a message is more than that of OpenAI's form."""
+_MEDIA = ("image", "document", "container_upload")
 
 
 @dataclass(slots=True)
@@ -41,31 +48,43 @@ class Source:
     """The session they belong to."""
     of_agent_steps: bool = False
     """Whether AgentSteps were given: then those are what receipts name."""
-    user_id: str | None = None
-    """Whose session it is, if known."""
+    users: set[str | None] = field(default_factory=set[str | None])
+    """Whom the AgentSteps that were given name; None for a step that names nobody."""
     token_store: MessageTokenStore | None = None
     """Where token counts are kept."""
 
     def tokens(self, units: Sequence[Unit], counter: MessageCounter) -> list[list[int]]:
-        """Return the tokens of each message of each unit."""
-        store, counter_id = self.token_store, counter.counter.counter_id
-        sound = [m.id for unit in units if not unit.notes for m in unit.messages]
-        known = store.message_tokens(sound, counter_id) if store is not None and sound else {}
-        fresh: dict[str, int] = {}
+        """Return the tokens of each message of each unit, in either provider's form."""
+        known = self._known(units, counter.counter.counter_id)
+        fresh: dict[str, dict[str, int]] = {}
         costs: list[list[int]] = []
         for unit in units:
             row: list[int] = []
             for message in unit.messages:
                 cost = None if unit.notes else known.get(message.id)
                 if cost is None:
-                    cost = counter.message(openai_message(message))
+                    cost = _tokens_of(message, counter)
                     if not unit.notes:
-                        fresh[message.id] = cost
+                        kept_as = _kept_as(message, counter.counter.counter_id)
+                        fresh.setdefault(kept_as, {})[message.id] = cost
                 row.append(cost)
             costs.append(row)
-        if store is not None and fresh:
-            _keep(store, fresh, counter_id)
+        if self.token_store is not None:
+            for kept_as, counts in fresh.items():
+                _keep(self.token_store, counts, kept_as)
         return costs
+
+    def _known(self, units: Sequence[Unit], counter_id: str) -> dict[str, int]:
+        """Return the counts that are kept of messages which go out as they are."""
+        if self.token_store is None:
+            return {}
+        asked: dict[str, list[str]] = {}
+        for message in (m for unit in units if not unit.notes for m in unit.messages):
+            asked.setdefault(_kept_as(message, counter_id), []).append(message.id)
+        known: dict[str, int] = {}
+        for kept_as, ids in asked.items():
+            known |= self.token_store.message_tokens(ids, kept_as)
+        return known
 
     def entry(self, message: Step, why: str, tokens: int) -> ReceiptEntry:
         """Return a line of the receipt about a message."""
@@ -136,13 +155,80 @@ def source_of(
     return source
 
 
-def own_history(memory: StepMemory | None, source: Source) -> StepFilter:
-    """Return a filter for the history of the session's own user, if it is known."""
-    user = source.user_id
-    if user is None and memory is not None and not source.of_agent_steps:
-        first = next(memory.iter_steps({"session_id": source.session_id}), None)
-        user = first.user_id if first is not None else None
-    return StepFilter() if user is None else StepFilter(user_id=user)
+class Recallable(NamedTuple):
+    """Which steps of a memory a conversation may recall."""
+
+    where: StepFilter
+    """Those that pass this."""
+    of_nobody: bool
+    """And of them only those that name no user."""
+
+
+def recallable(memory: StepMemory | None, source: Source, where: StepFilter | None) -> Recallable:
+    """Return which steps a conversation may recall: its user's, unless `where` says whose.
+
+    Its user is the one that the running code is recorded for, else the only one that its steps
+    name. Whoever is not known to be somebody gets the steps of nobody.
+    """
+    asked = where or StepFilter()
+    if memory is None or "user_id" in asked.model_fields_set:
+        return Recallable(asked, of_nobody=False)
+    user = _recorded_user(memory) or _only_user(memory, source)
+    if user is None:
+        return Recallable(asked, of_nobody=True)
+    return Recallable(asked.model_copy(update={"user_id": user}), of_nobody=False)
+
+
+def _recorded_user(memory: StepMemory) -> str | None:
+    """Return whom the running code is recorded for, as a StepRetriever asks it.
+
+    Without the recorder nothing is recorded, and to load it here would load DSPy.
+    """
+    active_user_id: Any = getattr(sys.modules.get(_RECORDER), "active_user_id", None)
+    return None if active_user_id is None else active_user_id(memory)
+
+
+def _only_user(memory: StepMemory, source: Source) -> str | None:
+    """Return the user that the steps of a conversation name, None for nobody or several."""
+    users = source.users
+    if not source.of_agent_steps:
+        users = {step.user_id for step in memory.iter_steps({"session_id": source.session_id})}
+    named = users - {None}
+    return named.pop() if len(named) == 1 else None
+
+
+def _kept_as(message: Step, counter_id: str) -> str:
+    """Return the id under which a message's count is kept.
+
+    Where the forms may differ it is not the counter's own: earlier versions kept counts of OpenAI's
+    form alone under that.
+    """
+    alike = not _thinking(message) and not isinstance(message.content, list)
+    return counter_id if alike else counter_id + _BOTH_FORMS
+
+
+def _tokens_of(message: Step, counter: MessageCounter) -> int:
+    """Return the tokens of a message: of OpenAI's form, and of what only Anthropic's has besides.
+
+    That is thinking, and parts for which OpenAI's form has no more than their name.
+    """
+    tokens = counter.message(openai_message(message)) + counter.content(_thinking(message))
+    for part in message.content if isinstance(message.content, list) else ():
+        if named := not_sent(part, message.role):
+            sent = anthropic_part(part, message.role)
+            whole = sent if sent.get("type") in (*_MEDIA, "text") else {"text": json_text(sent)}
+            tokens += max(0, counter.content([whole]) - counter.text(named))
+    return tokens
+
+
+def _thinking(message: Step) -> list[dict[str, Any]]:
+    """Return the thinking that Anthropic's form of a message begins with."""
+    if message.role is not MessageRole.ASSISTANT or not message.metadata:
+        return []
+    blocks: Any = message.metadata.get(THINKING)
+    if not isinstance(blocks, list):
+        return []
+    return [block for block in cast("list[Any]", blocks) if isinstance(block, dict)]
 
 
 def _keep(store: MessageTokenStore, counts: dict[str, int], counter_id: str) -> None:
@@ -160,8 +246,7 @@ def _given(steps: list[Any]) -> Source:
     if all(isinstance(step, AgentStep) for step in steps):
         messages = to_messages(steps, carry=False)
         users = {step.user_id for step in steps}
-        user = users.pop() if len(users) == 1 else None
-        return Source(messages, messages[0].session_id, of_agent_steps=True, user_id=user)
+        return Source(messages, messages[0].session_id, of_agent_steps=True, users=users)
     kinds = ", ".join(sorted({type(step).__name__ for step in steps}))
     raise InvalidSettingError(f"steps are all AgentSteps or all Steps, not {kinds}.")
 

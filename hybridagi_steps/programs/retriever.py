@@ -32,6 +32,7 @@ from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.predictions import Query, QueryList, QueryWithSteps
 from hybridagi_steps.records.step_text import own_text
+from hybridagi_steps.rerankers.checking import reranked
 
 Mode = Literal["hybrid", "dense", "lexical"]
 """Which halves of the search are used."""
@@ -66,8 +67,9 @@ class StepRetriever(dspy.Module):
     Args:
         memory: Where to look; shared, never copied.
         k: Most steps wanted; at least 1.
-        where: Which steps may be found, a StepFilter or its keys. Inside a recorded run of a user
-            only that user's steps are, unless `where` names a `user_id`; None stands for all users.
+        where: Which steps may be found, a StepFilter or its keys; no call lifts it. Inside a
+            recorded run of a user only that user's steps are, unless `where` names a `user_id`;
+            None stands for all users.
             Unless it names `step_types`, a ProgramCall whose purpose does not say what was asked
             is found only while fewer than k other steps are.
         mode: `hybrid`, `dense` or `lexical`.
@@ -134,20 +136,23 @@ class StepRetriever(dspy.Module):
             query: A text, texts, a Query, a QueryList, a QueryWithSteps (its queries are asked
                 again) or an AgentStep ("steps like this one").
             k: Instead of the retriever's own.
-            where: Keys that are set here replace the retriever's; its other keys stay.
+            where: Narrows the retriever's own filter: both hold. Where no step can pass both, such
+                as two users, nothing is found.
             query_or_queries: `query` under the name that `dspy.Retrieve` uses.
             queries: `query` under the name of QueryWithSteps' field.
 
         Raises:
             InvalidQueryError: No query, an empty one, or k below 1.
             InvalidFilterError: An unknown key in `where`.
+            RerankerError: The reranker returned something else than the hits it was given.
         """
         asked = next((q for q in (query, query_or_queries, queries) if q is not None), None)
         wanted = self.k if k is None else _checked_k(k)
         question, texts = _question(asked)
-        hits = self._found(question, wanted, self._scope(where))
+        scope = self._scope(where)
+        hits = [] if scope is None else self._found(question, wanted, scope)
         if self.reranker is not None:
-            hits = self.reranker.rerank("\n".join(texts), hits)
+            hits = reranked(self.reranker, "\n".join(texts), hits)
         hits = hits[:wanted]
         if self.reverse:
             hits = hits[::-1]
@@ -175,22 +180,25 @@ class StepRetriever(dspy.Module):
                 return [hit for hit in near if id(hit) not in dropped]
             limit = min(limit * _POOL, _MOST_FETCHED)
 
-    def _scope(self, where: Where) -> StepFilter:
+    def _scope(self, where: Where) -> StepFilter | None:
         """Return the filter of one call: both filters, without the run that is under way.
 
         A run of one user recalls that user's steps alone, unless a filter says whose to recall.
+        None when no step can pass both filters.
         """
-        keys = self.where.model_dump(exclude_unset=True)
-        keys |= StepFilter.of(where).model_dump(exclude_unset=True)
+        asked = self.where.and_(StepFilter.of(where))
+        if asked is None:
+            return None
         # Loaded here because the recorder is needed only when a program runs.
         from hybridagi_steps.programs.recorder import active_run_ids, active_user_id
 
-        if "user_id" not in keys and (user_id := active_user_id(self.memory)) is not None:
+        keys: dict[str, Any] = {}
+        if hidden := active_run_ids(self.memory):
+            keys["exclude_run_id"] = hidden
+        user_id = active_user_id(self.memory)
+        if user_id is not None and "user_id" not in asked.model_fields_set:
             keys["user_id"] = user_id
-        hidden: list[str] = [*(keys.get("exclude_run_id") or []), *active_run_ids(self.memory)]
-        if hidden:
-            keys["exclude_run_id"] = list(dict.fromkeys(hidden))
-        return StepFilter.of(keys)
+        return asked.and_(StepFilter(**keys))
 
     def _apart(self, hit: StepHit) -> float | None:
         """Return how far a hit's meaning is from the query's; None when it was not measured."""
@@ -231,10 +239,11 @@ class StepReranker(dspy.Module):
 
         Raises:
             InvalidQueryError: Something else than a QueryWithSteps.
+            RerankerError: The reranker returned something else than the hits it was given.
         """
         check_found(query)
         texts = [each.query for each in query.queries.queries]
-        hits = self.reranker.rerank("\n".join(texts), query.hits)
+        hits = reranked(self.reranker, "\n".join(texts), query.hits)
         return QueryWithSteps.from_hits(texts, hits[: self.k])
 
     async def aforward(self, query: QueryWithSteps) -> QueryWithSteps:

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from contextvars import ContextVar, copy_context
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
+from hybridagi_steps.errors import InvalidSettingError
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -62,9 +64,14 @@ def in_context(function: Callable[P, R]) -> Callable[P, R]:
     `threading.Thread` or `ThreadPoolExecutor`. Every call of the returned function is a branch of
     its own; coroutine functions work too.
 
+    Raises:
+        InvalidSettingError: What was given is no function.
+
     Example:
         `pool.map(hs.in_context(agent), questions)`
     """
+    if not callable(function):
+        raise InvalidSettingError(f"in_context ties a function to a run, not {function!r:.80}.")
     context = copy_context()
 
     @functools.wraps(function)

@@ -112,6 +112,46 @@ class StepFilter(BaseModel):
             raise InvalidFilterError(f"filter keys are text, not {odd[0]!r}.", key=str(odd[0]))
         return cls(**conditions)
 
+    def and_(self, other: StepFilter) -> StepFilter | None:
+        """Return a filter in which both hold, None when no step can pass both.
+
+        A key that one of them leaves out or None is the other's. Two names that differ leave
+        nothing: no single filter says "in both sessions". `scope` "*" gives way to a scope's name.
+        """
+        joined = self.model_dump(exclude_unset=True)
+        for key, theirs in other.model_dump(exclude_unset=True).items():
+            own = joined.get(key)
+            if own is None or theirs is None:
+                joined[key] = theirs if own is None else own
+            elif (both := _both(key, own, theirs)) is None:
+                return None
+            else:
+                joined[key] = both
+        return StepFilter(**joined)
+
+
+def _both(key: str, one: Any, two: Any) -> Any:
+    """Return the value of a key that means both values, None when there is none."""
+    if key == "exclude_run_id":
+        return list(dict.fromkeys([*one, *two]))
+    if key in ("min_score", "since"):
+        return max(one, two)
+    if key == "until":
+        return min(one, two)
+    if key == "metadata":
+        clash = any(name in two and not _same(value, two[name]) for name, value in one.items())
+        return None if clash else {**one, **two}
+    if isinstance(one, list):
+        return [value for value in one if value in two] or None  # pyright: ignore[reportUnknownVariableType]
+    if key == "scope" and EVERY_SCOPE in (one, two):
+        return two if one == EVERY_SCOPE else one
+    return one if one == two else None
+
+
+def _same(one: object, two: object) -> bool:
+    """Whether two metadata values are equal; True is 1 in Python, and not in a step."""
+    return one == two and isinstance(one, bool) == isinstance(two, bool)
+
 
 def _invalid(error: ValidationError) -> InvalidFilterError:
     first = error.errors(include_url=False)[0]

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps.errors import MissingExtraError, RerankerError
+from hybridagi_steps.errors import InvalidQueryError, MissingExtraError, RerankerError
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.step_text import own_text
 from hybridagi_steps.rerankers.rescoring import best_first, rescored
@@ -41,10 +41,20 @@ class CrossEncoder:
         model: A model's name or folder, or any object with `predict(pairs)`.
         load_arguments: Given to `sentence_transformers.CrossEncoder`, such as `device`.
 
+    Raises:
+        InvalidQueryError: `model` is neither.
+
     Reference: Nogueira and Cho 2019, "Passage re-ranking with BERT".
     """
 
     def __init__(self, model: str | PairModel = DEFAULT_MODEL, **load_arguments: Any) -> None:
+        if not isinstance(model, str) and (
+            isinstance(model, type) or not callable(getattr(model, "predict", None))
+        ):
+            raise InvalidQueryError(
+                "a cross-encoder is a model's name or folder as a text, or an object with "
+                f"predict(pairs), not {model!r:.60}."
+            )
         self._name = model if isinstance(model, str) else None
         self._model = None if isinstance(model, str) else model
         self._load_arguments = load_arguments
