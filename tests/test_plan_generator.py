@@ -132,3 +132,13 @@ def test_a_changed_plan_keeps_what_is_done_and_takes_new_ids() -> None:
         ("lost_3", ["done"]),
         ("more", ["lost_3"]),
     ]
+
+
+def test_the_plan_of_another_user_is_no_example(memory: hs.StepMemory) -> None:
+    books = Plan(name="Books", steps=[PlanStep(id="sort_books", goal="g")])
+    with hs.record(memory, user_id="ana"):
+        run_plan(memory, "Sort all books of the library", books)
+        assert similar_plan(memory, "Sort the books") == books.to_text()
+    with hs.record(memory, user_id="bob"):
+        assert similar_plan(memory, "Sort the books") is None
+    assert similar_plan(memory, "Sort the books") == books.to_text()

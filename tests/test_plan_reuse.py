@@ -75,3 +75,13 @@ def test_what_would_be_refused_today_is_found_out_anew() -> None:
         third = run(memory, finder, artifact_types={"v": int})
     assert third.success
     assert third.artifacts == {"v": 3}
+
+
+def test_work_of_another_user_is_not_taken_over() -> None:
+    finder = Finder("ana's")
+    with hs.StepMemory(":memory:") as memory:
+        reused: list[bool] = []
+        for user in ("ana", "bob", "ana"):
+            with hs.record(memory, user_id=user):
+                reused.append(run(memory, finder).step("a").reused)
+    assert reused == [False, False, True]

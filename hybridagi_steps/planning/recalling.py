@@ -1,7 +1,8 @@
 """Plans in memory: which one succeeded for a similar requirement, and what work was done before.
 
 A plan's run is a ProgramCall of `Orchestrator` that holds the requirement, and a ProgramEnd that
-holds the plan as it stood when it had succeeded. So a plan is found as any other step is.
+holds the plan as it stood when it had succeeded. So a plan is found as any other step is; in a run
+that is recorded for a user, only that user's.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from hybridagi_steps.programs.recorder import active_user_id
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
 
@@ -32,7 +34,7 @@ def similar_plan(memory: Any, requirement: str, min_similarity: float = 0.0) -> 
     """
     if not requirement.strip():
         return None
-    where = {"program": ORCHESTRATOR, "step_types": ["ProgramCall"]}
+    where = {"program": ORCHESTRATOR, "step_types": ["ProgramCall"], **_own(memory)}
     hits: Iterable[StepHit] = memory.search(requirement, k=_CANDIDATES, where=where)
     for hit in hits:
         if hit.score < min_similarity:
@@ -47,11 +49,18 @@ def similar_plan(memory: Any, requirement: str, min_similarity: float = 0.0) -> 
 def earlier_work(memory: Any, key: str) -> AgentStep | None:
     """Return the newest ProgramEnd of the same work, if it succeeded and changed no file."""
     where = {"step_types": ["ProgramEnd"], "status": ["ok"], "metadata": {WORK_KEY: key}}
+    where |= _own(memory)
     found = memory.find(where, limit=1, newest_first=True)
     steps: list[AgentStep] = list(found.steps)
     if not steps or (steps[0].outputs or {}).get("changed_files"):
         return None
     return steps[0]
+
+
+def _own(memory: Any) -> dict[str, Any]:
+    """Return the condition that a step is of the user whose run this is, if it is anybody's."""
+    user_id = active_user_id(memory)
+    return {} if user_id is None else {"user_id": user_id}
 
 
 def _plan_of(memory: Any, call: AgentStep) -> str | None:
