@@ -17,6 +17,7 @@ from hybridagi_steps.arguments import check_page
 from hybridagi_steps.branch_compare import BranchComparison, compare
 from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.errors import (
+    InvalidSettingError,
     InvalidStepError,
     SequenceConflictError,
     UnknownSequenceError,
@@ -216,6 +217,7 @@ class SessionRepository:
             UnknownSessionError: No such session.
             UnknownSequenceError: It has no message there.
         """
+        check_sequence(sequence)
 
         def read() -> Step:
             found = self.store.messages(session_id, sequence, sequence) if sequence > 0 else []
@@ -257,6 +259,7 @@ class SessionRepository:
 
         They stay on their branch, where `attempts` shows it, until `memory.vacuum()`.
         """
+        check_sequence(start_seq)
 
         def write() -> int:
             try:
@@ -284,8 +287,10 @@ class SessionRepository:
         Raises:
             UnknownSessionError: No such session.
             UnknownSequenceError: It has no message at `sequence`.
+            InvalidSettingError: `sequence` is no whole number.
             DuplicateSessionError: `new_session_id` is taken.
         """
+        check_sequence(sequence)
 
         def write() -> Fork:
             shared = fork_point(self.store, session_id, sequence)
@@ -304,6 +309,7 @@ class SessionRepository:
 
     async def branch_at(self, session_id: str, sequence: int, reason: str = "retry") -> int:
         """Start an attempt after `sequence`; the session stays as it is until `adopt`."""
+        check_sequence(sequence)
         return await in_thread(lambda: self.store.branch_at(session_id, sequence, reason))
 
     async def adopt(
@@ -347,6 +353,16 @@ async def compare_branches(
         SequenceConflictError: A branch is not one of this session.
     """
     return await in_thread(lambda: compare(repo.store, session_id, left, right))
+
+
+def check_sequence(sequence: object) -> None:
+    """Check that something can be the number of a message.
+
+    Raises:
+        InvalidSettingError: It is no whole number.
+    """
+    if isinstance(sequence, bool) or not isinstance(sequence, int):
+        raise InvalidSettingError(f"a sequence is a whole number, not {sequence!r:.80}.")
 
 
 def fork_point(store: SessionBackend, session_id: str, sequence: int) -> int:

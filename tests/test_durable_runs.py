@@ -26,8 +26,11 @@ from runner_cases import SyncAgent, kinds, messages, thought
 from hybridagi_steps import RunHook, StepMemory, StepRunner
 from hybridagi_steps.errors import (
     InvalidSettingError,
+    InvalidStepError,
+    MessageError,
     MissingExtraError,
     SequenceConflictError,
+    StepTooLargeError,
     StorageError,
     UnknownRunError,
 )
@@ -304,6 +307,27 @@ def test_what_cannot_be_handed_out_is_refused(done: Done) -> None:
             DurableRunner(memory=memory)
         with pytest.raises(InvalidSettingError, match="another one"):
             DurableRunner(done.program.runner(memory), done.memory)
+
+
+@pytest.mark.parametrize(
+    ("session", "message", "more", "error"),
+    [
+        ("s", "", {}, MessageError),
+        ("s", None, {}, MessageError),
+        ("s", 5, {}, MessageError),
+        ("", "Hello", {}, InvalidStepError),
+        ("y" * 200, "Hello", {}, InvalidStepError),
+        (5, "Hello", {}, InvalidSettingError),
+        ("s", "x" * (9 << 20), {}, StepTooLargeError),
+        ("s", "Hello", {"idempotency_key": ""}, InvalidStepError),
+        ("s", "Hello", {"inputs": 5}, InvalidSettingError),
+    ],
+)
+def test_what_can_never_run_is_not_queued(
+    done: Done, session: Any, message: Any, more: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        asyncio.run(done.durable.submit(session, message, **more))
 
 
 def test_a_process_is_one_worker(done: Done) -> None:

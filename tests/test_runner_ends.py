@@ -631,3 +631,57 @@ def test_stored_events_tell_a_run_again(memory: StepMemory) -> None:
     assert (again[-1].data or {})["metrics"]["total_tokens"] == (events[-1].data or {})["metrics"][
         "total_tokens"
     ]
+
+
+@pytest.mark.parametrize("program", [dspy.ReAct(QA, tools=[search]), SyncAgent()])
+@pytest.mark.parametrize("retried", [False, True])
+def test_the_stored_end_of_a_run_is_the_one_that_was_told(
+    memory: StepMemory, program: Any, retried: bool
+) -> None:
+    runner = StepRunner(program, memory)
+    run(runner, "chat", "Before?", ScriptedLM(SEARCHES))
+
+    async def cancelled() -> list[Any]:
+        events: list[Any] = []
+        with dspy.context(lm=ScriptedLM([thought(LONG, "search", query="x")], delay_seconds=0.2)):
+            asked = runner.retry("chat", 1) if retried else runner.run_stream("chat", "Now?")
+            async for event in asked:
+                events.append(event)
+                if event.type is StepEventType.STEP_DELTA:
+                    await runner.cancel(event.run_id)
+        return events
+
+    events = asyncio.run(cancelled())
+    live, again = events[-1].data, stored_events(memory, events[0].run_id)[-1].data
+    assert live is not None
+    assert again is not None
+    assert live["status"] == "cancelled"
+    assert {**live, "metrics": 0} == {**again, "metrics": 0}
+    stored = str(memory.run(events[0].run_id).steps)
+    assert "scope" not in stored.replace("scope=None", "")
+    assert "<Task" not in stored
+
+
+def test_the_stored_events_of_an_answer_that_was_replaced_are_whole(memory: StepMemory) -> None:
+    runner = StepRunner(dspy.Predict(QA), memory)
+    events = run(runner, "chat", "Hello", answering("Hi"))
+
+    async def again() -> list[Any]:
+        with dspy.context(lm=answering("Hi again")):
+            return [event async for event in runner.retry("chat", 1)]
+
+    run(runner, "chat", "And now?", answering("Fine"))
+    asyncio.run(again())
+    told = stored_events(memory, events[0].run_id)
+    assert [event.snapshot for event in told[:-1] if event.snapshot] == snapshots(events)
+    assert (told[-1].data or {})["branch_id"] == (events[-1].data or {})["branch_id"]
+
+
+def test_a_program_that_cancels_itself_has_failed(memory: StepMemory) -> None:
+    async def program(given: list[dict[str, Any]]) -> str:
+        raise asyncio.CancelledError
+
+    events = run(StepRunner(program, memory), "chat", "Hello")
+    assert ended(events) == recorded_end(memory, events) == ("run_failed", "error")
+    said_why = "program raised CancelledError, and nobody cancelled it"
+    assert (events[-1].data or {})["error"] == {"type": "StepsError", "message": said_why}

@@ -27,7 +27,7 @@ from runner_cases import (
     search,
 )
 
-from hybridagi_steps import StepMemory
+from hybridagi_steps import RunHook, StepMemory
 from hybridagi_steps.errors import InvalidSettingError, MessageError
 from hybridagi_steps.records.agent_step import AgentStepType
 from hybridagi_steps.records.message import SUMMARY_OF
@@ -42,6 +42,39 @@ def error_of(events: list[Any]) -> dict[str, str]:
     assert events[-1].type.value == "run_failed"
     assert events[-1].data["termination_reason"] == "error"
     return events[-1].data["error"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"config": {"max_steps": 1}}, "config is a StepRunnerConfig"),
+        ({"config": 5}, "config is a StepRunnerConfig"),
+        ({"hooks": [5]}, "5 is no hook"),
+        ({"hooks": [RunHook(), object()]}, "is no hook"),
+        ({"hooks": 5}, "hooks are a list"),
+        ({"output_field": "zz"}, "ReAct has no output 'zz'; it has answer, source."),
+    ],
+)
+def test_settings_that_are_none_are_refused(
+    memory: StepMemory, settings: dict[str, Any], words: str
+) -> None:
+    agent = dspy.ReAct("question -> answer, source", tools=[search])
+    with pytest.raises(InvalidSettingError, match=words):
+        StepRunner(agent, memory, **settings)
+    for field in ("source", "trajectory"):
+        StepRunner(agent, memory, output_field=field)
+
+
+def test_an_output_of_a_module_of_ones_own_need_not_be_known(memory: StepMemory) -> None:
+    class Own(dspy.Module):
+        signature = dspy.Predict("question -> answer").signature
+
+        async def aforward(self, question: str) -> Any:
+            return dspy.Prediction(other=f"{question}!")
+
+    events = run(StepRunner(Own(), memory, output_field="other"), "chat", "Hello")
+    assert events[-1].type.value == "run_completed"
+    assert said(memory, "chat")[-1] == ("assistant", "Hello!")
 
 
 def test_a_sync_generator_streams(memory: StepMemory) -> None:

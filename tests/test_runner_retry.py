@@ -16,6 +16,7 @@ from typing import Any
 
 import dspy
 import pytest
+from provider_double import check_openai
 from runner_cases import (
     SEARCHES,
     answering,
@@ -30,8 +31,9 @@ from runner_cases import (
     thought,
 )
 
-from hybridagi_steps import AgentStep, AgentStepType, StepEventType, StepMemory
+from hybridagi_steps import AgentStep, AgentStepType, RunHook, StepEventType, StepMemory
 from hybridagi_steps.errors import (
+    InvalidSettingError,
     MessageError,
     SequenceConflictError,
     UnknownSequenceError,
@@ -198,6 +200,55 @@ def test_resuming_somewhere_else_than_the_end_is_refused(memory: StepMemory) -> 
     assert stream(runner.resume("chat"), answering("x")) == []
 
 
+def test_an_answer_is_not_answered(memory: StepMemory) -> None:
+    runner = StepRunner(dspy.Predict(QA), memory)
+    run(runner, "chat", "Hello", answering("Hi"))
+    before = messages(memory, "chat")
+    with pytest.raises(MessageError, match="message 2 of session 'chat' is an answer"):
+        stream(runner.resume_from_user_step("chat", before[-1]), answering("x"))
+    with pytest.raises(InvalidSettingError, match="a Step, not None"):
+        stream(runner.resume_from_user_step("chat", None), answering("x"))
+    assert messages(memory, "chat") == before
+
+
+@pytest.mark.parametrize("tool_runs", [True, False])
+def test_of_two_workers_that_close_one_call_the_later_says_so_once(
+    tmp_path: Path, tool_runs: bool
+) -> None:
+    path = tmp_path / "steps.db"
+    step_id = str(AgentStep(step_type=AgentStepType.Action).id)
+    call = {"id": "call_1", "type": "function", "function": {"name": "pay", "arguments": "{}"}}
+    pending = [
+        {"role": "user", "content": "Pay"},
+        {"role": "assistant", "tool_calls": [call], "metadata": {"agent_step_ids": [step_id]}},
+    ]
+    with StepMemory(path, embedder="hashing") as one, StepMemory(path, embedder="hashing") as two:
+        asyncio.run(one.repository().append("chat", pending))
+
+        async def pay() -> str:
+            """Let another worker close the call first."""
+            await collected(StepRunner(answers, two).resume("chat"))
+            return "paid"
+
+        async def answers(given: list[dict[str, Any]]) -> str:
+            return "done"
+
+        class Slow(RunHook):
+            async def on_run_start(self, run: Any) -> None:
+                """Let another worker take the turn up first."""
+                if not tool_runs:
+                    await collected(StepRunner(answers, two).resume("chat"))
+
+        tools = [idempotent(pay)] if tool_runs else []
+        runner = StepRunner(answers, one, hooks=[Slow()], tools=tools)
+        events = stream(runner.resume("chat"), None)
+        errors = [event.data or {} for event in events if event.type is StepEventType.ERROR]
+        assert [error["type"] for error in errors] == ["SequenceConflictError"]
+        assert said(one, "chat")[2:] == [("tool", INTERRUPTED), ("assistant", "done")]
+        [told] = one.get(step_id).steps
+        assert told.status == "cancelled"
+
+
 def _worker(path: str, tools: str) -> None:
     """Answer with a tool that kills the process in its second call."""
     done: list[str] = []
@@ -248,8 +299,71 @@ def test_a_turn_cut_off_by_a_crash_is_closed_and_answered(tmp_path: Path, again:
         asked = lm.requests[0].messages
         roles = [message.role for message in asked]
         assert roles == ["user", "assistant", "tool", "assistant", "tool", "user"]
-        assert "Capital?" not in str(asked[-1].text)
+        assert asked[0].text == "Capital?"
+        assert str(asked[-1].text).startswith("Go on from here.")
         assert stream(runner.resume("chat"), lm) == []
+
+
+class Heard:
+    """A hook that keeps what models are asked."""
+
+    def __init__(self) -> None:
+        self.prompts: list[list[dict[str, Any]]] = []
+
+    def on_model_start(self, run: Any, messages: list[dict[str, Any]]) -> None:
+        """Keep it."""
+        self.prompts.append(messages)
+
+
+def order(prompt: list[dict[str, Any]], *words: str) -> list[str]:
+    """These words in the order in which a prompt says them."""
+    text = "\n".join(str(message["content"]) for message in prompt if message["role"] != "system")
+    places = {word: text.find(word) for word in words}
+    return sorted((word for word in words if places[word] >= 0), key=places.__getitem__)
+
+
+@pytest.mark.parametrize("adapter", [dspy.ChatAdapter, dspy.JSONAdapter, dspy.XMLAdapter])
+def test_a_resumed_agent_is_shown_what_it_does_after_what_was_done(
+    memory: StepMemory, adapter: Any
+) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "pay", "arguments": "{}"}}
+    turns = [
+        {"role": "user", "content": "Before?"},
+        {"role": "assistant", "content": "An earlier answer."},
+        {"role": "user", "content": "Capital?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "old result", "tool_call_id": "call_1"},
+    ]
+    asyncio.run(memory.repository().append("chat", turns))
+    heard = Heard()
+    runner = StepRunner(dspy.ReAct(QA, tools=[search]), memory, hooks=[heard])
+    with dspy.context(adapter=adapter()):
+        events = stream(runner.resume("chat"), ScriptedLM(SEARCHES))
+    assert kinds(events)[-1] == "run_completed"
+    words = ("earlier", "Capital?", "old result", "Go on from here.", "result for x")
+    assert [order(prompt, *words) for prompt in heard.prompts] == [
+        list(words[:-1]),
+        list(words),
+        list(words),
+    ]
+    for prompt in heard.prompts:
+        check_openai(prompt)
+        assert prompt[-1]["role"] == "user"
+
+
+def test_an_agent_with_a_history_hears_earlier_turns_first(memory: StepMemory) -> None:
+    turn = [{"role": "user", "content": "Before?"}, {"role": "assistant", "content": "Yes."}]
+    asyncio.run(memory.repository().append("chat", turn))
+    calls = (
+        [{"name": "search", "args": {"query": "x"}}],
+        [{"name": "submit", "args": {"answer": "P"}}],
+    )
+    lm = ScriptedLM([{"next_thought": "t", "tool_calls": {"tool_calls": call}} for call in calls])
+    heard = Heard()
+    runner = StepRunner(dspy.ReActV2(QA, tools=[search]), memory, hooks=[heard])
+    assert kinds(run(runner, "chat", "Capital?", lm))[-1] == "run_completed"
+    words = ("Before?", "Yes.", "Capital?", "result for x")
+    assert order(heard.prompts[1], *words) == list(words)
 
 
 def test_a_new_message_closes_a_turn_that_was_cut_off(memory: StepMemory) -> None:
@@ -294,8 +408,15 @@ def test_two_workers_cannot_resume_one_turn(tmp_path: Path) -> None:
             streams = (collected(runner.resume("chat")) for runner in runners)
             return await asyncio.gather(*streams)
 
-        ends = sorted(events[-1].type.value for events in asyncio.run(both()))
-        assert ends == ["run_completed", "run_failed"]
+        streams = asyncio.run(both())
+        assert sorted(events[-1].type.value for events in streams) == [
+            "run_completed",
+            "run_failed",
+        ]
+        errors = [
+            event.data for events in streams for event in events if event.type.value == "error"
+        ]
+        assert [(error or {})["type"] for error in errors] == ["SequenceConflictError"]
         assert said(one, "chat") == [("user", "Hello"), ("assistant", "Hi")]
 
 

@@ -126,7 +126,39 @@ def test_somebody_else_who_writes_to_the_session_takes_no_steps_away(memory: Ste
 
     events = run(StepRunner(program_calling("meddling"), memory, tools=[meddling]), "chat", "Hello")
     check_whole(memory, events, "storage")
+    check_one_error(events)
     assert memory.run(events[0].run_id).steps[1].result == "written"
+
+
+def check_one_error(events: list[Any]) -> None:
+    """What holds of a conflict: it is told once, in words."""
+    errors = [e.data for e in events if e.type.value == "error"]
+    assert [error["type"] for error in errors] == ["SequenceConflictError"]
+    assert "BranchPosition" not in errors[0]["message"]
+
+
+@pytest.mark.parametrize("how", ["purge", "clear", "delete", "purge and write"])
+def test_a_session_that_is_gone_takes_no_steps(memory: StepMemory, how: str) -> None:
+    repo = memory.repository()
+
+    async def losing() -> str:
+        """Forget the session that this runs in."""
+        if how == "delete":
+            await repo.delete_steps("chat", 1)
+        elif how == "clear":
+            memory.clear()
+        else:
+            memory.purge({"session_id": "chat"})
+        if how == "purge and write":
+            await repo.append("chat", [{"role": "user", "content": "Me, too"}])
+        return "done"
+
+    events = run(StepRunner(program_calling("losing"), memory, tools=[losing]), "chat", "Hello")
+    assert (events[-1].data or {})["termination_reason"] == "storage"
+    check_one_error(events)
+    assert memory.find({"session_id": "chat"}).steps == []
+    assert [s.session_id for s in memory.find().steps] == []
+    assert memory.verify() == []
 
 
 def test_steps_that_cannot_be_stored_in_between_wait(

@@ -3,7 +3,7 @@
 # DSPy ships no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportUnknownLambdaType=false
 
 from __future__ import annotations
 
@@ -61,7 +61,27 @@ def test_a_denied_tool_does_not_run_and_the_program_is_told(
     assert kinds(events)[-1] == "run_completed"
     result = messages(memory, "chat")[2]
     assert (result.content, (result.metadata or {})["denied"]) == (DENIED, True)
-    assert memory.get([str(result.agent_step_id)]).steps[0].outputs == {"result": DENIED}
+    check_denied(memory, result)
+
+
+def check_denied(memory: StepMemory, result: Any) -> None:
+    """What the step of a denied call says: that it failed, and why."""
+    [step] = memory.get([str(result.agent_step_id)]).steps
+    problem = {"type": "ToolDenied", "message": "the user did not allow this call."}
+    assert (step.status, step.outputs) == ("error", {"error": problem})
+    assert memory.find({"status": "ok", "tools": ["search"]}).steps == []
+
+
+def test_a_tool_that_a_callable_asks_for_is_denied(memory: StepMemory) -> None:
+    def program(given: list[dict[str, Any]]) -> Any:
+        return "done" if given[-1]["role"] == "tool" else calls(("search", "x"))
+
+    config = StepRunnerConfig(consent=lambda _: False)
+    runner = StepRunner(program, memory, config=config, tools=[search])
+    assert kinds(run(runner, "chat", "?"))[-1] == "run_completed"
+    result = messages(memory, "chat")[2]
+    assert result.content == DENIED
+    check_denied(memory, result)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -190,6 +210,59 @@ def test_a_failing_tool_is_an_error_and_no_end(memory: StepMemory) -> None:
     ]
     assert messages(memory, "chat")[2].content == "Error: LookupError: no corpus"
     assert said(memory, "chat")[-1] == ("assistant", "Paris")
+
+
+class Unprintable(Exception):  # noqa: N818 - it is what it is called
+    """An error that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+async def cancelled_pool(query: str) -> str:
+    """Wait for something that was cancelled by somebody else."""
+    waiting = asyncio.get_running_loop().create_task(asyncio.sleep(5))
+    waiting.cancel()
+    await waiting
+    return query
+
+
+def cancelled_thread(query: str) -> str:
+    """Do so without a task."""
+    raise asyncio.CancelledError("pool")
+
+
+def unprintable(query: str) -> str:
+    """Raise what cannot be shown."""
+    raise Unprintable
+
+
+_ITSELF = "raised CancelledError, and nobody cancelled it"
+
+
+@pytest.mark.parametrize("make", [lambda t: dspy.ReAct(QA, tools=[t]), lambda t: SyncAgent([t])])
+@pytest.mark.parametrize(
+    ("function", "kind", "message"),
+    [
+        (cancelled_pool, "StepsError", f"tool search {_ITSELF}"),
+        (cancelled_thread, "StepsError", f"tool search {_ITSELF}: pool"),
+        (unprintable, "Unprintable", "<ValueError in str()>"),
+    ],
+)
+def test_strange_errors_of_tools_are_told_as_any_other(
+    memory: StepMemory, make: Any, function: Any, kind: str, message: str
+) -> None:
+    program = make(dspy.Tool(function, name="search"))
+    with dspy.context(allow_tool_async_sync_conversion=True):
+        events = run(StepRunner(program, memory), "chat", "?", ScriptedLM(SEARCHES))
+    check_stream(memory, events)
+    assert kinds(events)[-1] == "run_completed"
+    errors = [event.data or {} for event in events if event.type is StepEventType.ERROR]
+    assert [(e["where"], e["type"], e["message"]) for e in errors] == [("tool", kind, message)]
+    result = messages(memory, "chat")[2]
+    assert (result.content, result.metadata) == (f"Error: {kind}: {message}", {"is_error": True})
+    [step] = memory.get([str(result.agent_step_id)]).steps
+    assert (step.status, step.outputs) == ("error", {"error": {"type": kind, "message": message}})
 
 
 def calls(*wanted: tuple[str, str]) -> dict[str, Any]:

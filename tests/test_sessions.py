@@ -18,6 +18,7 @@ from conformance.making import message, said, step
 
 import hybridagi_steps as hs
 from hybridagi_steps.errors import (
+    InvalidSettingError,
     InvalidStepError,
     MessageError,
     SequenceConflictError,
@@ -95,6 +96,31 @@ def test_a_sequence_that_is_not_there(repo: SessionRepository) -> None:
             run(repo.get_step("s", sequence))
     with pytest.raises(UnknownSequenceError):
         run(fork_session("s", 3, repo))
+
+
+@pytest.mark.parametrize("number", ["1", 1.5, None, True])
+def test_what_is_no_sequence(repo: SessionRepository, number: Any) -> None:
+    talk(repo)
+    calls: list[Callable[[], Coroutine[Any, Any, Any]]] = [
+        lambda: fork_session("s", number, repo),
+        lambda: repo.branch_at("s", number),
+        lambda: repo.get_step("s", number),
+        lambda: repo.delete_steps("s", number),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidSettingError, match="a sequence is a whole number"):
+            run(call())
+    assert run(repo.get_step_count("s")) == 5
+
+
+def test_a_conflict_is_told_in_words(repo: SessionRepository) -> None:
+    talk(repo)
+    end = repo.store.session_end("s")
+    talk(repo, 1)
+    words = f"ends at sequence 6 of branch {end.branch_id}, not at "
+    for expected, told in ((end, f"5 of branch {end.branch_id}:"), (3, "3:")):
+        with pytest.raises(SequenceConflictError, match=words + told):
+            run(repo.append("s", said(1), expect_last=expected))
 
 
 @pytest.mark.parametrize("sequence", [0, 1, 2, 4, -1])

@@ -24,12 +24,12 @@ import dspy
 import orjson
 
 from hybridagi_steps.errors import ToolInputError, UnknownToolError
-from hybridagi_steps.planning.cancelling import own_cancellation
 from hybridagi_steps.planning.work import Problem
 from hybridagi_steps.programs.call_steps import FunctionStep
 from hybridagi_steps.programs.run_steps import RunSteps
 from hybridagi_steps.programs.step_shapes import first_line
 from hybridagi_steps.records.json_values import json_value
+from hybridagi_steps.running.cancelling import own_cancellation
 
 T = TypeVar("T")
 

@@ -107,7 +107,7 @@ async def answer(run: ActiveRun, agent: Agent, prompt: Prompt) -> called.Reply |
         prompt.inputs[history], before = StepMessages(messages=prompt.before), []
     else:
         before = prompt.before
-    adapter = with_session(dspy.settings.get("adapter"), before, prompt.after)
+    adapter = with_session(dspy.settings.get("adapter"), before, prompt.after, prompt.text)
     with overriding(
         adapter=adapter,
         callbacks=[*callbacks, run.recorder, RunCallback(run)],

@@ -46,7 +46,8 @@ class StepRunnerConfig:
     max_tokens: int | None = None
     """Most tokens of one run, prompts and answers together; looked at before each LM call."""
     max_cost: float | None = None
-    """Most US dollars of one run, as the LM client reports them."""
+    """Most US dollars of one run, as the LM client reports them; a model without a price is not
+    limited, which the log says once for each run."""
     max_depth: int = 3
     """How deep agents may be nested; 1 allows none inside another."""
     tool_timeout_seconds: float | None = None

@@ -18,6 +18,7 @@ from hybridagi_steps.running.config import Consent, ToolRequest
 from hybridagi_steps.running.exits import ProgramExitError, no_exit
 from hybridagi_steps.running.threads import done_on
 
+DENIED = "the user did not allow this call."
 _ANSWERS = {"allow": True, "deny": False}
 
 

@@ -25,6 +25,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 import orjson
 
+from hybridagi_steps.admission import Redact
 from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.errors import (
     InvalidSettingError,
@@ -33,12 +34,17 @@ from hybridagi_steps.errors import (
     UnknownSessionError,
 )
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.message_admission import admitted_messages
+from hybridagi_steps.programs.call_tree import Labels
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.ids import new_id
-from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.running.config import AgentSession
+from hybridagi_steps.running.given import check_message, session_of
 from hybridagi_steps.running.results import RunResult
 from hybridagi_steps.running.runner import StepRunner
+from hybridagi_steps.stores.commits import check_names
+from hybridagi_steps.stores.message_body import encode_message
 
 WORKFLOW, CANCEL = "hybridagi_steps.session_run", "cancel"
 _PAGE = 512
@@ -147,13 +153,15 @@ class DurableRunner:
             idempotency_key: Repeating one in a session returns the run that it first handed out.
 
         Raises:
+            MessageError: The message is empty, or neither text nor parts.
+            InvalidStepError: A name that no session, user or key has, or a message over 8 MiB.
             SequenceConflictError: The key handed out something else.
             InvalidSettingError: What is asked cannot be written as JSON.
         """
-        named = session if isinstance(session, AgentSession) else AgentSession(session)
-        order = Order(named.session_id, named.user_id, message, dict(inputs or {}))
+        order = order_of(session, message, inputs, self.memory.redact)
         text, run_id = order.to_json(), str(new_id())
         if idempotency_key is not None:
+            check_names(order.session_id, [], str(idempotency_key))
             run_id = str(uuid5(NAMESPACE_URL, f"{order.session_id}\n{idempotency_key}"))
         await in_thread(partial(self._enqueue, run_id, order.session_id, text))
         if idempotency_key is not None and (await self._standing(run_id)).order != order:
@@ -298,6 +306,25 @@ class DurableRunner:
         last = (standing.ending or {}).get("last_sequence")
         read = partial(turn_of, self.memory, standing.order.session_id, run_id, last)
         return await in_thread(read)
+
+
+def order_of(session: Any, message: Any, inputs: Any, redact: Redact | None) -> Order:
+    """Return what a run is asked to do, refused here if a runner would refuse it.
+
+    Raises:
+        MessageError: The message is empty, or neither text nor parts.
+        InvalidStepError: A session or user that no step can name, or a message over 8 MiB.
+        InvalidSettingError: The session is neither an id nor a session, or inputs have no names.
+    """
+    named = session_of(session)
+    Labels.of(named.session_id, named.user_id, None, None)
+    check_message(message)
+    asked = Step(session_id=named.session_id, role=MessageRole.USER, content=message)
+    for admitted in admitted_messages(asked, named.session_id, redact):
+        encode_message(admitted)  # in the end nobody could store one that is too large
+    if inputs is not None and not isinstance(inputs, Mapping):
+        raise InvalidSettingError(f"inputs are values by name, not {inputs!r:.80}.")
+    return Order(named.session_id, named.user_id, message, dict(inputs or {}))
 
 
 def turn_of(

@@ -19,6 +19,7 @@ from hybridagi_steps.programs.step_shapes import error_fields
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.running.answering import Agent, Prompt, answer
+from hybridagi_steps.running.cancelling import own_cancellation
 from hybridagi_steps.running.exits import no_exit
 from hybridagi_steps.running.programs_called import Reply, is_module
 from hybridagi_steps.running.run import ActiveRun, shown_error
@@ -84,7 +85,7 @@ async def _work(run: ActiveRun, agent: Agent, start: Start) -> None:
     await run.tell("on_run_start")
     run.check()
     prompt = await in_thread(partial(start.prepare, run))
-    with no_exit(agent.name):
+    with no_exit(agent.name), own_cancellation(agent.name):
         reply = await answer(run, agent, prompt)
     run.check()
     if reply is None or _is_empty(run, agent, reply):
@@ -126,11 +127,12 @@ async def _ended(run: ActiveRun, agent: Agent, work: asyncio.Task[None]) -> Endi
 
 
 def _close_calls(run: ActiveRun) -> None:
-    """Answer open calls; what cannot be stored is told of at the end."""
+    """Answer open calls."""
     try:
         run.turn.close_open_calls()
     except Exception as problem:
-        run.error("storage", problem)
+        if problem is not run.turn.lost:  # that is told of at the end, once
+            run.error("storage", problem)
 
 
 def _error_of(work: asyncio.Task[None]) -> BaseException | None:
@@ -171,10 +173,11 @@ def _cut_short(run: ActiveRun, error: BaseException | None, last_word: str | Non
     try:
         _store_last_words(run, ending, last_word)
     except Exception as problem:
-        for refused in (problem, *run.turn.rescue()):
-            run.error("storage", refused)
         if ending.error is None:
             ending = Ending("failed", "storage", problem)
+        for refused in (problem, *run.turn.rescue()):
+            if refused is not ending.error:  # that one is told of when the run ends
+                run.error("storage", refused)
     return ending
 
 
@@ -235,6 +238,9 @@ def _program_end(run: ActiveRun, ending: Ending) -> AgentStep | None:
     if end is not None:
         how = {"status": ending.status, "reason": ending.reason}
         end.metadata = {**(end.metadata or {}), "run": how}
+        if ending.status != "completed":  # the program tells how it was cut off, not why
+            told = {key: value for key, value in (end.outputs or {}).items() if key != "error"}
+            end.outputs = told if ending.error is None else {**told, **error_fields(ending.error)}
     run.turn.ended = True
     return end
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from hybridagi_steps.errors import InvalidSettingError, MessageError
 from hybridagi_steps.records.message import SUMMARY_OF, Step
-from hybridagi_steps.running.config import AgentSession
+from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
+from hybridagi_steps.running.hooks import RunHook
+from hybridagi_steps.sessions import check_sequence
 
 
 def session_of(session: Any) -> AgentSession:
@@ -44,6 +46,55 @@ def check_message(message: Any) -> None:
     )
 
 
+def config_of(config: Any) -> StepRunnerConfig:
+    """Return a runner's limits, the usual ones for None.
+
+    Raises:
+        InvalidSettingError: They are of another type.
+    """
+    if config is None:
+        return StepRunnerConfig()
+    if isinstance(config, StepRunnerConfig):
+        return config
+    raise InvalidSettingError(f"config is a StepRunnerConfig, not {config!r:.80}.")
+
+
+def hooks_of(hooks: Any) -> tuple[Any, ...]:
+    """Return hooks that can be called.
+
+    Raises:
+        InvalidSettingError: They are no list, or one of them has no method of a hook.
+    """
+    if hooks is None:
+        return ()
+    if not isinstance(hooks, Iterable):
+        raise InvalidSettingError(f"hooks are a list of objects, not {hooks!r:.80}.")
+    points = [name for name in vars(RunHook) if name.startswith("on_")]
+    given = tuple(cast("Iterable[Any]", hooks))
+    for hook in given:
+        if not any(callable(getattr(hook, point, None)) for point in points):
+            raise InvalidSettingError(
+                f"{hook!r:.80} is no hook: it has none of {', '.join(points)}."
+            )
+    return given
+
+
+def check_unanswered(step: Any) -> None:
+    """Check that there is something to answer after a message.
+
+    Raises:
+        InvalidSettingError: It is no Step.
+        MessageError: It is an answer.
+    """
+    if not isinstance(step, Step):
+        raise InvalidSettingError(f"the last step is a Step, not {step!r:.80}.")
+    if step.is_assistant_step() and not step.has_tool_calls():
+        raise MessageError(
+            f"message {step.sequence} of session {step.session_id!r} is an answer; retry() a "
+            "message of the user to have another one."
+        )
+
+
 async def check_user_message(repo: Any, session_id: str, sequence: Any) -> None:
     """Check that a session has a message of its user at a sequence.
 
@@ -51,8 +102,7 @@ async def check_user_message(repo: Any, session_id: str, sequence: Any) -> None:
         InvalidSettingError: The sequence is no whole number.
         MessageError: Someone else's message stands there.
     """
-    if isinstance(sequence, bool) or not isinstance(sequence, int):
-        raise InvalidSettingError(f"a sequence is a whole number, not {sequence!r:.80}.")
+    check_sequence(sequence)
     step: Step = await repo.get_step(session_id, sequence)
     if step.is_user_step():
         return

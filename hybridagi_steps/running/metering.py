@@ -6,6 +6,7 @@ the providers reported; a figure nobody reported stays None and trips no limit.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import Any
@@ -15,6 +16,8 @@ from hybridagi_steps.records.message import StepMetrics
 from hybridagi_steps.records.run import RunMetrics
 from hybridagi_steps.running.config import StepRunnerConfig
 from hybridagi_steps.running.stopping import Reason, Stop
+
+_log = logging.getLogger("hybridagi_steps")
 
 
 class Meter:
@@ -37,6 +40,7 @@ class Meter:
         self._run_first_token_ms: float | None = None
         self._steps = 0
         self._tool_ms: float | None = None
+        self._price_missed = False
 
     @property
     def llm_calls(self) -> int:
@@ -76,12 +80,27 @@ class Meter:
         """Add what an LM call cost; `outputs` is the very object that DSPy handed out."""
         self._message.add_call(model, outputs)
         self._total.add_call(model, outputs)
+        self._look_for_price()
 
     def reported(self, usage: dict[str, Any], model_name: str | None) -> None:
         """Add an LM call that DSPy did not make, by its provider's usage."""
         self.ask()
         self._message.add_reported(usage, model_name)
         self._total.add_reported(usage, model_name)
+        self._look_for_price()
+
+    def _look_for_price(self) -> None:
+        """Say once that a limit on money holds nothing back."""
+        total, limit = self._total, self._config.max_cost
+        paid = total.calls > total.cache_hits
+        if limit is None or self._price_missed or not paid or total.cost is not None:
+            return
+        self._price_missed = True
+        _log.warning(
+            "%s reports no cost, so max_cost=%g does not limit this run; max_tokens can.",
+            total.model_name or "the model",
+            limit,
+        )
 
     def nested(self, metrics: RunMetrics) -> None:
         """Add what a run inside this one cost."""

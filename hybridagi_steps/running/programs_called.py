@@ -102,10 +102,20 @@ def input_field_of(program: Any, given: str | None) -> str:
 
 
 def output_field_of(program: Any, given: str | None) -> str | None:
-    """Return the output field that is the answer as far as the program tells before it runs."""
-    if given is not None:
-        return given
+    """Return the output field that is the answer as far as the program tells before it runs.
+
+    Raises:
+        InvalidSettingError: A module of DSPy's has no such output.
+    """
     signature = signature_of(program)
+    if given is not None:
+        own = type(inner(program)).__module__.startswith("dspy.")  # another one may give any
+        names = [] if signature is None else [*signature.output_fields]
+        if own and names and given not in (*names, *_BESIDE_THE_ANSWER):
+            raise InvalidSettingError(
+                f"{_name(program)} has no output {given!r}; it has {', '.join(names)}."
+            )
+        return given
     if signature is None:
         predictors = program.named_predictors()
         signature = predictors[-1][1].signature if predictors else None

@@ -37,7 +37,7 @@ def stored_events(memory: Any, run_id: str, *, after: int = 0) -> list[StepEvent
         UnknownRunError: The memory has nothing of it.
     """
     steps: list[AgentStep] = list(memory.run(run_id).steps)
-    messages = run_messages(memory, run_id, steps)
+    branch_id, messages = run_messages(memory, run_id, steps)
     if not steps and not messages:
         raise UnknownRunError(run_id)
     session_id = messages[0].session_id if messages else steps[0].session_id
@@ -47,28 +47,31 @@ def stored_events(memory: Any, run_id: str, *, after: int = 0) -> list[StepEvent
     ]
     if after == 0:
         events.insert(0, StepEvent(type=StepEventType.RUN_STARTED, run_id=run_id))
-    events.append(_final(run_id, steps, messages))
+    events.append(_final(run_id, steps, messages, branch_id))
     for number, event in enumerate(events, after + 1):
         event.number, event.session_id = number, session_id
     return events
 
 
-def run_messages(memory: Any, run_id: str, steps: list[AgentStep]) -> list[Step]:
-    """Return the messages of a run, on whatever branch they are."""
+def run_messages(memory: Any, run_id: str, steps: list[AgentStep]) -> tuple[int | None, list[Step]]:
+    """Return the branch that a run wrote to, as far as it is still there, and its messages."""
     session_id = next((step.session_id for step in steps if step.session_id), None)
     if session_id is None:
-        return []
+        return None, []
     store = memory.repository().store
     try:
         attempts = sorted(store.attempts(session_id), key=lambda a: (a.current, a.branch_id))
     except UnknownSessionError:
-        return []
+        return None, []
+    branch_id, most = None, list[Step]()
     for attempt in reversed(attempts):
         last = attempt.forked_at + attempt.messages
         found = _messages_on(store, session_id, run_id, attempt.branch_id, last)
-        if found:
-            return found
-    return []
+        if found and found[-1].sequence > attempt.forked_at:
+            return attempt.branch_id, found
+        if len(found) > len(most):  # it only shares them; their own branch may be gone
+            branch_id, most = attempt.branch_id, found
+    return branch_id, most
 
 
 def _messages_on(store: Any, session_id: str, run_id: str, branch_id: int, last: int) -> list[Step]:
@@ -85,13 +88,16 @@ def _messages_on(store: Any, session_id: str, run_id: str, branch_id: int, last:
     return found
 
 
-def _final(run_id: str, steps: list[AgentStep], messages: list[Step]) -> StepEvent:
+def _final(
+    run_id: str, steps: list[AgentStep], messages: list[Step], branch_id: int | None
+) -> StepEvent:
     how = _recorded_end(steps)
     metrics = RunMetrics.of(*(step.metrics for step in messages if step.metrics is not None))
     data: dict[str, Any] = {
         "status": how["status"],
         "termination_reason": how["reason"],
         "metrics": metrics.model_dump(mode="json", exclude_none=True),
+        "branch_id": branch_id,
         "last_sequence": messages[-1].sequence if messages else 0,
     }
     if "error" in how:

@@ -22,7 +22,7 @@ from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.step_text import cut
 from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
-from hybridagi_steps.running.consent import Consents
+from hybridagi_steps.running.consent import DENIED, Consents
 from hybridagi_steps.running.drafts import Drafts
 from hybridagi_steps.running.event_line import EventLine
 from hybridagi_steps.running.exits import ProgramExitError
@@ -37,6 +37,7 @@ from hybridagi_steps.running.turn import Turn
 
 RUN = "hybridagi_steps_run"
 """The DSPy setting that carries the run of the running code."""
+_CANCELLED = "it was cancelled."
 _LONGEST_MESSAGE = 4000
 
 
@@ -109,6 +110,7 @@ class ActiveRun:
         """Called once, before the final event."""
         self.spoke = False
         """Whether the reader has seen anything of an answer, or a tool has begun."""
+        self._denied: set[UUID] = set()
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
 
@@ -209,6 +211,10 @@ class ActiveRun:
         self.error("tool", error, tool=call.name, call_id=call.call_id)
         self.hooks.tell_soon("on_error", error)
 
+    def tool_denied(self, call: ToolTurn) -> None:
+        """Let the step of a call say that it was not allowed; the program is told and goes on."""
+        self._denied.add(call.step_id)
+
     def add_step(
         self,
         kind: AgentStepType,
@@ -245,8 +251,8 @@ class ActiveRun:
 
     def _interrupted(self, call: ToolTurn) -> None:
         inputs = {"purpose": call.name, "tool": call.name, "arguments": call.arguments}
-        problem = {"type": "Interrupted", "message": "the tool was cut off; no result is known."}
-        self.add_step(AgentStepType.Action, inputs, {"error": problem}, "cancelled", call.step_id)
+        problem = _problem("Interrupted", "the tool was cut off; no result is known.")
+        self.add_step(AgentStepType.Action, inputs, problem, "cancelled", call.step_id)
 
     def _cannot_store(self, error: Exception) -> RunStopped:
         stop = Stop("storage", f"{type(error).__name__}: {error}", error)
@@ -254,6 +260,13 @@ class ActiveRun:
         return RunStopped(self.stopped or stop)
 
     def _keep(self, step: AgentStep) -> bool:
+        error: Any = (step.outputs or {}).get("error")
+        if step.id in self._denied:
+            # To the recorder the tool gave a text: that it was denied.
+            step.status, step.outputs = "error", _problem("ToolDenied", DENIED)
+        elif step.status == "cancelled" and isinstance(error, dict):
+            # asyncio and anyio write tasks, files and addresses into the message.
+            step.outputs = {**(step.outputs or {}), **_problem(error["type"], _CANCELLED)}  # pyright: ignore[reportUnknownArgumentType]
         return self.turn.keep(step)
 
     def _stored(self, step: Step) -> None:
@@ -274,3 +287,8 @@ class ActiveRun:
 
     def _vetoed(self, veto: RunVetoed) -> None:
         self.stop(Stop("vetoed", str(veto) or "a hook has vetoed the run.", veto))
+
+
+def _problem(kind: str, message: str) -> dict[str, Any]:
+    """Return the outputs of a step that failed."""
+    return {"error": {"type": kind, "message": message}}

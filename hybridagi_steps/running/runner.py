@@ -32,9 +32,17 @@ from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.running import programs_called as called
 from hybridagi_steps.running.answering import Agent, tools_of
+from hybridagi_steps.running.cancelling import finished
 from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.execution import Start, execute
-from hybridagi_steps.running.given import check_message, check_user_message, session_of
+from hybridagi_steps.running.given import (
+    check_message,
+    check_unanswered,
+    check_user_message,
+    config_of,
+    hooks_of,
+    session_of,
+)
 from hybridagi_steps.running.listening import voices_of
 from hybridagi_steps.running.register import register_of
 from hybridagi_steps.running.results import NestedRunError, RunResult
@@ -63,7 +71,8 @@ class StepRunner:
         repository: The sessions of a memory in place of the memory; then hooks may come second.
 
     Raises:
-        InvalidSettingError: No program, or no telling which input takes the message.
+        InvalidSettingError: No program, hooks or config that are none, or no telling which input
+            takes the message.
         InvalidMemoryError: Not a step memory.
 
     Example:
@@ -93,7 +102,7 @@ class StepRunner:
         if not callable(program):
             raise InvalidSettingError("StepRunner needs a program: a DSPy module or a callable.")
         self.program, self.memory = program, memory
-        self.hooks, self.config = tuple(hooks or ()), config or StepRunnerConfig()
+        self.hooks, self.config = hooks_of(hooks), config_of(config)
         module = isinstance(program, dspy.Module)
         self._register = register_of(memory)
         if module:
@@ -221,9 +230,11 @@ class StepRunner:
             last_step: Its last message.
 
         Raises:
+            MessageError: An answer stands there.
             SequenceConflictError: The session ends elsewhere, or has a run already.
             UnknownSessionError: No such session.
         """
+        check_unanswered(last_step)
         named, last = session_of(session), last_step.sequence
         start = where_it_stands({}, data={"resumed_at": last})
         async with aclosing(self._stream(named, start, expect_last=last)) as events:
@@ -366,7 +377,7 @@ class StepRunner:
                 yield event
         finally:
             run.stop(Stop("cancelled", "the reader closed the stream."))
-            await _finished(work)
+            await finished(work)
 
     def _parent(self) -> ActiveRun | None:
         parent: ActiveRun | None = dspy.settings.get(RUN)
@@ -384,16 +395,3 @@ def _end_for_sure(run: ActiveRun, _: asyncio.Task[None]) -> None:
     if run.when_ended is not None:
         run.when_ended()
     run.events.emit(StepEventType.RUN_FAILED)
-
-
-async def _finished(work: asyncio.Task[None]) -> None:
-    """Wait for a run to end, however often the waiting is cancelled; then let that through."""
-    cancelled: asyncio.CancelledError | None = None
-    while not work.done():
-        try:
-            await asyncio.shield(work)
-        except asyncio.CancelledError as error:
-            if not work.done():
-                cancelled = error
-    if cancelled is not None:
-        raise cancelled

@@ -94,3 +94,14 @@ class SessionLine:
             if stored:
                 self._end = BranchPosition(self._end.branch_id, stored[-1].sequence)
             return stored
+
+    def add_alone(self, step: AgentStep) -> None:
+        """Add an AgentStep to this branch, wherever it ends by now.
+
+        Raises:
+            UnknownSessionError: The session is gone.
+            SequenceConflictError: The session is another one by now.
+        """
+        if (branch := self.branch_id) is None:
+            raise UnknownSessionError(self.session_id)
+        self._repository.commit_now(self.session_id, [], [step], branch_id=branch)

@@ -1,7 +1,7 @@
 """The ways a run begins: a new message, a message that is there already, a turn that was cut off.
 
 Each finds the user's message that is to be answered, what stands before it (the context) and what
-the turn has done since (which the model is shown behind the request).
+the turn has done since (which the model is shown behind the question).
 """
 
 from __future__ import annotations

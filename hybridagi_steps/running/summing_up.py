@@ -54,7 +54,7 @@ async def _asked(run: ActiveRun, agent: Agent, messages: Messages, reason: str) 
         reply = called.reply_of(await said(run, agent.program, asked), None)
         return (reply.content or None) if reply is not None else None
     models = [predict.lm for predict in agent.program.predictors() if predict.lm is not None]
-    adapter = with_session(dspy.settings.get("adapter"), messages, [])
+    adapter = with_session(dspy.settings.get("adapter"), messages)
     counting = SpendingCallback(run)
     with overriding(adapter=adapter, callbacks=[counting], send_stream=None, stream_listeners=[]):
         signature = cast("Any", dspy.Signature("stopped_because -> summary", _INSTRUCTIONS))

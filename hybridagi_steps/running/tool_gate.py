@@ -30,7 +30,9 @@ import dspy
 
 from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.programs.announced import announcing
-from hybridagi_steps.running.consent import Consents
+from hybridagi_steps.programs.step_shapes import error_fields
+from hybridagi_steps.running.cancelling import own_cancellation, own_cancellation_in_thread
+from hybridagi_steps.running.consent import DENIED, Consents
 from hybridagi_steps.running.exits import ProgramExitError, no_exit, without_exit
 from hybridagi_steps.running.programs_called import text_of
 from hybridagi_steps.running.rounds import ToolTurn
@@ -42,7 +44,6 @@ _CLOSING: dict[Any, str] = {dspy.ReAct: "finish", dspy.ReActV2: "submit"}
 """Tools by which agents say that they are done; no message tells of them."""
 _THREADS = 32
 """Sync tools of one run that run side by side."""
-_DENIED = "Error: the user did not allow this call."
 
 _inside: ContextVar[bool] = ContextVar("hybridagi_steps_tool", default=False)
 _plain_call: Any = dspy.Tool.__call__
@@ -90,6 +91,10 @@ class GatedRun(Protocol):
 
     def tool_failed(self, call: ToolTurn, error: BaseException) -> None:
         """Report a tool's error."""
+        ...
+
+    def tool_denied(self, call: ToolTurn) -> None:
+        """Let the step of a call say that it was not allowed."""
         ...
 
 
@@ -147,7 +152,7 @@ class ToolGate:
         await self._run.tell("on_tool_start", request)
         allowed = await self._run.consents.allowed(request)
         self._run.check()
-        copy = _with(tool, _in_place_of(tool, self._timed_async(tool)) if allowed else _denial)
+        copy = self._copy(tool, self._timed_async, call, allowed=allowed)
         began = time.perf_counter()
         try:
             with _entered(), announcing(call.step_id):
@@ -177,7 +182,7 @@ class ToolGate:
         with self._run.threads.in_tool():
             allowed = self._run.consents.allowed_from_thread(request)
         self._run.check()
-        copy = _with(tool, _in_place_of(tool, self._timed(tool)) if allowed else _denial)
+        copy = self._copy(tool, self._timed, call, allowed=allowed)
         began = time.perf_counter()
         try:
             with _entered(), announcing(call.step_id), self._run.threads.in_tool():
@@ -192,12 +197,22 @@ class ToolGate:
             self._ended(call, result, began, allowed=allowed)
         return result
 
+    def _copy(
+        self, tool: Any, timed: Callable[[Any], Any], call: ToolTurn, *, allowed: bool
+    ) -> Any:
+        """Return a copy of a tool that keeps to its time, or that only says it is denied."""
+        if allowed:
+            return _with(tool, _in_place_of(tool, timed(tool)))
+        self._run.tool_denied(call)
+        return _with(tool, _denial)
+
     def _ended(self, call: ToolTurn, result: Any, began: float, *, allowed: bool) -> None:
         """Store what a tool gave, or that it failed or was denied."""
         seconds = time.perf_counter() - began
         if isinstance(result, Exception | ProgramExitError):
             self._run.tool_failed(call, result)
-            text = f"Error: {type(result).__name__}: {result}"
+            told = error_fields(result)["error"]
+            text = f"Error: {told['type']}: {told['message']}"
             self._run.end_tool(call, text, seconds, {"is_error": True})
             return
         note = {} if allowed else {"is_error": True, "denied": True}
@@ -205,12 +220,12 @@ class ToolGate:
 
     def _timed_async(self, tool: Any) -> Callable[..., Any]:
         """Return a tool's function with a time limit, off the event loop when it is sync."""
-        function, limit = tool.func, self._run.tool_timeout_seconds
-        in_a_thread = self._run.threads.named(without_exit(f"tool {tool.name}", function))
+        function, limit, what = tool.func, self._run.tool_timeout_seconds, f"tool {tool.name}"
+        in_a_thread = self._run.threads.named(without_exit(what, function))
 
         async def run(**arguments: Any) -> Any:
             async with _at_most(limit, tool.name):
-                with no_exit(f"tool {tool.name}"):
+                with no_exit(what), own_cancellation(what):
                     return await given(arguments)
 
         async def given(arguments: dict[str, Any]) -> Any:
@@ -225,10 +240,11 @@ class ToolGate:
 
     def _timed(self, tool: Any) -> Callable[..., Any]:
         """Return a tool's function with a time limit, for a thread."""
-        function, limit = tool.func, self._run.tool_timeout_seconds
+        function, limit, what = tool.func, self._run.tool_timeout_seconds, f"tool {tool.name}"
         if _is_async(function):
-            return _async_without_exit(tool.name, function)
-        function = without_exit(f"tool {tool.name}", function)
+            return _async_by_itself(what, function)
+        function = without_exit(what, function)
+        function = own_cancellation_in_thread(what, function, self._run.check)
         if limit is None:
             return function
         function = self._run.threads.named(function)
@@ -248,9 +264,11 @@ class ToolGate:
         return run
 
 
-def _async_without_exit(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _async_by_itself(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that ends neither the process nor, unasked, the task it runs in."""
+
     async def run(**arguments: Any) -> Any:
-        with no_exit(f"tool {name}"):
+        with no_exit(what), own_cancellation(what):
             return await function(**arguments)
 
     return run
@@ -284,7 +302,7 @@ def _entered() -> Generator[None]:
 
 
 def _denial(**_: Any) -> str:
-    return _DENIED
+    return f"Error: {DENIED}"
 
 
 def _with(tool: Any, function: Callable[..., Any]) -> Any:

@@ -14,7 +14,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hybridagi_steps.errors import InvalidStepError
+from hybridagi_steps.errors import (
+    DuplicateStepError,
+    InvalidStepError,
+    SequenceConflictError,
+    UnknownSessionError,
+)
 from hybridagi_steps.messages.agent_steps import INTERRUPTED, IS_ERROR, result_text
 from hybridagi_steps.messages.names import tool_name
 from hybridagi_steps.records.agent_step import AgentStep
@@ -26,6 +31,7 @@ from hybridagi_steps.running.session_line import SessionLine
 from hybridagi_steps.running.waiting_steps import WaitingSteps
 
 _log = logging.getLogger("hybridagi_steps")
+_LOST = (SequenceConflictError, UnknownSessionError)
 _MOST_KEPT = 50
 """AgentSteps that wait for a message; a long program without tools stores them in between."""
 NO_RESULT = "Error: no tool answered this call."
@@ -68,6 +74,8 @@ class Turn:
         """Whether its ProgramEnd says how it ended."""
         self.messages: list[Step] = []
         """What this run has stored, in order."""
+        self.lost: Exception | None = None
+        """Why it can store no more messages: its line is gone, or goes on with somebody else's."""
 
     def keep(self, step: AgentStep) -> bool:
         """Keep an AgentStep for the next commit unless it comes too late; return whether it did."""
@@ -177,13 +185,21 @@ class Turn:
             self._commit([])
 
     def rescue(self) -> list[Exception]:
-        """Store AgentSteps that a refused commit left, each by itself; return what is refused."""
+        """Store AgentSteps that a refused commit left, each by itself; return what is refused.
+
+        Nothing is stored in a session that is gone. A step that stands there already was told by
+        whoever has taken the turn up.
+        """
         refused: list[Exception] = []
         for step in self.steps.take(root_end=self.ended):
             try:
-                self._line.memory.add(step)
+                self._line.add_alone(step)
+            except _LOST as error:
+                self.lost = self.lost or error
+                break
             except Exception as error:
-                refused.append(error)
+                if self.lost is None or not isinstance(error, DuplicateStepError):
+                    refused.append(error)
         return refused
 
     def _answer(self, call: ToolTurn, result: Step) -> None:
@@ -266,8 +282,12 @@ class Turn:
         if not messages and not steps:
             return []
         try:
+            if self.lost is not None:
+                raise self.lost
             return self._line.commit(messages, steps)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, _LOST):
+                self.lost = error
             self.steps.put_back(steps)
             raise
 

@@ -40,9 +40,14 @@ def check_end(session_id: str, end: BranchPosition, expected: int | BranchPositi
     """
     if expected is None or expected == (end if isinstance(expected, tuple) else end.sequence):
         return
+    place = (
+        f"{expected.sequence} of branch {expected.branch_id}"
+        if isinstance(expected, tuple)
+        else expected
+    )
     raise SequenceConflictError(
         f"session {session_id!r} ends at sequence {end.sequence} of branch {end.branch_id}, not at "
-        f"{expected}: somebody else has written. Read it again, then decide."
+        f"{place}: somebody else has written. Read it again, then decide."
     )
 
 
