@@ -10,6 +10,8 @@ Each is refused with an error of this package that says what was given and what 
 
 from __future__ import annotations
 
+import re
+import resource
 import time
 from typing import Any
 
@@ -91,7 +93,7 @@ class TestEndlessPrompts:
         "prompt",
         [
             "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-            "{% for a in range(99999) %}{% set b = range(99999)|list %}{% endfor %}",
+            "{% for a in range(99999) %}{% set b = 'x'.split() %}{% endfor %}{{ 0 }}" * 3,
             "{% for a in [1, 2] recursive %}{% if loop.depth < 9 %}{{ loop(range(99)) }}{% endif %}"
             "{% endfor %}",
             "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
@@ -105,6 +107,91 @@ class TestEndlessPrompts:
         assert out.error is not None
         assert out.error.type == "PromptError"
         assert "turns" in out.error.message
+
+    @pytest.mark.parametrize(
+        "prompt",
+        [
+            "{{ '%1000000000d' % 1 }}",
+            "{{ '%*d' % (1000000000, 1) }}",
+            "{{ '%.1000000000f' % 1 }}",
+            "{{ '%(()5s)1000000000d' % {'()5s': 1} }}",
+            "{{ ('%1000000000d'.encode() % 1)|length }}",
+            "{{ '%1000000000d'|format(1) }}",
+            "{{ '{:>1000000000}'.format(1) }}",
+            "{{ '{:>{}}'.format(1, 1000000000) }}",
+            "{{ '{a:>1000000000}'.format_map({'a': 1}) }}",
+            "{{ ('{:>1000000000}'|safe).format(1) }}",
+            "{% set f = '{:>1000000000}'.format %}{{ f(1) }}",
+            "{{ 'x'|center(1000000000)|length }}",
+            "{{ 'x'|center(width=1000000000)|length }}",
+            "{{ ['x']|map('center', 1000000000)|list|length }}",
+            "{{ 'x'.ljust(10**9)|length }}",
+            "{{ 'x'.rjust(1000000000)|length }}",
+            "{{ '1'.zfill(1000000000)|length }}",
+            "{{ '\t'.expandtabs(1000000000)|length }}",
+            "{{ (5).to_bytes(1000000000, 'little')|length }}",
+            "{{ 'x'|indent(1000000000, true)|length }}",
+            "{{ ('x' * 10000) * 10000 }}",
+            "{{ ('x' * 10000)|replace('', 'y' * 10000)|length }}",
+            "{{ ('x' * 10000).replace('x', 'y' * 10000)|length }}",
+            "{{ ('x' * 10000).translate({120: 'y' * 10000})|length }}",
+            "{{ ('x' * 10000)|join('y' * 10000)|length }}",
+            "{{ ('y' * 10000).join(range(99999)|map('string'))|length }}",
+            "{{ ('x ' * 5000)|wordwrap(1, wrapstring='y' * 10000)|length }}",
+            "{{ ('a.co ' * 2000)|urlize(target='y' * 10000)|length }}",
+            "{{ [1]|tojson(indent=1000000000)|length }}",
+            "{{ {('k' * 10000): range(9999)|list}|pprint|length }}",
+            "{{ [1]|batch(1000000000, 'x')|list|length }}",
+            "{{ [1]|slice(1000000000)|list|length }}",
+            "{{ 1|round(1000000000, 'ceil') }}",
+            "{{ (([[0]] * 10000) * 100)|sum(start=[])|length }}",
+            "{% set a = 'x' * 10000 %}" + "{% set a = a ~ a %}" * 20 + "{{ a|length }}",
+            "{% set a = 'x' * 10000 %}" + "{% set a = a + a %}" * 20 + "{{ a|length }}",
+            "{% set a = 'x' * 10000 %}" + "{% set a %}{{ a }}{{ a }}{% endset %}" * 20 + "{{ 0 }}",
+            "{% macro m(t) %}{{ t }}{{ t }}{% endmacro %}{% set a = 'x' * 10000 %}"
+            + "{% set a = m(a) %}" * 20,
+            "{% set a = 'x' * 10000 %}" + "{% set a = '{0}{0}'.format(a) %}" * 20,
+            "{% set a = 'x' * 10000 %}" + "{% set a = '%(a)s%(a)s' % {'a': a} %}" * 20,
+            "{% set a = [0] %}" + "{% set a = [a, a, a, a] %}" * 20 + "{{ a }}",
+            "{% set a = [0] %}" + "{% set a = [a, a, a, a] %}" * 20 + "{{ (a ~ '')|length }}",
+            "{% set a = [0] %}" + "{% set a = [a, a, a, a] %}" * 20 + "{{ a|string|length }}",
+            "{% set a = [0] %}" + "{% set a = [a, a, a, a] %}" * 20 + "{{ ('%s' % a)|length }}",
+            "{% set a = [0] %}" + "{% set a = [a, a, a, a] %}" * 20 + "{{ '{!r}'.format(a) }}",
+            "{% set a = [0] %}" + "{% set a = [a, a, a, a] %}" * 20 + "{{ {'a': a}.values() }}",
+            "{% set n = namespace(a=[0]) %}" + "{% set n.a = [n.a, n.a, n.a] %}" * 20 + "{{ n }}",
+            "{% set n = namespace(a=[]) %}{% for i in range(99999) %}"
+            "{% set n.a = [n.a, 'x' * 10000 ~ i] %}{% endfor %}",
+            "{% for a in range(99999) %}{% set b = range(99999)|list %}{% endfor %}",
+        ],
+    )
+    def test_make_no_gigabytes(self, prompt: str) -> None:
+        began, most = time.thread_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        out = GraphInterpreter(chain(say(prompt)), [Speak()])(query="q")
+        assert time.thread_time() - began < 4
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most < 400_000  # KiB
+        assert out.error is not None
+        assert out.error.type == "PromptError"
+        assert re.search(r"would make some|over 134,217,728 bytes|too large", out.error.message)
+
+    @pytest.mark.parametrize(
+        ("prompt", "shown"),
+        [
+            ("{{ '%5d|%s' % (3, query) }}", "    3|q"),
+            ("{{ '%d of %d'|format(5000000, 3000000) }}", "5000000 of 3000000"),
+            ("{{ '{:,}|{:>4}|{!r}'.format(123456789, 1, query) }}", "123,456,789|   1|'q'"),
+            ("{{ '{a}'.format_map({'a': 1}) }}{{ query.ljust(3) }}|", "1q  |"),
+            ("{{ query|center(5) }}|{{ 'a\nb'|indent(2) }}", "  q  |a\n  b"),
+            ("{{ ['a', 'b']|map('upper')|join('-') }}{{ ','.join('xy') }}", "A-Bx,y"),
+            ("{{ 'a' ~ 1 ~ none }}{{ [1] + [2] }}{{ 2 ** 10 }}", "a1None[1, 2]1024"),
+            ("{{ {'a': 1}|tojson(indent=2) }}", '{\n  "a": 1\n}'),
+            ("{% for b in [1, 2, 3]|batch(2) %}{{ b|join }};{% endfor %}", "12;3;"),
+            ("{% for k, v in {'a': 1}|items %}{{ k }}{{ v }}{% endfor %}{{ [1, 2]|sum }}", "a13"),
+            ("{% set x %}a{{ query }}{% endset %}{{ x|upper }}{{ 2.345|round(1) }}", "AQ2.3"),
+            ("{{ ('y' * 10000)|length }}{{ ('%s' % ('y' * 9999))|length }}", "100009999"),
+        ],
+    )
+    def test_do_what_prompts_do(self, prompt: str, shown: str) -> None:
+        assert GraphInterpreter(chain(say(prompt)), [Speak()])(query="q").final_answer == shown
 
     def test_long_loops_are_no_endless_ones(self) -> None:
         prompt = (

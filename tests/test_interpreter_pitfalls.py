@@ -23,7 +23,7 @@ from agent_programs import ASK_BACK_REPLIES, ask_back, chain, say
 
 import hybridagi_steps as hs
 from hybridagi_steps import errors
-from hybridagi_steps.programs.graph.graph_program import Action, Decision, GraphProgram
+from hybridagi_steps.programs.graph.graph_program import Action, Decision, GraphProgram, Program
 from hybridagi_steps.programs.graph.interpreter import GraphInterpreter
 from hybridagi_steps.programs.tools import AskUser, PastActionSearch, Predict, Speak
 from hybridagi_steps.records.agent_step import AgentStep
@@ -263,3 +263,49 @@ class TestMemory:
             found = out.session.variables["past"].steps  # pyright: ignore[reportPossiblyUnboundVariable]
             assert {step.user_id for step in found} == {user}
             assert run.id not in {step.run_id for step in found}  # pyright: ignore[reportPossiblyUnboundVariable]
+
+
+class TestRunsThatCannotBeRecorded:
+    def steps(self, out: Any) -> list[tuple[int, str, Any]]:
+        trace = out.program_trace.steps
+        places = {step.id: place for place, step in enumerate(trace)}
+        return [(each.hop, str(each.step_type), places.get(each.parent_id)) for each in trace]
+
+    def test_have_a_whole_trace_and_say_so(self, memory: hs.StepMemory) -> None:
+        helper = chain(say("inner"), name="helper")
+        main = chain(Program("call", "Get help", "helper"), say("outer"))
+        agent = GraphInterpreter([main, helper], [Speak()], memory=memory)
+        before = agent(query="q")
+        memory.close()
+        out = agent(query="q")
+        assert before.recording_errors == []
+        assert (out.finish_reason, out.final_answer, out.error) == ("finished", "outer", None)
+        assert self.steps(out) == self.steps(before)
+        call, inner, *_ = out.program_trace.steps
+        assert inner.program_id == str(call.id)
+        assert {problem.type for problem in out.recording_errors} == {"MemoryClosedError"}
+        assert "ProgramCall was not stored" in out.recording_errors[0].message
+
+    def test_leave_nothing_dangling_when_the_memory_comes_back(self, memory: hs.StepMemory) -> None:
+        class Flaky:
+            failing = 1
+
+            def add(self, step: AgentStep) -> None:
+                if self.failing:
+                    self.failing -= 1
+                    raise OSError("away")
+                memory.add(step)
+
+            def run(self, run_id: str) -> Any:
+                return memory.run(run_id)
+
+        out = GraphInterpreter(chain(say("a"), say("b", "more")), [Speak()], memory=Flaky())(
+            query=""
+        )
+        kept = list(memory.iter_steps())
+        assert [(step.hop, step.step_type) for step in kept] == [(0, "Action"), (1, "Action")]
+        assert [step.parent_id for step in kept] == [None, kept[0].id]
+        assert [str(step.step_type) for step in out.program_trace.steps] == [
+            *("ProgramCall", "Action", "Action", "ProgramEnd")
+        ]
+        assert [problem.type for problem in out.recording_errors] == ["OSError"]

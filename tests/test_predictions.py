@@ -354,3 +354,14 @@ def test_steps_become_prompt_text() -> None:
     for context in (made.as_context(), found.as_context()):
         assert isinstance(context, dspy.Type)
         assert str(made.steps[0]) in str(context.format())
+
+
+def test_vectors_are_kept_in_memory_and_left_out_of_json() -> None:
+    made = AgentStepList(steps=[step(1, vector=[0.5])])
+    found = QueryWithSteps(steps=made.steps)
+    for each in (made, found):
+        assert "0.5" not in each.model_dump_json()
+        assert each.model_dump()["steps"][0]["vector"] == [0.5]
+        assert each.steps[0].vector == [0.5]
+        back = type(each).model_validate_json(each.model_dump_json(round_trip=True))
+        assert back.steps[0].vector == [0.5]

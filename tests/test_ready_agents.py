@@ -211,3 +211,15 @@ def test_an_agent_runs_on_a_real_small_model(
         assert step.metrics is not None
         assert (step.metrics.total_tokens or 0) > 100
         assert step.metrics.model_name == "openai/smollm2"
+
+
+@pytest.mark.parametrize("name", ["react", "plan_and_act"])
+def test_a_tool_that_the_box_cannot_hold_is_named(name: str, memory: hs.StepMemory) -> None:
+    def look(at: str) -> str:
+        """Look at something."""
+        return at
+
+    with pytest.raises(
+        errors.InvalidSettingError, match=r"'Act' cannot hold AskUser: .* named arg"
+    ):
+        ready_agent(name, tools=[look, AskUser(lambda _: "yes")], memory=memory)

@@ -232,7 +232,7 @@ def test_react_v2_thoughts_and_tools(memory: hs.StepMemory) -> None:
     assert [step.metrics.llm_calls for step in steps[1:] if step.metrics] == [1, None, 1]
     assert steps[3].outputs == {
         "answer": "yes",
-        "history": "<history of 2 messages>",
+        "history": {"steps": [str(step.id) for step in steps[1:3]]},
         "termination_reason": "submit",
     }
 

@@ -24,6 +24,7 @@ from recorder_programs import Pair, all_steps
 
 import hybridagi_steps as hs
 from hybridagi_steps.errors import DiskFullError
+from hybridagi_steps.programs.adapters import StepMessages
 from hybridagi_steps.programs.values import plain
 from hybridagi_steps.testing import scripted_lm
 
@@ -75,7 +76,8 @@ STEP = hs.AgentStep(step_type=hs.AgentStepType.Action, inputs={"purpose": "p"})
         (hs.QueryWithSteps(queries=hs.QueryList(), steps=[STEP]), {"steps": [str(STEP.id)]}),
         (hs.StepContext(steps=[STEP]), {"steps": [str(STEP.id)]}),
         ([hs.StepHit(step=STEP, score=0.5)], [{"step": str(STEP.id), "score": 0.5}]),
-        (dspy.History(messages=[{"question": "a", "answer": "b"}]), "<history of 1 messages>"),
+        (dspy.History(messages=[{"question": "a"}]), {"messages": [{"question": "a"}]}),
+        (dspy.History(messages=[]), {"messages": []}),
         (dspy.Image("https://x.org/a.png"), "<image https://x.org/a.png>"),
         (np.ones((2, 3)), [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]),
         (np.arange(64), list(range(64))),
@@ -139,6 +141,44 @@ def test_media_models_tools_and_modules_become_a_few_words() -> None:
         "<language model scripted/model>",
         "<module Pair>",
     ]
+
+
+def test_a_short_history_is_kept_and_found(memory: hs.StepMemory) -> None:
+    talk = dspy.History(messages=[{"question": "my booking is RES-77", "answer": "ok"}])
+    predict = dspy.Predict("history: dspy.History, question -> answer")
+    with dspy.context(lm=scripted_lm()), hs.record(memory):
+        predict(history=talk, question="which?")
+    [step] = memory.iter_steps()
+    assert step.arguments["history"] == {"messages": talk.messages}
+    assert step.metadata is None
+    assert [hit.step.id for hit in memory.search("RES-77", mode="lexical")] == [step.id]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (dspy.History(messages=[{"question": "q" * 5_000}]), "history of 1 messages"),
+        (dspy.History(messages=[{"question": "q"}] * 101), "history of 101 messages"),
+        (dspy.Image("data:image/png;base64,AAAA"), "image of 26 characters"),
+        (dspy.File(file_data="data:text/plain;base64,AAAA", filename="a.txt"), "file a.txt"),
+        (StepMessages.of([{"role": "user", "content": "hi"}]), "history of 1 messages"),
+    ],
+    ids=["long", "many", "image", "file", "messages"],
+)
+def test_a_history_or_medium_left_out_is_named(
+    memory: hs.StepMemory, value: Any, words: str
+) -> None:
+    step = called(memory, 1, given=value)
+    assert step.arguments["_"] == {"given": f"<{words}>"}
+    assert step.metadata == {"truncated": [f"inputs: {words} left out"]}
+
+
+def test_a_talk_grows_its_steps_no_further_than_a_limit(memory: hs.StepMemory) -> None:
+    talk: list[Any] = []
+    for turn in range(60):
+        talk.append({"question": f"question {turn}", "answer": "a" * 200})
+        step = called(memory, turn, history=dspy.History(messages=list(talk)))
+        assert len(step.model_dump_json()) < 6_000
 
 
 def test_cycles_depths_and_floods_end_with_a_note() -> None:

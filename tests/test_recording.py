@@ -16,7 +16,7 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -425,8 +425,13 @@ def test_generators_are_refused_with_advice() -> None:
     def numbers() -> Iterator[int]:
         yield 1
 
-    with pytest.raises(TypeError, match="numbers"):
+    async def later() -> AsyncIterator[int]:
+        yield 1
+
+    with pytest.raises(hs.errors.InvalidSettingError, match="numbers"):
         hs.record_step()(numbers)
+    with pytest.raises(hs.errors.InvalidSettingError, match="later"):
+        hs.record_step(later)
 
 
 def test_functions_on_two_memories(memory: hs.StepMemory) -> None:

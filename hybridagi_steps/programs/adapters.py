@@ -43,9 +43,9 @@ class StepContext(dspy.Type):
     """Steps in a prompt: `past: StepContext = dspy.InputField()`.
 
     Made of an AgentStepList, a QueryWithSteps, a step, a hit, or a list of steps or hits:
-    `predict(past=StepContext.of(found))` or `predict(past=found.as_context())`. Chat, JSON and XML
-    adapters write it as the text of the steps, in demos too; vectors never show. Below the text of
-    a program's call stands what it was given, below that of its end what it gave back.
+    `predict(past=StepContext.of(found))` or `predict(past=found.as_context())`. Any adapter writes
+    it as the text of the steps, in demos too; vectors never show. Below the text of a program's
+    call stands what it was given, below that of its end what it gave back.
     """
 
     steps: list[AgentStep] = Field(default_factory=list[AgentStep])
@@ -74,6 +74,12 @@ class StepContext(dspy.Type):
     def format(self) -> str:
         """Return the steps as they stand in a prompt."""
         return _fenced("\n\n".join(inert(_told(step)) for step in self.steps))
+
+    def __str__(self) -> str:
+        return self.format()
+
+    def __repr__(self) -> str:
+        return self.format()
 
     @classmethod
     def description(cls) -> str:
@@ -169,6 +175,12 @@ class StepMessages(dspy.Type):
         """Return the messages as text, for adapters that know no native ones."""
         lines = [f"{m['role']}: {m.get('content') or m.get('tool_calls')}" for m in self.messages]
         return _fenced(inert("\n".join(lines)))
+
+    def __str__(self) -> str:
+        return self.format()
+
+    def __repr__(self) -> str:
+        return self.format()
 
     @classmethod
     def description(cls) -> str:

@@ -60,8 +60,8 @@ class FunctionStep:
     """The function; None when the step's arguments are filled in until it ends."""
     notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Kept in the metadata of its steps."""
-    watch: Callable[[AgentStep], None] | None = None
-    """Is given each of its steps as it was written, also one that could not be stored."""
+    watch: Callable[[AgentStep, bool], None] | None = None
+    """Is given each of its steps as it was written, and whether that could be stored."""
 
 
 class CallSteps:
@@ -91,18 +91,19 @@ class CallSteps:
     ) -> None:
         """Write the ProgramEnd."""
         doing: Doing = call.state
-        if not doing.begun:
+        if not doing.begun and call.watch is None:
             return
         if doing.loop is not None:
             self._keep_idle_thought(call, doing.loop)
-            doing.told.append((outputs.get("trajectory"), doing.loop.trajectory()))
+            doing.told.append((outputs.get(doing.loop.told_in), doing.loop.trajectory()))
         for name, value in outputs.items():
             for trajectory, steps in doing.told:
                 if value is trajectory and value is not None:
                     outputs[name] = steps
         if call.parent is not None and isinstance(call.parent.state, Doing):
             call.parent.state.told = [*call.parent.state.told, *doing.told][-_TOLD_KEPT:]
-        self._end(call, AgentStepType.ProgramEnd, {"program": doing.name}, outputs, exception)
+        inputs = {"program": doing.name}
+        self._end(call, AgentStepType.ProgramEnd, inputs, outputs, exception, stored=doing.begun)
 
     def end_predict(self, call: Call, outputs: Any, exception: BaseException | None) -> None:
         """Write what a predictor gave; a ReAct agent's thought waits for its tool."""
@@ -194,6 +195,7 @@ class CallSteps:
         exception: BaseException | None,
         *,
         thinking_ms: float = 0.0,
+        stored: bool = True,
     ) -> str | None:
         """Write the last step of a call, after whatever happened inside; return its id."""
         doing: Doing = call.state
@@ -212,6 +214,7 @@ class CallSteps:
             metrics=doing.usage.metrics(
                 spent + thinking_ms, spent if doing.kind in ("tool", "function") else None
             ),
+            stored=stored,
         )
         if tail is None:
             return None

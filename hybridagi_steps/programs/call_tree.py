@@ -225,8 +225,8 @@ class Call:
     """Kept in the metadata of its steps."""
     cuts: list[str] = field(default_factory=list[str])
     """What of its inputs was not kept whole, when they were copied before it ran."""
-    watch: Callable[[Any], None] | None = None
-    """Is given each of its steps as it was written, also one that could not be stored."""
+    watch: Callable[[Any, bool], None] | None = None
+    """Is given each of its steps as it was written, and whether that could be stored."""
     started: float = field(default_factory=time.perf_counter)
 
     @property

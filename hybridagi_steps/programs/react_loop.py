@@ -19,6 +19,7 @@ import dspy
 from hybridagi_steps.programs.usage import Usage
 
 _CLOSING_TOOLS: dict[Any, str] = {dspy.ReAct: "finish", dspy.ReActV2: "submit"}
+_TOLD_IN = {"finish": "trajectory", "submit": "history"}
 _CONTEXT = ("trajectory", "history", "tools")
 """Inputs of the thinking predictor that only repeat earlier steps."""
 
@@ -45,6 +46,11 @@ class ReActLoop:
     thought: Thought | None = None
     step_ids: list[str] = field(default_factory=list[str])
     """The tool Actions so far: they are the trajectory."""
+
+    @property
+    def told_in(self) -> str:
+        """The output field in which the agent gives back all of its turns."""
+        return _TOLD_IN[self.closing_tool]
 
     @classmethod
     def of(cls, module: Any) -> ReActLoop | None:

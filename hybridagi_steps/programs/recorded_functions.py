@@ -61,8 +61,8 @@ def record_step(
         name: The tool or program it is shown as; by default the function's name.
 
     Raises:
-        InvalidSettingError: `kind` is none of the three, or what is decorated is no function.
-        TypeError: The function is a generator: it has no single result to record.
+        InvalidSettingError: `kind` is none of the three, or what is decorated is no function, or
+            a generator: that has no single result to record.
     """
     if kind not in get_args(Kind):
         raise InvalidSettingError(f"kind is one of {', '.join(get_args(Kind))}; got {kind!r}.")
@@ -80,7 +80,7 @@ def record_step(
 
 def _recorded_function(function: Callable[P, R], step: FunctionStep) -> Callable[P, R]:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError(
+        raise InvalidSettingError(
             f"record_step cannot record the generator {function.__name__}; record the function "
             "that consumes it."
         )

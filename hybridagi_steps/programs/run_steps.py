@@ -21,6 +21,7 @@ from uuid import uuid4
 
 from dspy.utils.callback import ACTIVE_CALL_ID
 
+from hybridagi_steps.errors import RecordingError
 from hybridagi_steps.programs.call_steps import FunctionStep
 from hybridagi_steps.programs.recorder import StepRecorder, active_recorders
 from hybridagi_steps.records.agent_step import AgentStep
@@ -50,6 +51,13 @@ class RunSteps:
         self._recorders = active_recorders() or [StepRecorder(_Nowhere())]
         known = (r for r in self._recorders if memory is not None and r.memory is memory)
         self._first = next(known, self._recorders[0])
+        self._problems_before = len(self._first.errors)
+        self._programs: list[str] = []
+
+    @property
+    def problems(self) -> list[RecordingError]:
+        """What recording has failed at since this was made; empty when all is well."""
+        return self._first.errors[self._problems_before :]
 
     def run_ids(self) -> list[str]:
         """Return the ids of the runs that these steps belong to."""
@@ -61,15 +69,18 @@ class RunSteps:
         """Write one step around a block; an error inside is written as the step's outcome."""
         opened = OpenStep(arguments)
 
-        def watch(step: AgentStep) -> None:
-            self.steps.append(step)
-            opened.written = step
+        def watch(step: AgentStep, stored: bool) -> None:
+            opened.written = step if stored else self._in_place(step)
+            self.steps.append(opened.written)
 
         watched = replace(told, watch=watch)
         call_id = uuid4().hex
         for recorder in self._recorders:
             step = watched if recorder is self._first else told
             recorder.on_function_start(call_id, step, arguments)
+        around = list(self._programs)
+        if told.kind == "program" and opened.written is not None:
+            self._programs.append(str(opened.written.id))
         active = cast("ContextVar[str | None]", ACTIVE_CALL_ID)
         token = active.set(call_id)
         error: BaseException | None = None
@@ -82,6 +93,16 @@ class RunSteps:
             active.reset(token)
             for recorder in self._recorders:
                 recorder.on_function_end(call_id, opened.outcome, error)
+            self._programs = around
+
+    def _in_place(self, step: AgentStep) -> AgentStep:
+        """Return a step that could not be stored, linked to those that the run has so far."""
+        if not self.steps:
+            return step
+        before = self.steps[-1]
+        program_id = self._programs[-1] if self._programs else None
+        links = {"hop": before.hop + 1, "parent_id": before.id, "program_id": program_id}
+        return step.model_copy(update=links)
 
 
 class _Nowhere:

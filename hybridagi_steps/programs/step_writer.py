@@ -85,13 +85,15 @@ class StepWriter:
         follows: Tails,
         status: StepStatus = "ok",
         metrics: StepMetrics | None = None,
+        stored: bool = True,
     ) -> Tail | None:
-        """Store one step of `call` and return it, None when that failed."""
+        """Store one step of `call`, or only show it to its watcher; return it if it was stored."""
         run = call.run
         if run is None:
             return None
         self._here.busy = True
         written: AgentStep | None = None
+        tail: Tail | None = None
         try:
             parent_id, joins = parent_and_joins(follows)
             values = {"inputs": inputs, "outputs": outputs, "metadata": _metadata(call, joins)}
@@ -120,16 +122,17 @@ class StepWriter:
                     "metrics": metrics,
                 }
                 written = unvalidated(AgentStep, values, {})
-                return self._keep(written)
+                return self._keep(written) if stored else False
 
-            return run.commit(store, call.step_id)
+            shown = run.commit(store, call.step_id)
+            tail = shown if stored else None
         except Exception as error:
             note_problem(run.problems, f"the {step_type.value} was not stored", error)
-            return None
         finally:
             self._here.busy = False
             if call.watch is not None and written is not None:
-                call.watch(written)
+                call.watch(written, tail is not None)
+        return tail
 
     def _clean(
         self,

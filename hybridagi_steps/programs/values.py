@@ -1,9 +1,10 @@
 """What a program was given and gave back, as detached JSON data of a bearable size.
 
 A step must never hold on to a live prompt, tool or memory, nor store again what other steps hold:
-steps stand for themselves as ids, histories, media, language models and vectors as a few words.
-What is left is copied, redacted, repaired, and cut only when the step would be refused for its
-size; each cut is named. This module knows DSPy's types; it does not know what a step means.
+steps stand for themselves as ids, tools and language models as their names, long histories, media
+and vectors as a few words. What is left is copied, redacted, repaired, and cut only when the step
+would be refused for its size; whatever was left out or cut is named. This module knows DSPy's
+types; it does not know what a step means.
 """
 
 # DSPy ships no types.
@@ -44,6 +45,8 @@ _KNOWN_TO_JSON_REPAIR = (str, int, float, datetime, date, time, UUID, PurePath)
 _NUMBERS_KEPT, _BYTES_KEPT = 64, 256
 _LONGEST_DESCRIPTION = 20_000
 _LONGEST_PATH = 200
+_HISTORY_KEPT, _MESSAGES_KEPT = 4_000, 100
+"""Characters and messages of a history that a step keeps: each step of a talk holds it again."""
 _MOST_NOTES = 100
 
 
@@ -157,6 +160,14 @@ class _Copy:
 
     def _foreign(self, value: Any, depth: int) -> Any:
         """Turn an object into data: its own short form, else its fields, else its description."""
+        if isinstance(value, dspy.History):
+            return self._history(value, depth)
+        if type(value).__name__ == "StepMessages":
+            return self._stood_for(f"history of {len(value.messages)} messages", value.messages)
+        if type(value).__name__ == "REPLHistory":
+            return self._stood_for(f"history of {len(value)} entries", len(value))
+        if isinstance(value, dspy.Image | dspy.Audio | dspy.File):
+            return self._medium(value)
         short = _short_form(value)
         if short is not None:
             return short
@@ -172,6 +183,28 @@ class _Copy:
         if hasattr(value, "dtype") and hasattr(value, "shape"):
             return self._array(value, depth)
         return self._leaf(value)
+
+    def _history(self, value: dspy.History, depth: int) -> Any:
+        """Keep a short history, of a long one how many messages it had."""
+        notes, size = len(self._cuts), self.size
+        if len(value.messages) <= _MESSAGES_KEPT:
+            copied = self._mapping({"messages": value.messages}, depth)
+            if self.size - size <= _HISTORY_KEPT:
+                return copied
+        del self._cuts[notes:]
+        return self._left_out(f"history of {len(value.messages)} messages")
+
+    def _stood_for(self, words: str, content: Any) -> str:
+        return self._left_out(words) if content else f"<{words}>"
+
+    def _medium(self, value: Any) -> str:
+        kind = type(value).__name__.lower()
+        source = getattr(value, "url", None) or getattr(value, "filename", None)
+        data = getattr(value, "data", None) or getattr(value, "file_data", None)
+        if isinstance(source, str) and not source.startswith("data:"):
+            return self._stood_for(f"{kind} {source}", data)
+        data = source or data or ""
+        return self._stood_for(f"{kind} of {len(str(data)):,} characters", data)
 
     def _bytes(self, value: bytes) -> str:
         if self._keep_bytes and len(value) <= _BYTES_KEPT:
@@ -209,7 +242,7 @@ class _Copy:
 
 
 def _short_form(value: Any) -> Any:
-    """Return the few words that stand for steps, histories, media, tools and models, else None."""
+    """Return the few words that stand for steps, tools and models, else None."""
     if isinstance(value, AgentStep):
         return {"step": str(value.id)}
     if isinstance(value, StepHit):
@@ -217,12 +250,6 @@ def _short_form(value: Any) -> Any:
     steps = _steps(value)
     if steps is not None:
         return {"steps": [str(step.id) for step in steps]}
-    if isinstance(value, dspy.History) or type(value).__name__ == "StepMessages":
-        return f"<history of {len(value.messages)} messages>"
-    if type(value).__name__ == "REPLHistory":
-        return f"<history of {len(value)} entries>"
-    if isinstance(value, dspy.Image | dspy.Audio | dspy.File):
-        return _medium(value)
     if isinstance(value, dspy.Tool):
         return f"<tool {value.name}>"
     if isinstance(value, dspy.BaseLM):
@@ -244,15 +271,6 @@ def _steps(value: Any) -> list[AgentStep] | None:
     if not isinstance(steps, list) or not steps:
         return [] if steps == [] and isinstance(value, BaseModel) else None
     return steps if all(isinstance(step, AgentStep) for step in steps) else None
-
-
-def _medium(value: Any) -> str:
-    kind = type(value).__name__.lower()
-    source = getattr(value, "url", None) or getattr(value, "filename", None)
-    if isinstance(source, str) and not source.startswith("data:"):
-        return f"<{kind} {source}>"
-    data = source or getattr(value, "data", None) or getattr(value, "file_data", None) or ""
-    return f"<{kind} of {len(str(data)):,} characters>"
 
 
 def _fields(value: Any) -> Mapping[Any, Any] | None:

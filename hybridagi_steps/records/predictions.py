@@ -19,10 +19,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import dspy
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    WrapSerializer,
+    model_validator,
+)
 
 from hybridagi_steps.records.agent_step import AgentStep, id_text, shown
 from hybridagi_steps.records.filters import StepHit
@@ -165,7 +174,8 @@ class PredictionModel(BaseModel, dspy.Prediction):
     def toDict(self) -> dict[str, Any]:  # noqa: N802 - DSPy's name
         """Return the fields as JSON data; what JSON cannot hold becomes text."""
         extra = dspy.Example(dict(self.__pydantic_extra__ or {})).toDict()
-        declared = self.model_dump(mode="json", include=set(type(self).model_fields))
+        fields = set(type(self).model_fields)
+        declared = self.model_dump(mode="json", include=fields, round_trip=True)
         return cast("dict[str, Any]", json_value(declared | extra, []))
 
     def _as_example(self) -> dspy.Example:
@@ -175,10 +185,22 @@ class PredictionModel(BaseModel, dspy.Prediction):
         return example
 
 
-class AgentStepList(PredictionModel):
-    """Steps, in order."""
+def _without_vectors(
+    steps: list[AgentStep], write: SerializerFunctionWrapHandler, info: SerializationInfo
+) -> Any:
+    """Leave vectors out of JSON, which DSPy's adapters put into prompts, unless it goes back."""
+    if info.round_trip:
+        return write(steps)
+    return write([step.model_copy(update={"vector": None}) for step in steps])
 
-    steps: list[AgentStep] = Field(default_factory=list[AgentStep])
+
+_Steps = Annotated[list[AgentStep], WrapSerializer(_without_vectors, when_used="json")]
+
+
+class AgentStepList(PredictionModel):
+    """Steps, in order. As JSON they are without vectors, except with `round_trip=True`."""
+
+    steps: _Steps = Field(default_factory=list[AgentStep])
     """The steps."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -239,7 +261,7 @@ class QueryWithSteps(PredictionModel):
 
     queries: QueryList = Field(default_factory=QueryList)
     """What was asked."""
-    steps: list[AgentStep] = Field(default_factory=list[AgentStep])
+    steps: _Steps = Field(default_factory=list[AgentStep])
     """What was found."""
 
     _hits: list[StepHit] = PrivateAttr(default_factory=list[StepHit])

@@ -217,10 +217,13 @@ def _prompts(program: ProgramGraph) -> Iterator[str]:
 
 @lru_cache(maxsize=1)
 def _templates() -> Environment:
-    """Return an environment to parse with; nothing is ever rendered in it."""
-    from jinja2.sandbox import SandboxedEnvironment
+    """Return an environment to parse with; nothing is ever rendered in it.
 
-    return SandboxedEnvironment()
+    Jinja works out constants while it reads; in the sandbox that prompts are rendered in it cannot.
+    """
+    from hybridagi_steps.programs.graph.prompt_sandbox import Sandbox
+
+    return Sandbox()
 
 
 def _templates_of(node: Node) -> list[tuple[str, str]]:

@@ -124,6 +124,10 @@ class ProgramRun:
             program_trace=AgentStepList(steps=self._steps.steps),
             session=self._session,
             error=failure,
+            recording_errors=[
+                RunError(type=problem.error_type, message=str(problem))
+                for problem in self._steps.problems
+            ],
         )
 
     @property

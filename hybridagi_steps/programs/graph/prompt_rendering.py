@@ -13,35 +13,25 @@ steps as their text, marked as data; dicts and lists as JSON.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
-from jinja2 import StrictUndefined, Template, TemplateError, Undefined, nodes, pass_context
-from jinja2.exceptions import SecurityError
-from jinja2.runtime import Context, LoopContext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import StrictUndefined, Template, TemplateError, Undefined
 
 from hybridagi_steps.display.view import plural
 from hybridagi_steps.errors import PromptError
 from hybridagi_steps.programs.adapters import StepContext
 from hybridagi_steps.programs.graph.program_nodes import PROVIDED
+from hybridagi_steps.programs.graph.prompt_sandbox import Sandbox, allowance
+from hybridagi_steps.programs.graph.prompt_sizes import MOST_CHARACTERS, allow, weight
 from hybridagi_steps.programs.values import plain
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.predictions import AgentStepList, QueryWithSteps
 
-_MOST_CHARACTERS = 2_000_000
-_LARGEST_FACTOR = 10_000
-_MOST_TURNS = 200_000
-"""Turns of loops, and calls, in one prompt: about a tenth of a second if little is done in each."""
-_MOST_SECONDS = 2.0
-"""Of this thread's computing time, for turns in which much is done."""
 _KEPT_TEMPLATES = 1024
-_TURNS, _COUNTED = "turns taken", "counted"
-"""No name in a template can be the first, with its blank."""
 
 
 def rendered(
@@ -182,80 +172,16 @@ def _holds_steps(value: Any) -> bool:
     return False
 
 
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, in which attributes of Python objects cannot be reached at all.
-
-    `{{ order.id }}` reads the key of a dict; methods of texts, lists and dicts may be called.
-    """
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Read a template and have the turns of all its loops counted."""
-        tree = super()._parse(source, name, filename)
-        for loop in tree.find_all(nodes.For):
-            counted = nodes.Filter(loop.iter, _COUNTED, [], [], None, None, lineno=loop.lineno)
-            loop.iter = counted.set_environment(self)
-        return tree
-
-    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a method, a macro, or a recursive loop, and count that."""
-        _take_turn(context)
-        if isinstance(obj, LoopContext):
-            args = tuple(_counted(context, each) for each in args)
-        return super().call(context, obj, *args, **kwargs)
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Whether `obj.attr` may be read."""
-        plain_value = isinstance(obj, str | list | tuple | dict | int | float) or obj is None
-        of_jinja = type(obj).__module__.startswith("jinja2.")  # `loop.index`
-        return (plain_value or of_jinja) and super().is_safe_attribute(obj, attr, value)
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Multiply, unless that would fill the memory."""
-        sizes = [abs(n) if isinstance(n, int | float) else len(n) for n in (left, right)]
-        if max(sizes, default=0) > _LARGEST_FACTOR:
-            raise SecurityError(f"{max(sizes):,} is too large for {operator!r} in a prompt")
-        return super().call_binop(context, operator, left, right)
+def _finalized(value: Any) -> str:
+    if not isinstance(value, str | _Recalled):
+        allow(weight(value), "a value")
+    return shown_text(value)
 
 
-@dataclass(slots=True)
-class _Turns:
-    """What one rendering has taken so far, and when it is stopped."""
-
-    taken: int = 0
-    until: float = field(default_factory=lambda: time.thread_time() + _MOST_SECONDS)
-
-
-def _take_turn(context: Context) -> None:
-    """Count one turn.
-
-    Raises:
-        SecurityError: It is one too many, or they take too long.
-    """
-    turns = cast("_Turns", context.resolve(_TURNS))
-    turns.taken += 1
-    if turns.taken > _MOST_TURNS or time.thread_time() > turns.until:
-        raise SecurityError(f"its loops take over {_MOST_TURNS:,} turns, or {_MOST_SECONDS:g} s")
-
-
-@pass_context
-def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
-    for item in items:
-        _take_turn(context)
-        yield item
-
-
-def _environment(finalize: Callable[[Any], Any]) -> _Sandbox:
-    sandbox = _Sandbox(
-        undefined=StrictUndefined, finalize=finalize, autoescape=False, keep_trailing_newline=True
-    )
-    sandbox.filters.update({_COUNTED: cast("Any", _counted)})
-    del sandbox.globals["lipsum"]  # makes as much text as it is asked for
-    return sandbox
-
-
-_TO_PROMPT = _environment(shown_text)
+_TO_PROMPT = Sandbox(
+    undefined=StrictUndefined, finalize=_finalized, autoescape=False, keep_trailing_newline=True
+)
+del _TO_PROMPT.globals["lipsum"]  # makes as much text as it is asked for
 
 
 @lru_cache(maxsize=_KEPT_TEMPLATES)
@@ -263,7 +189,7 @@ def _prompt_template(template: str, where: str) -> Template:
     return _compiled(_TO_PROMPT, template, where)
 
 
-def _compiled(environment: _Sandbox, template: str, where: str) -> Template:
+def _compiled(environment: Sandbox, template: str, where: str) -> Template:
     try:
         return environment.from_string(template)
     except (TemplateError, RecursionError) as error:
@@ -277,13 +203,14 @@ def _filled(template: Template, values: Mapping[str, Any], where: str) -> str:
         PromptError: It failed; the text says at what.
     """
     pieces: list[str] = []
-    left = _MOST_CHARACTERS
+    left = MOST_CHARACTERS
     try:
-        for piece in template.generate(values, **{_TURNS: _Turns()}):
-            pieces.append(piece)
-            left -= len(piece)
-            if left < 0:
-                raise PromptError(f"{where} grew over {_MOST_CHARACTERS:,} characters.")
+        with allowance():
+            for piece in template.generate(values):
+                pieces.append(piece)
+                left -= len(piece)
+                if left < 0:
+                    raise PromptError(f"{where} grew over {MOST_CHARACTERS:,} characters.")
     except PromptError:
         raise
     except Exception as error:  # whatever an expression in a prompt can raise

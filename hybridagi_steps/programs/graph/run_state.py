@@ -90,6 +90,8 @@ class AgentOutput(PredictionModel):
     """What the run knew at its end."""
     error: RunError | None = None
     """Why it did not finish, None when it did."""
+    recording_errors: list[RunError] = Field(default_factory=list[RunError])
+    """What recording it failed at; empty when all is well. The trace holds every step anyway."""
 
     def told_fields(self) -> dict[str, Any]:
         """Return what steps and messages tell of it: its steps and its session tell the rest."""

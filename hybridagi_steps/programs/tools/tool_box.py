@@ -47,7 +47,14 @@ class ToolBox(GraphTool):
         super().__init__(name=name, lm=lm)
         found = tools_by_name(tools)
         self.tools = {key: tool for key, tool in found.items() if isinstance(tool, CallTool)}
-        if not self.tools or len(self.tools) < len(found):
+        others = ", ".join(key for key in found if key not in self.tools)
+        if others:
+            raise InvalidSettingError(
+                f"the tool box {name!r} cannot hold {others}: it calls its tools with named "
+                "arguments, so give it functions or dspy.Tools; what else an agent may do has a "
+                "node of its own in its programs."
+            )
+        if not self.tools:
             raise InvalidSettingError(f"the tool box {name!r} needs functions or dspy.Tools.")
         self.own = tuple(part for tool in self.tools.values() for part in tool.own)
 
