@@ -78,3 +78,12 @@ def test_a_purge_says_which_messages_it_would_erase(
     assert "0 steps and all messages of 1 sessions would be erased" in capsys.readouterr().err
     assert main(["purge", "--session", "chat", "--yes", "--db", db]) == 0
     assert capsys.readouterr().out == f"3 steps and messages erased from {db}.\n"
+
+
+def test_an_import_tells_what_it_repaired(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "circle.jsonl"
+    file.write_text('{"id": "a", "parent_id": "a", "step_type": "Action"}')
+    assert main(["import", str(file), "--db", str(tmp_path / "steps.db")]) == 0
+    assert "they led in a circle: 1" in capsys.readouterr().err

@@ -22,7 +22,7 @@ from hybridagi_steps.exchange import reading as reading_module
 from hybridagi_steps.exchange.export import EXPORT_FORMATS
 from hybridagi_steps.exchange.formats import FORMATS, READERS
 from hybridagi_steps.exchange.otlp import MAX_HELD_SPANS
-from hybridagi_steps.exchange.records import Parsed, Record, Skipped
+from hybridagi_steps.exchange.records import Parsed, ParsedTrace, Record, Skipped
 from hybridagi_steps.exchange.spans import MAX_SPAN_DEPTH, step_id
 from hybridagi_steps.records.agent_step import AgentStep
 
@@ -104,6 +104,13 @@ def damaged(draw: st.DrawFn) -> Records:
     return Records(records)
 
 
+def parsed(form: str, rows: list[Record]) -> list[Any]:
+    """Return what a format makes of records, in a memory that holds nothing."""
+    found = READERS[form].parse(rows)
+    told = [item.placed(()) if isinstance(item, ParsedTrace) else [item] for item in found]
+    return [item for items in told for item in items]
+
+
 def check(steps: Iterable[AgentStep]) -> None:
     """Hold steps to what every import promises: unique ids, and links that end."""
     by_id = {str(step.id): step for step in steps}
@@ -126,7 +133,7 @@ def test_no_damaged_record_breaks_a_parser(records: list[Any], form: str) -> Non
     rows = [Record(line, value) for line, value in enumerate(records, start=1)]
     names = sorted(READERS) if form == "auto" else [form]
     for name in names:
-        found = list(READERS[name].parse(rows))
+        found = parsed(name, rows)
         assert all(isinstance(item, Parsed | Skipped) for item in found)
         kept: dict[str, AgentStep] = {}  # as in a memory, the first of an id stays
         for item in found:
@@ -193,7 +200,7 @@ def span(number: int, parent: int | None, start: int = 0, **fields: Any) -> dict
 
 def read_spans(*spans: dict[str, Any]) -> tuple[list[AgentStep], list[Skipped]]:
     request = {"resourceSpans": [{"scopeSpans": [{"spans": list(spans)}]}]}
-    found = list(READERS["otlp"].parse([Record(1, request)]))
+    found = parsed("otlp", [Record(1, request)])
     steps = [item.step for item in found if isinstance(item, Parsed)]
     check(steps)
     return steps, [item for item in found if isinstance(item, Skipped)]
@@ -257,7 +264,7 @@ def test_more_spans_than_are_held_are_all_imported() -> None:
 
     rows = [Record(n, s) for n, s in enumerate(s for t in range(300) for s in spans(t + 1))]
     assert len(rows) > 2 * MAX_HELD_SPANS
-    found = list(READERS["otlp"].parse(rows))
+    found = parsed("otlp", rows)
     assert len({str(p.step.id) for p in found if isinstance(p, Parsed)}) == len(rows)
 
 

@@ -372,3 +372,15 @@ def test_what_dspy_tells_mlflow_keeps_the_names_of_tools() -> None:
     steps = [read.step for read in found if isinstance(read, Parsed)]
     assert [step.tool for step in steps] == [None, None, None, "weather", None]
     assert steps[1].arguments == {"question": "weather?"}
+
+
+@pytest.mark.parametrize("orient", ["records", "columns"])
+def test_a_table_of_mlflow_traces_is_read_like_the_traces(tmp_path: Path, orient: str) -> None:
+    trace = (SAMPLES / "mlflow_trace.json").read_text("utf-8")
+    rows = [{"trace_id": "t", "trace": trace}] * 2
+    table = {"trace_id": {"0": "t", "1": "t"}, "trace": {"0": trace, "1": trace}}
+    (tmp_path / "t.json").write_text(json.dumps(rows if orient == "records" else table))
+    told = Shelf()
+    report = import_file(told, tmp_path / "t.json")
+    assert report.skipped == []
+    assert list(told.steps.values()) == steps_of("mlflow_trace.json")

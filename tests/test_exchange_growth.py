@@ -63,6 +63,16 @@ def test_growing_message_by_message_ends_where_one_import_does(
     assert export_file(memory, tmp_path / "out.jsonl", format="openai") == 1
 
 
+@pytest.mark.parametrize("count", range(1, len(TALK)))
+def test_an_older_file_says_nothing_new(memory: hs.StepMemory, tmp_path: Path, count: int) -> None:
+    import_file(memory, written(tmp_path, {"session_id": "bags", "messages": TALK}))
+    before = told(memory)
+    older = written(tmp_path, {"session_id": "bags", "messages": TALK[:count]})
+    report = import_file(memory, older)
+    assert (report.added, report.skipped, report.read) == (0, [], report.already_there)
+    assert told(memory) == before
+
+
 def test_a_question_without_an_answer_has_no_end(memory: hs.StepMemory, tmp_path: Path) -> None:
     talk = [user("Book it."), model("Which one?"), user("The red one.")]
     import_file(memory, written(tmp_path, {"id": "t", "messages": talk}))

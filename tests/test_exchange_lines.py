@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,61 @@ def test_a_thread_that_was_forked_again_keeps_its_lines_apart(
     found, whole = lines_of(memory), (["q", "a", "other"], ["q", "b", "q2"])
     assert all(line in found for line in whole)
     assert all(any(line == one[: len(line)] for one in whole) for line in found)
+
+
+def test_a_branch_that_is_there_under_another_name_is_not_made_again(
+    memory: hs.StepMemory, tmp_path: Path
+) -> None:
+    old = [checkpoint("c1", None, "q"), checkpoint("c2", "c1", "q", "a")]
+    new = [checkpoint("c3", "c1", "q", "b"), checkpoint("c4", "c3", "q", "b", "q2")]
+    import_file(memory, written(tmp_path, *old))
+    assert import_file(memory, written(tmp_path, *old, *new)).skipped == []
+    assert lines_of(memory) == [["q", "a"], ["q", "b", "q2"]]
+    both = [checkpoint("c5", "c2", "q", "a", "more"), checkpoint("c6", "c4", "q", "b", "q2", "b2")]
+    assert import_file(memory, written(tmp_path, *old, *new, *both)).skipped == []
+    assert lines_of(memory) == [["q", "a", "more"], ["q", "b", "q2", "b2"]]
+    assert {run.run_id for run in memory.runs()} == set(contents(memory))
+
+
+def test_a_branch_is_not_written_to_what_was_forked_here(
+    memory: hs.StepMemory, tmp_path: Path
+) -> None:
+    known = [checkpoint("c1", None, "q", "a", "x"), checkpoint("c2", None, "q", "a")]
+    import_file(memory, written(tmp_path, known[1]))
+    memory.repository().store.fork("T", 2, "mine")
+    talk(memory, "T", user("here"))
+    import_file(memory, written(tmp_path, known[0]))
+    assert contents(memory)["mine"] == ["q", "a"]
+    assert lines_of(memory) == [["q", "a"], ["q", "a", "here"], ["q", "a", "x"]]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_a_fork_has_a_run_of_its_own_and_is_a_whole_example(
+    memory: hs.StepMemory, tmp_path: Path, order: tuple[int, ...]
+) -> None:
+    ends = [["c", "d"], ["X", "Y"], ["c", "d", "e", "f"]]
+    for number in order:
+        texts = ["a", "b", *ends[number]]
+        turns = [(user, model)[place % 2](text) for place, text in enumerate(texts)]
+        path = written(tmp_path, {"id": "g", "messages": turns})
+        assert import_file(memory, path).skipped == []
+    runs = {run.run_id: [s.hop for s in memory.run(run.run_id).steps] for run in memory.runs()}
+    assert runs.pop("g") == list(range(9))
+    [(fork, hops)] = runs.items()
+    assert hops == [3, 4, 5]
+    assert {message.run_id for message in said(memory, fork)[2:]} == {fork}
+    examples = [["a", "b", "X", "Y"], ["a", "b", "c", "d", "e", "f"]]
+    assert export_file(memory, tmp_path / "all", format="openai") == 2
+    assert sorted(texts_of(tmp_path / "all")) == examples
+    export_file(memory, tmp_path / "one", format="openai", where={"run_id": fork})
+    assert texts_of(tmp_path / "one") == examples[:1]
+    export_file(memory, tmp_path / "ok", format="openai", where={"status": "ok"})
+    assert sorted(texts_of(tmp_path / "ok")) == examples
+
+
+def texts_of(path: Path) -> list[list[str]]:
+    lines = map(json.loads, path.read_text().splitlines())
+    return [[message["content"] for message in line["messages"]] for line in lines]
 
 
 def test_a_bad_line_leaves_no_hole_and_the_next_import_repairs_it(

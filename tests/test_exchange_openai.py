@@ -242,3 +242,46 @@ def test_a_traced_program_was_asked_what_its_model_was(memory: StepMemory, tmp_p
         {"role": "user", "content": "Weather in Oslo?"},
         {"role": "assistant", "content": "Rain."},
     ]
+
+
+def test_a_late_result_stands_behind_its_call_in_an_example(
+    memory: StepMemory, tmp_path: Path
+) -> None:
+    asking = {"role": "assistant", "content": None}
+    asking["tool_calls"] = [call(i, "f", {}) for i in ("c1", "c2", "c3")]  # pyright: ignore[reportArgumentType] - JSON
+    talk = [
+        {"role": "user", "content": "q"},
+        asking,
+        {"role": "tool", "tool_call_id": "c3", "content": "R3"},
+        {"role": "user", "content": "wait"},
+        {"role": "tool", "tool_call_id": "c2", "content": "R2"},
+        {"role": "tool", "tool_call_id": "c1", "content": "R1"},
+        {"role": "assistant", "content": "done"},
+    ]
+    (tmp_path / "in.json").write_text(json.dumps({"id": "k", "messages": talk}))
+    import_file(memory, tmp_path / "in.json")
+    export_file(memory, tmp_path / "out.jsonl", format="openai")
+    found = json.loads((tmp_path / "out.jsonl").read_text())["messages"]
+    assert [message["content"] for message in found] == [
+        "q",
+        None,
+        "R1",
+        "R2",
+        "R3",
+        "wait",
+        "done",
+    ]
+    assert [m["tool_call_id"] for m in found if m["role"] == "tool"] == ["c1", "c2", "c3"]
+
+
+@pytest.mark.parametrize("asked", [[], [{"role": "user", "content": "Hi"}]])
+def test_a_response_of_chat_completions_is_what_the_assistant_said(
+    memory: StepMemory, tmp_path: Path, asked: list[dict[str, Any]]
+) -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": "Hello."}}
+    response = {"id": "chatcmpl-1", "object": "chat.completion", "choices": [choice], "model": "m"}
+    record = {**response, "messages": asked} if asked else response
+    (tmp_path / "in.jsonl").write_text(json.dumps(record))
+    assert import_file(memory, tmp_path / "in.jsonl").skipped == []
+    messages = memory.repository().store.messages("chatcmpl-1")
+    assert [m.content for m in messages] == [*(m["content"] for m in asked), "Hello."]

@@ -70,6 +70,8 @@ def import_steps(
     else:
         already = f", {report.already_there:,} were there already" if report.already_there else ""
         typer.echo(f"{report.added:,} steps added to {db}{already}.")
+        for note in report.notes:
+            typer.echo(f"  {output.plain(note)}", err=True)
         for line, reason in report.skipped[:NAMED]:
             typer.echo(f"  line {line} skipped: {output.plain(reason)}", err=True)
         if (hidden := report.skipped_count - NAMED) > 0:

@@ -19,8 +19,10 @@ from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
 from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange import jsonl, openai_training, otlp_spans, parquet
+from hybridagi_steps.exchange.records import as_list
 from hybridagi_steps.exchange.scores_of_runs import RunScores
 from hybridagi_steps.exchange.session_export import SessionLines
+from hybridagi_steps.exchange.vector_origins import embedder_name, with_origin
 from hybridagi_steps.protocols import ABANDONED
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
@@ -66,7 +68,7 @@ def export_file(
             sessions too), `parquet` (whole steps), `otlp` (spans with the GenAI names, one request
             per line), `openai` (fine-tuning examples, one run per line), or `auto`.
         where: Which steps; by default all, those of trial runs included.
-        vectors: Write their embeddings too, in `jsonl` and `parquet`.
+        vectors: Write their embeddings too, and who made them, in `jsonl` and `parquet`.
         left_out: Told of each run that is no example to learn from, in `openai`.
 
     Returns:
@@ -110,11 +112,15 @@ class _Job(NamedTuple):
             yield from steps
             return
         while batch := [id_text(step.id) for step in islice(steps, BATCH)]:
-            yield from self.memory.get_steps(batch, vectors=True)
+            yield from self.steps_with(batch)
 
     def steps_with(self, ids: Sequence[str]) -> list[AgentStep]:
         """Return steps by id."""
-        return self.memory.get_steps(ids, vectors=self.vectors)
+        steps = self.memory.get_steps(ids, vectors=self.vectors)
+        if not self.vectors:
+            return steps
+        embedder = embedder_name(self.memory)
+        return [with_origin(step, embedder) for step in steps]
 
     def sessions(self) -> SessionLines | None:
         """Return the sessions that go along: all, the one asked for, or None of a selection."""
@@ -139,6 +145,37 @@ class _Job(NamedTuple):
         for place in range(0, len(alone), BATCH):
             for step in self.memory.get_steps(alone[place : place + BATCH]):
                 yield [step]
+
+
+def _line_before(job: _Job, first: AgentStep) -> list[AgentStep]:
+    """Return what a conversation's run goes on from in other runs, where it is that of a fork."""
+    found: dict[str, AgentStep] = {}
+    known: dict[str, AgentStep] = {}
+    asked: set[str] = set()
+    wanted = _links_up(first)
+    while wanted:
+        step_id = wanted.pop()
+        if step_id not in known:
+            known |= {id_text(step.id): step for step in job.memory.get_steps([step_id])}
+            if (parent := known.get(step_id)) is None or parent.run_id is None:
+                continue
+            run = StepFilter(run_id=parent.run_id, scope=EVERY_SCOPE)
+            known |= {id_text(step.id): step for step in job.memory.iter_steps(run)}
+            chosen = job.memory.iter_steps(job.where.model_copy(update={"run_id": parent.run_id}))
+            asked |= {id_text(step.id) for step in chosen}
+        if step_id not in found:
+            found[step_id] = known[step_id]
+            wanted += _links_up(known[step_id])
+    before = [found[step_id] for step_id in asked & found.keys()]
+    return sorted((s for s in before if s.run_id != first.run_id), key=lambda step: step.hop)
+
+
+def _links_up(step: AgentStep) -> list[str]:
+    """Return the steps that a message's step stands behind; none for one that tells no message."""
+    metadata = step.metadata or {}
+    if step.parent_id is None or "message_indexes" not in metadata:
+        return []
+    return [id_text(step.parent_id), *map(str, as_list(metadata.get("joins")))]
 
 
 def _write_jsonl(job: _Job, file: BinaryIO) -> int:
@@ -180,7 +217,7 @@ def _write_otlp(job: _Job, file: BinaryIO) -> int:
 def _write_openai(job: _Job, file: BinaryIO) -> int:
     count = 0
     for steps in job.runs():
-        line = openai_training.example_line(steps)
+        line = openai_training.example_line([*_line_before(job, steps[0]), *steps])
         if line is None:
             if job.left_out is not None:
                 job.left_out(steps[0].run_id or id_text(steps[0].id))

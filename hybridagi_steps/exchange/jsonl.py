@@ -4,7 +4,7 @@ Reading knows steps (an object with `step_type`; keys that are no field of a ste
 and what we write of sessions (an object with `record`). Messages that others
 wrote (an object with `role`) become the steps that the chat importer makes of them, one
 conversation per stretch of records with the same session. Writing is one line per step, with
-`vector` only on request.
+`vector` only on request, and then with the name of the embedder that made it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from hybridagi_steps.exchange.records import (
 )
 from hybridagi_steps.exchange.scores_of_runs import RunScoresRead
 from hybridagi_steps.exchange.session_lines import RECORD, SessionReader, is_session_line
+from hybridagi_steps.exchange.vector_origins import origin_of
 from hybridagi_steps.records.agent_step import AgentStep
 
 
@@ -69,12 +70,13 @@ def parse(records: Records) -> Iterator[Entry]:
                 continue
             if "id" not in fields:
                 fields = _named(fields, nameless)
+            fields, embedder = origin_of(fields)
             step = agent_step(scores.without(record.line, fields))
         except BadRecordError as error:
             yield refused(record, error)
             continue
         yield from sessions.messages_read()
-        yield Parsed(record.line, step, sessions.place)
+        yield Parsed(record.line, step, sessions.place, embedder)
     yield from sessions.messages_read()
     if chat:
         yield from _chat_steps(chat)

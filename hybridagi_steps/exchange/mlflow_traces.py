@@ -1,5 +1,7 @@
 """MLflow's traces, in: what `Trace.to_json` writes in MLflow 3, and in 2.
 
+The table that `search_traces` gives, written by pandas' `to_json`, holds the same as text.
+
 Attributes of a span are JSON in strings. A span of type AGENT, CHAIN, WORKFLOW or TASK is a
 program, one of type LLM or CHAT_MODEL a model's answer, any other leaf a tool, but for a PARSER.
 Ids stand in base64 in version 3; they are used as they are.
@@ -38,13 +40,27 @@ _QUESTIONS = ("question", "query", "input", "prompt", "message", "text", "reques
 
 def recognises(value: Any) -> bool:
     """Whether a record is a trace."""
-    record = as_object(value)
+    record = _traces(value)[0]
     return "info" in record and "spans" in as_object(json_or_text(record.get("data")))
 
 
 def parse(records: Records) -> Iterator[Parsed | Skipped]:
-    """Return the steps of traces, one per record."""
-    return read_each(records, _steps)
+    """Return the steps of traces, one per record, or a table of them."""
+    for record in records:
+        if isinstance(record, Skipped):
+            yield record
+            continue
+        traces = _traces(record.value)
+        yield from read_each([record._replace(value=trace) for trace in traces], _steps)
+
+
+def _traces(value: Any) -> list[dict[str, Any]]:
+    """Return the traces of a record, which may be a table by columns, or one row of it."""
+    record = as_object(value)
+    held = as_object(json_or_text(record.get("trace")))
+    if "info" in record or not held:
+        return [record]
+    return [held] if "info" in held else [as_object(json_or_text(row)) for row in held.values()]
 
 
 def _steps(record: Record) -> Iterator[Parsed | Skipped]:

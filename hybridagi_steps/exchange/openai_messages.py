@@ -1,8 +1,9 @@
 """Chats in OpenAI's forms, in: a list of messages or of items, or an object that holds one.
 
 Items are those of the Responses API (`input`, `output`, an agent's session), which `turns` tells
-from messages. What stands beside the messages (tools, model, ids) is kept on the first step. The
-steps that a conversation becomes are made by `conversation`.
+from messages. A response of chat completions goes behind the messages that stand beside it, or
+alone. What else stands there (tools, model, ids) is kept on the first step. The steps that a
+conversation becomes are made by `conversation`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def recognises(value: Any) -> bool:
         first = as_object(next(iter(as_list(value)), None))
         return "role" in first or first.get("type") in ("function_call", "reasoning")
     record = as_object(value)
-    return ("messages" in record or _is_response(record)) and "step_type" not in record
+    known = "messages" in record or _is_response(record) or bool(_spoken(record))
+    return known and "step_type" not in record
 
 
 def parse(records: Records) -> Iterator[Parsed | Skipped]:
@@ -74,6 +76,8 @@ def _conversation(value: Any) -> Conversation:
     record = as_object(value) if isinstance(value, dict) else {"messages": as_list(value) or None}
     if "messages" not in record and _is_response(record):
         record = _response(record)
+    elif spoken := _spoken(record):
+        record = {**record, "messages": [*as_list(record.get("messages")), spoken]}
     messages = message_list(record)
     return conversation_of(record, messages, turns(messages), "openai")
 
@@ -82,6 +86,13 @@ def _is_response(record: dict[str, Any]) -> bool:
     """Whether an object is a call of the Responses API, with what came back."""
     asked = "input" in record or record.get("object") == "response"
     return asked and isinstance(record.get("output"), list)
+
+
+def _spoken(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the message of a response of chat completions; an empty one when it is none."""
+    if record.get("object") != "chat.completion":
+        return {}
+    return as_object(as_object(next(iter(as_list(record.get("choices"))), None)).get("message"))
 
 
 def _response(record: dict[str, Any]) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 The messages that a run was imported from are used where they were kept, else a conversation is
 built from its steps. Then it is made to keep the rules: it begins with a system's or user's
 message, every call is followed by its result and every result has its call, it ends with what the
-assistant says, and nothing stands in it that the format does not know. What cannot keep them is
-left out; a run in which no assistant speaks is no example.
+assistant says, and nothing stands in it that the format does not know. A result that came late is
+put behind its call. What cannot keep the rules is left out; a run in which no assistant speaks is
+no example.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def _call(call: dict[str, Any], place: int) -> dict[str, Any]:
 
 def _valid(messages: list[Message], steps: Sequence[AgentStep]) -> list[Message] | None:
     """Return messages that keep the rules; None when no assistant is left."""
-    units = list(_units(messages))
+    units = list(_units(_results_moved_up(messages)))
     closing = _closing(units, steps)
     if closing:
         units.append([closing])
@@ -165,6 +166,22 @@ def _valid(messages: list[Message], steps: Sequence[AgentStep]) -> list[Message]
             first = next((p for p, m in enumerate(found) if m["role"] == "user"), len(found))
             found = found[first:]
     return found if any(m["role"] == "assistant" for m in found) else None
+
+
+def _results_moved_up(messages: list[Message]) -> list[Message]:
+    """Put each result directly behind its call; others may have spoken before it came."""
+    groups: list[list[Message]] = []
+    waiting: dict[str, list[Message]] = {}
+    for message in messages:
+        if message["role"] == "tool":
+            call = waiting.pop(str(message["tool_call_id"]), None)
+            if call is not None:
+                call.append(message)
+                continue
+        groups.append([message])
+        for made in message.get("tool_calls", []):
+            waiting[made["id"]] = groups[-1]
+    return [message for group in groups for message in group]
 
 
 def _units(messages: list[Message]) -> Iterator[list[Message]]:

@@ -2,13 +2,17 @@
 
 A record is one OTLP request as JSON, or a single span, also as the SDK's `to_json` prints it.
 Spans of one trace may stand in several requests: they are held until the file ends, or until
-`MAX_HELD_SPANS` are held and the oldest trace is written out. Spans that our own export wrote carry
-the step itself and become it again; all others are read by the names in `otlp_names`, old and new.
+`MAX_HELD_SPANS` are held and the oldest trace is written out. Those of an earlier file are read
+again from what is stored of them, so that all find their places. Spans that our own export wrote
+carry the step itself and become it again; all others are read by the names in `otlp_names`, old
+and new.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hybridagi_steps.exchange import otlp_names as names
@@ -18,6 +22,7 @@ from hybridagi_steps.exchange.otlp_values import attributes_of
 from hybridagi_steps.exchange.records import (
     BadRecordError,
     Parsed,
+    ParsedTrace,
     Record,
     Records,
     Skipped,
@@ -30,7 +35,16 @@ from hybridagi_steps.exchange.records import (
     json_or_text,
     refused,
 )
-from hybridagi_steps.exchange.spans import Span, Trace, last_user_text, nanoseconds, trace_steps
+from hybridagi_steps.exchange.spans import (
+    Span,
+    Trace,
+    last_user_text,
+    nanoseconds,
+    run_id_of,
+    step_id,
+    trace_steps,
+)
+from hybridagi_steps.records.agent_step import AgentStep, id_text
 
 MAX_HELD_SPANS = 5_000
 """Spans held while their traces may still grow."""
@@ -44,12 +58,11 @@ def recognises(value: Any) -> bool:
     record = as_object(value)
     if {"resourceSpans", "resource_spans"} & record.keys():
         return True
-    span = _in_otlp(record)
-    return bool(_id(span, "traceId", "trace_id") and _id(span, "spanId", "span_id"))
+    return bool(_trace_of(record))
 
 
-def parse(records: Records) -> Iterator[Parsed | Skipped]:
-    """Yield the steps of traces."""
+def parse(records: Records) -> Iterator[Parsed | ParsedTrace | Skipped]:
+    """Yield traces, and the steps that our own export wrote."""
     held: dict[str, Trace] = {}
     count = 0
     for record in records:
@@ -73,9 +86,37 @@ def parse(records: Records) -> Iterator[Parsed | Skipped]:
         while count > MAX_HELD_SPANS:
             oldest = held.pop(next(iter(held)))
             count -= len(oldest.spans)
-            yield from trace_steps(oldest)
+            yield _parsed(oldest)
     for trace in held.values():
-        yield from trace_steps(trace)
+        yield _parsed(trace)
+
+
+def _parsed(trace: Trace) -> ParsedTrace:
+    line, run_id = trace.spans[0].record.line, run_id_of(trace.id)
+    return ParsedTrace(line, run_id, len(trace.spans), partial(_placed, trace))
+
+
+def _placed(trace: Trace, stored: Iterable[AgentStep]) -> Iterator[Parsed | Skipped]:
+    """Yield the steps of a trace, its spans placed among those that are stored of it."""
+    whole = replace(trace, spans=[replace(span, notes=[]) for span in trace.spans])
+    given = {span.id for span in trace.spans}
+    for step in stored:
+        whole.session_id = whole.session_id or step.session_id
+        whole.user_id = whole.user_id or step.user_id
+        for native in as_list((step.model_extra or {}).get("messages")):
+            if _trace_of(native) != trace.id:
+                continue
+            _, span = _span(as_object(native), Record(0, native))
+            # What `redact` has changed in a span may have been its id.
+            if span.id not in given and step_id(trace.id, span.id) == id_text(step.id):
+                whole.spans.append(span)
+    yield from trace_steps(whole)
+
+
+def _trace_of(native: Any) -> str | None:
+    """Return the trace that a span is of; None for what is no span."""
+    span = _in_otlp(as_object(native))
+    return _id(span, "traceId", "trace_id") if _id(span, "spanId", "span_id") else None
 
 
 def _take(trace: Trace, span: Span) -> None:

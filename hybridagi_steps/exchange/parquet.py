@@ -29,6 +29,8 @@ from hybridagi_steps.exchange.records import (
     as_object,
     read_each,
 )
+from hybridagi_steps.exchange.vector_origins import KEY as VECTOR_EMBEDDER
+from hybridagi_steps.exchange.vector_origins import origin_of
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 
 MAGIC = b"PAR1"
@@ -144,6 +146,7 @@ def _schema(pyarrow: Any, *, vectors: bool) -> Any:
     }
     if vectors:
         fields["vector"] = pyarrow.list_(pyarrow.float64())
+        fields[VECTOR_EMBEDDER] = text
     return pyarrow.schema(list(fields.items()))
 
 
@@ -160,10 +163,13 @@ def _row(step: AgentStep, *, vectors: bool) -> dict[str, Any]:
         "created_at": (step.created_at - _EPOCH) // _MICROSECOND,
         **{name: getattr(step, name) for name in _TEXTS},
         "score": step.score,
-        "extra": _json(step.model_extra or None),
     }
+    extra = dict(step.model_extra or {})
     if vectors:
         row["vector"] = step.vector
+        if isinstance(extra.get(VECTOR_EMBEDDER), str):
+            row[VECTOR_EMBEDDER] = extra.pop(VECTOR_EMBEDDER)
+    row["extra"] = _json(extra or None)
     return row
 
 
@@ -176,7 +182,8 @@ def _step(record: Record) -> list[Parsed | Skipped]:
     extra = as_object(fields.pop("extra", {}))
     if isinstance(row.get("created_at"), int):
         fields["created_at"] = _EPOCH + row["created_at"] * _MICROSECOND
-    return [Parsed(record.line, agent_step({**extra, **fields}))]
+    fields, embedder = origin_of({**extra, **fields})
+    return [Parsed(record.line, agent_step(fields), embedder=embedder)]
 
 
 def _value(text: str, name: str) -> Any:

@@ -52,6 +52,8 @@ class Parsed(NamedTuple):
     step: AgentStep
     said: Said | None = None
     """None for a step that is not of a conversation."""
+    embedder: str | None = None
+    """Who made its vector; None when the file does not say."""
 
 
 class ParsedMessages(NamedTuple):
@@ -75,6 +77,18 @@ class ParsedScore(NamedTuple):
     feedback: str | None
 
 
+class ParsedTrace(NamedTuple):
+    """Spans of one trace, maybe not all: those stored already have a say in where they stand."""
+
+    line: int
+    run_id: str
+    spans: int
+    """How many there are."""
+    placed: Callable[[Iterable[AgentStep]], Iterator[Parsed | Skipped]]
+    """Yields the steps of the whole trace, from what is stored of its run; line 0 stands for a
+    span that is stored and not in the file."""
+
+
 class Skipped(NamedTuple):
     """A record that was not imported."""
 
@@ -82,7 +96,7 @@ class Skipped(NamedTuple):
     reason: str
 
 
-Entry = Parsed | ParsedMessages | ParsedScore | Skipped
+Entry = Parsed | ParsedMessages | ParsedScore | ParsedTrace | Skipped
 """What a parser yields."""
 Records = Iterable[Record | Skipped]
 """What a parser reads; what is skipped already passes through."""

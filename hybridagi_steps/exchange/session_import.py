@@ -71,6 +71,10 @@ class _Line:
     """Messages of the file so far: the next one has this place."""
     shared: tuple[str, int] | None = None
     """Another session, and the last message of it that the file has as well."""
+    thread: str = ""
+    """The session that gives those their names which an import makes beside it."""
+    is_branch: bool = False
+    """Whether it need not be a session when all it says stands in another one."""
     refused: str = ""
     """Why the rest cannot be stored."""
 
@@ -83,17 +87,20 @@ class SessionImport:
         self._store = sessions.store
         self._line = _Line("", "", [], numbered=False)
 
-    def begin(self, session_id: str, *, anywhere: bool) -> None:
+    def begin(self, session_id: str, *, anywhere: bool, branch_of: str | None = None) -> None:
         """Begin a line that goes into a session.
 
         Args:
             session_id: The session.
             anywhere: Whether it may begin later than with the session's first message: where its
                 own first one stands, else at the end.
+            branch_of: The thread whose branch it is, where `session_id` is only what we call it.
         """
         self.end()
         held = self._ids(session_id)
-        self._line = _Line(session_id, session_id, held, numbered=False, placed=not anywhere)
+        line = _Line(session_id, session_id, held, numbered=False, placed=not anywhere)
+        line.thread, line.is_branch = branch_of or session_id, branch_of is not None
+        self._line = line
 
     def begin_own(self, session_id: str, shares: int, last_shared: str | None) -> None:
         """Begin a session that we wrote, which shares its beginning with another.
@@ -156,6 +163,8 @@ class SessionImport:
         line = self._line
         if line.held is not None or line.refused or line.session_id != line.asked:
             return
+        if line.shared is not None and line.is_branch:
+            return
         if line.shared is not None:
             self._store.fork(*line.shared, line.session_id)
         elif line.numbered:
@@ -177,6 +186,10 @@ class SessionImport:
             messages += fresh
         if messages:
             line, redact = self._line, getattr(self._sessions.memory, "redact", None)
+            if line.session_id != line.asked and not line.numbered:
+                run = {"run_id": line.session_id}
+                steps = [step.model_copy(update=run) for step in steps]
+                messages = [message.model_copy(update=run) for message in messages]
             kept = admitted_messages(messages, line.session_id, redact)
             self._sessions.commit_now(line.session_id, kept, steps, after=after)
         return rest
@@ -229,10 +242,20 @@ class SessionImport:
     def _made(self, line: _Line) -> list[str]:
         """Return the ids of the session to write, which is made where it is not there yet."""
         if line.held is None:
-            if line.shared is not None:
+            if line.shared is not None and not self._goes_on(line, *line.shared):
                 self._store.fork(*line.shared, line.session_id)
             line.held = self._ids(line.session_id) or []
         return line.held
+
+    def _goes_on(self, line: _Line, shared: str, place: int) -> bool:
+        """Go on in the line of the same thread that ends here, if it does, under its name."""
+        ours = shared == line.thread or shared.startswith(f"{line.thread[:_LONGEST_STEM]}@")
+        if not (line.is_branch or line.session_id != line.asked) or line.numbered or not ours:
+            return False  # it has a name of its own
+        if self._store.session_end(shared).sequence != place:
+            return False
+        line.session_id = shared
+        return True
 
     def _ids(self, session_id: str) -> list[str] | None:
         try:

@@ -2,8 +2,9 @@
 
 A span that holds others (or says it is an agent) becomes a ProgramCall and a ProgramEnd, any other
 an Action. `program_id` follows the tree of spans, `parent_id` the order of time: spans that overlap
-share the last step before them, and what comes after joins them. A span whose parent comes later,
-or in another file, has the `program_id` that the parent's step will have. As in a recording, an
+share the last step before them, and what comes after joins them. A span whose parent is not among
+them has the `program_id` that the parent's step will have, and the first of those hangs on that
+step, so that a memory counts a parent that it misses. As in a recording, an
 Action's time is its end. The native span stands unchanged in the step's `messages`. Ids come from
 the ids of trace and span: importing twice gives the same steps.
 """
@@ -114,9 +115,7 @@ class _Walk:
             self._children.setdefault(parents[span.id], []).append(span)
         for siblings in self._children.values():
             siblings.sort(key=lambda span: span.starts_at)
-        name = trace.id
-        run_id = f"trace-{stable_id(name).hex[:16]}"
-        self._run_id = name if 0 < len(name) <= LONGEST_RUN_ID and name.isprintable() else run_id
+        self._run_id = run_id_of(trace.id)
 
     def steps(self) -> list[Parsed | Skipped]:
         self._siblings(self._children.get(None, []), [], None, "")
@@ -140,6 +139,7 @@ class _Walk:
         children = self._children.get(span.id, [])
         if span.elsewhere is not None:
             program_id = step_id(self._trace.id, span.elsewhere)
+            before = before or [program_id]
         purpose = span.purpose or question
         if not (children or span.is_program):
             inputs: dict[str, Any] = {"purpose": purpose}
@@ -212,6 +212,13 @@ class _Walk:
         if self._hop == 0 and self._trace.extras:
             metadata["trace"] = self._trace.extras
         return metadata
+
+
+def run_id_of(trace_id: str) -> str:
+    """Return the run that a trace becomes."""
+    if 0 < len(trace_id) <= LONGEST_RUN_ID and trace_id.isprintable():
+        return trace_id
+    return f"trace-{stable_id(trace_id).hex[:16]}"
 
 
 def step_id(trace_id: str, span_id: str, *, end: bool = False) -> str:

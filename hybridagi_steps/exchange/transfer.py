@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -28,17 +27,21 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.exchange import parquet
 from hybridagi_steps.exchange.conversation import NO_RESULT
 from hybridagi_steps.exchange.formats import FORMATS, parse_as
+from hybridagi_steps.exchange.parent_links import ParentLinks
 from hybridagi_steps.exchange.reading import opened, reading_errors
 from hybridagi_steps.exchange.records import (
     Entry,
     Parsed,
     ParsedMessages,
     ParsedScore,
+    ParsedTrace,
     Said,
     Skipped,
 )
 from hybridagi_steps.exchange.scores_of_runs import RunScores
 from hybridagi_steps.exchange.session_import import SessionImport, Unit
+from hybridagi_steps.exchange.trace_import import TraceImport
+from hybridagi_steps.exchange.vector_origins import VectorOrigins
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.message import Step
 
@@ -78,6 +81,8 @@ class ImportReport(NamedTuple):
     """(line, reason) of the first `MAX_NAMED` records that were not imported."""
     skipped_count: int
     """All records that were not imported."""
+    notes: tuple[str, ...] = ()
+    """What of the records that were imported was left out or repaired."""
 
 
 def import_file(
@@ -109,7 +114,7 @@ def import_file(
     defaults = {"session_id": session_id, "user_id": user_id}
     importer = _Importer(memory, {key: value for key, value in defaults.items() if value})
     with _source(Path(path), format) as (records, read_so_far):
-        while batch := list(islice(records, BATCH)):
+        for batch in _batches(records):
             importer.take(batch)
             if progress is not None:
                 progress(*read_so_far(batch[-1].line))
@@ -145,8 +150,38 @@ def _source(
         yield steps, lambda _: (min(source.bytes_read, total), total)
 
 
+def _batches(records: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """Yield entries in batches; parts of one trace come in different ones, one after the other."""
+    batch: list[Entry] = []
+    steps = 0
+    runs: set[str] = set()
+    for record in records:
+        run = record.run_id if isinstance(record, ParsedTrace) else None
+        if steps >= BATCH or run in runs:
+            yield batch
+            batch, steps = [], 0
+            runs.clear()
+        batch.append(record)
+        steps += 1
+        if isinstance(record, ParsedTrace):
+            steps += record.spans - 1
+            runs.add(record.run_id)
+    if batch:
+        yield batch
+
+
 def _says(step: AgentStep) -> tuple[Any, ...]:
     return step.step_type, step.inputs, step.outputs
+
+
+def _waits(step: AgentStep) -> bool:
+    """Whether a step is a call whose result had not come."""
+    return (step.metadata or {}).get("note") == NO_RESULT
+
+
+def _says_less(step: AgentStep, known: AgentStep) -> bool:
+    """Whether a step is the one that is known, as it was before its result came."""
+    return _waits(step) and _says(step)[:2] == _says(known)[:2]
 
 
 class _Importer:
@@ -159,14 +194,18 @@ class _Importer:
         repository = getattr(memory, "repository", None)
         self._sessions = None if repository is None else SessionImport(repository())
         self._scores = RunScores(memory)
+        self._traces = TraceImport(memory, self._scores)
+        self._vectors, self._links = VectorOrigins(memory), ParentLinks(memory.get_steps)
         self._update: Callable[[AgentStep], None] | None = getattr(memory, "update", None)
         self._units: list[Unit] = []
         self._unit: list[Parsed] = []
 
-    def take(self, batch: Sequence[Entry]) -> None:
+    def take(self, entries: Sequence[Entry]) -> None:
+        batch = list(self._traces.placed(entries))
         records = [record for record in batch if isinstance(record, Parsed)]
         ids = [id_text(record.step.id) for record in records]
         there = {id_text(step.id): step for step in self._memory.get_steps(ids)}
+        self._links.begin(record.step for record in records)
         waiting: list[Parsed] = []
         for record in batch:
             if isinstance(record, Skipped):
@@ -180,10 +219,13 @@ class _Importer:
                 else:
                     self._take_score(record)
                 continue
-            completed = Parsed(record.line, self._completed(record), record.said)
-            known = there.setdefault(id_text(record.step.id), completed.step)
-            if not (fresh := known is completed.step):
+            step_id, completed = id_text(record.step.id), self._completed(record)
+            known = there.get(step_id)
+            if fresh := known is None:
+                completed = self._fresh(completed)
+            else:
                 self._meet(known, completed)
+            there.setdefault(step_id, completed.step)
             said = completed.said
             if self._sessions is None or said is None:
                 waiting += [completed] * fresh
@@ -198,13 +240,19 @@ class _Importer:
         self._store(waiting)
         self._store_units()
 
+    def _fresh(self, record: Parsed) -> Parsed:
+        """Return a record whose step is to be stored, without what does not fit here."""
+        step = self._vectors.fitting(record.step, record.embedder)
+        return record._replace(step=self._links.sound(step))
+
     def _meet(self, known: AgentStep, record: Parsed) -> None:
         """Count a step that is stored already; take what a tool has answered since."""
+        self._links.passed(known)
         [step] = admitted([record.step], getattr(self._memory, "redact", None))
-        if _says(step) == _says(known):
+        if _says(step) == _says(known) or _says_less(step, known):
             self._already_there += 1
-        elif (known.metadata or {}).get("note") == NO_RESULT and self._update is not None:
-            self._update(step)
+        elif _waits(known) and self._update is not None:
+            self._update(self._vectors.fitting(step, record.embedder))
             self._added += 1
         else:
             self._skip(record.line, f"step {step.id} is stored already and says something else")
@@ -238,13 +286,17 @@ class _Importer:
         """Begin a conversation; in a session that the caller names others may stand before it."""
         self._end_unit()
         given = record.step.session_id is None and "session_id" in self._defaults
-        sessions.begin(said.line or session_id, anywhere=said.anywhere or given)
+        branch_of = session_id if said.line else None
+        sessions.begin(
+            said.line or session_id, anywhere=said.anywhere or given, branch_of=branch_of
+        )
 
     def report(self) -> ImportReport:
         self._end_unit()
         read = self._added + self._already_there + self._skipped_count
         counts = (read, self._added, self._already_there)
-        return ImportReport(*counts, skipped=self._skipped, skipped_count=self._skipped_count)
+        notes = (*self._vectors.notes(), *self._links.notes(), *self._traces.notes())
+        return ImportReport(*counts, self._skipped, self._skipped_count, notes)
 
     def _store(self, records: list[Parsed]) -> None:
         """Store all at once; when one of them is refused, one by one."""
@@ -304,12 +356,12 @@ class _Importer:
         if self._sessions is not None:
             self._sessions.end()
 
-    def _completed(self, record: Parsed) -> AgentStep:
+    def _completed(self, record: Parsed) -> Parsed:
         step, defaults = record.step, self._defaults
         if record.said is not None:
             defaults = {"session_id": record.said.line or step.run_id, **defaults}
         missing = {k: v for k, v in defaults.items() if v and getattr(step, k) is None}
-        return step.model_copy(update=missing) if missing else step
+        return record._replace(step=step.model_copy(update=missing)) if missing else record
 
     def _skip(self, line: int, reason: str) -> None:
         self._skipped_count += 1

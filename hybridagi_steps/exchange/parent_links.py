@@ -1,0 +1,94 @@
+"""Links from a step to its parent, kept from leading in a circle.
+
+A circle can only be closed by a step that another one named as its parent before it came, so only
+such steps are followed upwards. What is remembered are parents that are not there yet, and one
+batch. The link that would close a circle is cut, and `metadata["repairs"]` says so, as validation
+does of other repairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from hybridagi_steps.records.agent_step import AgentStep, id_text
+
+StepsOf = Callable[[Iterable[str]], list[AgentStep]]
+"""Returns the steps with these ids that are stored."""
+
+
+class ParentLinks:
+    """Looks at the parents of steps in the order in which they are to be stored.
+
+    Args:
+        steps_of: Reads from the memory that they go to.
+    """
+
+    def __init__(self, steps_of: StepsOf) -> None:
+        self._steps_of = steps_of
+        self._parents: dict[str, str | None] = {}
+        self._absent: set[str] = set()
+        self._awaited: set[str] = set()
+        self._cut = 0
+
+    def begin(self, steps: Iterable[AgentStep]) -> None:
+        """Begin a batch; steps of the one before are stored."""
+        named: set[str] = set()
+        own: set[str] = set()
+        for step in steps:
+            if (parent := _parent_of(step)) is not None and parent not in own:
+                named.add(parent)
+            own.add(id_text(step.id))
+        found = self._steps_of(named) if named else []
+        self._parents = {id_text(step.id): _parent_of(step) for step in found}
+        self._absent = named - self._parents.keys()
+
+    def passed(self, step: AgentStep) -> None:
+        """Take note of a step that is stored already."""
+        self._note(id_text(step.id), _parent_of(step))
+
+    def sound(self, step: AgentStep) -> AgentStep:
+        """Return a step that is to be stored, without a link that leads back to it."""
+        own, parent = id_text(step.id), _parent_of(step)
+        if parent == own or (own in self._awaited and self._leads_to(own, parent)):
+            self._cut += 1
+            self._note(own, None)
+            return _cut(step)
+        self._note(own, parent)
+        return step
+
+    def notes(self) -> list[str]:
+        """Return what was cut, in words."""
+        cut = self._cut
+        return [f"links to a parent cut, since they led in a circle: {cut:,}"] if cut else []
+
+    def _note(self, own: str, parent: str | None) -> None:
+        self._awaited.discard(own)
+        self._parents[own] = parent
+        if parent is not None and parent not in self._parents:
+            self._awaited.add(parent)
+
+    def _leads_to(self, own: str, parent: str | None) -> bool:
+        """Whether going up from a parent arrives at a step."""
+        passed: set[str] = set()
+        while parent is not None and parent != own and parent not in passed:
+            passed.add(parent)
+            if parent in self._parents:
+                parent = self._parents[parent]
+            elif parent in self._absent:
+                parent = None
+            else:
+                found = self._steps_of([parent])
+                parent = _parent_of(found[0]) if found else None
+        return parent == own
+
+
+def _parent_of(step: AgentStep) -> str | None:
+    return None if step.parent_id is None else id_text(step.parent_id)
+
+
+def _cut(step: AgentStep) -> AgentStep:
+    metadata = step.metadata or {}
+    known = metadata.get("repairs", [])
+    note = f"parent_id: {step.parent_id} cut, it led in a circle"
+    repairs = [*(known if isinstance(known, list) else [known]), note]  # pyright: ignore[reportUnknownVariableType] - JSON
+    return step.model_copy(update={"parent_id": None, "metadata": {**metadata, "repairs": repairs}})

@@ -1,0 +1,72 @@
+"""Whose vectors a file holds: each stands beside the name of the embedder that made it.
+
+Vectors of two embedders cannot be compared, even when they have the same length. So a vector goes
+out with the `model_id` of its memory's embedder, and comes in only where that is the embedder, too;
+anywhere else the step comes in without it, and is embedded anew. A vector that says nothing of its
+origin is taken as it is, which is how other programs bring their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hybridagi_steps.records.agent_step import AgentStep
+
+KEY = "vector_embedder"
+"""The field, in Parquet the column, that names the embedder."""
+
+
+def embedder_name(memory: Any) -> str | None:
+    """Return the name of a memory's embedder; None for a memory that has none."""
+    embedder = getattr(memory, "embedder", None)
+    return None if embedder is None else embedder.model_id
+
+
+def with_origin(step: AgentStep, embedder: str | None) -> AgentStep:
+    """Return a step as it is to be written, its vector's origin named."""
+    if step.vector is None or embedder is None:
+        return step
+    return step.model_copy(update={KEY: embedder})
+
+
+def origin_of(fields: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Return the fields of a step without the name of its vector's embedder, and that name."""
+    name = fields.get(KEY)
+    if not isinstance(name, str) or fields.get("vector") is None:
+        return fields, None
+    return {field: fields[field] for field in fields if field != KEY}, name
+
+
+class VectorOrigins:
+    """Leaves out vectors that another embedder made than the memory's.
+
+    Args:
+        memory: Where the steps go.
+    """
+
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory
+        self._left_out: Counter[str] = Counter()
+
+    def fitting(self, step: AgentStep, embedder: str | None) -> AgentStep:
+        """Return a step, without its vector where that cannot be compared with the others here.
+
+        Args:
+            step: A step that is to be stored.
+            embedder: Who made its vector, as far as the file says.
+        """
+        if embedder is None or step.vector is None:
+            return step
+        if embedder_name(self._memory) in (None, embedder):
+            return step
+        self._left_out[embedder] += 1
+        return step.model_copy(update={"vector": None})
+
+    def notes(self) -> list[str]:
+        """Return what was left out, in words."""
+        return [
+            f"vectors by {name:.80} left out, since this memory embeds with "
+            f"{embedder_name(self._memory):.80}: {count:,}"
+            for name, count in self._left_out.items()
+        ]
