@@ -274,7 +274,9 @@ def test_purge_needs_a_filter_and_a_yes(run: Run) -> None:
     refused(run("purge", "--yes"), "needs a filter")
     refused(run("purge", "--run", "tau-airline-40-0"), "10 steps would be erased", "--yes")
     assert json.loads(run("stats", "--json").out)["steps"] == 848
-    assert run("purge", "--run", "tau-airline-40-0", "--yes").out.startswith("10 steps and messages erased")
+    assert run("purge", "--run", "tau-airline-40-0", "--yes").out.startswith(
+        "10 steps and messages erased"
+    )
     assert json.loads(run("stats", "--json").out)["steps"] == 838
     assert "bytes before" in run("vacuum").out
 
