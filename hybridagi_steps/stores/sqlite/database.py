@@ -69,6 +69,11 @@ class Database:
         self._prepare()
         rest_at_fork(self)
 
+    @property
+    def name(self) -> str:
+        """The path, as messages show it."""
+        return str(self.path)
+
     def insert(self, sql: str, values: Sequence[Any]) -> int:
         """Run one INSERT as a transaction of its own; return the row. The fast path of appends.
 
