@@ -39,6 +39,7 @@ from hybridagi_steps.records.message import Step
 from hybridagi_steps.running.config import AgentSession
 from hybridagi_steps.running.results import RunResult
 from hybridagi_steps.running.runner import StepRunner
+from hybridagi_steps.stores.address import is_server
 
 WORKFLOW, CANCEL = "hybridagi_steps.session_run", "cancel"
 _PAGE = 512
@@ -118,6 +119,11 @@ class DurableRunner:
         self.memory: StepMemory = self._opened or memory  # pyright: ignore[reportAttributeAccessIssue]
         if self.memory.address == ":memory:":
             raise InvalidSettingError("durable runs need a memory in a file, such as 'steps.db'.")
+        if database is None and is_server(self.memory.address):
+            raise InvalidSettingError(
+                "durable runs over a memory that is no file need a file of their own for the queue; "
+                "name it: database='steps.runs'."
+            )
         made = program is None or isinstance(program, StepRunner)
         self.runner: StepRunner | None = program if made else StepRunner(program, self.memory)
         self.database = Path(database or f"{self.memory.address}.runs").absolute()

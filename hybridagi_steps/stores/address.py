@@ -7,6 +7,7 @@ database and a few harmless options. Nothing here connects, and no driver is nee
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote
 
 from hybridagi_steps.errors import UnsupportedAddressError
@@ -34,6 +35,11 @@ def shown_address(address: str) -> str:
     return "".join(
         (f"{scheme}://", f"{named}@" if named else "", place, "?" if shown else "", "&".join(shown))
     )
+
+
+def lasting_address(address: str) -> str:
+    """Return an address that means the same wherever this process goes."""
+    return address if is_server(address) else str(Path(address).absolute())
 
 
 def secrets_of(address: str) -> list[str]:

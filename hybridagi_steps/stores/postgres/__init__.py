@@ -8,7 +8,7 @@ from __future__ import annotations
 from hybridagi_steps.errors import MissingExtraError
 
 try:
-    import psycopg  # noqa: F401 - a plain message before anything else is loaded
+    import psycopg  # noqa: F401  # pyright: ignore[reportUnusedImport] - asked for first
 except ImportError as error:
     raise MissingExtraError("A memory in PostgreSQL", "postgres") from error
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 
@@ -68,8 +69,9 @@ class PostgresSteps(PostgresTables, StepWriting):
         with self._db.reading() as connection:
             asked = (self._namespace, after, limit)
             rows, *columns = connection.execute(keys_query(names), asked).fetchone()
-        found = [column or [] for column in columns]
-        return np.array(rows or [], np.int64), dict(zip(names, found, strict=True))
+        if rows is None:
+            return np.array([], np.int64), {name: [] for name in names}
+        return np.array(rows, np.int64), dict(zip(names, columns, strict=True))
 
     def _append_one(self, step: AgentStep) -> int:
         encoded = (id_text(step.id), encode_body(step), step)
@@ -142,8 +144,9 @@ class PostgresSteps(PostgresTables, StepWriting):
         }
 
 
-def _text(value: object) -> str | None:
-    return None if value is None else id_text(value) if not isinstance(value, str) else str(value)
+def _text(value: UUID | str | None) -> str | None:
+    """Return a name as JSON has it; a member of an enum is its value."""
+    return None if value is None else str(value)
 
 
 def _number(score: float | None) -> float | None:

@@ -9,11 +9,13 @@ from hybridagi_steps.stores.sql.tables import Tables
 class PostgresTables(Tables):
     """A database seen from one namespace."""
 
-    _db: PostgresDatabase
-
     def __init__(self, database: PostgresDatabase, namespace: str) -> None:
-        self._db = database
+        self._database = database
         self._namespace = database.turn = _namespace_id(database, namespace)
+
+    @property
+    def _db(self) -> PostgresDatabase:
+        return self._database
 
 
 def _namespace_id(database: PostgresDatabase, name: str) -> int:

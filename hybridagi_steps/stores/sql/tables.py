@@ -77,8 +77,12 @@ class Database(Protocol):
 class Tables(ABC):
     """A database seen from one namespace."""
 
-    _db: Database
     _namespace: int
+
+    @property
+    @abstractmethod
+    def _db(self) -> Database:
+        """Where connections come from."""
 
     def _catch_up(self, longest_tail: int | None = None) -> None:  # noqa: B027 - a hook
         """Do what makes reading faster; a reader's chore, never a failure."""

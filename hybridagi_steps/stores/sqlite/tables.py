@@ -27,11 +27,13 @@ _WRITE_KEYS = """INSERT INTO step_key
 class SqliteTables(Tables):
     """A file seen from one namespace."""
 
-    _db: Database
-
     def __init__(self, database: Database, namespace: str) -> None:
-        self._db = database
+        self._database = database
         self._namespace = _namespace_id(database, namespace)
+
+    @property
+    def _db(self) -> Database:
+        return self._database
 
     def _catch_up(self, longest_tail: int | None = None) -> None:
         """Write the keys of new steps when there are many; a reader's chore, never a failure."""
