@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,14 +84,24 @@ def postgres_database(postgres_server: Any) -> str:
 
 
 @pytest.fixture
-def postgres_address(postgres_server: Any) -> Iterator[str]:
-    """The address of an empty database that nobody else uses."""
+def new_postgres_database(postgres_database: str) -> Iterator[Callable[[], str]]:
+    """Makes empty databases that nobody else uses, and returns their addresses."""
     import psycopg
 
-    shared = str(postgres_server.get_uri())
-    name = f"test_{uuid4().hex}"
-    with psycopg.connect(shared, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
-    yield shared.replace("/postgres?", f"/{name}?")
-    with psycopg.connect(shared, autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+    made: list[str] = []
+
+    def make() -> str:
+        made.append(f"test_{uuid4().hex}")
+        server.execute(f"CREATE DATABASE {made[-1]}".encode())
+        return postgres_database.replace("/postgres?", f"/{made[-1]}?")
+
+    with psycopg.connect(postgres_database, autocommit=True) as server:
+        yield make
+        for name in made:
+            server.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+@pytest.fixture
+def postgres_address(new_postgres_database: Callable[[], str]) -> str:
+    """The address of an empty database that nobody else uses."""
+    return new_postgres_database()

@@ -121,8 +121,8 @@ class DurableRunner:
             raise InvalidSettingError("durable runs need a memory in a file, such as 'steps.db'.")
         if database is None and is_server(self.memory.address):
             raise InvalidSettingError(
-                "durable runs over a memory that is no file need a file of their own for the queue; "
-                "name it: database='steps.runs'."
+                "durable runs over a memory that is no file need a file for their queue; name it: "
+                "database='steps.runs'."
             )
         made = program is None or isinstance(program, StepRunner)
         self.runner: StepRunner | None = program if made else StepRunner(program, self.memory)
