@@ -1,4 +1,6 @@
-"""What is special about PostgreSQL: connections that end, writers that die, addresses with secrets."""
+"""What is special about PostgreSQL: connections that end, writers that die, secret addresses."""
+
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 

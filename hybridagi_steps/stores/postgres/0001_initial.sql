@@ -166,7 +166,8 @@ CREATE TABLE message_token (                    -- derived: how long a message i
     PRIMARY KEY (message_row, counter)
 );
 
-CREATE FUNCTION branch_moved() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION branch_moved() RETURNS trigger LANGUAGE plpgsql
+    SET search_path FROM CURRENT AS $$
 BEGIN
     UPDATE namespace SET branches_moved = branches_moved + 1 WHERE id = old.namespace;
     RETURN NULL;

@@ -52,11 +52,17 @@ _LONGEST_PAUSE = "60s"
 """After which the server ends a transaction that its client left alone, and frees its lock."""
 _BEGIN_READING = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # `full` keeps what the server is set to, be it stricter, and only overrules that it need not wait.
-_SETTINGS = """SET search_path TO {schema}; SET lock_timeout TO {timeout};
-    SET client_min_messages TO warning; SET idle_in_transaction_session_timeout TO '{pause}';
+_SETTINGS = """SET search_path TO {schema};
+    SET lock_timeout TO {timeout};
+    SET idle_in_transaction_session_timeout TO '{pause}';
+    SET default_transaction_isolation TO 'read committed';
+    SET client_min_messages TO warning;
     SELECT set_config('synchronous_commit', CASE WHEN {normal} THEN 'off'
         WHEN current_setting('synchronous_commit') = 'off' THEN 'on'
         ELSE current_setting('synchronous_commit') END, false)"""
+# A snapshot of its own for each statement: those after the lock see what was committed before it.
+_BEGIN_WRITING = """BEGIN ISOLATION LEVEL READ COMMITTED;
+    SELECT pg_advisory_xact_lock({lock}, {turn})"""
 
 
 class SpellingConnection:
@@ -105,9 +111,8 @@ class PostgresDatabase:
     @contextmanager
     def writing(self) -> Generator[SpellingConnection]:
         """Give a writer in a transaction that is committed whole, or rolled back."""
-        begin = f"BEGIN; SELECT pg_advisory_xact_lock({LOCK_CLASS}, {self.turn})".encode()
         with self._write_turn, self._connected() as raw:
-            raw.execute(begin)
+            raw.execute(_BEGIN_WRITING.format(lock=LOCK_CLASS, turn=self.turn).encode())
             yield SpellingConnection(raw)
             raw.execute(b"COMMIT")
 
@@ -131,6 +136,12 @@ class PostgresDatabase:
             raw.execute(_BEGIN_READING)
             yield SpellingConnection(raw)
             raw.execute(b"COMMIT")
+
+    @contextmanager
+    def asking(self) -> Generator[SpellingConnection]:
+        """Give a reader for one statement: without a transaction around it, a third as long."""
+        with self._connected() as raw:
+            yield SpellingConnection(raw)
 
     @contextmanager
     def alone(self) -> Generator[Raw]:

@@ -66,7 +66,7 @@ class PostgresSteps(PostgresTables, StepWriting):
         self, names: Sequence[StepKey], *, after: int, limit: int
     ) -> tuple[Rows, dict[StepKey, list[str | None]]]:
         """Return the next rows above `after` with their keys."""
-        with self._db.reading() as connection:
+        with self._db.asking() as connection:
             asked = (self._namespace, after, limit)
             rows, *columns = connection.execute(keys_query(names), asked).fetchone()
         if rows is None:

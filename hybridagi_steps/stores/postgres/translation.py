@@ -30,6 +30,7 @@ _LOST: _Meaning = (
 )
 _READ_ONLY: _Meaning = (ReadOnlyStorageError, "cannot be written by this user, or not there")
 _NOT_WHOLE: _Meaning = (DamagedFileError, "does not hold together; restore a backup")
+_FOREIGN: _Meaning = (ForeignFileError, "has tables of another program in our schema")
 _MEANINGS: dict[str, _Meaning] = {
     "08": _LOST,
     "25006": _READ_ONLY,
@@ -40,7 +41,9 @@ _MEANINGS: dict[str, _Meaning] = {
     "42501": _READ_ONLY,
     "42703": _NOT_WHOLE,
     "42P01": _NOT_WHOLE,
-    "42P07": (ForeignFileError, "has tables of another program in our schema"),
+    "42710": _FOREIGN,
+    "42723": _FOREIGN,
+    "42P07": _FOREIGN,
     "53": (StorageBusyError, "has no connection or memory to spare; try again later"),
     "53100": (DiskFullError, "cannot grow, the disk is full; free some space"),
     "54": (StorageError, "cannot hold a name or a text of this length"),

@@ -132,7 +132,7 @@ class DerivedTables(Tables):
 
     def position(self) -> Position:
         """Return the newest position."""
-        with self._db.reading() as connection:
+        with self._db.asking() as connection:
             return self._position(connection)
 
     def changes(self, since: Position, *, limit: int = 100_000) -> Changes:

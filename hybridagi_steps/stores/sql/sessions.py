@@ -173,7 +173,7 @@ class SessionTables(StepWriting):
     def message_tokens(self, message_ids: Sequence[str], counter_id: str) -> dict[str, int]:
         """Return the counts known for these messages."""
         asked = many([text for text in message_ids if is_storable(text)])
-        with self._db.reading() as connection:
+        with self._db.asking() as connection:
             return dict(connection.execute(_TOKENS, (counter_id, self._namespace, asked)))
 
     def save_message_tokens(self, counts: Mapping[str, int], counter_id: str) -> None:

@@ -89,7 +89,7 @@ class StepReading(Tables):
 
     def hidden_rows(self) -> Rows:
         """Return the rows on branches that no session reads, ascending."""
-        with self._db.reading() as connection:
+        with self._db.asking() as connection:
             found = self._column(connection, HIDDEN_ROWS, self._namespace)
         return np.array(sorted(found), dtype=np.int64)
 

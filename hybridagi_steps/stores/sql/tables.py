@@ -69,6 +69,10 @@ class Database(Protocol):
         """Give a reader that sees one consistent state."""
         ...
 
+    def asking(self) -> AbstractContextManager[Connection]:
+        """Give a reader for one statement, which is a consistent state by itself."""
+        ...
+
     def close(self) -> None:
         """Release every connection."""
         ...

@@ -15,7 +15,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,10 @@ class Database:
             raise translated(error, self.path) from error
         finally:
             self._give_back(connection)
+
+    def asking(self) -> AbstractContextManager[sqlite3.Connection]:
+        """Give a reader for one statement."""
+        return self.reading()
 
     def compact(self) -> None:
         """Rewrite the file without its free pages and empty the WAL.
