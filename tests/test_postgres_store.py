@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -303,6 +304,30 @@ class TestConnections:
             assert [str(found.id) for found in memory.iter_steps()] == ["a", "b"]
             assert memory.verify() == []
 
+    def test_what_a_killed_server_lost_is_lost_to_followers_too(self, own_server: Any) -> None:
+        address = str(own_server.get_uri())
+        with (
+            StepMemory(address, embedder="hashing", durability="normal") as writer,
+            StepMemory(address, embedder="hashing") as reader,
+        ):
+            acknowledged = 0
+            while acknowledged < 300:
+                writer.add(step(id=str(acknowledged), inputs={"purpose": f"old {acknowledged}"}))
+                acknowledged += 1
+                if acknowledged % 50 == 0:
+                    assert reader.search("old")
+            _crash(address)
+            there = len(list(writer.iter_steps()))
+            assert [str(found.id) for found in writer.iter_steps()] == [
+                str(n) for n in range(there)
+            ]
+            writer.add([step(inputs={"purpose": f"new {n}"}) for n in range(400)])
+            for memory in (reader, writer):
+                for words in ("old 299", "new 7"):
+                    for hit in memory.search(words, k=5, mode="lexical"):
+                        assert set(words.split()) & set(hit.step.purpose.split())
+            assert reader.verify() == []
+
     def test_writers_of_one_namespace_wait_and_those_of_another_do_not(
         self, store: PostgresStepStore, postgres_address: str
     ) -> None:
@@ -349,6 +374,20 @@ def _end_connections(address: str) -> None:
         """SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
         WHERE datname = current_database() AND pid <> pg_backend_pid()""",
     )
+
+
+def _crash(address: str) -> None:
+    """Kill one process of the server: it ends them all and recovers, as after a loss of power."""
+    with psycopg.connect(address, autocommit=True) as connection:
+        [(process_id,)] = connection.execute("SELECT pg_backend_pid()").fetchall()
+        os.kill(process_id, signal.SIGKILL)
+    give_up = time.monotonic() + 30
+    while time.monotonic() < give_up:
+        try:
+            return psycopg.connect(address).close()
+        except psycopg.OperationalError:
+            time.sleep(0.05)
+    raise AssertionError("the server does not come back")
 
 
 def _restart(server: Any) -> None:

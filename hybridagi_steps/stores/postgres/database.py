@@ -60,6 +60,8 @@ _SETTINGS = """SET search_path TO {schema};
     SELECT set_config('synchronous_commit', CASE WHEN {normal} THEN 'off'
         WHEN current_setting('synchronous_commit') = 'off' THEN 'on'
         ELSE current_setting('synchronous_commit') END, false)"""
+# The second changes when the server recovers from the end of one of its processes.
+_SERVER_BEGAN = b"SELECT pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)"
 # A snapshot of its own for each statement: those after the lock see what was committed before it.
 _BEGIN_WRITING = """BEGIN ISOLATION LEVEL READ COMMITTED;
     SELECT pg_advisory_xact_lock({lock}, {turn})"""
@@ -103,6 +105,9 @@ class PostgresDatabase:
         self._idle: list[Raw] = []
         self._out = 0
         self._closed = False
+        self._server_began: Any = None
+        self.restarts = 0
+        """How often the server was found to have begun anew since this was opened."""
         self._options = self._connect_options()
         self.writable = True
         self._prepare()
@@ -233,6 +238,7 @@ class PostgresDatabase:
                 normal=self.durability == "normal",
             )
             raw.execute(settings.encode())
+            self._note_restart(raw.execute(_SERVER_BEGAN).fetchone())
             teach(raw)
         except BaseException as error:
             raw.close()
@@ -240,6 +246,13 @@ class PostgresDatabase:
                 raise unreachable(error, self.name, self._secrets) from error
             raise
         return raw
+
+    def _note_restart(self, began: Any) -> None:
+        """Count the server's lives: what one lost, with `normal`, the next may number anew."""
+        with self._pool:
+            if self._server_began not in (None, began):
+                self.restarts += 1
+            self._server_began = began
 
     def _connect_options(self) -> dict[str, Any]:
         """Return what the address leaves open; check that the driver understands it."""

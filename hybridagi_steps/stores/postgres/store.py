@@ -8,11 +8,15 @@ transaction; those of two namespaces never wait for each other. database.py owns
 
 from __future__ import annotations
 
+from hybridagi_steps.protocols import Position
 from hybridagi_steps.stores import Durability
 from hybridagi_steps.stores.postgres.admin import PostgresAdmin
 from hybridagi_steps.stores.postgres.database import PostgresDatabase
 from hybridagi_steps.stores.sql.derived import DerivedTables
+from hybridagi_steps.stores.sql.tables import Connection
 
+_RESTART = 2**32
+"""Added to an epoch for each restart of the server: more than `clear` will ever count."""
 LOCK_TIMEOUT_SECONDS = 30.0
 """How long a write waits for other writers."""
 
@@ -49,3 +53,12 @@ class PostgresStepStore(PostgresAdmin, DerivedTables):
         except BaseException:
             database.close()
             raise
+
+    def _position(self, connection: Connection) -> Position:
+        """Return the newest position, in another epoch after each restart of the server.
+
+        With `normal`, a crash may have taken rows back that a follower has seen, and their numbers
+        will be used again: it must start from nothing.
+        """
+        found = super()._position(connection)
+        return found._replace(epoch=found.epoch + _RESTART * self._db.restarts)

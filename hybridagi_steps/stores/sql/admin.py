@@ -78,7 +78,7 @@ class AdminTables(BranchTables):
 
     def identity(self) -> StoreIdentity:
         """Return the store's id and the namespace's embedder."""
-        with self._db.reading() as connection:
+        with self._db.asking() as connection:
             return StoreIdentity(*connection.execute(_IDENTITY, (self._namespace,)).fetchone())
 
     def set_embedder(self, model_id: str, dimension: int) -> None:

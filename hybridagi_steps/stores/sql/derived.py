@@ -84,9 +84,8 @@ class DerivedTables(Tables):
     def pending_texts(self, limit: int) -> list[PendingText]:
         """Return the next steps without words, or with stale ones."""
         asked = {"namespace": self._namespace, "limit": limit}
-        with self._db.reading() as connection:
-            if connection.execute(_PENDING_TEXT_ROWS, asked).fetchone() is None:
-                return []
+        if not self._some(_PENDING_TEXT_ROWS):
+            return []
         self._catch_up(longest_tail=0)
         with self._db.reading() as connection:
             rows: list[int] = [row for (row,) in connection.execute(_PENDING_TEXT_ROWS, asked)]
@@ -116,6 +115,8 @@ class DerivedTables(Tables):
     def pending_vectors(self, limit: int) -> list[tuple[int, AgentStep]]:
         """Return the next steps without an embedding."""
         asked = {"namespace": self._namespace, "limit": limit}
+        if not self._some(_PENDING_VECTOR_ROWS):
+            return []
         with self._db.reading() as connection:
             rows: list[int] = [row for (row,) in connection.execute(_PENDING_VECTOR_ROWS, asked)]
             steps = self._steps(connection, set(rows))
@@ -162,6 +163,12 @@ class DerivedTables(Tables):
             ],
             removed,
         )
+
+    def _some(self, pending: str) -> bool:
+        """Tell whether a query finds any row; most of the time before a search none does."""
+        with self._db.asking() as connection:
+            found = connection.execute(pending, {"namespace": self._namespace, "limit": 1})
+            return found.fetchone() is not None
 
     def _embedder(self, connection: Connection) -> str | None:
         sql = "SELECT embedder FROM namespace WHERE id = ?"
