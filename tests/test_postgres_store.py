@@ -306,26 +306,24 @@ class TestConnections:
 
     def test_what_a_killed_server_lost_is_lost_to_followers_too(self, own_server: Any) -> None:
         address = str(own_server.get_uri())
+        lazy = ("wal_writer_delay TO 10000", "wal_writer_flush_after TO '512MB'")
+        run_sql(address, *(f"ALTER SYSTEM SET {setting}" for setting in lazy))
+        run_sql(address, "SELECT pg_reload_conf()")
         with (
             StepMemory(address, embedder="hashing", durability="normal") as writer,
-            StepMemory(address, embedder="hashing") as reader,
+            StepMemory(address, embedder="hashing", durability="normal") as reader,
         ):
-            acknowledged = 0
-            while acknowledged < 300:
-                writer.add(step(id=str(acknowledged), inputs={"purpose": f"old {acknowledged}"}))
-                acknowledged += 1
-                if acknowledged % 50 == 0:
-                    assert reader.search("old")
+            for n in range(300):
+                writer.add(step(id=str(n), inputs={"purpose": f"old {n}"}))
+            assert reader.search("old")
             _crash(address)
-            there = len(list(writer.iter_steps()))
-            assert [str(found.id) for found in writer.iter_steps()] == [
-                str(n) for n in range(there)
-            ]
-            writer.add([step(inputs={"purpose": f"new {n}"}) for n in range(400)])
+            there = [str(found.id) for found in writer.iter_steps()]
+            assert there == [str(n) for n in range(len(there))]
+            writer.add([step(inputs={"purpose": f"new {n}"}) for n in range(1000, 1400)])
             for memory in (reader, writer):
-                for words in ("old 299", "new 7"):
+                for words in ("old 299", "new 1007"):
                     for hit in memory.search(words, k=5, mode="lexical"):
-                        assert set(words.split()) & set(hit.step.purpose.split())
+                        assert set(words.split()) & set(str(hit.step.purpose).split())
             assert reader.verify() == []
 
     def test_writers_of_one_namespace_wait_and_those_of_another_do_not(
@@ -378,13 +376,16 @@ def _end_connections(address: str) -> None:
 
 def _crash(address: str) -> None:
     """Kill one process of the server: it ends them all and recovers, as after a loss of power."""
+    recovered = "SELECT stats_reset FROM pg_stat_bgwriter"
     with psycopg.connect(address, autocommit=True) as connection:
+        [before] = connection.execute(recovered).fetchall()
         [(process_id,)] = connection.execute("SELECT pg_backend_pid()").fetchall()
         os.kill(process_id, signal.SIGKILL)
     give_up = time.monotonic() + 30
     while time.monotonic() < give_up:
         try:
-            return psycopg.connect(address).close()
+            if run_sql(address, recovered) != [before]:
+                return
         except psycopg.OperationalError:
             time.sleep(0.05)
     raise AssertionError("the server does not come back")

@@ -21,6 +21,9 @@ SCHEMA = "hybridagi_steps"
 LOCK_CLASS = 0x48535450
 """First half of the keys of our advisory locks: "HSTP". The second is a namespace, 0 the schema."""
 
+DURABLY = "SET LOCAL synchronous_commit TO on"
+"""What steps stand on must not be lost with the server, whatever they may themselves."""
+
 _APPLICATION = "hybridagi-steps"
 _RELATIONS = b"""SELECT c.relname FROM pg_catalog.pg_class c
     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -81,7 +84,7 @@ def version_of(connection: Connection[Any], name: str) -> int:
 def migrate(connection: Connection[Any], name: str) -> None:
     """Bring the schema to the latest version, in one transaction; whoever else opens it waits."""
     with connection.transaction():
-        connection.execute(b"SELECT pg_advisory_xact_lock(%s, 0)", (LOCK_CLASS,))
+        connection.execute(f"{DURABLY}; SELECT pg_advisory_xact_lock({LOCK_CLASS}, 0)".encode())
         version = version_of(connection, name)
         if connection.execute(_EXISTS, (SCHEMA,)).fetchone() is None:
             connection.execute(f"CREATE SCHEMA {SCHEMA}".encode())

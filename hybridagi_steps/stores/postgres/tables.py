@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hybridagi_steps.stores.postgres.database import PostgresDatabase
+from hybridagi_steps.stores.postgres.schema import DURABLY
 from hybridagi_steps.stores.sql.tables import Tables
 
 
@@ -27,6 +28,7 @@ def _namespace_id(database: PostgresDatabase, name: str) -> int:
     if not database.writable:
         return 0  # no namespace has this number: the store is empty
     with database.writing() as connection:
+        connection.execute(DURABLY)
         connection.execute(
             "INSERT INTO namespace (name) VALUES (?) ON CONFLICT DO NOTHING", (name,)
         )
