@@ -1,6 +1,7 @@
 """What is special about PostgreSQL: connections that end, writers that die, secret addresses."""
 
-# pyright: reportPrivateUsage=false
+# DSPy ships no types.
+# pyright: reportPrivateUsage=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 
