@@ -13,7 +13,6 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from hybridagi_steps.admission import Redact, admitted, check_vector, checked_redact, redacted
@@ -30,6 +29,7 @@ from hybridagi_steps.retrieval import Mode
 from hybridagi_steps.searching import Searcher
 from hybridagi_steps.step_index import IN_MEMORY, cache_path
 from hybridagi_steps.stores import Durability, address_text, open_store
+from hybridagi_steps.stores.address import lasting_address, shown_address
 
 if TYPE_CHECKING:
     from hybridagi_steps.records.predictions import AgentStepList, Query, QueryList
@@ -60,7 +60,7 @@ class StepMemory:
         """Open or create a memory.
 
         Args:
-            address: A file, or ":memory:" for one that lives as long as this object.
+            address: A file, ":memory:" for one that lives as long as this object, or postgresql://….
             embedder: A name, an embedder, or "auto": the one the file was built with, else the best
                 that is installed.
             namespace: Memories of other namespaces in the same file are invisible.
@@ -73,9 +73,10 @@ class StepMemory:
             InvalidStepError: `redact` is no function.
         """
         self.redact = checked_redact(redact)
-        self.address, self.namespace = address_text(address), namespace
+        self.whole_address, self.namespace = address_text(address), namespace
+        self.address = shown_address(self.whole_address)
         self.durability: Durability = durability
-        self._store = open_store(self.address, namespace=namespace, durability=durability)
+        self._store = open_store(self.whole_address, namespace=namespace, durability=durability)
         self._closed, self._appended = False, 0
         self._pid, self._lock = os.getpid(), threading.RLock()
         self._searcher: Searcher | None = None
@@ -272,7 +273,7 @@ class StepMemory:
     # -- keeping
 
     def flush(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Index what is pending, and save the index beside the file.
+        """Index what is pending, and save the index beside the file, if it is one.
 
         Args:
             progress: Called with (done, total) as batches finish.
@@ -353,7 +354,7 @@ class StepMemory:
             redact=self.redact,
             durability=self.durability,
         )
-        return opened, (str(Path(self.address).absolute()),)
+        return opened, (lasting_address(self.whole_address),)
 
     def __repr__(self) -> str:
         return f"StepMemory({self.address!r}, namespace={self.namespace!r})"

@@ -23,6 +23,7 @@ from hybridagi_steps.indexes.faiss_index import FaissIndex
 from hybridagi_steps.indexes.filter_columns import FilterColumns
 from hybridagi_steps.indexes.lexical import Document, LexicalIndex
 from hybridagi_steps.protocols import Changes, IndexedStore, Position, TextRow, VectorRow
+from hybridagi_steps.stores.address import is_server
 
 FORMAT = 3
 """Layout of the cache; another one is not read."""
@@ -38,8 +39,11 @@ log = logging.getLogger("hybridagi_steps")
 
 
 def cache_path(address: str, namespace: str) -> Path | None:
-    """Return where the index of a store is cached: beside its file, one for each namespace."""
-    if address == IN_MEMORY:
+    """Return where the index of a store is cached: beside its file, one for each namespace.
+
+    A store that is no file of this machine has no cache: its index is made anew by each process.
+    """
+    if address == IN_MEMORY or is_server(address):
         return None
     digest = hashlib.blake2b(namespace.encode(), digest_size=4).hexdigest()
     return Path(f"{address}.{digest}.index")

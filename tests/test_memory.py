@@ -10,7 +10,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -37,6 +37,24 @@ from hybridagi_steps.errors import (
     UnknownRunError,
 )
 from hybridagi_steps.step_index import StepIndex
+
+
+@pytest.fixture(params=["memory", "postgres"])
+def memory(request: pytest.FixtureRequest) -> Iterator[StepMemory]:
+    """An empty memory of each kind that is no file."""
+    server = request.param == "postgres"
+    address = request.getfixturevalue("postgres_database") if server else ":memory:"
+    with StepMemory(address, embedder="hashing", namespace=uuid4().hex) as opened:
+        yield opened
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def file_memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StepMemory]:
+    """An empty memory of each kind that outlives its process."""
+    server = request.param == "postgres"
+    address = request.getfixturevalue("postgres_database") if server else str(tmp_path / "steps.db")
+    with StepMemory(address, embedder="hashing", namespace=uuid4().hex) as opened:
+        yield opened
 
 
 def step(purpose: str = "look something up", **fields: Any) -> AgentStep:
@@ -493,16 +511,17 @@ def test_what_cannot_be_saved_is_still_found(
     assert file_memory.stats()["pending_texts"] == 0
 
 
-def test_copies_share_and_pickles_reopen(file_memory: StepMemory, memory: StepMemory) -> None:
+def test_copies_share_and_pickles_reopen(file_memory: StepMemory) -> None:
     assert copy.copy(file_memory) is file_memory
     assert copy.deepcopy({"m": file_memory})["m"] is file_memory
     other = pickle.loads(pickle.dumps(file_memory))
     other.add(step("written by the other"))
     assert file_memory.search("written by the other", k=1)
     other.close()
-    assert copy.deepcopy(memory) is memory
-    with pytest.raises(MemoryNotPicklableError, match="give it a file"):
-        pickle.dumps(memory)
+    with StepMemory(":memory:") as memory:
+        assert copy.deepcopy(memory) is memory
+        with pytest.raises(MemoryNotPicklableError, match="give it a file"):
+            pickle.dumps(memory)
 
 
 def test_a_closed_memory_says_so(file_memory: StepMemory) -> None:
@@ -548,7 +567,7 @@ def test_a_search_sees_what_another_process_committed(file_memory: StepMemory) -
     assert file_memory.search("written", k=5)
     code = (
         "import sys, hybridagi_steps as hs\n"
-        f"m = hs.StepMemory({file_memory.address!r})\n"
+        f"m = hs.StepMemory({file_memory.whole_address!r}, namespace={file_memory.namespace!r})\n"
         "found = m.search('written here', k=5)\n"
         "m.add(hs.AgentStep(step_type='Action', inputs={'purpose': 'written there'}))\n"
         "m.delete(found[0].step.id)\n"

@@ -33,8 +33,10 @@ from hybridagi_steps.sessions import SessionRepository, compare_branches, fork_s
 SECRET = "hunter2"  # noqa: S105 - what redaction is to find
 
 
-@pytest.fixture(params=[":memory:", "steps.db"])
+@pytest.fixture(params=[":memory:", "steps.db", "postgres"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_address"))
     return request.param if request.param == ":memory:" else str(tmp_path / request.param)
 
 
@@ -47,6 +49,11 @@ def memory(address: str) -> Iterator[hs.StepMemory]:
 @pytest.fixture
 def repo(memory: hs.StepMemory) -> SessionRepository:
     return memory.repository()
+
+
+def beside(address: str) -> list[Path]:
+    """Return a memory's file and all that lies beside it; none for one that has no file."""
+    return list(Path(address).parent.iterdir()) if Path(address).exists() else []
 
 
 def run(call: Coroutine[Any, Any, Any]) -> Any:
@@ -336,9 +343,8 @@ def test_redaction_takes_every_text_and_leaves_the_form(address: str) -> None:
         assert (call["id"], call["type"]) == ("c", "function")
         assert json.loads(call["function"]["arguments"]) == {"***": ["***", 1, "ü"]}
         assert found.metadata == {"***": {"type": "***"}, "agent_step_ids": ["a"]}
-    if address != ":memory:":
-        for file in Path(address).parent.iterdir():
-            assert SECRET.encode() not in file.read_bytes()
+    for file in beside(address):
+        assert SECRET.encode() not in file.read_bytes()
 
 
 def test_a_redaction_that_fails_refuses_without_quoting(memory: hs.StepMemory) -> None:
@@ -367,9 +373,8 @@ def test_purging_a_session_erases_its_messages_too(
     assert [found.session_id for found in run(repo.sessions())] == ["t"]
     assert [found.id for found in memory.iter_steps()] == ["t"]
     assert memory.verify() == []
-    if address != ":memory:":
-        for file in Path(address).parent.iterdir():
-            assert SECRET.encode() not in file.read_bytes()
+    for file in beside(address):
+        assert SECRET.encode() not in file.read_bytes()
 
 
 def test_purging_a_fork_leaves_what_its_origin_reads(

@@ -103,13 +103,32 @@ class TestSqliteStepStoreWithKeysWritten(TestSqliteStepStore):
         monkeypatch.setattr("hybridagi_steps.stores.sqlite.tables._LONGEST_TAIL", 0)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+class TestPostgresStepStore(StepStoreContract):
+    one_file = True
+
+    @pytest.fixture
+    def store(self, postgres_address: str) -> Iterator[StepStore]:
+        store = stores.open_store(postgres_address, durability="normal")
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def other(self, postgres_address: str) -> Iterator[StepStore]:
+        store = stores.open_store(postgres_address, namespace="other", durability="normal")
+        yield store
+        store.close()
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], StepStore]]:
     """Makes empty stores, as many as a property test wants."""
     made: list[StepStore] = []
+    addresses = {"memory": ":memory:", "sqlite": str(tmp_path / "steps.db")}
+    if request.param == "postgres":
+        addresses["postgres"] = request.getfixturevalue("postgres_address")
 
     def make() -> StepStore:
-        address = ":memory:" if request.param == "memory" else str(tmp_path / "steps.db")
+        address = addresses[request.param]
         namespace = str(len(made))
         made.append(stores.open_store(address, namespace=namespace, durability="normal"))
         return made[-1]
@@ -253,7 +272,6 @@ def test_an_address_finds_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("postgresql://host/db", "PostgreSQL is not supported by this release"),
         ("redis://host", "redis://"),
         ("file:///tmp/x.db", "path itself"),
     ],

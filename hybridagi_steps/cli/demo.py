@@ -65,7 +65,10 @@ def demo(
     """See it all at work: offline, no key."""
     from hybridagi_steps.cli import output, shown
     from hybridagi_steps.display.view import plural
+    from hybridagi_steps.stores.address import is_server
 
+    if is_server(db):
+        raise typer.BadParameter("the demo fills a file of its own, no database.")
     screen = output.console()
     with opened(db, "default") as memory:
         past, anew = _recorded_runs()

@@ -23,6 +23,7 @@ from hybridagi_steps.cli.options import (
     Until,
     User,
     existing,
+    named,
     opened,
     step_filter,
 )
@@ -69,7 +70,7 @@ def import_steps(
         output.print_json(report._asdict())
     else:
         already = f", {report.already_there:,} were there already" if report.already_there else ""
-        typer.echo(f"{report.added:,} steps added to {db}{already}.")
+        typer.echo(f"{report.added:,} steps added to {named(db)}{already}.")
         for note in report.notes:
             typer.echo(f"  {output.plain(note)}", err=True)
         for line, reason in report.skipped[:NAMED]:

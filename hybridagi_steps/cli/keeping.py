@@ -22,6 +22,7 @@ from hybridagi_steps.cli.options import (
     Until,
     User,
     existing,
+    named,
     step_filter,
 )
 
@@ -57,7 +58,7 @@ def verify(db: Db = DEFAULT_DB, namespace: Namespace = "default", as_json: AsJso
         for problem in problems:
             typer.echo(output.plain(problem))
         if not problems:
-            typer.echo(f"all well: {steps:,} steps in {db} hold together.")
+            typer.echo(f"all well: {steps:,} steps in {named(db)} hold together.")
     if problems:
         raise typer.Exit(1)
 
@@ -85,7 +86,7 @@ def vacuum(db: Db = DEFAULT_DB, namespace: Namespace = "default") -> None:
         before = memory.stats()["bytes"]
         memory.vacuum()
         after = memory.stats()["bytes"]
-    typer.echo(f"{db}: {before:,} bytes before, {after:,} now.")
+    typer.echo(f"{named(db)}: {before:,} bytes before, {after:,} now.")
 
 
 def purge(
@@ -125,10 +126,10 @@ def purge(
             everything = where.model_copy(update={"scope": where.scope or "*"})
             count = sum(1 for _ in memory.iter_steps(everything))
             sessions = len(whole_sessions(memory.repository().store, where))
-            _confirm(count, sessions, db)
+            _confirm(count, sessions, named(db))
         erased = memory.purge(where)
     found = "" if erased else "nothing matched: "
-    typer.echo(f"{found}{erased:,} steps and messages erased from {db}.")
+    typer.echo(f"{found}{erased:,} steps and messages erased from {named(db)}.")
 
 
 def _confirm(count: int, sessions: int, db: str) -> None:

@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 DEFAULT_DB = "steps.db"
 
 Db = Annotated[
-    str, typer.Option("--db", envvar="HYBRIDAGI_STEPS_DB", help="The memory file.", metavar="FILE")
+    str,
+    typer.Option(
+        "--db",
+        envvar="HYBRIDAGI_STEPS_DB",
+        help="The memory: a file, or postgresql://…",
+        metavar="FILE",
+    ),
 ]
 Namespace = Annotated[str, typer.Option("--namespace", help="Whose memory inside the file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -65,13 +71,15 @@ Metadata = Annotated[
 
 
 def existing(db: str, namespace: str) -> AbstractContextManager[StepMemory]:
-    """Open the memory in a file that is there.
+    """Open the memory in a file that is there, or on a server.
 
     Raises:
         typer.BadParameter: There is no such file.
         StorageError: It is no memory, or a damaged one.
     """
-    if not Path(db).exists():
+    from hybridagi_steps.stores.address import is_server
+
+    if not is_server(db) and not Path(db).exists():
         raise typer.BadParameter(
             f"there is no memory file {db}; import something into it, or name another with --db."
         )
@@ -90,6 +98,13 @@ def opened(db: str, namespace: str) -> AbstractContextManager[StepMemory]:
     from hybridagi_steps.memory import StepMemory
 
     return StepMemory(db, namespace=namespace)
+
+
+def named(db: str) -> str:
+    """Return the name of a memory as it may be printed: without a password."""
+    from hybridagi_steps.stores.address import shown_address
+
+    return shown_address(db)
 
 
 def step_filter(

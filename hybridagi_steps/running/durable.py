@@ -43,6 +43,7 @@ from hybridagi_steps.running.config import AgentSession
 from hybridagi_steps.running.given import check_message, session_of
 from hybridagi_steps.running.results import RunResult
 from hybridagi_steps.running.runner import StepRunner
+from hybridagi_steps.stores.address import is_server
 from hybridagi_steps.stores.commits import check_names
 from hybridagi_steps.stores.message_body import encode_message
 
@@ -124,6 +125,11 @@ class DurableRunner:
         self.memory: StepMemory = self._opened or memory  # pyright: ignore[reportAttributeAccessIssue]
         if self.memory.address == ":memory:":
             raise InvalidSettingError("durable runs need a memory in a file, such as 'steps.db'.")
+        if database is None and is_server(self.memory.address):
+            raise InvalidSettingError(
+                "durable runs over a memory that is no file need a file for their queue; name it: "
+                "database='steps.runs'."
+            )
         made = program is None or isinstance(program, StepRunner)
         self.runner: StepRunner | None = program if made else StepRunner(program, self.memory)
         self.database = Path(database or f"{self.memory.address}.runs").absolute()

@@ -29,11 +29,13 @@ ENTRY_POINT_GROUP = "hybridagi_steps.stores"
 MAX_NAMESPACE_LENGTH = 128
 
 _MEMORY, _FILE = ":memory:", "file"
+_POSTGRES = "hybridagi_steps.stores.postgres:PostgresStepStore"
 _BACKENDS = {
     _MEMORY: "hybridagi_steps.stores.in_memory:InMemoryStepStore",
     _FILE: "hybridagi_steps.stores.sqlite:SqliteStepStore",
+    "postgresql": _POSTGRES,
+    "postgres": _POSTGRES,
 }
-_NOT_YET = dict.fromkeys(("postgresql", "postgres"), "PostgreSQL")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
@@ -117,8 +119,6 @@ def _backend(address: str) -> Any:
         return getattr(import_module(module), name)
     for entry_point in entry_points(group=ENTRY_POINT_GROUP, name=scheme):
         return entry_point.load()
-    if scheme in _NOT_YET:
-        raise _unsupported(address, f"{_NOT_YET[scheme]} is not supported by this release.")
     raise _unsupported(address, "use a file path, ':memory:' or install a back-end for it.")
 
 

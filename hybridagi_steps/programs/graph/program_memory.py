@@ -188,7 +188,7 @@ class ProgramMemory:
 def _beside(memory: StepMemory | str | os.PathLike[str], embedder: Any) -> StepMemory:
     if isinstance(memory, StepMemory):
         return StepMemory(
-            memory.address,
+            memory.whole_address,
             embedder=embedder if embedder is not None else memory.embedder,
             namespace=memory.namespace + NAMESPACE_SUFFIX,
             durability=memory.durability,

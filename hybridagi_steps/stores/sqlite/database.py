@@ -15,7 +15,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,11 @@ class Database:
         self._mode = "rw" if self.writable else "ro"
         self._prepare()
         rest_at_fork(self)
+
+    @property
+    def name(self) -> str:
+        """The path, as messages show it."""
+        return str(self.path)
 
     def insert(self, sql: str, values: Sequence[Any]) -> int:
         """Run one INSERT as a transaction of its own; return the row. The fast path of appends.
@@ -128,6 +133,10 @@ class Database:
             raise translated(error, self.path) from error
         finally:
             self._give_back(connection)
+
+    def asking(self) -> AbstractContextManager[sqlite3.Connection]:
+        """Give a reader for one statement."""
+        return self.reading()
 
     def compact(self) -> None:
         """Rewrite the file without its free pages and empty the WAL.

@@ -8,16 +8,14 @@ log. A row number is never used again, so a tombstone always means the same step
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 
+from hybridagi_steps.stores.sql.runs import runs_of
+from hybridagi_steps.stores.sql.tables import Connection
+from hybridagi_steps.stores.sql.values import many
 from hybridagi_steps.stores.sqlite import windows
-from hybridagi_steps.stores.sqlite.where import json_array
 
 _GONE = "row IN (SELECT value FROM json_each(:rows))"
-# A DISTINCT here would make SQLite walk the whole namespace.
-_RUNS_OF = f"""SELECT run_id FROM step_view
-    WHERE namespace = :namespace AND {_GONE} AND run_id IS NOT NULL"""  # noqa: S608 - no value in it
 _RAISE_FLOOR = """UPDATE meta SET value = max(value, coalesce(
     (SELECT max(row) FROM agent_step), 0)) WHERE key = 'row_floor'"""
 _FORGET_ROWS = (
@@ -28,10 +26,6 @@ _FORGET_ROWS = (
     f"DELETE FROM step_key WHERE namespace = :namespace AND {_GONE}",  # noqa: S608 - no value in it
     f"DELETE FROM agent_step WHERE {_GONE}",  # noqa: S608 - no value in it
 )
-_FORGET_RUNS = """DELETE FROM run
-    WHERE namespace = :namespace AND run_id IN (SELECT value FROM json_each(:runs))
-    AND NOT EXISTS (SELECT 1 FROM step_view k
-                    WHERE k.namespace = run.namespace AND k.run_id = run.run_id)"""
 _FORGET_ALL = (
     "DELETE FROM tombstone WHERE namespace = :namespace",
     "DELETE FROM step_text WHERE namespace = :namespace",
@@ -51,30 +45,19 @@ _FORGET_ALL = (
 )
 
 
-def remove_rows(connection: sqlite3.Connection, namespace: int, rows: Sequence[int]) -> None:
+def remove_rows(connection: Connection, namespace: int, rows: Sequence[int]) -> None:
     """Remove rows of one namespace inside the caller's transaction; runs stay."""
     if not rows:
         return
     connection.execute(_RAISE_FLOOR)
     shown = windows.showing(connection, namespace, rows, runs_of(connection, namespace, rows))
-    values = {"namespace": namespace, "rows": json_array(rows)}
+    values = {"namespace": namespace, "rows": many(rows)}
     for statement in _FORGET_ROWS:
         connection.execute(statement, values)
     windows.empty(connection, shown)
 
 
-def runs_of(connection: sqlite3.Connection, namespace: int, rows: Sequence[int]) -> list[str]:
-    """Return the runs that these rows belong to."""
-    values = {"namespace": namespace, "rows": json_array(rows)}
-    return sorted({run_id for (run_id,) in connection.execute(_RUNS_OF, values)})
-
-
-def remove_empty_runs(connection: sqlite3.Connection, namespace: int, runs: Sequence[str]) -> None:
-    """Remove those of `runs` that no step is left of."""
-    connection.execute(_FORGET_RUNS, {"namespace": namespace, "runs": json_array(runs)})
-
-
-def remove_all(connection: sqlite3.Connection, namespace: int) -> None:
+def remove_all(connection: Connection, namespace: int) -> None:
     """Remove everything of one namespace; followers start again."""
     connection.execute(_RAISE_FLOOR)
     for statement in _FORGET_ALL:

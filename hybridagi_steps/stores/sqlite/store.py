@@ -1,9 +1,9 @@
 """SqliteStepStore: one SQLite file, WAL, standard library only.
 
 Steps are the only thing an append writes; what filters, words and embeddings need is derived from
-them in batches and can be made again. The parts: steps.py (steps and runs), sessions.py and
-branches.py (messages), derived.py (words, embeddings, followers), admin.py (order); database.py
-owns every connection and lock.
+them in batches and can be made again. What every SQL database does alike stands in `stores/sql`:
+steps and runs, sessions and branches, words and embeddings. What is SQLite's own stands here, and
+database.py owns every connection and lock.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from hybridagi_steps.stores import Durability
-from hybridagi_steps.stores.sqlite.admin import AdminTables
+from hybridagi_steps.stores.sql.derived import DerivedTables
+from hybridagi_steps.stores.sqlite.admin import SqliteAdmin
 from hybridagi_steps.stores.sqlite.database import Database
-from hybridagi_steps.stores.sqlite.derived import DerivedTables
 
 LOCK_TIMEOUT_SECONDS = 30.0
 """How long a write waits for other writers."""
 
 
-class SqliteStepStore(AdminTables, DerivedTables):
+class SqliteStepStore(SqliteAdmin, DerivedTables):
     """Steps in one file. Safe for any number of threads and processes, and across forks."""
 
     def __init__(

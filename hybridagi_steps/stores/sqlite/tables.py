@@ -1,4 +1,4 @@
-"""What the parts of the SQLite store share: the database, the namespace, and step keys.
+"""What the parts of the SQLite store share: the file, the namespace, and step keys.
 
 Keys (`step_key`) are what filters look at. They are written in batches by whoever reads next, not
 by appends: until then the view `step_tail` takes them from the bodies, so an answer never depends
@@ -7,13 +7,8 @@ on whether they have been written. On a file that cannot be written they stay un
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from hybridagi_steps.errors import DamagedFileError, StorageError
-from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.stores.body import decode_body
+from hybridagi_steps.errors import StorageError
+from hybridagi_steps.stores.sql.tables import Connection, Tables
 from hybridagi_steps.stores.sqlite.database import Database
 
 KEYS_PER_TRANSACTION = 5_000
@@ -29,12 +24,16 @@ _WRITE_KEYS = """INSERT INTO step_key
     FROM step_tail WHERE namespace = ? AND row <= ?"""
 
 
-class Tables:
-    """A database seen from one namespace."""
+class SqliteTables(Tables):
+    """A file seen from one namespace."""
 
     def __init__(self, database: Database, namespace: str) -> None:
-        self._db = database
+        self._database = database
         self._namespace = _namespace_id(database, namespace)
+
+    @property
+    def _db(self) -> Database:
+        return self._database
 
     def _catch_up(self, longest_tail: int | None = None) -> None:
         """Write the keys of new steps when there are many; a reader's chore, never a failure."""
@@ -50,7 +49,12 @@ class Tables:
             except StorageError:
                 return  # the tail answers as well, only slower; a damaged file says so on reading
 
-    def _write_keys(self, connection: sqlite3.Connection) -> bool:
+    def _keep_up(self, connection: Connection) -> None:
+        """Write all keys that are missing."""
+        while self._write_keys(connection):
+            continue
+
+    def _write_keys(self, connection: Connection) -> bool:
         """Write one batch of keys inside a transaction; return whether more are left."""
         length = self._tail_length(connection)
         (last,) = connection.execute("SELECT coalesce(max(row), 0) FROM agent_step").fetchone()
@@ -60,29 +64,8 @@ class Tables:
         connection.execute(update, (through, self._namespace))
         return through < last
 
-    def _tail_length(self, connection: sqlite3.Connection) -> int:
+    def _tail_length(self, connection: Connection) -> int:
         return int(connection.execute(_TAIL_LENGTH, (self._namespace,)).fetchone()[0])
-
-    def _decoded(self, row: int, body: str) -> AgentStep:
-        """Return the step in a body that the file gave us."""
-        try:
-            return decode_body(body)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DamagedFileError(
-                f"{self._db.path}: row {row} holds no step ({error!r}); restore a backup."
-            ) from error
-
-    def _listed(self, steps: Mapping[int, AgentStep], rows: Sequence[int]) -> list[AgentStep]:
-        """Return the steps of rows that were listed under the same transaction."""
-        try:
-            return [steps[row] for row in rows]
-        except KeyError as error:
-            raise DamagedFileError(
-                f"{self._db.path}: row {error} is listed and not there; restore a backup."
-            ) from error
-
-    def _column(self, connection: sqlite3.Connection, sql: str, *values: Any) -> list[Any]:
-        return [value for (value,) in connection.execute(sql, values)]
 
 
 def _namespace_id(database: Database, name: str) -> int:

@@ -1,39 +1,14 @@
-"""A StepFilter as SQL over `step_view`. Every value and every metadata key is a bound parameter.
-
-The meaning of each key is that of `stores/matching.py`; the conformance tests compare the two.
-"""
+"""What of a filter SQLite says in its own way: metadata, and step keys as JSON lists."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from datetime import datetime
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
-import orjson
-
-from hybridagi_steps.protocols import ABANDONED, StepKey
-from hybridagi_steps.records.agent_step import id_text
-from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.protocols import StepKey
 from hybridagi_steps.stores.matching import scalar_kind
+from hybridagi_steps.stores.sql.values import is_storable
+from hybridagi_steps.stores.sql.where import KEY_COLUMNS, Condition
 
-Condition = tuple[str, list[Any]]
-"""SQL with its parameters."""
-
-_CALLS_OF_PROGRAM = """k.program_id IN (
-    SELECT s.id FROM step_view c JOIN agent_step s ON s.row = c.row
-    WHERE c.namespace = ? AND c.program = ? AND c.step_type = 'ProgramCall')"""
-SOME_HIDDEN = """SELECT 1 FROM branch
-    WHERE namespace = ? AND reach < 9223372036854775807 LIMIT 1"""
-"""Finds a row when some branch is not read to its end."""
-HIDDEN_ROWS = """SELECT s.row FROM branch b JOIN agent_step s
-    ON s.namespace = b.namespace AND s.branch_id = b.id AND s.sequence > b.reach
-    WHERE b.namespace = ? AND b.reach < 9223372036854775807"""
-"""The steps on branches that no session reads that far."""
-_OF_SESSION = """k.row IN (SELECT value FROM json_each(?) UNION ALL
-    SELECT u.row FROM step_view u
-    WHERE u.namespace = ? AND u.session_id = ? AND u.branch_id IS NULL)"""
-_SCORE = """coalesce(k.score, (
-    SELECT score FROM run r WHERE r.namespace = k.namespace AND r.run_id = k.run_id))"""
 _METADATA = """EXISTS (
     SELECT 1 FROM json_each(k.metadata) m WHERE m.key = ? AND """
 _KINDS = {
@@ -45,131 +20,8 @@ _KINDS = {
 }
 
 
-_KEYS: dict[StepKey, str] = {
-    "user_id": "k.user_id",
-    "program_id": "k.program_id",
-    "program": "k.program",
-    "call_id": """CASE WHEN k.step_type = 'ProgramCall'
-        THEN (SELECT s.id FROM agent_step s WHERE s.row = k.row) END""",
-    "tool": "k.tool",
-    "step_type": "k.step_type",
-    "scope": "k.scope",
-    "status": "k.status",
-    "created_at": "k.created_at",
-}
-
-
-def keys_query(names: Sequence[StepKey]) -> str:
-    """Return SQL for the next rows of a namespace above one: a JSON list of each column.
-
-    A list is read several times as fast as so many rows.
-    """
-    asked = ", ".join(["k.row AS row", *(f"{_KEYS[name]} AS {name}" for name in names)])
-    lists = ", ".join(f"json_group_array({name})" for name in ("row", *names))
-    return f"""SELECT {lists} FROM (SELECT {asked}
-        FROM step_view k WHERE k.namespace = ? AND k.row > ? ORDER BY k.row LIMIT ?)"""  # noqa: S608 - columns are ours
-
-
-class Lines(NamedTuple):
-    """What the branches say about steps at this moment."""
-
-    hides: bool
-    """Whether some steps are abandoned."""
-    pinned: list[int]
-    """Rows of the steps in the lineage of the session asked for, if any."""
-
-
-def condition(where: StepFilter, namespace: int, lines: Lines) -> Condition:
-    """Return the WHERE clause for rows `k` of `step_view`."""
-    parts = list(_conditions(where, namespace, lines))
-    sql = " AND ".join(part for part, _ in parts)
-    return sql, [value for _, values in parts for value in values]
-
-
-def json_array(values: Sequence[Any]) -> str:
-    """Return values for `IN (SELECT value FROM json_each(?))`: one parameter, any number."""
-    return orjson.dumps(values).decode()
-
-
-def is_storable(text: str) -> bool:
-    """Tell whether a name can be in a database at all; lone surrogates cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _conditions(where: StepFilter, namespace: int, lines: Lines) -> Iterator[Condition]:
-    yield "k.namespace = ?", [namespace]
-    yield from _in_scope(where.scope, namespace, lines.hides)
-    yield from _equal("k.run_id", where.run_id)
-    yield from _of_session(where.session_id, namespace, lines.pinned)
-    yield from _equal("k.user_id", where.user_id)
-    yield from _one_of("k.step_type", where.step_types)
-    yield from _one_of("k.status", where.status)
-    yield from _one_of("k.tool", where.tools)
-    if where.exclude_run_id is not None:
-        excluded = [run_id for run_id in where.exclude_run_id if is_storable(run_id)]
-        yield (
-            "(k.run_id IS NULL OR k.run_id NOT IN (SELECT value FROM json_each(?)))",
-            [json_array(excluded)],
-        )
-    if where.min_score is not None:
-        yield f"{_SCORE} >= ?", [where.min_score]
-    if where.since is not None:
-        yield "k.created_at >= ?", [_time_text(where.since)]
-    if where.until is not None:
-        yield "k.created_at < ?", [_time_text(where.until)]
-    if where.program_id is not None:
-        yield from _one_of("k.program_id", [where.program_id, id_text(where.program_id)])
-    if where.program is not None:
-        if is_storable(where.program):
-            values = [where.program, namespace, where.program]
-            yield f"(k.program = ? OR {_CALLS_OF_PROGRAM})", values
-        else:
-            yield "FALSE", []
-    for key, value in (where.metadata or {}).items():
-        yield _metadata(key, value)
-
-
-def _in_scope(scope: str | None, namespace: int, hides: bool) -> Iterator[Condition]:
-    """A user's own history, one scope, or everything; what is abandoned is a scope of its own."""
-    hidden = f"k.row IN ({HIDDEN_ROWS})"
-    if scope is None:
-        yield "k.scope IS NULL", []
-        if hides:
-            yield f"NOT {hidden}", [namespace]
-    elif scope == ABANDONED:
-        yield f"(k.scope = ? OR {hidden})", [scope, namespace]
-    elif scope != EVERY_SCOPE:
-        yield from _equal("k.scope", scope)
-
-
-def _of_session(session_id: str | None, namespace: int, pinned: list[int]) -> Iterator[Condition]:
-    """The steps of a session's lineage, and those recorded under its name without messages."""
-    if session_id is None:
-        return
-    if not is_storable(session_id):
-        yield "FALSE", []
-        return
-    yield _OF_SESSION, [json_array(pinned), namespace, session_id]
-
-
-def _equal(column: str, value: str | None) -> Iterator[Condition]:
-    if value is None:
-        return
-    yield (f"{column} = ?", [value]) if is_storable(value) else ("FALSE", [])
-
-
-def _one_of(column: str, values: Sequence[str] | None) -> Iterator[Condition]:
-    if values is None:
-        return
-    storable = [value for value in values if is_storable(value)]
-    yield f"{column} IN (SELECT value FROM json_each(?))", [json_array(storable)]  # noqa: S608 - column is ours
-
-
-def _metadata(key: str, value: str | int | float | bool | None) -> Condition:
+def of_metadata(key: str, value: str | int | float | bool | None) -> Condition:
+    """Return the condition that a metadata key has a value."""
     kind, comparable = scalar_kind(value)
     if not is_storable(key) or (isinstance(comparable, str) and not is_storable(comparable)):
         return "FALSE", []
@@ -177,6 +29,12 @@ def _metadata(key: str, value: str | int | float | bool | None) -> Condition:
     return sql, [key] if comparable is None else [key, comparable]
 
 
-def _time_text(moment: datetime) -> str:
-    """Return a time as bodies write it, so that text order is time order."""
-    return moment.isoformat()
+def keys_query(names: Sequence[StepKey]) -> str:
+    """Return SQL for the next rows of a namespace above one: a JSON list of each column.
+
+    A list is read several times as fast as so many rows.
+    """
+    asked = ", ".join(["k.row AS row", *(f"{KEY_COLUMNS[name]} AS {name}" for name in names)])
+    lists = ", ".join(f"json_group_array({name})" for name in ("row", *names))
+    return f"""SELECT {lists} FROM (SELECT {asked}
+        FROM step_view k WHERE k.namespace = ? AND k.row > ? ORDER BY k.row LIMIT ?)"""  # noqa: S608 - columns are ours

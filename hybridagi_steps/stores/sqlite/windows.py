@@ -8,10 +8,10 @@ its words are made again.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 
-from hybridagi_steps.stores.sqlite.where import json_array
+from hybridagi_steps.stores.sql.tables import Connection
+from hybridagi_steps.stores.sql.values import many
 
 # Rows with words always have their keys, so these need no step_view.
 _SHOWN_BY_CHILDREN = """SELECT t.row FROM agent_step s
@@ -36,23 +36,23 @@ LEFTOVERS = """SELECT t.row FROM step_text t WHERE t.parent_row IS NOT NULL AND 
 
 
 def showing(
-    connection: sqlite3.Connection, namespace: int, rows: Sequence[int], runs: Sequence[str]
+    connection: Connection, namespace: int, rows: Sequence[int], runs: Sequence[str]
 ) -> list[int]:
     """Return the rows whose words show one of `rows`: their children, and others of their runs."""
-    values = {"namespace": namespace, "rows": json_array(rows), "runs": json_array(runs)}
+    values = {"namespace": namespace, "rows": many(rows), "runs": many(runs)}
     found = {row for (row,) in connection.execute(_SHOWN_BY_CHILDREN, values)}
     found.update(row for (row,) in connection.execute(_SHOWN_IN_RUNS, values))
     return sorted(found)
 
 
-def empty(connection: sqlite3.Connection, rows: Sequence[int]) -> None:
+def empty(connection: Connection, rows: Sequence[int]) -> None:
     """Take all words out of these rows and mark them stale; rows without words are skipped."""
     if rows:
-        asked = (json_array(rows),)
+        asked = (many(rows),)
         connection.execute(_EMPTY, asked)
         connection.execute(_MARK, asked)
 
 
-def empty_leftovers(connection: sqlite3.Connection) -> None:
+def empty_leftovers(connection: Connection) -> None:
     """Empty the rows that show words they must not."""
     empty(connection, [row for (row,) in connection.execute(LEFTOVERS)])

@@ -9,7 +9,6 @@ transaction is the caller's.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from operator import itemgetter
 from typing import NamedTuple
@@ -22,15 +21,17 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.records.message import utc_now
 from hybridagi_steps.session_protocols import BranchPosition
 from hybridagi_steps.stores.message_body import Written
-from hybridagi_steps.stores.sqlite.where import is_storable
+from hybridagi_steps.stores.sql.tables import Connection
+from hybridagi_steps.stores.sql.values import is_storable
 
 OPEN_END = 2**63 - 1
-"""The last sequence of a range that still grows; SQLite's largest integer."""
+"""The last sequence of a range that still grows; the largest integer of a column."""
 
 _CHAIN = """WITH RECURSIVE chain(branch_id, parent_id, below, last) AS (
-    SELECT id, parent_id, fork_sequence, :end FROM branch WHERE id = :branch
+    SELECT id, parent_id, fork_sequence, CAST(:end AS BIGINT) FROM branch WHERE id = :branch
     UNION ALL
-    SELECT b.id, b.parent_id, b.fork_sequence, min(chain.below, :end)
+    SELECT b.id, b.parent_id, b.fork_sequence,
+        CASE WHEN chain.below < :end THEN chain.below ELSE :end END
     FROM chain JOIN branch b ON b.id = chain.parent_id WHERE chain.below >= :start)
 SELECT branch_id, below + 1, last FROM chain WHERE below < :end"""
 _RANGE = """SELECT sequence, id, said, body FROM message
@@ -42,10 +43,10 @@ _STEPS = """SELECT row FROM agent_step
 _PLACE = "SELECT branch_id, sequence FROM message WHERE namespace = ? AND id = ?"
 # Sessions that point at a branch or at one below it.
 _READERS = """WITH RECURSIVE below(id) AS (
-        SELECT ?2 UNION SELECT b.id FROM below JOIN branch b
+        SELECT CAST(:branch AS BIGINT) UNION SELECT b.id FROM below JOIN branch b
             ON b.parent_id = below.id AND b.reach > 0)
     SELECT s.id, s.branch_id FROM below JOIN session s ON s.branch_id = below.id
-    WHERE s.namespace = ?1 ORDER BY s.created_at"""
+    WHERE s.namespace = :namespace ORDER BY s.created_at"""
 _PINNED = """SELECT sequence, id FROM agent_step
     WHERE namespace = ? AND branch_id = ? AND sequence <= ? ORDER BY sequence, row"""
 _END = """SELECT coalesce((SELECT max(sequence) FROM message WHERE branch_id = b.id),
@@ -54,7 +55,7 @@ _TIP = "SELECT branch_id FROM session WHERE namespace = ? AND id = ?"
 _OWNER = "SELECT session_id FROM branch WHERE namespace = ? AND id = ?"
 _NEW_BRANCH = """INSERT INTO branch
     (namespace, session_id, parent_id, fork_sequence, reach, pointed, reason, created_at)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?) RETURNING id"""
 _WIDEN = "UPDATE branch SET reach = ? WHERE id = ? AND reach < ?"
 _PARENT = "SELECT parent_id, fork_sequence FROM branch WHERE id = ?"
 _MEASURED = """SELECT b.parent_id, b.reach, CASE
@@ -89,7 +90,7 @@ class Row(NamedTuple):
 
 
 def branch_of(
-    connection: sqlite3.Connection, namespace: int, session_id: str, branch_id: int | None
+    connection: Connection, namespace: int, session_id: str, branch_id: int | None
 ) -> int:
     """Return the branch that is asked: the session's current one, or another of its own.
 
@@ -109,7 +110,7 @@ def branch_of(
 
 
 def in_range(number: int) -> int:
-    """Return a number that SQLite can hold: the one given, or the nearest."""
+    """Return a number that a column can hold: the one given, or the nearest."""
     return max(min(number, OPEN_END), -OPEN_END)
 
 
@@ -120,7 +121,7 @@ def not_its_branch(session_id: str, branch_id: int) -> SequenceConflictError:
     )
 
 
-def tip_of(connection: sqlite3.Connection, namespace: int, session_id: str) -> int | None:
+def tip_of(connection: Connection, namespace: int, session_id: str) -> int | None:
     """Return the branch a session points at, None for an unknown session."""
     if not is_storable(session_id):
         return None
@@ -128,13 +129,13 @@ def tip_of(connection: sqlite3.Connection, namespace: int, session_id: str) -> i
     return found[0] if found else None
 
 
-def end_of(connection: sqlite3.Connection, branch_id: int) -> BranchPosition:
+def end_of(connection: Connection, branch_id: int) -> BranchPosition:
     """Return where a branch ends."""
     return BranchPosition(branch_id, connection.execute(_END, (branch_id,)).fetchone()[0])
 
 
 def links(
-    connection: sqlite3.Connection, branch_id: int, start: int = 1, end: int = OPEN_END
+    connection: Connection, branch_id: int, start: int = 1, end: int = OPEN_END
 ) -> list[Link]:
     """Return the ranges that make up a branch between `start` and `end`, oldest first."""
     asked = {"branch": branch_id, "start": start, "end": end}
@@ -142,7 +143,7 @@ def links(
 
 
 def rows(
-    connection: sqlite3.Connection, branch_id: int, start: int = 1, end: int = OPEN_END
+    connection: Connection, branch_id: int, start: int = 1, end: int = OPEN_END
 ) -> Iterator[Row]:
     """Yield the messages of a branch from `start` to `end`, both inclusive, in order.
 
@@ -153,9 +154,7 @@ def rows(
         yield from map(Row._make, connection.execute(_RANGE, asked))
 
 
-def said(
-    connection: sqlite3.Connection, branch_id: int, start: int = 1, end: int = OPEN_END
-) -> list[str]:
+def said(connection: Connection, branch_id: int, start: int = 1, end: int = OPEN_END) -> list[str]:
     """Return the same messages as `rows`, only what they say, as JSON."""
     found: list[str] = []
     for link in links(connection, branch_id, start, end):
@@ -164,7 +163,7 @@ def said(
     return found
 
 
-def steps_of(connection: sqlite3.Connection, namespace: int, session_id: str) -> list[int]:
+def steps_of(connection: Connection, namespace: int, session_id: str) -> list[int]:
     """Return the rows of the AgentSteps that are pinned to a session's lineage."""
     tip = tip_of(connection, namespace, session_id)
     found: list[int] = []
@@ -174,9 +173,7 @@ def steps_of(connection: sqlite3.Connection, namespace: int, session_id: str) ->
     return found
 
 
-def pinned(
-    connection: sqlite3.Connection, namespace: int, session_id: str
-) -> list[tuple[int, str]]:
+def pinned(connection: Connection, namespace: int, session_id: str) -> list[tuple[int, str]]:
     """Return (sequence, id) of the AgentSteps that are pinned to a session's lineage, in order."""
     tip = tip_of(connection, namespace, session_id)
     found: list[tuple[int, str]] = []
@@ -185,22 +182,21 @@ def pinned(
     return sorted(found, key=itemgetter(0))
 
 
-def place_of(
-    connection: sqlite3.Connection, namespace: int, message_id: str
-) -> tuple[str, int] | None:
+def place_of(connection: Connection, namespace: int, message_id: str) -> tuple[str, int] | None:
     """Return a session whose lineage has a message, and its sequence there."""
     found = connection.execute(_PLACE, (namespace, message_id)).fetchone()
     if found is None:
         return None
     branch_id, sequence = found
-    for session_id, tip in connection.execute(_READERS, (namespace, branch_id)).fetchall():
+    readers = {"namespace": namespace, "branch": branch_id}
+    for session_id, tip in connection.execute(_READERS, readers).fetchall():
         if links(connection, tip, sequence, sequence)[0].branch_id == branch_id:
             return session_id, sequence
     return None
 
 
 def new_branch(
-    connection: sqlite3.Connection,
+    connection: Connection,
     namespace: int,
     session_id: str,
     after: BranchPosition | None = None,
@@ -233,10 +229,10 @@ def new_branch(
     reach = OPEN_END if pointed else 0
     place = (namespace, session_id, parent, shared)
     made = (reach, int(pointed), reason, utc_now().isoformat())
-    return connection.execute(_NEW_BRANCH, (*place, *made)).lastrowid or 0
+    return int(connection.execute(_NEW_BRANCH, (*place, *made)).fetchall()[0][0])
 
 
-def widen_reach(connection: sqlite3.Connection, branch_id: int) -> None:
+def widen_reach(connection: Connection, branch_id: int) -> None:
     """Note that a session points at a branch from now on, and so reads what it shares."""
     reach, branch = OPEN_END, branch_id
     while connection.execute(_WIDEN, (reach, branch, reach)).rowcount:
@@ -246,7 +242,7 @@ def widen_reach(connection: sqlite3.Connection, branch_id: int) -> None:
         reach, branch = shared, parent
 
 
-def narrow_reach(connection: sqlite3.Connection, branch_id: int | None) -> None:
+def narrow_reach(connection: Connection, branch_id: int | None) -> None:
     """Note how far a branch is read after something stopped reading it, and so its ancestors."""
     while branch_id is not None:
         found = connection.execute(_MEASURED, (branch_id,)).fetchone()

@@ -11,8 +11,6 @@ _READ = """WITH RECURSIVE chain(branch_id, parent_id, below, last) AS (
 SELECT branch_id, max(last) AS last FROM chain GROUP BY branch_id"""
 
 BRANCH_INVARIANTS = {
-    "a message that is no JSON": """SELECT row FROM message
-        WHERE NOT (json_valid(said) AND json_valid(body))""",
     "a branch with a gap, or one that does not begin after its fork": """SELECT b.id
         FROM branch b JOIN message m ON m.branch_id = b.id GROUP BY b.id
         HAVING min(m.sequence) <> b.fork_sequence + 1
@@ -26,14 +24,12 @@ BRANCH_INVARIANTS = {
         JOIN branch p ON p.id = c.parent_id WHERE p.id >= c.id OR p.namespace <> c.namespace""",
     "a session that points at no branch of its own": """SELECT s.branch_id FROM session s
         WHERE NOT EXISTS (SELECT 1 FROM branch b WHERE b.id = s.branch_id
-            AND b.namespace = s.namespace AND b.session_id = s.id AND b.pointed)""",
+            AND b.namespace = s.namespace AND b.session_id = s.id AND b.pointed = 1)""",
     "a branch whose reach is not what sessions read": f"""SELECT b.id FROM branch b
         LEFT JOIN ({_READ}) r ON r.branch_id = b.id WHERE b.reach <> coalesce(r.last, 0)""",  # noqa: S608 - no value in it
     "a step pinned to no branch": """SELECT s.row FROM agent_step s WHERE s.branch_id IS NOT NULL
         AND NOT EXISTS (SELECT 1 FROM branch b
                         WHERE b.id = s.branch_id AND b.namespace = s.namespace)""",
-    "keys with another branch than their step's": """SELECT k.row FROM step_key k
-        JOIN agent_step s ON s.row = k.row WHERE k.branch_id IS NOT s.branch_id""",
     "tokens without a message": """SELECT message_row FROM message_token t WHERE NOT EXISTS
         (SELECT 1 FROM message m WHERE m.row = t.message_row)""",
 }

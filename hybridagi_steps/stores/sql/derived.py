@@ -1,4 +1,4 @@
-"""Words and embeddings in SQLite: what is pending, what is saved, what followers must know.
+"""Words and embeddings in a database: what is pending, what is saved, what followers must know.
 
 `namespace.texts_through` and `vectors_through` say up to which row everything is saved, so asking
 for what is pending looks only beyond them. A step whose parent arrived after its words were saved
@@ -7,7 +7,6 @@ stands in `stale_text` until its words are saved again.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,15 +14,15 @@ import numpy as np
 from hybridagi_steps.errors import EmbedderMismatchError
 from hybridagi_steps.protocols import Changes, PendingText, Position, TextRow, VectorRow
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.stores.sqlite.tables import Tables
-from hybridagi_steps.stores.sqlite.where import json_array
+from hybridagi_steps.stores.sql.tables import Connection, Tables
+from hybridagi_steps.stores.sql.values import many
 
 _PENDING_TEXT_ROWS = """SELECT row FROM (
     SELECT row FROM stale_text WHERE namespace = :namespace
     UNION
     SELECT s.row FROM agent_step s WHERE +s.namespace = :namespace
         AND s.row > (SELECT texts_through FROM namespace WHERE id = :namespace)
-        AND NOT EXISTS (SELECT 1 FROM step_text t WHERE t.row = s.row))
+        AND NOT EXISTS (SELECT 1 FROM step_text t WHERE t.row = s.row)) pending
     ORDER BY row LIMIT :limit"""
 _PENDING_VECTOR_ROWS = """SELECT s.row FROM agent_step s WHERE +s.namespace = :namespace
     AND s.row > (SELECT vectors_through FROM namespace WHERE id = :namespace)
@@ -47,19 +46,11 @@ _CHILDREN = """SELECT k.row FROM agent_step s
     WHERE +s.namespace = ? AND s.row IN (SELECT value FROM json_each(?))"""
 _INDEXED_PARENTS = """SELECT row, parent_row FROM step_text
     WHERE row IN (SELECT value FROM json_each(?))"""
-_SAVE_TEXT = """INSERT OR REPLACE INTO step_text
-    (namespace, row, parent_row, tokens, text_hash, purpose_hash, scoped)
-    SELECT s.namespace, s.row, ?, ?, ?, ?, json_extract(s.body, '$.scope') IS NOT NULL
-    FROM agent_step s WHERE +s.namespace = ? AND s.row = ?"""
 _LIVING = """SELECT row FROM agent_step
     WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?))"""
+_MARK = "INSERT INTO stale_text (namespace, row) VALUES (?, ?) ON CONFLICT DO NOTHING"
 _FRESH = """DELETE FROM stale_text
     WHERE namespace = ? AND row IN (SELECT value FROM json_each(?))"""
-_SAVE_VECTOR = """INSERT OR IGNORE INTO embedding
-    (namespace, row, model, dimension, text_hash, given, scoped, vector)
-    SELECT s.namespace, s.row, n.embedder, ?, ?, 0, json_extract(s.body, '$.scope') IS NOT NULL, ?
-    FROM agent_step s JOIN namespace n ON n.id = +s.namespace
-    WHERE +s.namespace = ? AND s.row = ?"""
 _ADVANCE = """UPDATE namespace SET {column} = coalesce(
     (SELECT s.row - 1 FROM agent_step s WHERE +s.namespace = :namespace
         AND s.row > {column} AND NOT EXISTS (SELECT 1 FROM {table} d WHERE d.row = s.row)
@@ -85,12 +76,16 @@ _BODIES = """SELECT row, body FROM agent_step
 class DerivedTables(Tables):
     """Implements `DerivedStore`; see protocols.py for the contract."""
 
+    _save_text: str
+    """Saves the words of a row under a new `seq`, in place of those it has."""
+    _save_vector: str
+    """Saves the embedding of a row that has none under a new `seq`."""
+
     def pending_texts(self, limit: int) -> list[PendingText]:
         """Return the next steps without words, or with stale ones."""
         asked = {"namespace": self._namespace, "limit": limit}
-        with self._db.reading() as connection:
-            if connection.execute(_PENDING_TEXT_ROWS, asked).fetchone() is None:
-                return []
+        if not self._some(_PENDING_TEXT_ROWS):
+            return []
         self._catch_up(longest_tail=0)
         with self._db.reading() as connection:
             rows: list[int] = [row for (row,) in connection.execute(_PENDING_TEXT_ROWS, asked)]
@@ -110,17 +105,18 @@ class DerivedTables(Tables):
         with self._db.writing() as connection:
             texts = self._with_living_parents(connection, texts)
             rows = [int(text.row) for text in texts]
-            connection.executemany(_SAVE_TEXT, [self._text_values(text) for text in texts])
-            connection.execute(_FRESH, (self._namespace, json_array(rows)))
-            while self._write_keys(connection):
-                continue
+            connection.executemany(self._save_text, [self._text_values(text) for text in texts])
+            connection.execute(_FRESH, (self._namespace, many(rows)))
+            self._keep_up(connection)
             stale = [(self._namespace, row) for row in self._stale(connection, rows)]
-            connection.executemany("INSERT OR IGNORE INTO stale_text VALUES (?, ?)", stale)
+            connection.executemany(_MARK, stale)
             connection.execute(_TEXTS_ADVANCE, {"namespace": self._namespace})
 
     def pending_vectors(self, limit: int) -> list[tuple[int, AgentStep]]:
         """Return the next steps without an embedding."""
         asked = {"namespace": self._namespace, "limit": limit}
+        if not self._some(_PENDING_VECTOR_ROWS):
+            return []
         with self._db.reading() as connection:
             rows: list[int] = [row for (row,) in connection.execute(_PENDING_VECTOR_ROWS, asked)]
             steps = self._steps(connection, set(rows))
@@ -132,12 +128,12 @@ class DerivedTables(Tables):
             stored = self._embedder(connection)
             if model_id not in (None, stored):
                 raise EmbedderMismatchError(str(stored), str(model_id))
-            connection.executemany(_SAVE_VECTOR, [self._vector_values(row) for row in vectors])
+            connection.executemany(self._save_vector, [self._vector_values(row) for row in vectors])
             connection.execute(_VECTORS_ADVANCE, {"namespace": self._namespace})
 
     def position(self) -> Position:
         """Return the newest position."""
-        with self._db.reading() as connection:
+        with self._db.asking() as connection:
             return self._position(connection)
 
     def changes(self, since: Position, *, limit: int = 100_000) -> Changes:
@@ -168,57 +164,63 @@ class DerivedTables(Tables):
             removed,
         )
 
-    def _embedder(self, connection: sqlite3.Connection) -> str | None:
+    def _some(self, pending: str) -> bool:
+        """Tell whether a query finds any row; most of the time before a search none does."""
+        with self._db.asking() as connection:
+            found = connection.execute(pending, {"namespace": self._namespace, "limit": 1})
+            return found.fetchone() is not None
+
+    def _embedder(self, connection: Connection) -> str | None:
         sql = "SELECT embedder FROM namespace WHERE id = ?"
         found = connection.execute(sql, (self._namespace,)).fetchone()
         return found[0] if found else None
 
-    def _position(self, connection: sqlite3.Connection) -> Position:
+    def _position(self, connection: Connection) -> Position:
         found = connection.execute(_POSITION, (self._namespace,)).fetchone()
         return Position(*found) if found else Position(1, 0, 0, 0, 0)
 
-    def _parents(self, connection: sqlite3.Connection, rows: Sequence[int]) -> dict[int, int]:
+    def _parents(self, connection: Connection, rows: Sequence[int]) -> dict[int, int]:
         """Return the parent's row of each row that has one: the named step, else the one before.
 
         A step of another user or scope is nobody's parent: its words are not for this one's window.
         """
-        asked = (self._namespace, json_array(rows))
+        asked = (self._namespace, many(rows))
         parents: dict[int, int] = dict(connection.execute(_NAMED_PARENTS, asked).fetchall())
         for row, run_id, hop in connection.execute(_PLACES, asked).fetchall():
             if row not in parents:
                 place = (self._namespace, run_id, hop, row)
                 if before := connection.execute(_BEFORE_IN_RUN, place).fetchone():
                     parents[row] = before[0]
-        asked = (self._namespace, json_array(sorted({*parents, *parents.values()})))
+        asked = (self._namespace, many(sorted({*parents, *parents.values()})))
         owners = {row: owner for row, *owner in connection.execute(_OWNERS, asked)}
         same = {row for row, parent in parents.items() if owners.get(row) == owners.get(parent)}
         return {row: parents[row] for row in same}
 
     def _with_living_parents(
-        self, connection: sqlite3.Connection, texts: Sequence[TextRow]
+        self, connection: Connection, texts: Sequence[TextRow]
     ) -> list[TextRow]:
         shown = {int(text.parent_row) for text in texts if text.parent_row is not None}
-        asked = (self._namespace, json_array(sorted(shown)))
+        asked = (self._namespace, many(sorted(shown)))
         living = {None, *self._column(connection, _LIVING, *asked)}
         return [text for text in texts if text.parent_row in living]
 
-    def _stale(self, connection: sqlite3.Connection, saved: Sequence[int]) -> list[int]:
+    def _stale(self, connection: Connection, saved: Sequence[int]) -> list[int]:
         """Return rows whose words show another parent than they have by now.
 
         Only a parent stored after its child can do that: earlier ones were there when the child's
         words were made. Looked at are the saved rows, their children and their followers.
         """
-        asked = (self._namespace, json_array(saved))
+        asked = (self._namespace, many(saved))
         looked_at = {*saved, *self._column(connection, _CHILDREN, *asked)}
         for row, run_id, hop in connection.execute(_PLACES, asked).fetchall():
             place = (self._namespace, run_id, hop, row)
             looked_at.update(after for after, _ in connection.execute(_AFTER_IN_RUN, place))
-        shown = dict(connection.execute(_INDEXED_PARENTS, (json_array(sorted(looked_at)),)))
+        shown = dict(connection.execute(_INDEXED_PARENTS, (many(sorted(looked_at)),)))
         parents = self._parents(connection, sorted(shown))
         return [row for row, parent in parents.items() if parent > row and shown[row] != parent]
 
-    def _steps(self, connection: sqlite3.Connection, rows: set[int]) -> dict[int, AgentStep]:
-        asked = (self._namespace, json_array(sorted(rows)))
+    def _steps(self, connection: Connection, rows: set[int]) -> dict[int, AgentStep]:
+        asked = (self._namespace, many(sorted(rows)))
         return {row: self._decoded(row, body) for row, body in connection.execute(_BODIES, asked)}
 
     def _text_values(self, text: TextRow) -> tuple[int | str | None, ...]:

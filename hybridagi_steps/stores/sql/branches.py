@@ -1,4 +1,4 @@
-"""Fork, retry, delete and forget in SQLite. All but forgetting add one row and copy nothing.
+"""Fork, retry, delete and forget in a database. All but forgetting add one row and copy nothing.
 
 What no session reads any more stays on its branch, hidden, until `sweep` removes it: vacuum sweeps
 everything, deleting a session what only that session read. A young branch that no session has ever
@@ -7,7 +7,6 @@ pointed at is an attempt under way, which a sweep leaves alone.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -15,7 +14,7 @@ from hybridagi_steps.records.ids import new_id
 from hybridagi_steps.records.message import utc_now
 from hybridagi_steps.session_protocols import Attempt, BranchPosition
 from hybridagi_steps.stores.commits import ATTEMPT_HOURS, check_names, in_use, stale_pointer
-from hybridagi_steps.stores.sqlite.lineage import (
+from hybridagi_steps.stores.sql.lineage import (
     branch_of,
     end_of,
     narrow_reach,
@@ -23,9 +22,10 @@ from hybridagi_steps.stores.sqlite.lineage import (
     tip_of,
     widen_reach,
 )
-from hybridagi_steps.stores.sqlite.removal import remove_empty_runs, remove_rows, runs_of
-from hybridagi_steps.stores.sqlite.sessions import SessionTables
-from hybridagi_steps.stores.sqlite.where import is_storable, json_array
+from hybridagi_steps.stores.sql.runs import remove_empty_runs, runs_of
+from hybridagi_steps.stores.sql.sessions import SessionTables
+from hybridagi_steps.stores.sql.tables import Connection
+from hybridagi_steps.stores.sql.values import is_storable, many
 
 _POINT = """UPDATE session SET branch_id = ?, updated_at = ? WHERE namespace = ? AND id = ?"""
 _POINTED = "UPDATE branch SET pointed = 1 WHERE id = ?"
@@ -40,7 +40,7 @@ _DISOWN = "UPDATE branch SET session_id = '' WHERE namespace = ? AND session_id 
 _KEPT = """WITH RECURSIVE chain(branch_id, parent_id, below, last) AS (
     SELECT b.id, b.parent_id, b.fork_sequence, 9223372036854775807 FROM branch b
     WHERE b.namespace = :namespace
-        AND (b.reach = 9223372036854775807 OR (NOT b.pointed AND b.created_at >= :since))
+        AND (b.reach = 9223372036854775807 OR (b.pointed = 0 AND b.created_at >= :since))
     UNION ALL
     SELECT b.id, b.parent_id, b.fork_sequence, chain.below
     FROM chain JOIN branch b ON b.id = chain.parent_id)
@@ -62,7 +62,7 @@ _USERS = """SELECT DISTINCT k.user_id FROM step_view k
         SELECT b.id, b.parent_id, b.fork_sequence, chain.below
         FROM chain JOIN branch b ON b.id = chain.parent_id)
     SELECT s.row FROM chain CROSS JOIN agent_step s
-    ON s.namespace = ? AND s.branch_id = chain.branch_id AND s.sequence <= chain.last)"""
+    WHERE s.namespace = ? AND s.branch_id = chain.branch_id AND s.sequence <= chain.last)"""
 
 
 class BranchTables(SessionTables):
@@ -145,9 +145,7 @@ class BranchTables(SessionTables):
         with self._db.writing() as connection:
             return self._sweep(connection)
 
-    def _sweep(
-        self, connection: sqlite3.Connection, only: Sequence[int] | None = None
-    ) -> tuple[int, int]:
+    def _sweep(self, connection: Connection, only: Sequence[int] | None = None) -> tuple[int, int]:
         """Sweep all branches, or `only` some and their ancestors."""
         since = (utc_now() - timedelta(hours=ATTEMPT_HOURS)).isoformat()
         asked = {"namespace": self._namespace, "since": since}
@@ -161,16 +159,16 @@ class BranchTables(SessionTables):
             connection.execute(_FORGET_TOKENS, (branch, last))
             messages += connection.execute(_FORGET_MESSAGES, (branch, last)).rowcount
         runs = runs_of(connection, self._namespace, rows)
-        remove_rows(connection, self._namespace, sorted(rows))
+        self._forget(connection, sorted(rows))
         remove_empty_runs(connection, self._namespace, runs)
-        gone = json_array([branch for branch, last in limited if last == 0])
+        gone = many([branch for branch, last in limited if last == 0])
         connection.execute(
             "DELETE FROM branch WHERE id IN (SELECT value FROM json_each(?))", (gone,)
         )
         return messages, len(rows)
 
     def _branch_at(
-        self, connection: sqlite3.Connection, session_id: str, sequence: int, reason: str
+        self, connection: Connection, session_id: str, sequence: int, reason: str
     ) -> int:
         tip = branch_of(connection, self._namespace, session_id, None)
         after = BranchPosition(tip, sequence)
@@ -178,9 +176,7 @@ class BranchTables(SessionTables):
             connection, self._namespace, session_id, after, reason=reason, pointed=False
         )
 
-    def _point(
-        self, connection: sqlite3.Connection, session_id: str, branch_id: int, tip: int
-    ) -> None:
+    def _point(self, connection: Connection, session_id: str, branch_id: int, tip: int) -> None:
         """Move the session's pointer from `tip`; what is read moves with it."""
         branch = branch_of(connection, self._namespace, session_id, branch_id)
         key = (branch, utc_now().isoformat(), self._namespace, session_id)

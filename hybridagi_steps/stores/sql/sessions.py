@@ -1,20 +1,18 @@
-"""Messages of sessions in SQLite: commit and read.
+"""Messages of sessions in a database: commit and read.
 
 A commit is one transaction: look the key up, check where the session ends, write the messages with
-the next sequences and the AgentSteps pinned to them. Who else writes waits in line at the file
-lock, so sequences have no gap and no duplicate under any number of threads and processes.
+the next sequences and the AgentSteps pinned to them. Who else writes waits in line at a lock of the
+back-end, so sequences have no gap and no duplicate under any number of threads and processes.
 """
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from hybridagi_steps.errors import (
     DamagedFileError,
-    DuplicateStepError,
     StepsError,
 )
 from hybridagi_steps.records.agent_step import AgentStep, id_text
@@ -36,7 +34,7 @@ from hybridagi_steps.stores.message_body import (
     message_dicts,
     preview,
 )
-from hybridagi_steps.stores.sqlite.lineage import (
+from hybridagi_steps.stores.sql.lineage import (
     OPEN_END,
     Link,
     Row,
@@ -51,11 +49,10 @@ from hybridagi_steps.stores.sqlite.lineage import (
     said,
     tip_of,
 )
-from hybridagi_steps.stores.sqlite.steps import StepTables
-from hybridagi_steps.stores.sqlite.where import is_storable, json_array
+from hybridagi_steps.stores.sql.tables import Connection
+from hybridagi_steps.stores.sql.values import is_storable, many
+from hybridagi_steps.stores.sql.writing import StepWriting
 
-_INSERT = """INSERT INTO message (namespace, branch_id, sequence, id, said, body)
-    VALUES (?, ?, ?, ?, ?, ?)"""
 _NEW_SESSION = """INSERT INTO session
     (namespace, id, branch_id, created_at, updated_at, forked_from, forked_at)
     VALUES (?, ?, ?, ?, ?, ?, ?)"""
@@ -67,8 +64,9 @@ _STORED = """SELECT sequence, id, said, body FROM message
     WHERE branch_id = ? AND sequence BETWEEN ? AND ? ORDER BY sequence"""
 _SESSIONS = """SELECT id, branch_id, created_at, updated_at, forked_from, forked_at FROM session
     WHERE namespace = ? ORDER BY updated_at DESC, id LIMIT ? OFFSET ?"""
-_SAVE_TOKENS = """INSERT OR REPLACE INTO message_token (message_row, counter, tokens)
-    SELECT row, ?, ? FROM message WHERE namespace = ? AND id = ?"""
+_SAVE_TOKENS = """INSERT INTO message_token (message_row, counter, tokens)
+    SELECT row, ?, ? FROM message WHERE namespace = ? AND id = ?
+    ON CONFLICT (message_row, counter) DO UPDATE SET tokens = excluded.tokens"""
 _TOKENS = """SELECT m.id, t.tokens FROM message m
     JOIN message_token t ON t.message_row = m.row AND t.counter = ?
     WHERE m.namespace = ? AND m.id IN (SELECT value FROM json_each(?))"""
@@ -78,7 +76,7 @@ _FIRST_MESSAGES = 20
 T = TypeVar("T")
 
 
-class SessionTables(StepTables):
+class SessionTables(StepWriting):
     """Implements `SessionStore` and `MessageTokenStore`; see session_protocols.py."""
 
     def commit(
@@ -174,8 +172,8 @@ class SessionTables(StepTables):
 
     def message_tokens(self, message_ids: Sequence[str], counter_id: str) -> dict[str, int]:
         """Return the counts known for these messages."""
-        asked = json_array([text for text in message_ids if is_storable(text)])
-        with self._db.reading() as connection:
+        asked = many([text for text in message_ids if is_storable(text)])
+        with self._db.asking() as connection:
             return dict(connection.execute(_TOKENS, (counter_id, self._namespace, asked)))
 
     def save_message_tokens(self, counts: Mapping[str, int], counter_id: str) -> None:
@@ -190,7 +188,7 @@ class SessionTables(StepTables):
 
     def _asked(
         self,
-        read: Callable[[sqlite3.Connection, int, int, int], Iterable[T]],
+        read: Callable[[Connection, int, int, int], Iterable[T]],
         session_id: str,
         start: int,
         end: int | None,
@@ -204,19 +202,19 @@ class SessionTables(StepTables):
 
     @contextmanager
     def _readable(self, session_id: str) -> Generator[None]:
-        """Say so when what the file gave us is no message."""
+        """Say so when what the database gave us is no message."""
         try:
             yield
         except StepsError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedFileError(
-                f"{self._db.path}: session {session_id!r} has a row that is no message "
+                f"{self._db.name}: session {session_id!r} has a row that is no message "
                 f"({error!r}); restore a backup."
             ) from error
 
     def _end_to_write(
-        self, connection: sqlite3.Connection, session_id: str, branch_id: int | None
+        self, connection: Connection, session_id: str, branch_id: int | None
     ) -> BranchPosition:
         """Return where the next message goes; an unknown session is created."""
         if branch_id is None and tip_of(connection, self._namespace, session_id) is None:
@@ -226,7 +224,7 @@ class SessionTables(StepTables):
 
     def _create_session(
         self,
-        connection: sqlite3.Connection,
+        connection: Connection,
         session_id: str,
         *,
         shares: BranchPosition | None = None,
@@ -242,14 +240,8 @@ class SessionTables(StepTables):
         connection.execute(_NEW_SESSION, session)
         return branch
 
-    def _insert_message(self, connection: sqlite3.Connection, branch_id: int, row: Row) -> None:
-        try:
-            connection.execute(_INSERT, (self._namespace, branch_id, *row))
-        except sqlite3.IntegrityError as error:
-            raise DuplicateStepError(row.id) from error
-
     def _used(
-        self, connection: sqlite3.Connection, session_id: str, key: str, given: Sequence[Written]
+        self, connection: Connection, session_id: str, key: str, given: Sequence[Written]
     ) -> list[Step] | None:
         """Return what an earlier commit stored under this key; None when the key is new.
 
@@ -271,7 +263,7 @@ class SessionTables(StepTables):
         )
         return [decode_message(row.written, row.id, session_id, row.sequence) for row in stored]
 
-    def _is_read(self, connection: sqlite3.Connection, session_id: str, link: Link) -> bool:
+    def _is_read(self, connection: Connection, session_id: str, link: Link) -> bool:
         """Whether a session has what a commit stored, or it is an attempt under way."""
         if link.last < link.first:
             return True
@@ -279,12 +271,12 @@ class SessionTables(StepTables):
         owners = links(connection, tip, link.last, link.last)
         if owners and owners[0].branch_id == link.branch_id:
             return True
-        sql = "SELECT 1 FROM branch WHERE id = ? AND NOT pointed"
+        sql = "SELECT 1 FROM branch WHERE id = ? AND pointed = 0"
         return connection.execute(sql, (link.branch_id,)).fetchone() is not None
 
     def _session(
         self,
-        connection: sqlite3.Connection,
+        connection: Connection,
         session_id: str,
         branch_id: int,
         created_at: str,
@@ -303,7 +295,7 @@ class SessionTables(StepTables):
             forked_at=forked_at,
         )
 
-    def _first_message(self, connection: sqlite3.Connection, branch_id: int) -> str:
+    def _first_message(self, connection: Connection, branch_id: int) -> str:
         for row in rows(connection, branch_id, 1, _FIRST_MESSAGES):
             if (shown := preview(row.written)) is not None:
                 return shown

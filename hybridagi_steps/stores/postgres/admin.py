@@ -1,0 +1,132 @@
+"""Keeping a PostgreSQL store in order: compaction, checking, counting."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import orjson
+
+from hybridagi_steps.errors import DamagedFileError, ReadOnlyStorageError, StorageBusyError
+from hybridagi_steps.stores.postgres.database import Raw
+from hybridagi_steps.stores.postgres.schema import SCHEMA, latest_version
+from hybridagi_steps.stores.postgres.steps import PostgresSteps
+from hybridagi_steps.stores.postgres.windows import LEFTOVERS
+from hybridagi_steps.stores.sql.admin import INVARIANTS, AdminTables
+from hybridagi_steps.stores.sql.branch_checks import BRANCH_INVARIANTS
+from hybridagi_steps.stores.sql.tables import Connection
+
+_INVARIANTS = {
+    **INVARIANTS,
+    "words of a step that is gone or another user's": LEFTOVERS,
+    **BRANCH_INVARIANTS,
+}
+_TABLES = """agent_step run step_text embedding tombstone stale_text branch session message
+    append_key message_token namespace""".split()  # noqa: SIM905 - names read better so
+_BYTES = """SELECT CAST(coalesce(sum(pg_total_relation_size(c.oid)), 0) AS BIGINT)
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = ? AND c.relkind = 'r'"""
+_BODIES = "SELECT row, id, body FROM agent_step WHERE row > ? ORDER BY row LIMIT ?"
+_MESSAGES = "SELECT row, said, body FROM message WHERE row > ? ORDER BY row LIMIT ?"
+_OWNED = b"""SELECT bool_and(pg_has_role(c.relowner, 'USAGE')) FROM pg_catalog.pg_class c
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = %s AND c.relkind = 'r'"""
+_NOW = b"SELECT CAST(CAST(pg_current_xact_id() AS TEXT) AS BIGINT) %% 4294967296"
+_READERS = b"""SELECT count(*) FROM pg_catalog.pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_xmin IS NOT NULL
+        AND age(backend_xmin) > age(CAST(CAST(%s AS TEXT) AS xid))"""
+_PAGE = 1000
+_PAUSE_SECONDS = 0.02
+
+
+class PostgresAdmin(PostgresSteps, AdminTables):
+    """Implements `StoreAdmin`; see protocols.py for the contract."""
+
+    def compact(self) -> None:
+        """Rewrite the tables without what was deleted; writers wait meanwhile.
+
+        The server's write-ahead log and its backups are not ours to rewrite.
+
+        Raises:
+            StorageBusyError: A transaction that may still see what was deleted lasts too long.
+            ReadOnlyStorageError: The tables belong to another user of the server.
+        """
+        with self._db.alone() as raw:
+            if raw.execute(_OWNED, (SCHEMA,)).fetchone() != (True,):
+                raise ReadOnlyStorageError(
+                    f"{self._db.name}: the tables belong to another user; only that one can "
+                    "give space back."
+                )
+            self._wait_for_readers(raw)
+            for table in _TABLES:
+                raw.execute(f"VACUUM (FULL) {table}".encode())
+
+    def verify(self) -> list[str]:
+        """Check what this library relies on, in all namespaces."""
+        try:
+            with self._db.reading() as connection:
+                unreadable = self._unreadable(connection)
+                return unreadable + self._broken(connection, _INVARIANTS)
+        except DamagedFileError as error:
+            return [str(error)]
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts and sizes; the bytes are those of all namespaces."""
+        with self._db.reading() as connection:
+            counts = self._counts(connection)
+            (size,) = connection.execute(_BYTES, (SCHEMA,)).fetchone()
+            (version,) = connection.execute("SHOW server_version").fetchone()
+        return {
+            **counts,
+            "bytes": size,
+            "backend": "postgresql",
+            "path": self._db.name,
+            "durability": self._db.durability,
+            "schema_version": latest_version(),
+            "postgresql_version": version,
+        }
+
+    def _wait_for_readers(self, raw: Raw) -> None:
+        """Wait until nobody can see what was deleted before; VACUUM would keep it for them."""
+        now = raw.execute(_NOW, ()).fetchone()
+        give_up = time.monotonic() + self._db.timeout_seconds
+        while raw.execute(_READERS, now).fetchone() != (0,):
+            if time.monotonic() >= give_up:
+                raise StorageBusyError(
+                    f"{self._db.name} is being read by a transaction that sees what was deleted; "
+                    "try again when it is done."
+                )
+            time.sleep(_PAUSE_SECONDS)
+
+    def _unreadable(self, connection: Connection) -> list[str]:
+        """Return one line for bodies, and one for messages, that are not what they should be."""
+        steps = [
+            row
+            for row, step_id, body in _pages(connection, _BODIES)
+            if (held := _json(body)) is None or held.get("id") != step_id
+        ]
+        messages = [
+            row
+            for row, said, body in _pages(connection, _MESSAGES)
+            if _json(said) is None or _json(body) is None
+        ]
+        found = {"a body that is no JSON, or not of its id": steps}
+        found["a message that is no JSON"] = messages
+        return [self._line(what, rows) for what, rows in found.items() if rows]
+
+
+def _pages(connection: Connection, sql: str) -> Any:
+    """Yield all rows of a table that a query returns by pages."""
+    after = 0
+    while page := connection.execute(sql, (after, _PAGE)).fetchall():
+        yield from page
+        after = page[-1][0]
+
+
+def _json(text: str) -> dict[str, Any] | None:
+    """Return the object in a text, None when there is none."""
+    try:
+        held: Any = orjson.loads(text)
+    except ValueError:
+        return None
+    return held if isinstance(held, dict) else None  # pyright: ignore[reportUnknownVariableType]

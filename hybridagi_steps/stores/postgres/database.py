@@ -1,0 +1,318 @@
+"""The connections to one PostgreSQL database: a pool, one writer at a time, readers beside it.
+
+* A write holds a thread lock, then an advisory lock of its namespace for as long as its transaction
+  lasts. So numbers drawn in a transaction become visible in their order, and two namespaces never
+  wait for each other.
+* A read sees one consistent state (REPEATABLE READ, READ ONLY).
+* A connection that the server ended while it lay idle is replaced without a word; one that ends in
+  the middle of a call gives a StorageError, and the next call connects again.
+* Before a fork every connection is closed: two processes must not speak on one.
+
+Every error of the driver leaves as one of ours. Nothing here knows about steps.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import TransactionStatus
+
+from hybridagi_steps.errors import (
+    MemoryClosedError,
+    ReadOnlyStorageError,
+    StorageError,
+    UnsupportedAddressError,
+)
+from hybridagi_steps.locks import rest_at_fork
+from hybridagi_steps.stores.address import checked_server, secrets_of, shown_address
+from hybridagi_steps.stores.postgres.schema import (
+    LOCK_CLASS,
+    SCHEMA,
+    latest_version,
+    migrate,
+    version_of,
+)
+from hybridagi_steps.stores.postgres.spelling import spelled, teach
+from hybridagi_steps.stores.postgres.translation import translated, unreachable
+from hybridagi_steps.stores.sql.tables import Answer, Values
+
+Raw = psycopg.Connection[Any]
+
+_MOST_CONNECTIONS = 8
+"""Of one store; who needs another waits for one to come back."""
+_CONNECT_SECONDS = 10
+_LONGEST_PAUSE = "60s"
+"""After which the server ends a transaction that its client left alone, and frees its lock."""
+_BEGIN_READING = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+# `full` keeps what the server is set to, be it stricter, and only overrules that it need not wait.
+_SETTINGS = """SET search_path TO {schema};
+    SET lock_timeout TO {timeout};
+    SET idle_in_transaction_session_timeout TO '{pause}';
+    SET default_transaction_isolation TO 'read committed';
+    SET client_min_messages TO warning;
+    SELECT set_config('synchronous_commit', CASE WHEN {normal} THEN 'off'
+        WHEN current_setting('synchronous_commit') = 'off' THEN 'on'
+        ELSE current_setting('synchronous_commit') END, false)"""
+# The second changes when the server recovers from the end of one of its processes.
+_SERVER_BEGAN = b"SELECT pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)"
+# A snapshot of its own for each statement: those after the lock see what was committed before it.
+_BEGIN_WRITING = """BEGIN ISOLATION LEVEL READ COMMITTED;
+    SELECT pg_advisory_xact_lock({lock}, {turn})"""
+
+
+class SpellingConnection:
+    """A connection that takes the statements of `stores/sql`."""
+
+    def __init__(self, raw: Raw) -> None:
+        self.raw = raw
+
+    def execute(self, sql: str, values: Values = (), /) -> Answer:
+        """Run one statement."""
+        return self.raw.execute(spelled(sql), values or None, binary=True)
+
+    def executemany(self, sql: str, values: Iterable[Any], /) -> int:
+        """Run one statement once for each of `values`; return how many rows that changed."""
+        with self.raw.cursor() as cursor:
+            cursor.executemany(spelled(sql), list(values))
+            return max(cursor.rowcount, 0)
+
+
+class PostgresDatabase:
+    """One PostgreSQL database, opened for reading and, where possible, writing."""
+
+    def __init__(self, address: str, durability: str, timeout_seconds: float) -> None:
+        """Connect, creating or migrating the schema where needed.
+
+        Raises:
+            UnsupportedAddressError: The address is not one.
+            StorageError: One of its kinds: unreachable, foreign, newer, read-only, busy.
+        """
+        self._conninfo = checked_server(address)
+        self.name, self._secrets = shown_address(address), secrets_of(address)
+        self.durability = durability
+        self.turn = 0
+        """The namespace whose writers take turns; set once it is known."""
+        self.timeout_seconds = timeout_seconds
+        self._write_turn = threading.Lock()
+        self._pool = threading.Condition()
+        self._idle: list[Raw] = []
+        self._out = 0
+        self._closed = False
+        self._server_began: Any = None
+        self.restarts = 0
+        """How often the server was found to have begun anew since this was opened."""
+        self._options = self._connect_options()
+        self.writable = True
+        self._prepare()
+        rest_at_fork(self)
+
+    @contextmanager
+    def writing(self) -> Generator[SpellingConnection]:
+        """Give a writer in a transaction that is committed whole, or rolled back."""
+        with self._write_turn, self._connected() as raw:
+            raw.execute(_BEGIN_WRITING.format(lock=LOCK_CLASS, turn=self.turn).encode())
+            yield SpellingConnection(raw)
+            raw.execute(b"COMMIT")
+
+    def insert(self, sql: str, values: Values) -> Any:
+        """Run one INSERT as a transaction of its own; return its first row. For single appends.
+
+        Args:
+            sql: Takes its values from `turn`, which holds the lock of the namespace.
+            values: For `:name`.
+        """
+        turn = (
+            f"WITH turn AS MATERIALIZED (SELECT pg_advisory_xact_lock({LOCK_CLASS}, {self.turn}))"
+        )
+        with self._write_turn, self._connected() as raw:
+            return SpellingConnection(raw).execute(f"{turn} {sql}", values).fetchone()
+
+    @contextmanager
+    def reading(self) -> Generator[SpellingConnection]:
+        """Give a reader that sees one consistent state."""
+        with self._connected() as raw:
+            raw.execute(_BEGIN_READING)
+            yield SpellingConnection(raw)
+            raw.execute(b"COMMIT")
+
+    @contextmanager
+    def asking(self) -> Generator[SpellingConnection]:
+        """Give a reader for one statement: without a transaction around it, a third as long."""
+        with self._connected() as raw:
+            yield SpellingConnection(raw)
+
+    @contextmanager
+    def alone(self) -> Generator[Raw]:
+        """Give a connection outside any transaction."""
+        with self._write_turn, self._connected() as raw:
+            yield raw
+
+    def close(self) -> None:
+        """Close every connection, waiting for reads and writes under way."""
+        self.before_fork()
+        self._closed = True
+        self.after_fork()
+
+    def before_fork(self) -> None:
+        """Wait for reads and writes under way, then close every connection."""
+        self._write_turn.acquire()
+        self._pool.acquire()
+        while self._out:
+            self._pool.wait()
+        self._close_idle()
+
+    def after_fork(self) -> None:
+        """Let reads and writes go on; they open new connections."""
+        self._pool.release()
+        self._write_turn.release()
+
+    def __del__(self) -> None:
+        """Close what nobody closed; psycopg would warn of each connection."""
+        self._close_idle()
+
+    def __repr__(self) -> str:
+        return f"PostgresDatabase({self.name!r})"
+
+    def _close_idle(self) -> None:
+        while idle := getattr(self, "_idle", None):
+            idle.pop().close()
+
+    @contextmanager
+    def _connected(self) -> Generator[Raw]:
+        """Lend a connection; what is left of a transaction is rolled back."""
+        raw = self._take()
+        try:
+            yield raw
+        except psycopg.Error as error:
+            raise translated(error, self.name, self._secrets) from error
+        finally:
+            self._give_back(raw)
+
+    def _take(self) -> Raw:
+        with self._pool:
+            self._refuse_closed()
+            while self._out >= _MOST_CONNECTIONS:
+                self._pool.wait()
+                self._refuse_closed()
+            self._out += 1
+            idle = self._idle.pop() if self._idle else None
+        try:
+            if idle is not None:
+                if _is_quiet(idle):
+                    return idle
+                idle.close()
+            return self._connect()
+        except BaseException:
+            self._give_back(None)
+            raise
+
+    def _give_back(self, raw: Raw | None) -> None:
+        try:
+            if raw is not None and not _came_to_rest(raw):
+                raw.close()
+                raw = None
+        finally:
+            with self._pool:
+                self._out -= 1
+                if raw is not None:
+                    self._idle.append(raw)
+                self._pool.notify_all()
+
+    def _connect(self) -> Raw:
+        try:
+            raw: Raw = psycopg.connect(self._conninfo, autocommit=True, **self._options)
+        except psycopg.Error as error:
+            raise unreachable(error, self.name, self._secrets) from error
+        try:
+            settings = _SETTINGS.format(
+                schema=SCHEMA,
+                timeout=max(int(self.timeout_seconds * 1000), 1),
+                pause=_LONGEST_PAUSE,
+                normal=self.durability == "normal",
+            )
+            raw.execute(settings.encode())
+            self._note_restart(raw.execute(_SERVER_BEGAN).fetchone())
+            teach(raw)
+        except BaseException as error:
+            raw.close()
+            if isinstance(error, psycopg.Error):
+                raise unreachable(error, self.name, self._secrets) from error
+            raise
+        return raw
+
+    def _note_restart(self, began: Any) -> None:
+        """Count the server's lives: what one lost, with `normal`, the next may number anew."""
+        with self._pool:
+            if self._server_began not in (None, began):
+                self.restarts += 1
+            self._server_began = began
+
+    def _connect_options(self) -> dict[str, Any]:
+        """Return what the address leaves open; check that the driver understands it."""
+        try:
+            given = conninfo_to_dict(self._conninfo)
+        except psycopg.Error:
+            # The driver's own words repeat parts of the address, maybe of the password.
+            raise UnsupportedAddressError(
+                f"{self.name} is no address that PostgreSQL's driver understands; give "
+                "postgresql://user@host:port/database, special characters percent-encoded."
+            ) from None
+        options: dict[str, Any] = {
+            "client_encoding": "UTF8",
+            "fallback_application_name": SCHEMA,
+        }
+        if "connect_timeout" not in given and "PGCONNECT_TIMEOUT" not in os.environ:
+            options["connect_timeout"] = _CONNECT_SECONDS
+        return options
+
+    def _prepare(self) -> None:
+        """Check the database, and create or migrate its schema; others may be doing the same."""
+        with self.alone() as raw:
+            encoding = raw.info.parameter_status("server_encoding")
+            if encoding != "UTF8":
+                raise StorageError(
+                    f"{self.name} is encoded as {encoding}, which cannot hold every text; "
+                    "create a database with ENCODING 'UTF8'."
+                )
+            self.writable = raw.execute(b"SHOW transaction_read_only").fetchone() == ("off",)
+            if version_of(raw, self.name) == latest_version():
+                return
+            if not self.writable:
+                raise ReadOnlyStorageError(
+                    f"{self.name} has no step memory or one of an earlier version, and cannot be "
+                    "written here: open it once where it can be."
+                )
+            migrate(raw, self.name)
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise MemoryClosedError(f"{self.name} was closed; open it again.")
+
+
+def _is_quiet(raw: Raw) -> bool:
+    """Tell whether nothing has come on an idle connection: what comes there is its end."""
+    if raw.closed:
+        return False
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(raw.fileno(), select.POLLIN)
+        return not poll.poll(0)
+    return not select.select([raw.fileno()], [], [], 0)[0]
+
+
+def _came_to_rest(raw: Raw) -> bool:
+    """Leave no transaction open; tell whether the connection can be used again."""
+    status = raw.info.transaction_status
+    try:
+        if status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+            raw.execute(b"ROLLBACK")
+    except psycopg.Error:
+        return False
+    return not raw.closed and raw.info.transaction_status == TransactionStatus.IDLE

@@ -1,0 +1,154 @@
+"""Steps in PostgreSQL: how they are inserted, and what else PostgreSQL says in its own way.
+
+An append of one step is one statement in a transaction of its own, with the lock of the namespace
+taken inside it. Rows are drawn from a sequence under that lock, so they appear in their order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+
+from hybridagi_steps.errors import DuplicateStepError
+from hybridagi_steps.protocols import Rows, StepKey
+from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.session_protocols import BranchPosition
+from hybridagi_steps.stores.body import encode_body
+from hybridagi_steps.stores.matching import program_called, tool_used
+from hybridagi_steps.stores.postgres.removal import remove_all, remove_rows
+from hybridagi_steps.stores.postgres.tables import PostgresTables
+from hybridagi_steps.stores.postgres.where import keys_query, metadata_texts, of_metadata
+from hybridagi_steps.stores.sql.lineage import Row, in_range
+from hybridagi_steps.stores.sql.tables import Connection, Encoded
+from hybridagi_steps.stores.sql.where import Condition
+from hybridagi_steps.stores.sql.writing import StepWriting
+
+_KEYS = """namespace id body parent_id run_id hop session_id user_id program_id program tool
+    step_type scope status score created_at metadata""".split()  # noqa: SIM905 - names read better so
+_NAMES = ", ".join(_KEYS)
+_MARKS = ", ".join(f":{name}" for name in _KEYS)
+_INSERT = f"""INSERT INTO agent_step ({_NAMES}) SELECT {_MARKS} FROM turn
+    ON CONFLICT (namespace, id) DO NOTHING RETURNING row"""  # noqa: S608 - no value in it
+_INSERT_AT = f"""INSERT INTO agent_step (row, branch_id, sequence, {_NAMES})
+    VALUES (:row, :branch_id, :sequence, {_MARKS}) ON CONFLICT (namespace, id) DO NOTHING"""  # noqa: S608 - no value in it
+_NEXT_ROWS = "SELECT nextval('step_row') FROM generate_series(1, ?)"
+_INSERT_MESSAGE = """INSERT INTO message (namespace, branch_id, sequence, id, said, body)
+    VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (namespace, id) DO NOTHING"""
+_RUNS = """SELECT run_id FROM step_view WHERE namespace = :namespace AND run_id IS NOT NULL
+    GROUP BY run_id ORDER BY min(row) DESC LIMIT :limit OFFSET :offset"""
+_SAVE_TEXT = """INSERT INTO step_text
+    (parent_row, tokens, text_hash, purpose_hash, namespace, row, scoped)
+    SELECT CAST(? AS BIGINT), ?, ?, ?, s.namespace, s.row, s.scope IS NOT NULL
+    FROM agent_step s WHERE s.namespace = ? AND s.row = ?
+    ON CONFLICT (row) DO UPDATE SET seq = excluded.seq, parent_row = excluded.parent_row,
+        tokens = excluded.tokens, text_hash = excluded.text_hash,
+        purpose_hash = excluded.purpose_hash, scoped = excluded.scoped"""
+_SAVE_VECTOR = """INSERT INTO embedding
+    (dimension, text_hash, vector, namespace, row, model, given, scoped)
+    SELECT CAST(? AS INTEGER), ?, CAST(? AS BYTEA), s.namespace, s.row, n.embedder, 0,
+        s.scope IS NOT NULL
+    FROM agent_step s JOIN namespace n ON n.id = s.namespace
+    WHERE s.namespace = ? AND s.row = ? ON CONFLICT (row) DO NOTHING"""
+
+
+class PostgresSteps(PostgresTables, StepWriting):
+    """What PostgreSQL says about steps and messages in its own way."""
+
+    _runs = _RUNS
+    _save_text = _SAVE_TEXT
+    _save_vector = _SAVE_VECTOR
+
+    def step_keys(
+        self, names: Sequence[StepKey], *, after: int, limit: int
+    ) -> tuple[Rows, dict[StepKey, list[str | None]]]:
+        """Return the next rows above `after` with their keys."""
+        with self._db.asking() as connection:
+            asked = (self._namespace, after, limit)
+            rows, *columns = connection.execute(keys_query(names), asked).fetchone()
+        if rows is None:
+            return np.array([], np.int64), {name: [] for name in names}
+        return np.array(rows, np.int64), dict(zip(names, columns, strict=True))
+
+    def _append_one(self, step: AgentStep) -> int:
+        encoded = (id_text(step.id), encode_body(step), step)
+        if step.session_id is not None:
+            with self._db.writing() as connection:
+                return self._insert_all(connection, [encoded], {})[0]
+        inserted = self._db.insert(_INSERT, self._values(encoded))
+        if inserted is None:
+            raise DuplicateStepError(encoded[0])
+        return int(inserted[0])
+
+    def _insert_all(
+        self,
+        connection: Connection,
+        steps: Sequence[Encoded],
+        pins: Mapping[str, BranchPosition],
+    ) -> list[int]:
+        """Insert steps, each after its id and body: pinned, or at the end of its session."""
+        rows = self._column(connection, _NEXT_ROWS, len(steps))
+        sessions = {step.session_id for step_id, _, step in steps if step_id not in pins}
+        ends = {name: self._end_of(connection, name) for name in sessions}
+        values: list[dict[str, Any]] = []
+        for row, encoded in zip(rows, steps, strict=True):
+            step_id, _, step = encoded
+            branch_id, sequence = pins.get(step_id) or ends[step.session_id]
+            place = {"row": row, "branch_id": branch_id, "sequence": sequence}
+            values.append({**place, **self._values(encoded)})
+        if connection.executemany(_INSERT_AT, values) < len(steps):
+            stored = self._rows_of(connection, [step_id for step_id, _, _ in steps])
+            given = dict(zip((step_id for step_id, _, _ in steps), rows, strict=True))
+            raise DuplicateStepError(next(one for one in given if stored.get(one) != given[one]))
+        self._insert_vectors(connection, rows, steps)
+        return rows
+
+    def _insert_message(self, connection: Connection, branch_id: int, row: Row) -> None:
+        inserted = connection.execute(_INSERT_MESSAGE, (self._namespace, branch_id, *row))
+        if not inserted.rowcount:
+            raise DuplicateStepError(row.id)
+
+    def _forget(self, connection: Connection, rows: Sequence[int]) -> None:
+        remove_rows(connection, self._namespace, rows)
+
+    def _forget_all(self, connection: Connection) -> None:
+        remove_all(connection, self._namespace)
+
+    def _of_metadata(self, key: str, value: str | int | float | bool | None) -> Condition:
+        return of_metadata(key, value)
+
+    def _values(self, encoded: Encoded) -> dict[str, Any]:
+        """Return a step as a row, its keys taken from it as SQLite takes them from the body."""
+        step_id, body, step = encoded
+        return {
+            "namespace": self._namespace,
+            "id": step_id,
+            "body": body,
+            "parent_id": _text(step.parent_id),
+            "run_id": _text(step.run_id),
+            "hop": in_range(step.hop),
+            "session_id": _text(step.session_id),
+            "user_id": _text(step.user_id),
+            "program_id": _text(step.program_id),
+            "program": program_called(step),
+            "tool": tool_used(step),
+            "step_type": _text(step.step_type),
+            "scope": _text(step.scope),
+            "status": _text(step.status),
+            "score": _number(step.score),
+            "created_at": step.created_at.isoformat(),
+            "metadata": metadata_texts(step.metadata),
+        }
+
+
+def _text(value: UUID | str | None) -> str | None:
+    """Return a name as JSON has it; a member of an enum is its value."""
+    return None if value is None else str(value)
+
+
+def _number(score: float | None) -> float | None:
+    """Return a score as JSON has it: no NaN, no infinity."""
+    return None if score is None or not math.isfinite(score) else float(score)

@@ -1,0 +1,64 @@
+"""PostgresStepStore: steps in one PostgreSQL database, shared by machines.
+
+The same tables and the same statements as SQLite's store, which stand in `stores/sql`; what
+PostgreSQL does in its own way stands here. Rows carry their keys from the start, so there is no
+tail to catch up with. Writers of one namespace take turns by an advisory lock that ends with their
+transaction; those of two namespaces never wait for each other. database.py owns every connection.
+"""
+
+from __future__ import annotations
+
+from hybridagi_steps.protocols import Position
+from hybridagi_steps.stores import Durability
+from hybridagi_steps.stores.postgres.admin import PostgresAdmin
+from hybridagi_steps.stores.postgres.database import PostgresDatabase
+from hybridagi_steps.stores.sql.derived import DerivedTables
+from hybridagi_steps.stores.sql.tables import Connection
+
+_RESTART = 2**32
+"""Added to an epoch for each restart of the server: more than `clear` will ever count."""
+LOCK_TIMEOUT_SECONDS = 30.0
+"""How long a write waits for other writers."""
+
+
+class PostgresStepStore(PostgresAdmin, DerivedTables):
+    """Steps in one database. Safe for any number of threads, processes, machines and forks."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        namespace: str = "default",
+        durability: Durability = "full",
+        timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
+    ) -> None:
+        """Open the database; its schema `hybridagi_steps` is created where there is none.
+
+        Args:
+            address: `postgresql://user:password@host:port/database`, as libpq takes it.
+            namespace: Whose steps this store sees.
+            durability: `full`: an acknowledged step survives what the server's commits survive.
+                `normal`: commits do not wait for the server's disk. An acknowledged step survives
+                kill -9 of this process; when the server itself is killed, the last moments before
+                that may be gone, whole steps and newest first.
+            timeout_seconds: How long a write waits for other writers.
+
+        Raises:
+            UnsupportedAddressError: The address is not one.
+            StorageError: One of its kinds: unreachable, foreign, newer, read-only, busy, full.
+        """
+        database = PostgresDatabase(address, durability, timeout_seconds)
+        try:
+            super().__init__(database, namespace)
+        except BaseException:
+            database.close()
+            raise
+
+    def _position(self, connection: Connection) -> Position:
+        """Return the newest position, in another epoch after each restart of the server.
+
+        With `normal`, a crash may have taken rows back that a follower has seen, and their numbers
+        will be used again: it must start from nothing.
+        """
+        found = super()._position(connection)
+        return found._replace(epoch=found.epoch + _RESTART * self._db.restarts)

@@ -1,0 +1,133 @@
+"""Keeping a database in order: identity, deletion, counting, and what must hold among the rows.
+
+How space is given back and how the database itself is checked is the back-end's affair.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+
+from hybridagi_steps.protocols import StoreIdentity
+from hybridagi_steps.records.agent_step import id_text
+from hybridagi_steps.stores.sql.branches import BranchTables
+from hybridagi_steps.stores.sql.runs import remove_empty_runs, runs_of
+from hybridagi_steps.stores.sql.tables import Connection
+from hybridagi_steps.stores.sql.values import is_storable
+
+_IDENTITY = """SELECT (SELECT value FROM meta WHERE key = 'store_id'), n.embedder, n.dimension
+    FROM (SELECT 1) one LEFT JOIN namespace n ON n.id = ?"""
+_OTHER_EMBEDDER = (
+    "DELETE FROM embedding WHERE namespace = ?",
+    "UPDATE namespace SET epoch = epoch + 1, vectors_through = 0 WHERE id = ?",
+)
+COUNTS = {
+    "steps": "SELECT count(*) FROM agent_step WHERE namespace = :namespace",
+    "runs": "SELECT count(DISTINCT run_id) FROM step_view WHERE namespace = :namespace",
+    "sessions": """SELECT count(*) FROM (
+        SELECT session_id FROM step_view
+            WHERE namespace = :namespace AND session_id IS NOT NULL
+        UNION SELECT id FROM session WHERE namespace = :namespace) known""",
+    "messages": "SELECT count(*) FROM message WHERE namespace = :namespace",
+    "embedded": """SELECT count(*) FROM embedding
+        WHERE namespace = :namespace AND vector IS NOT NULL""",
+    "text_only": """SELECT count(*) FROM embedding
+        WHERE namespace = :namespace AND vector IS NULL""",
+    "pending_texts": """SELECT (SELECT count(*) FROM agent_step WHERE namespace = n.id)
+        - (SELECT count(*) FROM step_text WHERE namespace = n.id)
+        + (SELECT count(*) FROM stale_text WHERE namespace = n.id)
+        FROM namespace n WHERE id = :namespace""",
+    "pending_vectors": """SELECT (SELECT count(*) FROM agent_step WHERE namespace = n.id)
+        - (SELECT count(*) FROM embedding WHERE namespace = n.id)
+        FROM namespace n WHERE id = :namespace""",
+    "dangling_parents": """SELECT count(*) FROM step_view k
+        WHERE namespace = :namespace AND parent_id IS NOT NULL AND NOT EXISTS
+        (SELECT 1 FROM agent_step p WHERE p.namespace = k.namespace AND p.id = k.parent_id)""",
+}
+"""What `stats` counts."""
+INVARIANTS = {
+    "words without a step": """SELECT row FROM step_text t WHERE NOT EXISTS
+        (SELECT 1 FROM agent_step s WHERE s.row = t.row AND s.namespace = t.namespace)""",
+    "a step without words below the watermark": """SELECT s.row FROM agent_step s
+        JOIN namespace n ON n.id = s.namespace WHERE s.row <= n.texts_through AND NOT EXISTS
+        (SELECT 1 FROM step_text t WHERE t.row = s.row)""",
+    "an embedding without a step": """SELECT row FROM embedding e WHERE NOT EXISTS
+        (SELECT 1 FROM agent_step s WHERE s.row = e.row AND s.namespace = e.namespace)""",
+    "a step without embedding below the watermark": """SELECT s.row FROM agent_step s
+        JOIN namespace n ON n.id = s.namespace WHERE s.row <= n.vectors_through AND NOT EXISTS
+        (SELECT 1 FROM embedding e WHERE e.row = s.row)""",
+    "an embedding of another length than it says": """SELECT row FROM embedding
+        WHERE vector IS NOT NULL AND length(vector) <> coalesce(4 * dimension, -1)""",
+    "a stale mark without words": """SELECT row FROM stale_text m WHERE NOT EXISTS
+        (SELECT 1 FROM step_text t WHERE t.row = m.row)""",
+    "a tombstone of a living step": """SELECT row FROM tombstone d WHERE EXISTS
+        (SELECT 1 FROM agent_step s WHERE s.row = d.row)""",
+    "a step of no namespace": """SELECT row FROM agent_step s WHERE NOT EXISTS
+        (SELECT 1 FROM namespace n WHERE n.id = s.namespace)""",
+}
+"""What must hold among steps and what is made of them; `verify` asks for rows that break it."""
+_SHOWN_ROWS = 5
+
+
+class AdminTables(BranchTables):
+    """Implements `StoreAdmin`; see protocols.py for the contract."""
+
+    @abstractmethod
+    def compact(self) -> None:
+        """Give space back; nothing deleted is left in any file."""
+
+    def identity(self) -> StoreIdentity:
+        """Return the store's id and the namespace's embedder."""
+        with self._db.asking() as connection:
+            return StoreIdentity(*connection.execute(_IDENTITY, (self._namespace,)).fetchone())
+
+    def set_embedder(self, model_id: str, dimension: int) -> None:
+        """Remember the embedder; another than before drops all embeddings."""
+        if self.identity()[1:] == (model_id, dimension):
+            return
+        with self._db.writing() as connection:
+            known = connection.execute(_IDENTITY, (self._namespace,)).fetchone()[1:]
+            if known[0] is not None and tuple(known) != (model_id, dimension):
+                for statement in _OTHER_EMBEDDER:
+                    connection.execute(statement, (self._namespace,))
+            update = "UPDATE namespace SET embedder = ?, dimension = ? WHERE id = ?"
+            connection.execute(update, (model_id, dimension, self._namespace))
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Delete steps with text and embedding."""
+        asked = [text for text in map(id_text, ids) if is_storable(text)]
+        with self._db.writing() as connection:
+            rows = sorted(self._rows_of(connection, asked).values())
+            runs = runs_of(connection, self._namespace, rows)
+            self._forget(connection, rows)
+            remove_empty_runs(connection, self._namespace, runs)
+        return len(rows)
+
+    def clear(self) -> None:
+        """Delete everything of this namespace."""
+        with self._db.writing() as connection:
+            self._forget_all(connection)
+
+    def vacuum(self) -> None:
+        """Delete what no session reads, and compact."""
+        self.sweep()
+        self.compact()
+
+    def close(self) -> None:
+        """Release everything."""
+        self._db.close()
+
+    def _counts(self, connection: Connection) -> dict[str, int]:
+        """Return what `COUNTS` asks for; a namespace that is not there has nothing."""
+        asked = {"namespace": self._namespace}
+        found = {name: connection.execute(sql, asked).fetchone() for name, sql in COUNTS.items()}
+        return {name: int(row[0]) if row else 0 for name, row in found.items()}
+
+    def _broken(self, connection: Connection, invariants: Mapping[str, str]) -> list[str]:
+        """Return one line per invariant that some rows break."""
+        found = {what: self._column(connection, query) for what, query in invariants.items()}
+        return [self._line(what, rows) for what, rows in found.items() if rows]
+
+    def _line(self, what: str, rows: Sequence[int]) -> str:
+        shown = ", ".join(map(str, rows[:_SHOWN_ROWS]))
+        return f"{self._db.name}: {what}: {len(rows)} rows ({shown} …)"

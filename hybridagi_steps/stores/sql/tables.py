@@ -1,0 +1,137 @@
+"""What the parts of a store in an SQL database share: the connection, the namespace, and hooks.
+
+The hooks are what databases do not do alike. `Tables` calls them, a back-end implements them; each
+runs inside the transaction of the connection it is given.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from hybridagi_steps.errors import DamagedFileError
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.session_protocols import BranchPosition
+from hybridagi_steps.stores.body import decode_body
+
+Values = Sequence[Any] | Mapping[str, Any]
+"""The values of one statement, for `?` or for `:name`."""
+Encoded = tuple[str, str, AgentStep]
+"""A step after its id and body."""
+
+
+class Answer(Protocol):
+    """The rows that a statement returned."""
+
+    @property
+    def rowcount(self) -> int:
+        """How many rows it changed."""
+        ...
+
+    def fetchone(self) -> Any:
+        """Return the next row, None when there is none."""
+        ...
+
+    def fetchall(self) -> list[Any]:
+        """Return all rows that are left."""
+        ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class Connection(Protocol):
+    """A connection inside a transaction."""
+
+    def execute(self, sql: str, values: Values = ..., /) -> Answer:
+        """Run one statement."""
+        ...
+
+    def executemany(self, sql: str, values: Iterable[Any], /) -> Any:
+        """Run one statement once for each of `values`."""
+        ...
+
+
+class Database(Protocol):
+    """Where connections come from."""
+
+    @property
+    def name(self) -> str:
+        """What messages call this database; holds no password."""
+        ...
+
+    def writing(self) -> AbstractContextManager[Connection]:
+        """Give a writer in a transaction that is committed whole, or rolled back."""
+        ...
+
+    def reading(self) -> AbstractContextManager[Connection]:
+        """Give a reader that sees one consistent state."""
+        ...
+
+    def asking(self) -> AbstractContextManager[Connection]:
+        """Give a reader for one statement, which is a consistent state by itself."""
+        ...
+
+    def close(self) -> None:
+        """Release every connection."""
+        ...
+
+
+class Tables(ABC):
+    """A database seen from one namespace."""
+
+    _namespace: int
+
+    @property
+    @abstractmethod
+    def _db(self) -> Database:
+        """Where connections come from."""
+
+    def _catch_up(self, longest_tail: int | None = None) -> None:  # noqa: B027 - a hook
+        """Do what makes reading faster; a reader's chore, never a failure."""
+
+    def _keep_up(self, connection: Connection) -> None:  # noqa: B027 - a hook
+        """Make sure that every step has its keys where they belong."""
+
+    @abstractmethod
+    def _insert_all(
+        self,
+        connection: Connection,
+        steps: Sequence[Encoded],
+        pins: Mapping[str, BranchPosition],
+    ) -> list[int]:
+        """Insert steps, pinned or at the end of their session; return their rows."""
+
+    @abstractmethod
+    def _insert_message(self, connection: Connection, branch_id: int, row: Any) -> None:
+        """Insert one message; DuplicateStepError when its id is taken."""
+
+    @abstractmethod
+    def _forget(self, connection: Connection, rows: Sequence[int]) -> None:
+        """Remove steps with all that was derived from them; their runs stay."""
+
+    @abstractmethod
+    def _forget_all(self, connection: Connection) -> None:
+        """Remove everything of this namespace; followers start again."""
+
+    def _decoded(self, row: int, body: str) -> AgentStep:
+        """Return the step in a body that the database gave us."""
+        try:
+            return decode_body(body)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedFileError(
+                f"{self._db.name}: row {row} holds no step ({error!r}); restore a backup."
+            ) from error
+
+    def _listed(self, steps: Mapping[int, AgentStep], rows: Sequence[int]) -> list[AgentStep]:
+        """Return the steps of rows that were listed under the same transaction."""
+        try:
+            return [steps[row] for row in rows]
+        except KeyError as error:
+            raise DamagedFileError(
+                f"{self._db.name}: row {error} is listed and not there; restore a backup."
+            ) from error
+
+    def _column(self, connection: Connection, sql: str, *values: Any) -> list[Any]:
+        return [value for (value,) in connection.execute(sql, values)]

@@ -1,0 +1,92 @@
+"""Steps in a database: append. One INSERT is the back-end's, what stands around it is the same.
+
+A step recorded into a session that has messages works towards its next one; a step that is replaced
+stays where it stood.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.step_text import own_text, text_hash
+from hybridagi_steps.session_protocols import BranchPosition
+from hybridagi_steps.stores.body import encode_body
+from hybridagi_steps.stores.commits import refuse_twice
+from hybridagi_steps.stores.sql.runs import remove_empty_runs, runs_of
+from hybridagi_steps.stores.sql.steps import StepReading
+from hybridagi_steps.stores.sql.tables import Connection, Encoded
+from hybridagi_steps.stores.sql.values import many
+
+_END_OF_SESSION = """SELECT s.branch_id, 1 + coalesce(
+        (SELECT max(sequence) FROM message WHERE branch_id = b.id), b.fork_sequence)
+    FROM session s JOIN branch b ON b.id = s.branch_id WHERE s.namespace = ? AND s.id = ?"""
+_NOWHERE = (None, None)
+_PINS = """SELECT id, branch_id, sequence FROM agent_step
+    WHERE branch_id IS NOT NULL AND row IN (SELECT value FROM json_each(?))"""
+_INSERT_GIVEN = """INSERT INTO embedding
+    (namespace, row, model, dimension, text_hash, given, scoped, vector)
+    VALUES (?, ?, (SELECT embedder FROM namespace WHERE id = ?), ?, ?, 1, ?, ?)"""
+
+
+class StepWriting(StepReading):
+    """Implements what `AgentStepStore` writes; see protocols.py for the contract."""
+
+    @abstractmethod
+    def _append_one(self, step: AgentStep) -> int:
+        """Store one step without a vector in a transaction of its own; return its row."""
+
+    def append(self, steps: Sequence[AgentStep], *, replace: bool = False) -> list[int]:
+        """Store steps, all or none."""
+        if len(steps) == 1 and not replace and steps[0].vector is None:
+            return [self._append_one(steps[0])]
+        encoded = [(id_text(step.id), encode_body(step), step) for step in steps]
+        refuse_twice([step_id for step_id, _, _ in encoded])
+        if not encoded:
+            return []
+        with self._db.writing() as connection:
+            ids = [step_id for step_id, _, _ in encoded]
+            runs, pins = self._remove_old(connection, ids) if replace else ([], {})
+            rows = self._insert_all(connection, encoded, pins)
+            remove_empty_runs(connection, self._namespace, runs)
+        return rows
+
+    def _remove_old(
+        self, connection: Connection, ids: Sequence[str]
+    ) -> tuple[list[str], dict[str, BranchPosition]]:
+        """Remove the steps that are being replaced; return their runs, and where they stood."""
+        rows = sorted(self._rows_of(connection, ids).values())
+        runs = runs_of(connection, self._namespace, rows)
+        pinned = connection.execute(_PINS, (many(rows),)).fetchall()
+        self._forget(connection, rows)
+        return runs, {step_id: BranchPosition(*pin) for step_id, *pin in pinned}
+
+    def _end_of(self, connection: Connection, session_id: str | None) -> tuple[Any, Any]:
+        """Return where a session goes on, nowhere when it has no messages."""
+        if session_id is None:
+            return _NOWHERE
+        return connection.execute(_END_OF_SESSION, (self._namespace, session_id)).fetchone() or (
+            _NOWHERE
+        )
+
+    def _insert_vectors(
+        self, connection: Connection, rows: Sequence[int], steps: Sequence[Encoded]
+    ) -> None:
+        """Insert the embeddings that steps brought along."""
+        given = [
+            self._given(row, step)
+            for row, (_, _, step) in zip(rows, steps, strict=True)
+            if step.vector is not None
+        ]
+        if given:
+            connection.executemany(_INSERT_GIVEN, given)
+
+    def _given(self, row: int, step: AgentStep) -> tuple[Any, ...]:
+        vector = np.asarray(step.vector, dtype="<f4")
+        scoped, words = step.scope is not None, text_hash(own_text(step))
+        key = (self._namespace, row, self._namespace)
+        return (*key, len(vector), words, scoped, vector.tobytes())

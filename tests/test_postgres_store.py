@@ -1,0 +1,756 @@
+"""What is special about PostgreSQL: connections that end, writers that die, secret addresses."""
+
+# DSPy ships no types.
+# pyright: reportPrivateUsage=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conformance.making import EVERYTHING, ids, message, save_pending, step
+from typer.testing import CliRunner
+
+from hybridagi_steps import StepMemory
+from hybridagi_steps.errors import (
+    DamagedFileError,
+    ForeignFileError,
+    InvalidSettingError,
+    MissingExtraError,
+    NewerSchemaError,
+    ReadOnlyStorageError,
+    StepTooLargeError,
+    StorageBusyError,
+    StorageError,
+    UnsupportedAddressError,
+)
+from hybridagi_steps.protocols import Position
+from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.step_index import cache_path
+from hybridagi_steps.stores import open_store
+from hybridagi_steps.stores.address import secrets_of, shown_address
+
+psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
+
+from hybridagi_steps.stores.postgres import PostgresStepStore  # noqa: E402
+from hybridagi_steps.stores.postgres.spelling import spelled  # noqa: E402
+
+SECRET = "hunter2"  # noqa: S105 - what must be shown nowhere
+FORKED = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+
+
+@pytest.fixture
+def store(postgres_address: str) -> Iterator[PostgresStepStore]:
+    with closing(PostgresStepStore(postgres_address)) as opened:
+        yield opened
+
+
+def run_sql(address: str, *statements: str) -> list[Any]:
+    """Run statements as another program would; return the rows of the last."""
+    rows: list[Any] = []
+    with psycopg.connect(address, autocommit=True) as connection:
+        for statement in statements:
+            cursor = connection.execute(statement.encode())
+            rows = cursor.fetchall() if cursor.description else []
+    return rows
+
+
+def in_child(work: Callable[[int], None]) -> tuple[int, int]:
+    """Let a forked process work; return its id, and the pipe it acknowledges on."""
+    reading, writing = os.pipe()
+    if process_id := os.fork():
+        os.close(writing)
+        return process_id, reading
+    failed = 1
+    try:
+        os.close(reading)
+        work(writing)
+        failed = 0
+    except BaseException:  # noqa: BLE001, RUF100 - shown, since nobody else would
+        traceback.print_exc()
+    finally:
+        os._exit(failed)
+
+
+def lines_of(pipe: int) -> list[str]:
+    """Return the whole lines that were acknowledged until the pipe ended."""
+    with os.fdopen(pipe, "rb") as reading:
+        return reading.read().decode().rpartition("\n")[0].splitlines()
+
+
+class TestProcesses:
+    """Writers that are killed, writers at once, and whoever follows them."""
+
+    @FORKED
+    @pytest.mark.parametrize("durability", ["normal", "full"])
+    def test_kill_nine_loses_nothing_that_was_acknowledged(
+        self, postgres_address: str, durability: Any
+    ) -> None:
+        def write(name: str, pipe: int) -> None:
+            store = PostgresStepStore(postgres_address, durability=durability)
+            for n in range(100_000):
+                size = 1 + n % 3
+                store.append([step(id=f"{name}.{n}.{m}", run_id=name, hop=n) for m in range(size)])
+                os.write(pipe, f"{name}.{n} {size}\n".encode())
+                if n % 5 == 0:
+                    save_pending(store)
+                    store.commit(name, [message(str(n))], [step(id=f"{name}.{n}.said")])
+                if n % 7 == 6:
+                    store.delete([f"{name}.{n - 3}.0"])
+
+        acknowledged: list[str] = []
+        for chance in range(6):
+            children = [
+                in_child(lambda pipe, name=f"{chance}{who}": write(name, pipe)) for who in "ab"
+            ]
+            for process_id, pipe in children:
+                threading.Event().wait(0.15 + 0.05 * chance)
+                os.kill(process_id, signal.SIGKILL)
+                os.waitpid(process_id, 0)
+                acknowledged += lines_of(pipe)
+        assert len(acknowledged) > 50
+        with closing(PostgresStepStore(postgres_address)) as store:
+            stored = set(ids(store.find(EVERYTHING, limit=10**6)))
+            deleted = {run.run_id for run in store.runs(limit=99)} and _may_be_deleted(acknowledged)
+            for line in acknowledged:
+                name, size = line.split()
+                expected = {f"{name}.{m}" for m in range(int(size))}
+                assert expected - stored <= deleted, line
+            save_pending(store)
+            assert store.verify() == []
+
+    @FORKED
+    def test_a_writer_killed_inside_a_transaction_leaves_nothing_and_no_lock(
+        self, store: PostgresStepStore, postgres_address: str
+    ) -> None:
+        store.append([step(id="before")])
+
+        def stop_half_way(pipe: int) -> None:
+            other = PostgresStepStore(postgres_address)
+            with other._db.writing() as connection:
+                other._insert_all(connection, [("half", '{"id":"half"}', step(id="half"))], {})
+                os.write(pipe, b"inside\n")
+                threading.Event().wait(60)
+
+        process_id, pipe = in_child(stop_half_way)
+        assert os.read(pipe, 7) == b"inside\n"
+        os.kill(process_id, signal.SIGKILL)
+        os.waitpid(process_id, 0)
+        os.close(pipe)
+        store.append([step(id="after")])
+        assert ids(store.find(EVERYTHING, limit=9)) == ["before", "after"]
+        assert store.verify() == []
+
+    @FORKED
+    def test_a_follower_of_two_writers_misses_no_row(
+        self, store: PostgresStepStore, postgres_address: str
+    ) -> None:
+        def write(name: str, pipe: int) -> None:
+            other = PostgresStepStore(postgres_address, durability="normal")
+            for n in range(150):
+                count = 1 + n % 4
+                vector = [1.0, 2.0] if n % 2 else None
+                other.append([step(id=f"{name}{n}.{m}", vector=vector) for m in range(count)])
+                if n % 10 == 0:
+                    save_pending(other)
+            os.write(pipe, b"done\n")
+
+        children = [in_child(lambda pipe, name=name: write(name, pipe)) for name in "ab"]
+        position, rows, texts, vectors = Position(0, 0, 0, 0, 0), list[int](), {0}, {0}
+        ended = 0
+        while ended < 2 or store.position() != position:
+            ended += sum(os.waitpid(child, os.WNOHANG)[0] > 0 for child, _ in children[:2])
+            children = [pair for pair in children if _alive(pair[0])]
+            found, _ = store.step_keys(["scope"], after=rows[-1] if rows else 0, limit=10**6)
+            rows += found.tolist()
+            changes = store.changes(position)
+            position = changes.position
+            texts |= {text.row for text in changes.texts}
+            vectors |= {vector.row for vector in changes.vectors}
+        found, _ = store.step_keys(["scope"], after=rows[-1], limit=10**6)
+        rows += found.tolist()
+        everything = store.rows(EVERYTHING).tolist()
+        assert rows == everything
+        assert len(rows) == 2 * sum(1 + n % 4 for n in range(150))
+        late = store.changes(Position(0, 0, 0, 0, 0))
+        assert texts - {0} == {text.row for text in late.texts}
+        assert vectors - {0} == {vector.row for vector in late.vectors}
+
+    @FORKED
+    def test_many_processes_may_open_an_empty_database_at_once(self, postgres_address: str) -> None:
+        def open_and_write(pipe: int, name: str) -> None:
+            with closing(PostgresStepStore(postgres_address)) as store:
+                store.append([step(id=name)])
+            os.write(pipe, b"done\n")
+
+        children = [
+            in_child(lambda pipe, name=str(n): open_and_write(pipe, name)) for n in range(6)
+        ]
+        for process_id, pipe in children:
+            assert lines_of(pipe) == ["done"]
+            assert os.waitpid(process_id, 0)[1] == 0
+        with closing(PostgresStepStore(postgres_address)) as store:
+            assert sorted(ids(store.find(EVERYTHING, limit=9))) == list("012345")
+            assert store.verify() == []
+
+    @FORKED
+    def test_a_child_of_fork_never_speaks_on_its_parents_connection(
+        self, store: PostgresStepStore
+    ) -> None:
+        store.append([step(id="before")])
+        at_work = threading.Event()
+        stop = threading.Event()
+
+        def go_on() -> None:
+            for n in range(10_000):
+                store.append([step(id=f"thread {n}")])
+                at_work.set()
+                if stop.is_set():
+                    return
+
+        thread = threading.Thread(target=go_on)
+        thread.start()
+        at_work.wait(20)
+        children = [
+            in_child(lambda pipe, n=n: _append_and_say(store, f"child {n}", pipe)) for n in range(5)
+        ]
+        for process_id, pipe in children:
+            assert lines_of(pipe) == ["done"]
+            assert os.waitpid(process_id, 0)[1] == 0
+        stop.set()
+        thread.join()
+        stored = set(ids(store.find(EVERYTHING, limit=10**6)))
+        assert {"before", *(f"child {n}" for n in range(5))} <= stored
+        assert store.verify() == []
+
+
+def _append_and_say(store: PostgresStepStore, name: str, pipe: int) -> None:
+    store.append([step(id=name)])
+    assert store.get([name])
+    os.write(pipe, b"done\n")
+
+
+def _alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _may_be_deleted(acknowledged: list[str]) -> set[str]:
+    """Return the steps that a writer may have deleted again before it was killed."""
+    names = {line.split()[0] for line in acknowledged}
+    found: set[str] = set()
+    for name in names:
+        writer, _, number = name.partition(".")
+        if (int(number) + 3) % 7 == 6:
+            found.add(f"{writer}.{number}.0")
+    return found
+
+
+class TestConnections:
+    """Connections that the server ends, locks that are held, servers that are not there."""
+
+    def test_an_idle_connection_that_ended_is_replaced_without_a_word(
+        self, store: PostgresStepStore, postgres_address: str
+    ) -> None:
+        store.append([step(id="a")])
+        _end_connections(postgres_address)
+        store.append([step(id="b")])
+        _end_connections(postgres_address)
+        assert ids(store.find(EVERYTHING, limit=9)) == ["a", "b"]
+
+    def test_a_connection_that_ends_in_the_middle_is_an_error_once(
+        self, store: PostgresStepStore, postgres_address: str
+    ) -> None:
+        store.append([step(id="a")])
+
+        def write_and_lose() -> None:
+            with store._db.writing() as connection:
+                store._insert_all(connection, [("lost", '{"id":"lost"}', step(id="lost"))], {})
+                _end_connections(postgres_address)
+                store._end_of(connection, "s")
+
+        with pytest.raises(StorageError, match="ended the connection"):
+            write_and_lose()
+        store.append([step(id="b")])
+        assert ids(store.find(EVERYTHING, limit=9)) == ["a", "b"]
+
+    def test_the_next_call_after_a_restart_of_the_server_connects_again(
+        self, own_server: Any
+    ) -> None:
+        address = str(own_server.get_uri())
+        with StepMemory(address, embedder="hashing") as memory:
+            memory.add(step(id="a", inputs={"purpose": "refund the ticket"}))
+            assert memory.search("refund")
+            _restart(own_server)
+            memory.add(step(id="b", inputs={"purpose": "refund the order"}))
+            assert [str(hit.step.id) for hit in memory.search("refund the order", k=1)] == ["b"]
+            own_server.stop()
+            with pytest.raises(StorageError, match="cannot be reached"):
+                memory.find()
+            own_server.start()
+            assert [str(found.id) for found in memory.iter_steps()] == ["a", "b"]
+            assert memory.verify() == []
+
+    def test_what_a_killed_server_lost_is_lost_to_followers_too(self, own_server: Any) -> None:
+        address = str(own_server.get_uri())
+        lazy = ("wal_writer_delay TO 10000", "wal_writer_flush_after TO '512MB'")
+        run_sql(address, *(f"ALTER SYSTEM SET {setting}" for setting in lazy))
+        run_sql(address, "SELECT pg_reload_conf()")
+        with (
+            StepMemory(address, embedder="hashing", durability="normal") as writer,
+            StepMemory(address, embedder="hashing", durability="normal") as reader,
+        ):
+            for n in range(300):
+                writer.add(step(id=str(n), inputs={"purpose": f"old {n}"}))
+            assert reader.search("old")
+            _crash(address)
+            there = [str(found.id) for found in writer.iter_steps()]
+            assert there == [str(n) for n in range(len(there))]
+            writer.add([step(inputs={"purpose": f"new {n}"}) for n in range(1000, 1400)])
+            for memory in (reader, writer):
+                [hit] = memory.search("new 1007", k=1, mode="lexical")
+                assert hit.step.purpose == "new 1007"
+            assert reader.verify() == []
+
+    def test_writers_of_one_namespace_wait_and_those_of_another_do_not(
+        self, store: PostgresStepStore, postgres_address: str
+    ) -> None:
+        with (
+            closing(PostgresStepStore(postgres_address, timeout_seconds=0.2)) as same,
+            closing(PostgresStepStore(postgres_address, namespace="b", timeout_seconds=0.2)) as b,
+            store._db.writing(),
+        ):
+            with pytest.raises(StorageBusyError):
+                same.append([step()])
+            with pytest.raises(StorageBusyError):
+                same.delete(["x"])
+            b.append([step(id="not held up")])
+            assert same.find(EVERYTHING, limit=9) == []
+
+    def test_nobody_is_there(self, tmp_path: Path) -> None:
+        with pytest.raises(StorageError, match="cannot be reached"):
+            open_store(f"postgresql://somebody@/db?host={tmp_path}")
+
+    def test_a_database_that_is_not_there(self, postgres_database: str) -> None:
+        with pytest.raises(StorageError, match="does not exist"):
+            open_store(postgres_database.replace("/postgres?", "/nothing?"))
+
+    def test_a_transaction_that_still_reads_holds_compaction_back(
+        self, postgres_address: str
+    ) -> None:
+        with (
+            closing(PostgresStepStore(postgres_address, timeout_seconds=0.3)) as store,
+            psycopg.connect(postgres_address) as reader,
+        ):
+            reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            reader.execute("SELECT count(*) FROM hybridagi_steps.agent_step")
+            store.append([step(id="a")])
+            store.delete(["a"])
+            with pytest.raises(StorageBusyError):
+                store.compact()
+            reader.rollback()
+            store.compact()
+
+
+def _end_connections(address: str) -> None:
+    run_sql(
+        address,
+        """SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid()""",
+    )
+
+
+def _crash(address: str) -> None:
+    """Kill one process of the server: it ends them all and recovers, as after a loss of power."""
+    recovered = "SELECT stats_reset FROM pg_stat_bgwriter"
+    with psycopg.connect(address, autocommit=True) as connection:
+        [before] = connection.execute(recovered).fetchall()
+        [(process_id,)] = connection.execute("SELECT pg_backend_pid()").fetchall()
+        os.kill(process_id, signal.SIGKILL)
+    give_up = time.monotonic() + 30
+    while time.monotonic() < give_up:
+        try:
+            if run_sql(address, recovered) != [before]:
+                return
+        except psycopg.OperationalError:
+            time.sleep(0.05)
+    raise AssertionError("the server does not come back")
+
+
+def _restart(server: Any) -> None:
+    server.stop()
+    server.start()
+
+
+@pytest.fixture
+def own_server(new_postgres_server: Callable[[], Any]) -> Any:
+    """A server that a test may stop."""
+    return new_postgres_server()
+
+
+class TestSchema:
+    """Whose tables these are, and of which version."""
+
+    def test_tables_of_another_program_are_left_alone(self, postgres_address: str) -> None:
+        run_sql(
+            postgres_address,
+            "CREATE TABLE agent_step (mine integer)",
+            "CREATE TABLE meta (key text, value text)",
+        )
+        with closing(PostgresStepStore(postgres_address)) as store:
+            store.append([step(id="a")])
+        assert run_sql(postgres_address, "SELECT * FROM public.agent_step") == []
+
+    @pytest.mark.parametrize(
+        "table",
+        ["agent_step (mine integer)", "meta (key text, value text)", "meta (mine integer)"],
+    )
+    def test_a_schema_of_this_name_that_is_not_ours_is_refused(
+        self, postgres_address: str, table: str
+    ) -> None:
+        run_sql(
+            postgres_address,
+            "CREATE SCHEMA hybridagi_steps",
+            f"CREATE TABLE hybridagi_steps.{table}",
+        )
+        with pytest.raises(ForeignFileError, match="another program"):
+            PostgresStepStore(postgres_address)
+
+    def test_an_empty_schema_made_for_us_is_taken(self, postgres_address: str) -> None:
+        run_sql(postgres_address, "CREATE SCHEMA hybridagi_steps")
+        PostgresStepStore(postgres_address).close()
+
+    def test_a_newer_schema_is_refused(
+        self, store: PostgresStepStore, postgres_address: str
+    ) -> None:
+        run_sql(
+            postgres_address,
+            "UPDATE hybridagi_steps.meta SET value = '99' WHERE key = 'schema_version'",
+        )
+        with pytest.raises(NewerSchemaError, match="upgrade"):
+            PostgresStepStore(postgres_address)
+
+    def test_a_schema_without_its_tables_is_damaged(
+        self, store: PostgresStepStore, postgres_address: str
+    ) -> None:
+        run_sql(postgres_address, "DROP TABLE hybridagi_steps.message")
+        with pytest.raises(DamagedFileError, match="message"):
+            PostgresStepStore(postgres_address)
+        with pytest.raises(DamagedFileError):
+            store.messages("s") if store.commit("s", [message("x")]) else None
+
+    def test_verify_names_what_does_not_hold_together(
+        self, store: PostgresStepStore, postgres_address: str
+    ) -> None:
+        store.append([step(id="a", vector=[1, 2]), step(id="b")])
+        store.commit("s", [message("x"), message("y")])
+        save_pending(store)
+        run_sql(
+            postgres_address,
+            "UPDATE hybridagi_steps.agent_step SET body = 'no JSON' WHERE id = 'b'",
+            "UPDATE hybridagi_steps.embedding SET dimension = 7",
+            "DELETE FROM hybridagi_steps.message WHERE sequence = 1",
+            "DELETE FROM hybridagi_steps.agent_step WHERE id = 'a'",
+        )
+        found = "\n".join(store.verify())
+        for words in ("no JSON", "another length", "with a gap", "words without a step"):
+            assert words in found
+        with pytest.raises(DamagedFileError, match="holds no step"):
+            store.get(["b"])
+
+    def test_a_server_that_cannot_be_written_can_be_read(self, postgres_address: str) -> None:
+        with closing(PostgresStepStore(postgres_address)) as store:
+            store.append([step(id="a")])
+        name = run_sql(postgres_address, "SELECT current_database()")[0][0]
+        run_sql(postgres_address, f"ALTER DATABASE {name} SET default_transaction_read_only TO on")
+        with closing(PostgresStepStore(postgres_address)) as store:
+            assert ids(store.find(EVERYTHING, limit=9)) == ["a"]
+            with pytest.raises(ReadOnlyStorageError):
+                store.append([step(id="b")])
+            with pytest.raises(ReadOnlyStorageError):
+                store.delete(["a"])
+        with closing(PostgresStepStore(postgres_address, namespace="new")) as other:
+            assert other.find(EVERYTHING, limit=9) == []
+            assert other.stats()["steps"] == 0
+
+    def test_a_user_without_rights_may_not_create_the_schema(self, postgres_address: str) -> None:
+        with _user(postgres_address, "reader") as address, pytest.raises(ReadOnlyStorageError):
+            PostgresStepStore(address)
+
+    def test_only_the_owner_may_compact(
+        self, store: PostgresStepStore, postgres_address: str
+    ) -> None:
+        with _user(postgres_address, "writer") as address:
+            run_sql(
+                postgres_address,
+                "GRANT USAGE ON SCHEMA hybridagi_steps TO writer",
+                "GRANT ALL ON ALL TABLES IN SCHEMA hybridagi_steps TO writer",
+                "GRANT ALL ON ALL SEQUENCES IN SCHEMA hybridagi_steps TO writer",
+            )
+            with closing(PostgresStepStore(address)) as other:
+                other.append([step(id="a")])
+                with pytest.raises(ReadOnlyStorageError, match="belong to another user"):
+                    other.compact()
+
+    def test_a_database_of_another_encoding_is_refused(self, postgres_database: str) -> None:
+        run_sql(
+            postgres_database,
+            """CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0 LOCALE 'C'""",
+        )
+        try:
+            with pytest.raises(StorageError, match="LATIN1"):
+                PostgresStepStore(postgres_database.replace("/postgres?", "/latin?"))
+        finally:
+            run_sql(postgres_database, "DROP DATABASE latin WITH (FORCE)")
+
+    def test_full_waits_for_the_disk_and_normal_does_not(self, postgres_address: str) -> None:
+        for durability, setting in (("full", "on"), ("normal", "off")):
+            store: Any = open_store(postgres_address, durability=durability)  # pyright: ignore[reportArgumentType]
+            with closing(store), store._db.reading() as connection:
+                assert connection.execute("SHOW synchronous_commit").fetchone() == (setting,)
+
+
+class _user:  # noqa: N801 - reads as a function
+    """A user of the server, for as long as the block lasts."""
+
+    def __init__(self, address: str, name: str) -> None:
+        self._address, self._name = address, name
+
+    def __enter__(self) -> str:
+        run_sql(self._address, f"CREATE ROLE {self._name} LOGIN PASSWORD '{SECRET}'")
+        return self._address.replace("postgres:@", f"{self._name}:{SECRET}@")
+
+    def __exit__(self, *_: object) -> None:
+        run_sql(self._address, f"DROP OWNED BY {self._name}", f"DROP ROLE {self._name}")
+
+
+class TestTexts:
+    """What PostgreSQL's text cannot hold, and what is large."""
+
+    def test_nul_and_its_escape_are_kept_wherever_a_text_may_stand(
+        self, store: PostgresStepStore
+    ) -> None:
+        odd = "a\x00b\x1ac\x1a0\x1a1\\u0000 ключ 🙂"
+        values = {
+            "inputs": {"tool": odd, "purpose": odd},
+            "outputs": {odd: [odd]},
+            "metadata": {odd: odd},
+        }
+        given = step(id="a", run_id="r").model_copy(update=values)  # unchecked, so unrepaired
+        store.append([given])
+        store.score_run("r", 0.5, odd)
+        assert store.get(["a"])[0].inputs == given.inputs
+        assert [run.feedback for run in store.runs(limit=9)] == [odd]
+        assert ids(store.find(StepFilter(tools=[odd]), limit=9)) == ["a"]
+        assert ids(store.find(StepFilter(metadata={odd: odd}), limit=9)) == ["a"]
+        assert store.find(StepFilter(tools=["ab"]), limit=9) == []
+        assert store.step_keys(["tool"], after=0, limit=9)[1]["tool"] == [odd]
+        store.commit("s", [message(odd)])
+        assert store.messages("s")[0].content == odd
+        assert store.verify() == []
+
+    def test_a_name_with_nul_finds_nothing(self, store: PostgresStepStore) -> None:
+        store.append([step(id="a", run_id="r")])
+        assert store.find(StepFilter(run_id="r\x00"), limit=9) == []
+        assert store.get(["a\x00"]) == []
+
+    def test_a_step_of_eight_mebibytes(self, store: PostgresStepStore) -> None:
+        large = step(id="large", outputs={"x": "ü" * (4 * 1024 * 1024 - 1000)})
+        store.append([large])
+        assert store.get(["large"]) == [large]
+        with pytest.raises(StepTooLargeError):
+            store.append([step(outputs={"x": "y" * (8 * 1024 * 1024)})])
+
+    def test_names_and_times_compare_byte_by_byte_in_any_database(
+        self, store: PostgresStepStore, postgres_address: str
+    ) -> None:
+        found = run_sql(
+            postgres_address,
+            """SELECT c.relname || '.' || a.attname FROM pg_attribute a
+            JOIN pg_class c ON c.oid = a.attrelid
+            WHERE c.relnamespace = 'hybridagi_steps'::regnamespace AND c.relkind = 'r'
+                AND a.attnum > 0 AND a.atttypid = 'text'::regtype
+                AND a.attcollation <> (SELECT oid FROM pg_collation WHERE collname = 'C')""",
+        )
+        only_kept = {"agent_step.body", "message.body", "message.said", "meta.value"}
+        only_kept |= {"run.feedback", "step_text.tokens", "embedding.model"}
+        assert {name for (name,) in found} == only_kept
+
+    def test_what_was_erased_is_in_no_table(self, own_server: Any) -> None:
+        word = "orchidaceous"
+        with StepMemory(str(own_server.get_uri()), embedder="hashing") as memory:
+            for n in range(30):
+                memory.add(step(id=str(n), user_id="u", inputs={"purpose": f"{word} {n}"}))
+            memory.add(step(id="other", inputs={"purpose": "plain"}))
+            memory.flush()
+            assert memory.purge({"user_id": "u"}) == 30
+        run_sql(str(own_server.get_uri()), "CHECKPOINT")
+        tables = Path(own_server.pgdata, "base")
+        assert [
+            f for f in tables.rglob("*") if f.is_file() and word.encode() in f.read_bytes()
+        ] == []
+
+    def test_statements_are_spelled_for_postgres(self) -> None:
+        sql = "SELECT 1 WHERE +s.row IN (SELECT value FROM json_each(:rows)) AND a = ?"
+        assert spelled(sql) == b"SELECT 1 WHERE s.row = ANY(%(rows)s) AND a = %s"
+
+
+class TestAbove:
+    """What stands above the stores does not notice where it is kept."""
+
+    def test_a_runner_keeps_its_session_there(self, postgres_address: str) -> None:
+        import dspy
+        from runner_cases import answering, check_stream, run
+
+        from hybridagi_steps import StepRunner
+
+        with StepMemory(postgres_address, embedder="hashing") as memory:
+            runner = StepRunner(dspy.Predict("question -> answer"), memory)
+            check_stream(memory, run(runner, "s", "hello", answering("hi")))
+            check_stream(memory, run(runner, "s", "again", answering("yes")))
+            store: Any = memory._store
+            assert [found.content for found in store.messages("s")][-3::2] == ["hi", "yes"]
+            assert memory.verify() == []
+
+    def test_the_command_line_takes_an_address(
+        self, postgres_address: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from hybridagi_steps.cli.app import app
+
+        address = postgres_address.replace("postgres:@", f"postgres:{SECRET}@")
+        with StepMemory(address) as memory:
+            memory.add(step(id="a", user_id="u", inputs={"purpose": "refund the ticket"}))
+        monkeypatch.setenv("HYBRIDAGI_STEPS_DB", address)
+        for words in (
+            ["stats"],
+            ["verify"],
+            ["search", "refund"],
+            ["purge", "--user", "u", "--yes"],
+        ):
+            done = CliRunner().invoke(app, words)
+            assert done.exit_code == 0, done.output
+            assert SECRET not in done.output
+        with StepMemory(address) as memory:
+            assert list(memory.iter_steps()) == []
+
+
+class TestSecrets:
+    """A password is in no message, no repr, no log and no name of a file."""
+
+    @pytest.mark.parametrize(
+        "address",
+        [
+            f"postgresql://me:{SECRET}@localhost:1/db",
+            f"postgres://me:{SECRET}@localhost:1/db?connect_timeout=1",
+            f"POSTGRESQL://me:{SECRET}@localhost:1",
+            f"postgresql://me@localhost:1/db?password={SECRET}",
+            f"postgresql://me:x@{SECRET}@localhost:1/db",
+            f"postgresql://me:x/{SECRET}@localhost:1/db",
+            f"postgresql://me:x?{SECRET}@localhost:1/db",
+            f"postgresql://me:{SECRET}@localhost:port/db",
+            f"postgresql://me:{SECRET}%zz@localhost:1/db",
+            f"postgresql://me:{SECRET}@localhost:1/db?nonsense=1",
+            f"postgresql://me@localhost:1/db?sslpassword={SECRET}&sslmode=nonsense",
+        ],
+    )
+    def test_an_address_that_leads_nowhere_shows_none(
+        self, address: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.DEBUG)
+        with pytest.raises((StorageError, UnsupportedAddressError)) as caught:
+            StepMemory(address)
+        assert SECRET not in "".join(traceback.format_exception(caught.value))
+        assert SECRET not in caplog.text
+        assert SECRET not in shown_address(address)
+
+    def test_a_memory_shows_none(
+        self, postgres_address: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.DEBUG)
+        address = postgres_address.replace("postgres:@", f"postgres:{SECRET}@")
+        with StepMemory(address, embedder="hashing") as memory:
+            memory.add(step())
+            memory.search("x")
+            memory.flush()
+            shown = [repr(memory), str(memory.stats()), memory.address, *memory.verify()]
+            assert all(SECRET not in text for text in shown)
+            assert shown_address(address) == memory.address
+            with pickle.loads(pickle.dumps(memory)) as again:
+                assert len(again.find()) == 1
+        with pytest.raises(Exception, match="closed") as caught:
+            memory.find()
+        assert SECRET not in str(caught.value)
+        assert SECRET not in caplog.text
+        assert cache_path(address, "default") is None
+
+    def test_a_wrong_password(self, own_server: Any) -> None:
+        address = str(own_server.get_uri())
+        run_sql(address, f"CREATE ROLE me LOGIN PASSWORD 'not {SECRET}'")
+        rules = Path(own_server.pgdata, "pg_hba.conf")
+        rules.write_text("local all me scram-sha-256\n" + rules.read_text("utf-8"), "utf-8")
+        run_sql(address, "SELECT pg_reload_conf()")
+        _restart(own_server)
+        with pytest.raises(StorageError, match="password authentication failed") as caught:
+            open_store(address.replace("postgres:@", f"me:{SECRET}@"))
+        assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+    @pytest.mark.parametrize(
+        ("address", "shown", "secrets"),
+        [
+            ("steps.db", "steps.db", []),
+            (":memory:", ":memory:", []),
+            ("postgresql://h/d", "postgresql://h/d", []),
+            ("postgresql:///d?host=/tmp/x", "postgresql:///d?host=/tmp/x", []),
+            ("postgresql://u:p@h1:1,h2:2/d", "postgresql://u@h1:1,h2:2/d", ["p"]),
+            ("postgresql://u:a%20b@h/d?x=1", "postgresql://u@h/d", ["a b", "a%20b"]),
+            ("postgresql://h/d?user=u&password=p", "postgresql://h/d?user=u", ["p"]),
+        ],
+    )
+    def test_what_of_an_address_is_shown(
+        self, address: str, shown: str, secrets: list[str]
+    ) -> None:
+        assert shown_address(address) == shown
+        assert secrets_of(address) == secrets
+
+
+class TestWithoutDriver:
+    """What stands above works without psycopg until it is needed."""
+
+    def test_importing_the_package_does_not_load_the_driver(self) -> None:
+        code = (
+            "import sys, hybridagi_steps as hs; hs.StepMemory(':memory:', embedder='hashing'); "
+            "assert 'psycopg' not in sys.modules"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+    def test_the_missing_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in [name for name in sys.modules if name.startswith("hybridagi_steps.stores.pos")]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "psycopg", None)
+        with pytest.raises(MissingExtraError, match=r"hybridagi-steps\[postgres\]"):
+            StepMemory("postgresql://localhost/db")
+
+    def test_durable_runs_ask_for_a_file_of_their_own(self, postgres_address: str) -> None:
+        pytest.importorskip("dbos", reason="the extra durable is not installed")
+        from hybridagi_steps import DurableRunner
+
+        with (
+            StepMemory(postgres_address, embedder="hashing") as memory,
+            pytest.raises(InvalidSettingError, match="database="),
+        ):
+            DurableRunner(memory=memory)
