@@ -208,7 +208,11 @@ class Branches:
         tips = [session.branch for session in self.sessions.values()]
         under_way = [b for b in self.branches.values() if not b.pointed and b.created_at >= since]
         kept = read_through(iter([*tips, *under_way]))
-        looked_at = {b.id: kept.get(b.id, 0) for b in only or self.branches.values()}
+        asked = None if only is None else {branch.id for branch in only}
+        looked_at: dict[int, int] = {}
+        for branch in sorted(self.branches.values(), key=lambda branch: branch.id):
+            if asked is None or branch.id in asked or _hangs_in_the_air(branch, looked_at):
+                looked_at[branch.id] = kept.get(branch.id, 0)
         gone = 0
         for branch_id, last in looked_at.items():
             branch = self.branches[branch_id]
@@ -223,6 +227,12 @@ class Branches:
                 del self.branches[branch_id]
         self._move()
         return gone, looked_at
+
+
+def _hangs_in_the_air(branch: Branch, kept: dict[int, int]) -> bool:
+    """Tell whether a branch forks from what is being deleted; then nobody reads it."""
+    parent = branch.parent
+    return parent is not None and kept.get(parent.id, branch.fork_sequence) < branch.fork_sequence
 
 
 def read_through(roots: Iterator[Branch]) -> dict[int, int]:

@@ -272,6 +272,20 @@ class BranchContract:
         assert store.stats()["messages"] == 3
         assert store.verify() == []
 
+    def test_deleting_a_session_takes_hidden_attempts_that_need_its_messages(
+        self, store: SessionStepStore
+    ) -> None:
+        store.commit("s", said(3))
+        store.fork("s", 2, "fork")
+        store.commit("fork", [message("own")], [step(id="o", session_id="fork")])
+        store.hide_from("fork", 1)
+        store.commit("fork", [message("new")])
+        assert len(store.attempts("fork")) == 2
+        assert store.delete_session("s") == (4, 1)
+        assert store.verify() == []
+        assert [attempt.current for attempt in store.attempts("fork")] == [True]
+        assert contents(store, "fork") == ["new"]
+
     def test_sessions_of_a_user(self, store: SessionStepStore) -> None:
         store.commit("one", said(2), [step(id="a", user_id="u")])
         store.commit("both", said(1), [step(id="b", user_id="u"), step(id="c", user_id="v")])

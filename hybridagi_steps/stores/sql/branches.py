@@ -45,10 +45,10 @@ _KEPT = """WITH RECURSIVE chain(branch_id, parent_id, below, last) AS (
     SELECT b.id, b.parent_id, b.fork_sequence, chain.below
     FROM chain JOIN branch b ON b.id = chain.parent_id)
 SELECT branch_id, max(last) AS last FROM chain GROUP BY branch_id"""
-_LIMITED = f"""SELECT b.id, coalesce(k.last, 0) FROM branch b
+_LIMITED = f"""SELECT b.id, coalesce(k.last, 0), b.parent_id, b.fork_sequence FROM branch b
     LEFT JOIN ({_KEPT}) k ON k.branch_id = b.id
     WHERE b.namespace = :namespace AND b.reach < 9223372036854775807
-        AND coalesce(k.last, 0) < 9223372036854775807"""  # noqa: S608 - no value in it
+        AND coalesce(k.last, 0) < 9223372036854775807 ORDER BY b.id"""  # noqa: S608 - no value in it
 _STEPS_BEYOND = """SELECT row FROM agent_step
     WHERE namespace = ? AND branch_id = ? AND sequence > ?"""
 _FORGET_TOKENS = """DELETE FROM message_token WHERE message_row IN
@@ -146,22 +146,23 @@ class BranchTables(SessionTables):
             return self._sweep(connection)
 
     def _sweep(self, connection: Connection, only: Sequence[int] | None = None) -> tuple[int, int]:
-        """Sweep all branches, or `only` some and their ancestors."""
+        """Sweep all branches, or `only` some and what nobody reads and cannot be without them."""
         since = (utc_now() - timedelta(hours=ATTEMPT_HOURS)).isoformat()
         asked = {"namespace": self._namespace, "since": since}
-        limited: list[tuple[int, int]] = connection.execute(_LIMITED, asked).fetchall()
-        if only is not None:
-            wanted = set(only)
-            limited = [found for found in limited if found[0] in wanted]
+        wanted = None if only is None else set(only)
+        limited: dict[int, int] = {}
+        for branch, last, parent, fork in connection.execute(_LIMITED, asked).fetchall():
+            if wanted is None or branch in wanted or limited.get(parent, fork) < fork:
+                limited[branch] = last
         messages, rows = 0, list[int]()
-        for branch, last in limited:
+        for branch, last in limited.items():
             rows += self._column(connection, _STEPS_BEYOND, self._namespace, branch, last)
             connection.execute(_FORGET_TOKENS, (branch, last))
             messages += connection.execute(_FORGET_MESSAGES, (branch, last)).rowcount
         runs = runs_of(connection, self._namespace, rows)
         self._forget(connection, sorted(rows))
         remove_empty_runs(connection, self._namespace, runs)
-        gone = many([branch for branch, last in limited if last == 0])
+        gone = many([branch for branch, last in limited.items() if last == 0])
         connection.execute(
             "DELETE FROM branch WHERE id IN (SELECT value FROM json_each(?))", (gone,)
         )
