@@ -236,4 +236,5 @@ def test_branches_on_postgres(new_postgres_database: Callable[[], str]) -> None:
         def address(self) -> str:
             return new_postgres_database()
 
-    run_state_machine_as_test(PostgresBranches, settings=Branches.TestCase.settings)
+    fewer = settings(Branches.TestCase.settings, max_examples=8)  # each makes a database
+    run_state_machine_as_test(PostgresBranches, settings=fewer)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import anyio
 import dspy
 import pytest
 from dspy.primitives.local_interpreter import LocalInterpreter
@@ -281,6 +282,21 @@ def test_an_error_stands_on_the_failing_step_and_on_every_program_around_it(
     for step in run.steps.steps[2:]:
         assert step.outputs is not None
         assert "no such city" in step.outputs["error"]["message"]
+
+
+def test_a_cancelled_step_names_no_task_of_the_loop(memory: hs.StepMemory) -> None:
+    class Waiting(dspy.Module):
+        async def aforward(self) -> dspy.Prediction:
+            await anyio.sleep(5)
+            return dspy.Prediction()
+
+    async def cancelled() -> None:
+        with hs.record(memory), anyio.move_on_after(0.05):
+            await Waiting().acall()
+
+    asyncio.run(cancelled())
+    [end] = memory.find({"status": ["cancelled"]}).steps
+    assert end.outputs == {"error": {"type": "CancelledError", "message": ""}}
 
 
 def test_a_cancelled_program_ends_cancelled(memory: hs.StepMemory) -> None:

@@ -10,6 +10,7 @@ nothing is copied or cleaned here, and nothing is stored.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -21,6 +22,8 @@ import dspy
 from pydantic import BaseModel
 
 _FIELD_MARK = re.compile(r"\[\[ ## \w+ ## \]\]")
+_SCOPE_CANCELLED = "Cancelled via cancel scope"
+"""How anyio's message begins."""
 REASONING = ("reasoning", "rationale")
 _CALL_OPTIONS = ("signature", "demos", "config", "lm", "_trace")
 
@@ -148,6 +151,8 @@ def error_fields(error: BaseException) -> dict[str, Any]:
         message = str(error)
     except Exception as broken:
         message = f"<{type(broken).__name__} in str()>"
+    if isinstance(error, asyncio.CancelledError) and message.startswith(_SCOPE_CANCELLED):
+        message = ""  # it names the task, its code and the file that stands in
     return {"error": {"type": type(error).__name__, "message": message}}
 
 
