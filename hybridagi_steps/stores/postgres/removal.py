@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hybridagi_steps.stores.postgres import windows
+from hybridagi_steps.stores.sql.runs import FORGET_NAMESPACE
 from hybridagi_steps.stores.sql.tables import Connection
 from hybridagi_steps.stores.sql.values import many
 
@@ -20,22 +21,6 @@ _FORGET_ROWS = (
     f"DELETE FROM embedding WHERE {_GONE}",  # noqa: S608 - no value in it
     f"DELETE FROM stale_text WHERE {_GONE}",  # noqa: S608 - no value in it
     f"DELETE FROM agent_step WHERE {_GONE}",  # noqa: S608 - no value in it
-)
-_FORGET_ALL = (
-    "DELETE FROM tombstone WHERE namespace = :namespace",
-    "DELETE FROM step_text WHERE namespace = :namespace",
-    "DELETE FROM embedding WHERE namespace = :namespace",
-    "DELETE FROM stale_text WHERE namespace = :namespace",
-    "DELETE FROM run WHERE namespace = :namespace",
-    "DELETE FROM agent_step WHERE namespace = :namespace",
-    "DELETE FROM append_key WHERE namespace = :namespace",
-    """DELETE FROM message_token WHERE message_row IN
-       (SELECT row FROM message WHERE namespace = :namespace)""",
-    "DELETE FROM message WHERE namespace = :namespace",
-    "DELETE FROM session WHERE namespace = :namespace",
-    "DELETE FROM branch WHERE namespace = :namespace",
-    """UPDATE namespace SET epoch = epoch + 1, texts_through = 0, vectors_through = 0
-       WHERE id = :namespace""",
 )
 
 
@@ -52,5 +37,5 @@ def remove_rows(connection: Connection, namespace: int, rows: Sequence[int]) -> 
 
 def remove_all(connection: Connection, namespace: int) -> None:
     """Remove everything of one namespace; followers start again."""
-    for statement in _FORGET_ALL:
+    for statement in FORGET_NAMESPACE:
         connection.execute(statement, {"namespace": namespace})

@@ -1,4 +1,4 @@
-"""Which runs steps belong to, and forgetting those that no step is left of."""
+"""Which runs steps belong to, and the statements that forget runs and whole namespaces."""
 
 from __future__ import annotations
 
@@ -14,6 +14,23 @@ _FORGET_RUNS = """DELETE FROM run
     WHERE namespace = ? AND run_id IN (SELECT value FROM json_each(?))
     AND NOT EXISTS (SELECT 1 FROM step_view k
                     WHERE k.namespace = run.namespace AND k.run_id = run.run_id)"""
+FORGET_NAMESPACE = (
+    "DELETE FROM tombstone WHERE namespace = :namespace",
+    "DELETE FROM step_text WHERE namespace = :namespace",
+    "DELETE FROM embedding WHERE namespace = :namespace",
+    "DELETE FROM stale_text WHERE namespace = :namespace",
+    "DELETE FROM run WHERE namespace = :namespace",
+    "DELETE FROM agent_step WHERE namespace = :namespace",
+    "DELETE FROM append_key WHERE namespace = :namespace",
+    """DELETE FROM message_token WHERE message_row IN
+       (SELECT row FROM message WHERE namespace = :namespace)""",
+    "DELETE FROM message WHERE namespace = :namespace",
+    "DELETE FROM session WHERE namespace = :namespace",
+    "DELETE FROM branch WHERE namespace = :namespace",
+    """UPDATE namespace SET epoch = epoch + 1, texts_through = 0, vectors_through = 0
+       WHERE id = :namespace""",
+)
+"""Forgets everything of a namespace that every database keeps; followers start again."""
 
 
 def runs_of(connection: Connection, namespace: int, rows: Sequence[int]) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hybridagi_steps.stores.sql.runs import runs_of
+from hybridagi_steps.stores.sql.runs import FORGET_NAMESPACE, runs_of
 from hybridagi_steps.stores.sql.tables import Connection
 from hybridagi_steps.stores.sql.values import many
 from hybridagi_steps.stores.sqlite import windows
@@ -27,21 +27,9 @@ _FORGET_ROWS = (
     f"DELETE FROM agent_step WHERE {_GONE}",  # noqa: S608 - no value in it
 )
 _FORGET_ALL = (
-    "DELETE FROM tombstone WHERE namespace = :namespace",
-    "DELETE FROM step_text WHERE namespace = :namespace",
-    "DELETE FROM embedding WHERE namespace = :namespace",
-    "DELETE FROM stale_text WHERE namespace = :namespace",
     "DELETE FROM step_key WHERE namespace = :namespace",
-    "DELETE FROM run WHERE namespace = :namespace",
-    "DELETE FROM agent_step WHERE namespace = :namespace",
-    "DELETE FROM append_key WHERE namespace = :namespace",
-    """DELETE FROM message_token WHERE message_row IN
-       (SELECT row FROM message WHERE namespace = :namespace)""",
-    "DELETE FROM message WHERE namespace = :namespace",
-    "DELETE FROM session WHERE namespace = :namespace",
-    "DELETE FROM branch WHERE namespace = :namespace",
-    """UPDATE namespace SET epoch = epoch + 1, keys_through = 0, texts_through = 0,
-       vectors_through = 0 WHERE id = :namespace""",
+    "UPDATE namespace SET keys_through = 0 WHERE id = :namespace",
+    *FORGET_NAMESPACE,
 )
 
 
