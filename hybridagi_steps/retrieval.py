@@ -4,8 +4,8 @@ words and vectors give candidates → their neighbours along parent links join �
 halves → fused → spread one hop → exact duplicates of the query first → same texts collapsed → cut.
 It reads a StepIndex and returns rows; storage and records are the caller's.
 
-The constants come from other runs than the shipped ones; `hybridagi-steps bench quality --tune`
-prints how others would do on one half of these, and the table is of the other half.
+The constants come from other runs than the shipped ones; `python -m tests.benchmarks quality
+--tune` prints how others would do on one half of these, and the table is of the other half.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ run.score(1.0, feedback="the customer was happy")
 # software. Adding them is one call; embedding happens at the first search.
 
 # %%
-from hybridagi_steps.bench.shipped_runs import shipped_steps
+from hybridagi_steps.exchange.shipped_runs import shipped_steps
 
 memory.add(shipped_steps())
 f"{memory.stats()['steps']:,} steps in {memory.stats()['runs']:,} runs"

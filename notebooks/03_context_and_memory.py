@@ -23,7 +23,7 @@ import dspy
 
 import hybridagi_steps as hs
 from hybridagi_steps import errors
-from hybridagi_steps.bench.shipped_runs import shipped_steps
+from hybridagi_steps.exchange.shipped_runs import shipped_steps
 from hybridagi_steps.testing import scripted_lm
 
 memory = hs.StepMemory(":memory:", embedder="wordllama")

@@ -10,26 +10,27 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from hybridagi_steps import retrieval
-from hybridagi_steps.bench import (
+from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.exchange.shipped_runs import shipped_steps
+from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.step_text import own_text, text_hash
+from tests.benchmarks import (
     corpus,
     embed,
     lexical,
     quality,
     recorder,
+    retrieval_tasks,
     search,
-    shipped_runs,
     write,
 )
-from hybridagi_steps.bench.peers import NOT_INSTALLED
-from hybridagi_steps.bench.ranking import ndcg, recall, reciprocal_rank_fusion
-from hybridagi_steps.bench.shipped_runs import Question, Task, half_of_runs
-from hybridagi_steps.bench.timing import Sample, interleaved, ratio, typical
-from hybridagi_steps.errors import InvalidSettingError
-from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.step_text import own_text, text_hash
+from tests.benchmarks.peers import NOT_INSTALLED
+from tests.benchmarks.ranking import ndcg, recall, reciprocal_rank_fusion
+from tests.benchmarks.retrieval_tasks import Question, Task, half_of_runs
+from tests.benchmarks.timing import Sample, interleaved, ratio, typical
 
-STEPS = shipped_runs.shipped_steps()
+STEPS = shipped_steps()
 BY_HASH = {text_hash(own_text(step)): step for step in STEPS}
 
 
@@ -77,8 +78,8 @@ class TestTiming:
 
 
 TASKS = [
-    *shipped_runs.retrieval_tasks(STEPS, "tune"),
-    *shipped_runs.retrieval_tasks(STEPS, "report"),
+    *retrieval_tasks.retrieval_tasks(STEPS, "tune"),
+    *retrieval_tasks.retrieval_tasks(STEPS, "report"),
 ]
 
 
@@ -110,7 +111,7 @@ class TestShippedTasks:
                     assert runs - {question.run_id}
 
     def test_the_halves_share_no_run_and_miss_none(self) -> None:
-        runs = shipped_runs.shipped_tasks()
+        runs = retrieval_tasks.shipped_tasks()
         tune, report = half_of_runs(runs, "tune"), half_of_runs(runs, "report")
         assert not tune & report
         assert tune | report == set(runs)
@@ -138,7 +139,7 @@ class TestCorpus:
 @pytest.fixture
 def two_questions(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
     """Ask few questions, to be quick."""
-    all_tasks = shipped_runs.retrieval_tasks(STEPS, "report")
+    all_tasks = retrieval_tasks.retrieval_tasks(STEPS, "report")
     few = [Task(task.name, task.questions[:2]) for task in (all_tasks[0], all_tasks[-1])]
 
     def asked_of(steps: list[AgentStep], half: str) -> list[Task]:

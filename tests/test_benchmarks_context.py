@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from hybridagi_steps.bench import context
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from tests.benchmarks import context
 
 
 def test_what_is_needed_was_named_before_and_is_used() -> None:

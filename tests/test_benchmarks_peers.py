@@ -14,7 +14,9 @@ import dspy
 import numpy as np
 import pytest
 
-from hybridagi_steps.bench import (
+from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.testing import scripted_lm
+from tests.benchmarks import (
     comparison,
     recorder,
     search_peers,
@@ -22,9 +24,9 @@ from hybridagi_steps.bench import (
     tables,
     write_peers,
 )
-from hybridagi_steps.bench import peers as neighbours
-from hybridagi_steps.bench.corpus import real_steps
-from hybridagi_steps.bench.peers import (
+from tests.benchmarks import peers as neighbours
+from tests.benchmarks.corpus import real_steps
+from tests.benchmarks.peers import (
     NOT_INSTALLED,
     OURS,
     SAVERS,
@@ -35,9 +37,7 @@ from hybridagi_steps.bench.peers import (
     check_names,
     chosen,
 )
-from hybridagi_steps.bench.peers.memory_index import MemoryIndex, RowsKnown
-from hybridagi_steps.errors import InvalidSettingError
-from hybridagi_steps.testing import scripted_lm
+from tests.benchmarks.peers.memory_index import MemoryIndex, RowsKnown
 
 RECORDS = [write_peers.record_of(step) for step in real_steps(40)]
 

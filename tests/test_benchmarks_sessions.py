@@ -1,4 +1,4 @@
-"""`bench sessions`: what it measures is there, and nothing was lost while it was measured."""
+"""`benchmarks sessions`: what it measures is there, and nothing was lost while it was measured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hybridagi_steps.bench import sessions
+from tests.benchmarks import sessions
 
 SMALL: Any = {"processes": 2, "appends": 15, "length": 60, "forks": 20, "kills": 3}
 
@@ -30,7 +30,7 @@ def test_sessions_are_measured_and_none_is_lost(capsys: pytest.CaptureFixture[st
 def test_a_peer_that_is_missing_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hybridagi_steps.bench import session_writers
+    from tests.benchmarks import session_writers
 
     absent = session_writers.RIVALS[1]._replace(package="no_such_package")
     monkeypatch.setattr(sessions, "RIVALS", (session_writers.RIVALS[0], absent))

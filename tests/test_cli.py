@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from hybridagi_steps import AgentStep, StepMemory
-from hybridagi_steps.bench import lexical
 from hybridagi_steps.cli import main
 from hybridagi_steps.cli.output import plain
 
@@ -330,16 +326,6 @@ def test_a_reading_command_does_not_make_a_file(run: Run, command: str, tmp_path
         (["import", DATA, "--db", ":memory:"], "needs a file"),
         (["import", DATA, "--format", "xml"], "xml"),
         (["export", "no/such/folder.jsonl"], "cannot write"),
-        (["bench", "quality", "--frobs", "3"], "--frobs"),
-        (["bench", "write", "--frobs", "3"], "--frobs"),
-        (["bench", "search", "--frobs", "3"], "--frobs"),
-        (["bench", "recorder", "--rounds", "many"], "--rounds"),
-        (["bench", "recorder", "--peers", "nobody"], "begins with 'nobody'"),
-        (["bench", "search", "--sizes", "many"], "'many' is no list of numbers"),
-        (["bench", "write", "--loops", "0"], "'0' is no list of numbers"),
-        (["bench", "quality", "--half", "whole"], "--half"),
-        (["bench", "lexical", "--rounds"], "requires an argument"),
-        (["bench", "nothing"], "nothing"),
     ],
 )
 def test_bad_input_gets_one_line(
@@ -398,28 +384,6 @@ def test_tables_fit_the_terminal(
 def test_plain_keeps_what_is_harmless() -> None:
     assert plain("a\nb\tc 👩‍👧 é") == "a\nb\tc 👩‍👧 é"
     assert plain("\x00\x1b\x7f\u2028\u2066") == "\ufffd" * 5
-
-
-@pytest.mark.parametrize("name", ["write", "search", "recorder", "quality", "readme"])
-def test_the_help_of_a_measurement_explains_its_options(run: Run, name: str) -> None:
-    shown = run("bench", name, "--help").out
-    measure = import_module(f"hybridagi_steps.bench.{name}").measure
-    for option in inspect.signature(measure).parameters:
-        line = re.search(rf"  --{option.replace('_', '-')}\b.*?  +(\w.*)", shown)
-        assert line, f"--{option} is not explained in:\n{shown}"
-
-
-def test_bench_options_are_those_of_the_measurement(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: dict[str, Any] = {}
-
-    def report(**options: Any) -> None:
-        asked.update(options)
-
-    monkeypatch.setattr(lexical, "report", report)
-    run("bench", "lexical", "--rounds", "7", "--sizes", "10,20", "--json")
-    assert asked == {"json_output": True, "rounds": 7, "sizes": "10,20"}
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-1", "1.5"])

@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 import hybridagi_steps as hs
-from hybridagi_steps.bench import plans
 from hybridagi_steps.cli import main
 from hybridagi_steps.cli.plan_tree import PlanTree
 from hybridagi_steps.planning.tasks import tasks
 from hybridagi_steps.records.event import StepEvent, StepEventType
+from tests.benchmarks import plans
 
 
 @pytest.fixture(autouse=True)

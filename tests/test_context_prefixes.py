@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from provider_double import check_anthropic, check_openai
 
-from hybridagi_steps.bench.shipped_runs import shipped_steps
 from hybridagi_steps.context import Context, ContextBuilder
 from hybridagi_steps.errors import ContextBudgetError
+from hybridagi_steps.exchange.shipped_runs import shipped_steps
 from hybridagi_steps.messages import from_messages, message_units, to_messages, to_provider
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import MessageRole, Step

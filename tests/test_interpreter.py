@@ -20,7 +20,6 @@ from agent_programs import ASK_BACK_REPLIES, ask_back, both, chain, say
 
 import hybridagi_steps as hs
 from hybridagi_steps import errors
-from hybridagi_steps.bench import interpreter as interpreter_cost
 from hybridagi_steps.programs.graph.graph_program import Action, Decision, GraphProgram, Program
 from hybridagi_steps.programs.graph.interpreter import GraphInterpreter
 from hybridagi_steps.programs.graph.run_state import AgentOutput
@@ -35,6 +34,7 @@ from hybridagi_steps.programs.tools import (
 )
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.testing import ScriptedLM, request_text, scripted_lm
+from tests.benchmarks import interpreter as interpreter_cost
 
 Call = Callable[..., AgentOutput]
 

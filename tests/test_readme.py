@@ -77,8 +77,8 @@ def modules() -> list[str]:
 
 
 OF_EXTRAS = (
-    "hybridagi_steps.bench.peers.",
-    "hybridagi_steps.bench.streams",
+    "tests.benchmarks.peers.",
+    "tests.benchmarks.streams",
     "hybridagi_steps.planning.durable",
     "hybridagi_steps.running.dbos_engine",
     "hybridagi_steps.running.durable_worker",
@@ -103,8 +103,8 @@ def test_examples_in_docstrings_run(
 
 
 def test_numbers_on_the_pages_are_those_of_the_measurements() -> None:
-    """Between marks stands what `hybridagi-steps bench readme` writes from its JSON."""
-    from hybridagi_steps.bench.readme import inside, sections
+    """Between marks stands what `python -m tests.benchmarks readme` writes from its JSON."""
+    from tests.benchmarks.readme import inside, sections
 
     results = json.loads((ROOT / ".github" / "measured.json").read_text("utf-8"))
     for page, parts in sections(results).items():
@@ -115,8 +115,8 @@ def test_numbers_on_the_pages_are_those_of_the_measurements() -> None:
 def test_pages_are_written_between_their_marks_from_the_numbers_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hybridagi_steps.bench import readme
     from hybridagi_steps.errors import ExchangeError
+    from tests.benchmarks import readme
 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ExchangeError, match="checkout"):
@@ -135,7 +135,7 @@ def test_pages_are_written_between_their_marks_from_the_numbers_there_are(
 def test_only_what_is_asked_for_is_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hybridagi_steps.bench import readme
+    from tests.benchmarks import readme
 
     monkeypatch.chdir(tmp_path)
     for page in (readme.README, readme.PAGE, readme.RESULTS):

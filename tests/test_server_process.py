@@ -317,7 +317,7 @@ def test_the_address_can_be_clicked(host: str, address: str) -> None:
 
 
 def test_the_measurement_of_streams_measures() -> None:
-    from hybridagi_steps.bench.streams import measure
+    from tests.benchmarks.streams import measure
 
     found = measure(streams=5, events=3, pause_ms=1.0, lazy=0)
     assert found["many"]["whole"] == found["many"]["streams"] == 7

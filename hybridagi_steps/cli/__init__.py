@@ -12,6 +12,10 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typer import Typer
 
 BAD_INPUT, BROKEN, INTERRUPTED = 2, 1, 130
 """Exit codes: what was asked cannot be done; a fault of ours; the user stopped it."""
@@ -23,18 +27,19 @@ DEBUG_VARIABLE = "HYBRIDAGI_STEPS_DEBUG"
 """Set it to see the traceback of a fault."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, app: Typer | None = None) -> int:
     """Run a command line and return its exit code.
 
     Args:
         arguments: What stands after the program's name; by default the process's own.
+        app: Another typer application than `hybridagi-steps`, to end and fail as this one does.
     """
     _replace_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        return _run(sys.argv[1:] if arguments is None else list(arguments))
+        return _run(sys.argv[1:] if arguments is None else list(arguments), app)
     except BrokenPipeError:
         _silence_stdout()
         return 0
@@ -42,12 +47,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], other: Typer | None) -> int:
     from hybridagi_steps.cli.app import app
     from hybridagi_steps.errors import StepsError
 
     try:
-        code = app(arguments, standalone_mode=False, prog_name="hybridagi-steps")
+        code = (other or app)(
+            arguments,
+            standalone_mode=False,
+            prog_name=other.info.name if other else "hybridagi-steps",
+        )
         sys.stdout.flush()
     except StepsError as error:
         return _say(str(error), BAD_INPUT)

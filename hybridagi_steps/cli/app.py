@@ -8,7 +8,6 @@ import typer
 
 from hybridagi_steps import __version__
 from hybridagi_steps.cli import (
-    bench,
     demo,
     exchange,
     keeping,
@@ -64,4 +63,3 @@ app.command("plan")(plan.plan)
 app.command("serve")(serve.serve)
 app.command("mcp")(serve.mcp)
 app.command("worker")(worker.worker)
-app.add_typer(bench.app, name="bench")

@@ -7,10 +7,8 @@ answering as recorded. Running the demo again replaces its own run and changes n
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -192,23 +190,20 @@ def _command(*words: str, db: str) -> str:
 
 def _recorded_runs() -> tuple[list[AgentStep], list[AgentStep]]:
     """Return the steps of the past, and those of the run that happens anew."""
-    from hybridagi_steps.records.agent_step import AgentStep
+    from hybridagi_steps.exchange.shipped_runs import shipped_steps
 
-    steps = [AgentStep.model_validate(fields) for fields in _lines("steps.jsonl")]
+    steps = shipped_steps()
     past = [step for step in steps if step.run_id != REPLAYED]
     return past, [step for step in steps if step.run_id == REPLAYED]
 
 
 def _outcomes() -> dict[str, float]:
     """Return how well each recorded run went, where that is known."""
+    from hybridagi_steps.exchange.shipped_runs import shipped_runs
+
     known: dict[str, float] = {}
-    for run in _lines("runs.jsonl"):
+    for run in shipped_runs():
         found = [run[key] for key in _OUTCOMES if isinstance(run.get(key), bool | int | float)]
         if found:
             known[run["run_id"]] = float(found[0])
     return known
-
-
-def _lines(name: str) -> list[dict[str, Any]]:
-    text = files("hybridagi_steps.data").joinpath(name).read_text("utf-8")
-    return [json.loads(line) for line in text.splitlines()]

@@ -39,9 +39,9 @@ from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows, ScoredRows
 if TYPE_CHECKING:
     from hybridagi_steps.indexes.scan_codes import ScanCodes
 
-# Measured with one thread, 256 dimensions, k = 10, on steps that `bench` makes up, in ms beside a
-# numpy product with a partition: 4,000 rows .09 / .09; 10,000 .11 / .2; 100,000 .6 / 4.5, all at
-# recall 1; 250,000 rows 1.9 without lists, .6 with them, 500,000 rows 3.6 and .95 / 20.
+# Measured with one thread, 256 dimensions, k = 10, on steps that the benchmark makes up, in ms
+# beside a numpy product with a partition: 4,000 rows .09 / .09; 10,000 .11 / .2; 100,000 .6 / 4.5,
+# all at recall 1; 250,000 rows 1.9 without lists, .6 with them, 500,000 rows 3.6 and .95 / 20.
 CODES_FROM_BYTES = 4 * 2**20
 """Size of the vectors searched from which codes are asked instead of scanning them."""
 LISTS_FROM = 2**18

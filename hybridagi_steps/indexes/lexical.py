@@ -26,7 +26,7 @@ K1, B = 1.5, 0.75
 
 FURTHER = 0.2
 """What a further word counts, where a single word of an average document counts 1; the best on the
-half of the shipped runs that is for tuning, see `hybridagi-steps bench quality`."""
+half of the shipped runs that is for tuning, see `python -m tests.benchmarks quality`."""
 
 NARROW = 0.1
 """Share of the documents up to which looking each one up beats scoring all."""

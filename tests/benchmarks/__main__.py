@@ -1,6 +1,6 @@
-"""`hybridagi-steps bench …`: the measurements behind every number we print.
+"""`python -m tests.benchmarks …` in a checkout: the measurements behind every number we print.
 
-Each command is one module of `hybridagi_steps.bench` with two functions: the parameters of
+Each command is one module of `tests.benchmarks` with two functions: the parameters of
 `measure` are the command's options, explained by its docstring; `report(json_output, **options)`
 prints what it returns. A module is imported when its command, or the help of it, is asked for.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any, get_type_hints
@@ -16,6 +17,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperGroup
 
+from hybridagi_steps.cli import main
 from hybridagi_steps.cli.options import AsJson
 
 _QUESTIONS = {
@@ -32,7 +34,7 @@ _QUESTIONS = {
     "streams": "How many readers one run can have, and what each costs the server.",
     "readme": "Measure everything and write the numbers into the README of the checkout here.",
 }
-"""The commands, which are modules of `hybridagi_steps.bench`."""
+"""The commands, which are modules of `tests.benchmarks`."""
 
 _ARGUMENT = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 """One argument and its explanation in the Args of a docstring."""
@@ -45,14 +47,18 @@ class _Measurements(TyperGroup):
         """Return the command of a measurement, with its options; None: there is none."""
         if cmd_name not in _QUESTIONS:
             return super().get_command(ctx, cmd_name)
-        module = import_module(f"hybridagi_steps.bench.{cmd_name}")
+        module = import_module(f"tests.benchmarks.{cmd_name}")
         made = typer.Typer(rich_markup_mode=None, add_completion=False)
         made.command(cmd_name, help=_QUESTIONS[cmd_name])(asking(module.measure, module.report))
         return typer.main.get_command(made)
 
 
 app = typer.Typer(
-    help="Measure quality and speed on this machine.", rich_markup_mode=None, cls=_Measurements
+    name="python -m tests.benchmarks",
+    help="Measure quality and speed on this machine.",
+    add_completion=False,
+    rich_markup_mode=None,
+    cls=_Measurements,
 )
 
 
@@ -88,3 +94,6 @@ def _option(name: str, kind: Any, explained: dict[str, str]) -> Any:
 
 for _name, _told in _QUESTIONS.items():
     app.command(_name, short_help=_told)(lambda: None)
+
+if __name__ == "__main__":
+    sys.exit(main(app=app))

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hybridagi_steps.bench.peers import OURS
-from hybridagi_steps.bench.recorder import peer_table as recorder_table
-from hybridagi_steps.bench.search_peers import ADDS, KNOWN, NUMPY
-from hybridagi_steps.bench.search_peers import peer_tables as search_tables
-from hybridagi_steps.bench.tables import Table, markdown
-from hybridagi_steps.bench.write_peers import BATCH, GRAPH
-from hybridagi_steps.bench.write_peers import peer_tables as write_tables
+from tests.benchmarks.peers import OURS
+from tests.benchmarks.recorder import peer_table as recorder_table
+from tests.benchmarks.search_peers import ADDS, KNOWN, NUMPY
+from tests.benchmarks.search_peers import peer_tables as search_tables
+from tests.benchmarks.tables import Table, markdown
+from tests.benchmarks.write_peers import BATCH, GRAPH
+from tests.benchmarks.write_peers import peer_tables as write_tables
 
 Results = Mapping[str, Any]
 

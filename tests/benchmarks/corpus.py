@@ -16,7 +16,7 @@ from uuid import UUID
 
 import orjson
 
-from hybridagi_steps.bench.shipped_runs import shipped_steps
+from hybridagi_steps.exchange.shipped_runs import shipped_steps
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.step_text import cut
 
@@ -41,7 +41,7 @@ def made_steps(count: int, *, first: int = 0) -> Iterator[AgentStep]:
 def made_step(number: int) -> AgentStep:
     """Return one made-up step."""
     run, hop = divmod(number, STEPS_PER_RUN)
-    chance = random.Random(number)  # noqa: S311 - no secret is made
+    chance = random.Random(number)
     topic, everything = _topic(run), _all_phrases()
     tool = _tools()[(run * 7 + chance.randrange(6)) % len(_tools())]
     inputs: dict[str, Any] = {
@@ -97,7 +97,7 @@ def made_queries(count: int) -> list[str]:
     """Return texts to search for, made of the same phrases in other company."""
     made: list[str] = []
     for number in range(count):
-        chance = random.Random(-1 - number)  # noqa: S311 - no secret is made
+        chance = random.Random(-1 - number)
         topic = _topic(number)
         made.append(_speech(chance, topic, _all_phrases(), chance.randint(1, 3)))
     return made

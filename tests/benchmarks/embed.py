@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from hybridagi_steps.bench.conditions import conditions
-from hybridagi_steps.bench.peers import NOT_INSTALLED
-from hybridagi_steps.bench.shipped_runs import shipped_steps
-from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
-from hybridagi_steps.bench.timing import interleaved, timed, typical
 from hybridagi_steps.embedders.minilm import minilm_folder
 from hybridagi_steps.embedders.resolution import resolve_embedder
 from hybridagi_steps.errors import EmbedderError, MissingExtraError
+from hybridagi_steps.exchange.shipped_runs import shipped_steps
 from hybridagi_steps.protocols import Embedder
 from hybridagi_steps.records.step_text import own_text
+from tests.benchmarks.conditions import conditions
+from tests.benchmarks.peers import NOT_INSTALLED
+from tests.benchmarks.tables import Table, number, print_json, print_tables
+from tests.benchmarks.timing import interleaved, timed, typical
 
 EMBEDDERS = "hashing,wordllama,sentence-transformers"
 

@@ -1,4 +1,4 @@
-"""Times the first search of a fresh process; `bench search` runs it once per sample.
+"""Times the first search of a fresh process; `benchmarks search` runs it once per sample.
 
 Imports are done before the clock starts: a search in another memory has loaded them. Opening the
 memory, the embedder's weights, the index cache and the answer are inside. Prints seconds as JSON.

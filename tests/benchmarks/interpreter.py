@@ -20,15 +20,15 @@ from typing import Any
 
 import dspy
 
-from hybridagi_steps.bench.conditions import conditions
-from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
-from hybridagi_steps.bench.timing import excess, fastest, interleaved, typical
 from hybridagi_steps.memory import Durability, StepMemory
 from hybridagi_steps.programs.graph.graph_program import Action, GraphProgram
 from hybridagi_steps.programs.graph.interpreter import GraphInterpreter
 from hybridagi_steps.programs.tools import Predict
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.testing import scripted_lm
+from tests.benchmarks.conditions import conditions
+from tests.benchmarks.tables import Table, number, print_json, print_tables
+from tests.benchmarks.timing import excess, fastest, interleaved, typical
 
 BARE, ALONE, RECORDED, STORED = "bare predictors", "agent", "recorded", "stored"
 
@@ -103,7 +103,7 @@ def _agent(nodes: int, memory: Any = None) -> GraphInterpreter:
 def _running(agent: GraphInterpreter) -> Callable[[], None]:
     def once() -> None:
         out = agent(query=_QUERY, part="one")
-        assert out.finish_reason == "finished", out.error  # noqa: S101 - measures the real thing
+        assert out.finish_reason == "finished", out.error
 
     return once
 
@@ -129,7 +129,7 @@ class _Nowhere:
     def add(self, step_or_steps: AgentStep, /) -> None:
         """Forget the step."""
 
-    def run(self, run_id: str, /) -> list[AgentStep]:  # noqa: ARG002 - there is none
+    def run(self, run_id: str, /) -> list[AgentStep]:
         """Return nothing."""
         return []
 

@@ -14,13 +14,13 @@ from itertools import cycle
 from statistics import fmean
 from typing import Any
 
-from hybridagi_steps.bench.conditions import conditions, counts
-from hybridagi_steps.bench.corpus import made_queries, made_steps
-from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
-from hybridagi_steps.bench.timing import Stopwatch, interleaved, ratio, typical
 from hybridagi_steps.indexes.lexical import LexicalIndex
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.step_text import tokens, window_text
+from tests.benchmarks.conditions import conditions, counts
+from tests.benchmarks.corpus import made_queries, made_steps
+from tests.benchmarks.tables import Table, number, print_json, print_tables
+from tests.benchmarks.timing import Stopwatch, interleaved, ratio, typical
 
 SIZES = "10000,100000"
 POOL = 50

@@ -15,8 +15,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hybridagi_steps.bench.conditions import conditions
-from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
 from hybridagi_steps.planning.comparison import LAST, compare
 from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.replaying import replaying_lm
@@ -25,6 +23,8 @@ from hybridagi_steps.planning.work import Finished, Work
 from hybridagi_steps.planning.workspace import Workspace
 from hybridagi_steps.records.plan import Plan, PlanStep
 from hybridagi_steps.token_counters import is_estimate, token_counter
+from tests.benchmarks.conditions import conditions
+from tests.benchmarks.tables import Table, number, print_json, print_tables
 
 CLAIMED_SAVING = 0.93
 """What street-race's description of its StepExecutor claims, about 4 k instead of 56 k tokens; it
@@ -88,7 +88,7 @@ def _task(task: Task, counter: str, last: int) -> dict[str, Any]:
 def _overhead(steps: int) -> float:
     """Return milliseconds that the orchestrator needs for a step that does nothing."""
 
-    async def nothing(work: Work, workspace: Workspace | None) -> Finished:  # noqa: ARG001
+    async def nothing(work: Work, workspace: Workspace | None) -> Finished:
         return Finished()
 
     chain = [
@@ -104,7 +104,7 @@ def _parallel() -> float:
     """Return seconds that eight steps of a second take, four at a time."""
     import anyio
 
-    async def wait(work: Work, workspace: Workspace | None) -> Finished:  # noqa: ARG001
+    async def wait(work: Work, workspace: Workspace | None) -> Finished:
         await anyio.sleep(_PARALLEL_SECONDS)
         return Finished()
 

@@ -18,21 +18,16 @@ from typing import Any
 import numpy as np
 
 from hybridagi_steps import retrieval
-from hybridagi_steps.bench.conditions import conditions
-from hybridagi_steps.bench.ranking import ndcg, recall, reciprocal_rank_fusion
-from hybridagi_steps.bench.shipped_runs import (
-    Half,
-    Question,
-    Task,
-    retrieval_tasks,
-    shipped_steps,
-)
-from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
+from hybridagi_steps.exchange.shipped_runs import shipped_steps
 from hybridagi_steps.indexes.lexical import LexicalIndex
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.step_text import own_text, text_hash, tokens
+from tests.benchmarks.conditions import conditions
+from tests.benchmarks.ranking import ndcg, recall, reciprocal_rank_fusion
+from tests.benchmarks.retrieval_tasks import Half, Question, Task, retrieval_tasks
+from tests.benchmarks.tables import Table, number, print_json, print_tables
 
 CUT = 10
 """Hits that are looked at."""

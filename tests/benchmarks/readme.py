@@ -13,9 +13,10 @@ from typing import Any
 
 import orjson
 
-from hybridagi_steps.bench.comparison import comparison, details, margins
-from hybridagi_steps.bench.tables import markdown, print_json
 from hybridagi_steps.errors import ExchangeError
+from tests.benchmarks import CHECKOUT
+from tests.benchmarks.comparison import comparison, details, margins
+from tests.benchmarks.tables import markdown, print_json
 
 MEASUREMENTS = ("quality", "write", "search", "recorder", "lexical", "embed")
 README = Path("README.md")
@@ -87,8 +88,8 @@ def _mark(name: str) -> str:
 
 def _measured_alone(name: str, more: list[str]) -> dict[str, Any]:
     """Measure in a process of its own: what one leaves in memory would slow the next."""
-    command = [sys.executable, "-m", "hybridagi_steps", "bench", name, "--json", *more]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)  # noqa: S603 - our own words
+    command = [sys.executable, "-m", "tests.benchmarks", name, "--json", *more]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=CHECKOUT)
     return orjson.loads(done.stdout[done.stdout.index(b"{") :])
 
 

@@ -22,14 +22,14 @@ from typing import Any, cast
 import dspy
 from dspy.utils.callback import BaseCallback
 
-from hybridagi_steps.bench.conditions import conditions
-from hybridagi_steps.bench.peers import NOT_INSTALLED, TRACERS, Peer, check_names, chosen
-from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
-from hybridagi_steps.bench.timing import excess, fastest, interleaved, typical
 from hybridagi_steps.memory import Durability, StepMemory
 from hybridagi_steps.programs.recorder import StepRecorder
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.testing import scripted_lm
+from tests.benchmarks.conditions import conditions
+from tests.benchmarks.peers import NOT_INSTALLED, TRACERS, Peer, check_names, chosen
+from tests.benchmarks.tables import Table, number, print_json, print_tables
+from tests.benchmarks.timing import excess, fastest, interleaved, typical
 
 ALONE, DISPATCH, RECORDED, STORED = "alone", "no-op callback", "recorder, no store", "recorder"
 
@@ -124,7 +124,7 @@ def _beside_peers(
             }
             samples = interleaved(rivals, rounds, warm_up=2)
             spans = tracing.spans() / (rounds + 2) / runs
-            assert spans >= 1  # noqa: S101 - else nothing was traced and the time means nothing
+            assert spans >= 1
         theirs = excess(samples[peer.name], samples[DISPATCH], per=runs)
         found[peer.name] = {
             "version": peer.version(),
@@ -173,7 +173,7 @@ class _Nowhere:
     def add(self, step_or_steps: AgentStep, /) -> None:
         """Forget the step."""
 
-    def run(self, run_id: str, /) -> list[AgentStep]:  # noqa: ARG002 - there is none
+    def run(self, run_id: str, /) -> list[AgentStep]:
         """Return nothing."""
         return []
 

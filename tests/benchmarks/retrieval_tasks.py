@@ -1,4 +1,4 @@
-"""The real runs that travel in the package, as steps and as retrieval tasks with known answers.
+"""Retrieval tasks with known answers, made of the real runs that travel in the package.
 
 Two questions are asked of every source that can answer them. *State before a step*: what an agent
 knew before a step (the last user message, else the task, and the step before) should find steps of
@@ -14,11 +14,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib.resources import files
-from typing import Any, Literal
+from typing import Literal
 
-import orjson
-
+from hybridagi_steps.exchange.shipped_runs import shipped_runs
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.step_text import cut, own_text, text_hash
 
@@ -58,18 +56,9 @@ class Task:
     questions: list[Question]
 
 
-def shipped_steps() -> list[AgentStep]:
-    """Return every step of the shipped runs; their raw messages are left out."""
-    rows = _lines("steps.jsonl")
-    return [
-        AgentStep.model_validate({key: row[key] for key in row if key != "messages"})
-        for row in rows
-    ]
-
-
 def shipped_tasks() -> dict[str, str]:
     """Return what each shipped run was asked to do, by run id."""
-    return {row["run_id"]: row["task"] for row in _lines("runs.jsonl")}
+    return {row["run_id"]: row["task"] for row in shipped_runs()}
 
 
 def retrieval_tasks(steps: list[AgentStep], half: Half) -> list[Task]:
@@ -139,8 +128,3 @@ def _of(steps: list[AgentStep], source: str) -> list[AgentStep]:
 
 def _source_of(run_id: str) -> str:
     return _SOURCES[run_id.partition("-")[0]]
-
-
-def _lines(name: str) -> list[dict[str, Any]]:
-    text = files("hybridagi_steps.data").joinpath(name).read_text(encoding="utf-8")
-    return [orjson.loads(line) for line in text.splitlines() if line]

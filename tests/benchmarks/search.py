@@ -22,18 +22,19 @@ from typing import Any
 import numpy as np
 import orjson
 
-from hybridagi_steps.bench.conditions import conditions, counts
-from hybridagi_steps.bench.corpus import STEPS_PER_RUN, made_queries, made_steps
-from hybridagi_steps.bench.peers import check_names
-from hybridagi_steps.bench.search_peers import measure_peers, peer_tables
-from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
-from hybridagi_steps.bench.timing import Sample, fastest, interleaved, ratio, timed, typical
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.step_index import StepIndex
 from hybridagi_steps.stores import open_store
+from tests.benchmarks import CHECKOUT
+from tests.benchmarks.conditions import conditions, counts
+from tests.benchmarks.corpus import STEPS_PER_RUN, made_queries, made_steps
+from tests.benchmarks.peers import check_names
+from tests.benchmarks.search_peers import measure_peers, peer_tables
+from tests.benchmarks.tables import Table, number, print_json, print_tables
+from tests.benchmarks.timing import Sample, fastest, interleaved, ratio, timed, typical
 
 SIZES = "10000,100000"
 LEAST = 100 * STEPS_PER_RUN
@@ -154,11 +155,19 @@ def _first_searches(
     path: Path, folder: Path, queries: Sequence[str], starts: int
 ) -> dict[str, float]:
     """Return what opening and the first answer take in a fresh process, after one warm-up."""
-    module = "hybridagi_steps.bench.first_search"
+    module = "tests.benchmarks.first_search"
+    path, folder = path.absolute(), folder.absolute()
     found: list[dict[str, float]] = []
     for query in islice(cycle(queries), starts + 1):
-        command = [sys.executable, "-m", module, str(path), query, str(folder)]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE)  # noqa: S603 - our module
+        command = [
+            sys.executable,
+            "-m",
+            module,
+            str(path.absolute()),
+            query,
+            str(folder.absolute()),
+        ]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=CHECKOUT)
         found.append(orjson.loads(done.stdout))
     return {
         f"{name}_ms": median(sample[name] for sample in found[1:]) * 1e3

@@ -23,8 +23,12 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import orjson
 
-from hybridagi_steps.bench.corpus import STEPS_PER_RUN, USERS, made_queries, made_steps
-from hybridagi_steps.bench.peers import (
+from hybridagi_steps.embedders.resolution import resolve_embedder
+from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows
+from hybridagi_steps.records.step_text import own_text
+from tests.benchmarks import CHECKOUT
+from tests.benchmarks.corpus import STEPS_PER_RUN, USERS, made_queries, made_steps
+from tests.benchmarks.peers import (
     NOT_INSTALLED,
     OURS,
     SEARCHERS,
@@ -32,12 +36,9 @@ from hybridagi_steps.bench.peers import (
     VectorSearcher,
     chosen,
 )
-from hybridagi_steps.bench.peers.memory_index import MemoryIndex, RowsKnown
-from hybridagi_steps.bench.tables import Table, number
-from hybridagi_steps.bench.timing import Sample, Samples, interleaved, ratio, timed, typical
-from hybridagi_steps.embedders.resolution import resolve_embedder
-from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows
-from hybridagi_steps.records.step_text import own_text
+from tests.benchmarks.peers.memory_index import MemoryIndex, RowsKnown
+from tests.benchmarks.tables import Table, number
+from tests.benchmarks.timing import Sample, Samples, interleaved, ratio, timed, typical
 
 K = 10
 ADDS = 1_000
@@ -93,10 +94,11 @@ def _in_one_thread(
 ) -> dict[str, Any]:
     """Measure one size in a fresh process whose libraries use one thread."""
     path = corpus_file(folder, size, embedder)
-    arguments = orjson.dumps([str(path), size, rounds, peers]).decode()
-    done = subprocess.run(  # noqa: S603 - our own module
+    arguments = orjson.dumps([str(path.absolute()), size, rounds, peers]).decode()
+    done = subprocess.run(
         [sys.executable, "-m", __spec__.name, arguments],
         check=True,
+        cwd=CHECKOUT,
         stdout=subprocess.PIPE,
         env={**os.environ, **dict.fromkeys(_THREADS, "1")},
     )
@@ -241,7 +243,7 @@ def _add_turn(searcher: VectorSearcher, corpus: Corpus, size: int) -> Callable[[
         rows = np.arange(first := next(starts), first + ADDS)
         searcher.add(rows, corpus.vectors[rows], [corpus.users[row] for row in rows])
         found = searcher.search(corpus.vectors[rows[-1]], K)
-        assert int(rows[-1]) in found  # noqa: S101 - else it was not searchable
+        assert int(rows[-1]) in found
 
     return add_and_search
 

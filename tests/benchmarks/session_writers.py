@@ -23,10 +23,10 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, NamedTuple, TypedDict
 
-from hybridagi_steps.bench.peers import OURS
 from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.stores import Durability
 from hybridagi_steps.stores.sqlite import SqliteStepStore
+from tests.benchmarks.peers import OURS
 
 SESSION = "bench"
 _START_SECONDS, _END_SECONDS = 120, 1800
@@ -125,8 +125,8 @@ def _read_ours(folder: Path) -> list[str]:
 
 
 def _open_agents(folder: Path, durability: Durability) -> Append:
-    from hybridagi_steps.bench.peers import StepRecord
-    from hybridagi_steps.bench.peers.agents_session import SessionWriter
+    from tests.benchmarks.peers import StepRecord
+    from tests.benchmarks.peers.agents_session import SessionWriter
 
     writer = SessionWriter(folder, durability)
     unused: Any = None

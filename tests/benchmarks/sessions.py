@@ -16,13 +16,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hybridagi_steps.bench.conditions import conditions
-from hybridagi_steps.bench.session_writers import RIVALS, SESSION, contest, kill_loop
-from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
-from hybridagi_steps.bench.timing import interleaved, ratio, typical
 from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
 from hybridagi_steps.stores import Durability
 from hybridagi_steps.stores.sqlite import SqliteStepStore
+from tests.benchmarks.conditions import conditions
+from tests.benchmarks.session_writers import RIVALS, SESSION, contest, kill_loop
+from tests.benchmarks.tables import Table, number, print_json, print_tables
+from tests.benchmarks.timing import interleaved, ratio, typical
 
 _ANSWER = "The fare rules allow a change until two hours before departure. " * 8
 _CONTEXTS = (100, 1_000)

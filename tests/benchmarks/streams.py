@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from hybridagi_steps.bench.conditions import conditions
-from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
+from tests.benchmarks.conditions import conditions
+from tests.benchmarks.tables import Table, number, print_json, print_tables
 
 _PROGRAM = """
 import asyncio, pathlib
@@ -104,7 +104,7 @@ def _server(load: _Load) -> Generator[_Server]:
         folder = Path(name)
         (folder / "paced_program.py").write_text(program)
         options = ["--program", "paced_program:paced", "--port", "0", "--max-streams", most]
-        process = subprocess.Popen(  # noqa: S603 - this very program
+        process = subprocess.Popen(
             [sys.executable, "-m", "hybridagi_steps", "serve", *options],
             cwd=folder,
             stdout=subprocess.PIPE,
@@ -112,7 +112,7 @@ def _server(load: _Load) -> Generator[_Server]:
             env={**os.environ, "HYBRIDAGI_STEPS_TOKEN": _TOKEN, "DSPY_CACHEDIR": name},
         )
         try:
-            assert process.stdout is not None  # noqa: S101 - asked for above
+            assert process.stdout is not None
             said = [process.stdout.readline() for _ in range(2)][1]
             port = int(said.partition("/#")[0].rpartition(":")[2])
             yield _Server(folder, process, port)

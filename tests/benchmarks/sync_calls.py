@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from hybridagi_steps.memory import Durability
+from tests.benchmarks import CHECKOUT
 
 APPENDS = 20
 MARK = "hybridagi-steps-appends"
@@ -32,7 +33,7 @@ def syncs_per_append(peer: str, durability: Durability) -> float | None:
         log = Path(folder) / "calls"
         program = [sys.executable, "-m", __spec__.name, peer, durability]
         command = [strace, "-f", "-qq", "-e", _CALLS, "-o", str(log), *program]
-        done = subprocess.run(command, check=False, capture_output=True)  # noqa: S603 - our words
+        done = subprocess.run(command, check=False, capture_output=True, cwd=CHECKOUT)
         if done.returncode:
             return None
         return count_syncs(log.read_text("utf-8", errors="replace")) / APPENDS
@@ -47,13 +48,13 @@ def count_syncs(log: str) -> int:
 
 def append_between_marks(peer: str, durability: Durability) -> None:
     """Append steps one by one; two harmless system calls mark where."""
-    from hybridagi_steps.bench.corpus import real_steps
-    from hybridagi_steps.bench.peers import WRITERS
-    from hybridagi_steps.bench.write_peers import record_of
+    from tests.benchmarks.corpus import real_steps
+    from tests.benchmarks.peers import WRITERS
+    from tests.benchmarks.write_peers import record_of
 
     records = [record_of(step) for step in real_steps(2 * APPENDS, run_id="one run")]
     adapter = next(writer for writer in WRITERS if writer.name == peer).load()
-    assert adapter is not None  # noqa: S101 - only installed peers are traced
+    assert adapter is not None
     with tempfile.TemporaryDirectory() as folder:
         writer = adapter(Path(folder), durability)
         writer.add_each(records[:APPENDS])

@@ -17,11 +17,18 @@ from pathlib import Path
 from typing import Any, get_args
 from uuid import uuid4
 
-from hybridagi_steps.bench.conditions import conditions, counts
-from hybridagi_steps.bench.corpus import STEPS_PER_RUN, made_steps, payload
-from hybridagi_steps.bench.peers import check_names
-from hybridagi_steps.bench.tables import Table, number, print_json, print_tables
-from hybridagi_steps.bench.timing import (
+from hybridagi_steps.deriving import derive_texts, derive_vectors
+from hybridagi_steps.memory import Durability, StepMemory
+from hybridagi_steps.protocols import StepStore
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.ids import new_id
+from hybridagi_steps.stores import open_store
+from hybridagi_steps.stores.body import encode_body
+from tests.benchmarks.conditions import conditions, counts
+from tests.benchmarks.corpus import STEPS_PER_RUN, made_steps, payload
+from tests.benchmarks.peers import check_names
+from tests.benchmarks.tables import Table, number, print_json, print_tables
+from tests.benchmarks.timing import (
     Samples,
     Stopwatch,
     fastest,
@@ -30,14 +37,7 @@ from hybridagi_steps.bench.timing import (
     ratio,
     typical,
 )
-from hybridagi_steps.bench.write_peers import BATCH, measure_peers, peer_tables
-from hybridagi_steps.deriving import derive_texts, derive_vectors
-from hybridagi_steps.memory import Durability, StepMemory
-from hybridagi_steps.protocols import StepStore
-from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.ids import new_id
-from hybridagi_steps.stores import open_store
-from hybridagi_steps.stores.body import encode_body
+from tests.benchmarks.write_peers import BATCH, measure_peers, peer_tables
 
 FLOOR, STORE, MEMORY = "bare sqlite3", "store", "memory.add"
 RANDOM_IDS, IDS_IN_ORDER = "random ids", "ids in order"
@@ -198,7 +198,7 @@ def _read_run(folder: Path) -> dict[str, Any]:
 
         def ours() -> None:
             found = list(memory.iter_steps({"run_id": f"run-{next(runs)}"}))
-            assert len(found) == STEPS_PER_RUN  # noqa: S101 - else the time means nothing
+            assert len(found) == STEPS_PER_RUN
 
         def bare() -> None:
             connection.execute(_READ, (500, 500 + STEPS_PER_RUN)).fetchall()

@@ -14,8 +14,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
-from hybridagi_steps.bench.corpus import STEPS_PER_RUN, payload, real_steps
-from hybridagi_steps.bench.peers import (
+from hybridagi_steps.memory import Durability
+from hybridagi_steps.records.agent_step import AgentStep
+from tests.benchmarks.corpus import STEPS_PER_RUN, payload, real_steps
+from tests.benchmarks.peers import (
     NOT_INSTALLED,
     OURS,
     SAVERS,
@@ -26,11 +28,9 @@ from hybridagi_steps.bench.peers import (
     chosen,
     folder_bytes,
 )
-from hybridagi_steps.bench.sync_calls import syncs_per_append
-from hybridagi_steps.bench.tables import Table, number
-from hybridagi_steps.bench.timing import Sample, Samples, in_turns, interleaved, ratio, typical
-from hybridagi_steps.memory import Durability
-from hybridagi_steps.records.agent_step import AgentStep
+from tests.benchmarks.sync_calls import syncs_per_append
+from tests.benchmarks.tables import Table, number
+from tests.benchmarks.timing import Sample, Samples, in_turns, interleaved, ratio, typical
 
 BATCH = 1_000
 ROUNDS = 10
@@ -175,7 +175,7 @@ def _next_read(writer: StepWriter) -> Callable[[], None]:
 
     def read() -> None:
         found = writer.read_run(f"run-{next(runs)}")
-        assert found == STEPS_PER_RUN  # noqa: S101 - else the time means nothing
+        assert found == STEPS_PER_RUN
 
     return read
 

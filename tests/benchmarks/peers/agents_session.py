@@ -20,9 +20,9 @@ from typing import Any
 
 from agents import SQLiteSession
 
-from hybridagi_steps.bench.peers import StepRecord
-from hybridagi_steps.bench.peers.sqlite_settings import read_back
 from hybridagi_steps.memory import Durability
+from tests.benchmarks.peers import StepRecord
+from tests.benchmarks.peers.sqlite_settings import read_back
 
 
 class _Session(SQLiteSession):
@@ -94,7 +94,7 @@ class SessionWriter:
 class DocumentedSessionWriter(SessionWriter):
     """Sessions as they come, whatever durability ours has."""
 
-    def __init__(self, folder: Path, durability: Durability) -> None:  # noqa: ARG002 - it has none
+    def __init__(self, folder: Path, durability: Durability) -> None:
         super().__init__(folder, "full")
 
 

@@ -19,9 +19,9 @@ from typing import Any, cast
 import chromadb
 from chromadb.config import Settings
 
-from hybridagi_steps.bench.peers import StepRecord
 from hybridagi_steps.memory import Durability
 from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows
+from tests.benchmarks.peers import StepRecord
 
 _LARGEST_ADD = 5_000
 
@@ -36,7 +36,7 @@ def _collection(folder: Path, name: str) -> Any:
 class ChromaWriter:
     """One collection of steps."""
 
-    def __init__(self, folder: Path, durability: Durability) -> None:  # noqa: ARG002 - it has none
+    def __init__(self, folder: Path, durability: Durability) -> None:
         self._client, self._collection = _collection(folder, "steps")
         with closing(sqlite3.connect(folder / "chroma" / "chroma.sqlite3")) as beside:
             journal = beside.execute("PRAGMA journal_mode").fetchone()[0]

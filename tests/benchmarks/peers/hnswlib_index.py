@@ -26,7 +26,7 @@ class HnswlibIndex:
 
     settings = f"HNSW, M {_M}, ef_construction {_CONSTRUCTION}, ef {_SEARCH}; in memory only"
 
-    def __init__(self, folder: Path) -> None:  # noqa: ARG002 - nothing is written
+    def __init__(self, folder: Path) -> None:
         self._index: Any = None
         self._users: list[str] = []
 

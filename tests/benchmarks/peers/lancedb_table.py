@@ -19,9 +19,9 @@ import lancedb
 import pyarrow as pa
 from lancedb.index import Bitmap, BTree, IvfPq
 
-from hybridagi_steps.bench.peers import StepRecord
 from hybridagi_steps.memory import Durability
 from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows
+from tests.benchmarks.peers import StepRecord
 
 INDEX_FROM = 100_000
 """Rows from which its documentation advises a vector index."""
@@ -33,7 +33,7 @@ class LanceWriter:
 
     settings = "one new version per commit, no durability setting"
 
-    def __init__(self, folder: Path, durability: Durability) -> None:  # noqa: ARG002 - it has none
+    def __init__(self, folder: Path, durability: Durability) -> None:
         self._connection = lancedb.connect(folder / "lance")
         self._table: lancedb.table.Table | None = None
 
@@ -62,13 +62,13 @@ class LanceWriter:
 
     def settle(self) -> None:
         """Compact the fragments and index the runs."""
-        assert self._table is not None  # noqa: S101 - something was written before
+        assert self._table is not None
         self._table.create_index("run_id", config=BTree())
         self._table.optimize()
 
     def read_run(self, run_id: str) -> int:
         """Read the rows of a run."""
-        assert self._table is not None  # noqa: S101 - something was written before
+        assert self._table is not None
         found = self._table.search().where(f"run_id = '{run_id}'").select(["id", "body"])
         return len(found.limit(1_000).to_list())
 
@@ -137,5 +137,5 @@ class LanceSearcher:
         return asked.limit(k).to_arrow()["row"].to_pylist()
 
     def _found(self) -> lancedb.table.Table:
-        assert self._table is not None  # noqa: S101 - something was added before
+        assert self._table is not None
         return self._table

@@ -22,9 +22,9 @@ from langgraph.channels import DeltaChannel
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import END, START, StateGraph
 
-from hybridagi_steps.bench.peers import StepRecord
-from hybridagi_steps.bench.peers.sqlite_settings import read_back
 from hybridagi_steps.memory import Durability
+from tests.benchmarks.peers import StepRecord
+from tests.benchmarks.peers.sqlite_settings import read_back
 
 
 def _extended(held: list[Any], writes: Sequence[list[Any]]) -> list[Any]:
@@ -50,7 +50,7 @@ class BareLoop:
         self._graph: Any = None
         self._config: Any = {}
 
-    def _open(self, folder: Path, durability: Durability) -> SqliteSaver | None:  # noqa: ARG002
+    def _open(self, folder: Path, durability: Durability) -> SqliteSaver | None:
         """Save nothing."""
         return None
 
@@ -111,7 +111,7 @@ class SaverLoop(BareLoop):
 class DocumentedSaverLoop(SaverLoop):
     """The saver on the connection that `from_conn_string` makes: synchronous FULL."""
 
-    def _open(self, folder: Path, durability: Durability) -> SqliteSaver | None:  # noqa: ARG002
+    def _open(self, folder: Path, durability: Durability) -> SqliteSaver | None:
         return super()._open(folder, "full")
 
 

@@ -17,15 +17,15 @@ from pathlib import Path
 from langgraph.store.base import PutOp
 from langgraph.store.sqlite import SqliteStore
 
-from hybridagi_steps.bench.peers import StepRecord
-from hybridagi_steps.bench.peers.sqlite_settings import read_back
 from hybridagi_steps.memory import Durability
+from tests.benchmarks.peers import StepRecord
+from tests.benchmarks.peers.sqlite_settings import read_back
 
 
 class DocumentedStoreWriter:
     """The store on the connection that `from_conn_string` makes."""
 
-    def __init__(self, folder: Path, durability: Durability) -> None:  # noqa: ARG002 - it has none
+    def __init__(self, folder: Path, durability: Durability) -> None:
         self._connection = sqlite3.connect(
             folder / "store.db", check_same_thread=False, isolation_level=None
         )

@@ -1,7 +1,7 @@
 """Our own vector index, called as a search calls it: a filter's rows are looked up first.
 
 The store is filled by `settle`, outside the clock, since the others' adds are compared with what
-the index takes; what a whole memory takes after appends stands in `bench search` as well.
+the index takes; what a whole memory takes after appends stands in `benchmarks search` as well.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class MemoryIndex:
         for first in range(0, len(self._waiting), _BATCH):
             steps = [_step(*waiting) for waiting in self._waiting[first : first + _BATCH]]
             stored = self._store.append(steps)
-            assert stored == [UUID(str(step.id)).int for step in steps]  # noqa: S101
+            assert stored == [UUID(str(step.id)).int for step in steps]
             self._filters.follow(stored[-1], np.empty(0, np.int64))
         self._waiting = []
 
@@ -79,7 +79,7 @@ class MemoryIndex:
         self._store.close()
 
     def _found(self) -> FaissIndex:
-        assert self._index is not None  # noqa: S101 - something was added before
+        assert self._index is not None
         return self._index
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hybridagi_steps.bench.peers import StepRecord
 from hybridagi_steps.memory import Durability, StepMemory
+from tests.benchmarks.peers import StepRecord
 
 
 class MemoryWriter:

@@ -15,13 +15,13 @@ class NumpyExact:
 
     settings = "one float32 matrix-vector product over everything; in memory"
 
-    def __init__(self, folder: Path) -> None:  # noqa: ARG002 - nothing is written
+    def __init__(self, folder: Path) -> None:
         self._vectors: FloatMatrix | None = None
         self._users = np.zeros(0, np.dtype("U16"))
 
     def add(self, rows: Rows, vectors: FloatMatrix, users: Sequence[str]) -> None:
         """Copy everything into a longer matrix."""
-        assert rows[0] == len(self._users)  # noqa: S101 - a row is its place
+        assert rows[0] == len(self._users)
         held = self._vectors
         self._vectors = vectors.copy() if held is None else np.concatenate([held, vectors])
         self._users = np.concatenate([self._users, np.asarray(users, self._users.dtype)])
@@ -43,7 +43,7 @@ class NumpyExact:
         self._vectors = None
 
     def _found(self) -> FloatMatrix:
-        assert self._vectors is not None  # noqa: S101 - something was added before
+        assert self._vectors is not None
         return self._vectors
 
 

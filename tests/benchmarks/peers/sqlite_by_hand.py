@@ -12,9 +12,9 @@ from pathlib import Path
 
 import orjson
 
-from hybridagi_steps.bench.peers import StepRecord
-from hybridagi_steps.bench.peers.sqlite_settings import read_back
 from hybridagi_steps.memory import Durability
+from tests.benchmarks.peers import StepRecord
+from tests.benchmarks.peers.sqlite_settings import read_back
 
 _INSERT = "INSERT INTO step (run_id, body) VALUES (?, ?)"
 _READ = "SELECT body FROM step WHERE run_id = ? ORDER BY row"
