@@ -25,6 +25,7 @@ from tests.benchmarks import (
     search,
     write,
 )
+from tests.benchmarks import walks as walk_counts
 from tests.benchmarks.peers import NOT_INSTALLED
 from tests.benchmarks.ranking import ndcg, recall, reciprocal_rank_fusion
 from tests.benchmarks.retrieval_tasks import Question, Task, half_of_runs
@@ -274,3 +275,12 @@ def test_nothing_to_measure_is_refused() -> None:
         interleaved({"us": list}, 0)
     with pytest.raises(InvalidSettingError, match="2,000 steps"):
         search.measure(sizes="10000,500", peers="none")
+
+
+def test_walks_count_what_is_called_and_add_is_the_shortest() -> None:
+    walks = walk_counts.measure()["walks"]
+    add = walks["memory.add"]
+    for counts in walks.values():
+        assert counts["files"] <= counts["functions"] <= counts["calls"]
+        assert counts["files"] <= counts["changes"] <= counts["calls"]
+        assert all(counts[name] >= add[name] for name in add)
