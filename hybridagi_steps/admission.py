@@ -7,6 +7,8 @@ never reaches a disk, an index or a log.
 
 from __future__ import annotations
 
+import re
+from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -36,6 +38,13 @@ _CONVENTION = frozenset(
     content score value left_out""".split()  # noqa: SIM905 - a paragraph reads better than its quotes
 )
 """Keys by which steps are read; none of them is a secret."""
+_PAYLOADS = frozenset(("data", "file_data"))
+"""Keys under which providers put the bytes of a picture, a sound or a file."""
+_DATA_URL = re.compile(r"(data:[^,\s]*;base64,)([A-Za-z0-9+/]+={0,2})")
+_BASE64 = re.compile(r"[A-Za-z0-9+/]{6,}={0,2}")
+_READABLE = re.compile(rb"[ -~]{6,}")
+"""What a person would read in the bytes of a picture: comments, titles, places."""
+_REMOVED = b64encode(b"[redacted]").decode()
 
 
 def admitted(steps: object, redact: Redact | None) -> list[AgentStep]:
@@ -89,7 +98,9 @@ def checked_redact(redact: Redact | None) -> Redact | None:
 def redacted(value: Any, redact: Redact) -> Any:
     """Return `value` with `redact` applied to every string in it, keys of dicts included.
 
-    The keys by which a step is read (`purpose`, `result`, …) stay as they are.
+    The keys by which a step is read (`purpose`, `result`, …) stay as they are. A text in base64, in
+    a data URL too, is redacted as what it says; a picture or sound that holds such a text is left
+    out.
 
     Raises:
         InvalidStepError: `redact` returned something else than a string.
@@ -107,11 +118,35 @@ def redacted(value: Any, redact: Redact) -> Any:
         while name in kept:
             twice[wanted] += 1
             name = f"{wanted}'{twice[wanted] + 1}"
-        kept[name] = redacted(item, redact)
+        payload = key in _PAYLOADS and isinstance(item, str)
+        kept[name] = _text(redact, item, payload=True) if payload else redacted(item, redact)
     return kept
 
 
-def _text(redact: Redact, text: str) -> str:
+def _text(redact: Redact, text: str, *, payload: bool = False) -> str:
+    if "base64," in text:
+        text = _DATA_URL.sub(lambda url: url[1] + _decoded(redact, url[2], payload=True), text)
+    elif len(text) % 4 == 0 and _BASE64.fullmatch(text):
+        text = _decoded(redact, text, payload=payload)
+    return _said(redact, text)
+
+
+def _decoded(redact: Redact, text: str, *, payload: bool) -> str:
+    """Return a base64 text without what `redact` takes out of what it stands for."""
+    try:
+        raw = b64decode(text, validate=True)
+    except ValueError:
+        return text
+    try:
+        said = raw.decode()
+    except UnicodeDecodeError:
+        runs = [run.decode() for run in _READABLE.findall(raw)] if payload else []
+        return text if all(_said(redact, run) == run for run in runs) else _REMOVED
+    kept = _said(redact, said)
+    return text if kept == said else b64encode(kept.encode(errors="replace")).decode()
+
+
+def _said(redact: Redact, text: str) -> str:
     kept = redact(text)
     if not isinstance(kept, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
         raise InvalidStepError(f"redact returned a {type(kept).__name__}; it must return a string.")

@@ -184,7 +184,7 @@ def _redacted_part(value: Any, redact: Redact) -> Any:
         elif key in _NESTED:
             kept[key] = _redacted_part(item, redact)
         elif key in _KEYS:
-            kept[key] = redacted(item, redact)
+            kept[key] = redacted({key: item}, redact).popitem()[1]
         else:
             unknown[key] = item
     return {**kept, **redacted(unknown, redact)}

@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from hybridagi_steps.admission import Redact
+from hybridagi_steps.admission import Redact, redacted
 from hybridagi_steps.records.event import StepDelta, StepEventType
 from hybridagi_steps.records.ids import new_id
 from hybridagi_steps.records.message import Step
@@ -49,7 +49,7 @@ class SafeText:
         if len(self.raw) - self._looked_at < _WORTH_REDACTING or len(self.raw) <= HELD_BACK:
             return ""
         self._looked_at = len(self.raw)
-        safe = self._redact(self.raw)[:-HELD_BACK]
+        safe = redacted(self.raw, self._redact)[:-HELD_BACK]
         if not safe.startswith(self.shown):
             return ""
         added = safe[len(self.shown) :]
@@ -62,7 +62,7 @@ class SafeText:
 
     def whole(self) -> str:
         """Return all of it, redacted."""
-        return self.raw if self._redact is None else self._redact(self.raw)
+        return self.raw if self._redact is None else redacted(self.raw, self._redact)
 
 
 class Draft:

@@ -1,0 +1,311 @@
+"""Secrets go in through every entrance of a memory that redacts; none comes out anywhere.
+
+Each test plants secrets and lets the net look at every byte of every file, every log record with
+its traceback, every event, export, picture and answer. What is stored as it is by design (ids,
+names that calls are matched by) is the list in `AS_GIVEN`, which guarantees.md repeats.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from canaries import Canaries, LogNet, redact
+from runner_cases import SyncAgent, collected, thought
+
+import hybridagi_steps as hs
+from hybridagi_steps import AgentStep, StepMemory
+from hybridagi_steps.exchange import export_file, import_file
+from hybridagi_steps.testing import ScriptedLM, ToolCall
+
+AS_GIVEN = {
+    "step ids": ("id", "parent_id", "run_id", "session_id", "user_id", "program_id", "scope"),
+    "message ids": ("id", "session_id", "run_id", "tool_call_id", "agent_step_id"),
+    "keys": ("idempotency_key",),
+}
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Iterator[Canaries]:
+    """Plants and looks; at the end nothing may have leaked."""
+    net, logs, root = Canaries(tmp_path), LogNet(), logging.getLogger()
+    level = root.level
+    root.addHandler(logs)
+    root.setLevel(logging.DEBUG)
+    for name in ("hybridagi_steps", "dbos", "dspy", "uvicorn", "mcp"):
+        logging.getLogger(name).addHandler(logs)
+    try:
+        yield net
+    finally:
+        root.setLevel(level)
+        for name in ("", "hybridagi_steps", "dbos", "dspy", "uvicorn", "mcp"):
+            logging.getLogger(name).removeHandler(logs)
+    net.look_at("log", "\n".join(logs.lines))
+    assert net.leaks() == {}
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[StepMemory]:
+    with StepMemory(tmp_path / "steps.db", embedder="hashing", redact=redact) as opened:
+        yield opened
+
+
+def look_at_all(net: Canaries, memory: StepMemory, tmp_path: Path) -> None:
+    """Look at everything that shows what is stored."""
+    memory.search("flush what is pending")
+    for form in ("jsonl", "otlp", "openai"):
+        path = tmp_path / f"out.{form}.jsonl"
+        export_file(memory, path, format=form)
+        net.look_at(form, path.read_bytes())
+    for run in memory.runs():
+        steps = memory.run(run.run_id)
+        net.look_at("notebook", steps._repr_html_())
+        net.look_at("run", str(run))
+        net.look_at("text", str(steps))
+        net.look_at("repr", repr(steps))
+    for summary in asyncio.run(memory.repository().sessions()):
+        net.look_at("session", repr(summary))
+        for step in asyncio.run(memory.repository().get_steps(summary.session_id)):
+            net.look_at("message", repr(step))
+    memory.flush()
+
+
+class TestSteps:
+    def test_added_by_hand(self, net: Canaries, memory: StepMemory, tmp_path: Path) -> None:
+        plant = net.plant
+        error = ValueError(plant("an exception"))
+        step = AgentStep.model_validate(
+            {
+                "step_type": "Action",
+                "run_id": "r",
+                "inputs": {
+                    "purpose": plant("purpose"),
+                    "tool": plant("tool"),
+                    "arguments": {plant("argument name"): [{"deep": [plant("nested")]}]},
+                    "bytes": plant("bytes").encode(),
+                    "url": f"data:text/plain;base64,{b64(plant('data URL'))}",
+                    "error": error,
+                    "set": {plant("set")},
+                    "tuple": (plant("tuple"),),
+                },
+                "outputs": {"result": plant("result"), plant("output name"): 1},
+                "metadata": {plant("metadata key"): plant("metadata value")},
+                "extra_field": plant("extra field"),
+                plant("extra name"): 1,
+            }
+        )
+        memory.add(step)
+        memory.score("r", 0.5, plant("feedback"))
+        query = plant("query")
+        hits = memory.search(f"{query} ordinary")
+        net.look_at("hits", [str(hit.step) for hit in hits])
+        memory.update(step.model_copy(update={"outputs": {"result": plant("updated")}}))
+        look_at_all(net, memory, tmp_path)
+
+    def test_refusals_quote_nothing(self, net: Canaries, memory: StepMemory) -> None:
+        refused: list[Any] = [
+            AgentStep(step_type="Action", inputs=nested(net.plant("too deep"))),
+            AgentStep(step_type="Action", inputs={"purpose": net.plant("too large") + " x" * 5_000_000}),
+        ]
+        for step in refused:
+            with pytest.raises(hs.errors.InvalidStepError) as caught:
+                memory.add(step)
+            logging.getLogger("hybridagi_steps").debug("refused", exc_info=caught.value)
+
+
+def nested(text: str) -> dict[str, Any]:
+    """Return values nested too deep to be kept."""
+    value: dict[str, Any] = {"text": text}
+    for _ in range(80):
+        value = {"in": value}
+    return value
+
+
+def b64(text: str) -> str:
+    """Return a text as base64."""
+    return base64.b64encode(text.encode()).decode()
+
+
+def image(text: str) -> str:
+    """Return a picture's bytes with a text chunk, as base64."""
+    chunk = text.encode()
+    head = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\xff\xfe"
+    return base64.b64encode(head + b"tEXtComment\x00" + chunk + b"\xfa\x00\xae\x42").decode()
+
+
+class TestRecorded:
+    def test_programs(self, net: Canaries, memory: StepMemory, tmp_path: Path) -> None:
+        plant = net.plant
+        result, failing = plant("tool result"), plant("tool error")
+
+        def look(place: str, **more: Any) -> str:
+            return result
+
+        def fail() -> str:
+            raise ValueError(failing)
+
+        look.__doc__ = f"Look somewhere. {plant('tool description')}"
+        tools = [dspy.Tool(look, arg_desc={"place": plant("argument description")}), dspy.Tool(fail)]
+        argument, thought, answer = plant("tool argument"), plant("thought"), plant("answer")
+        script: list[Any] = [
+            {"next_thought": thought, "next_tool_name": "look", "next_tool_args": {"place": argument}},
+            {"next_thought": "t", "next_tool_name": "fail", "next_tool_args": {}},
+            {"next_thought": "t", "next_tool_name": "finish", "next_tool_args": {}},
+            {"reasoning": plant("reasoning"), "answer": answer},
+        ]
+        signature = dspy.Signature("question -> answer", plant("instructions"))
+        with dspy.context(lm=ScriptedLM(script)), hs.record(memory, session_id="s") as run:
+            dspy.ReAct(signature, tools=tools)(question=plant("question"))
+        net.look_at("recorded", run.steps._repr_html_() + str(run.errors) + run._repr_html_())
+        look_at_all(net, memory, tmp_path)
+
+    def test_failures_and_functions(
+        self, net: Canaries, memory: StepMemory, tmp_path: Path
+    ) -> None:
+        plant = net.plant
+
+        class Failing(dspy.Module):
+            def forward(self, **_: Any) -> Any:
+                try:
+                    raise KeyError(plant("cause"))
+                except KeyError as error:
+                    raise ValueError(plant("program error")) from error
+
+        with hs.record(memory) as run:
+            with pytest.raises(ValueError, match="canary"):
+                Failing()(**{"question": plant("keyword")})
+            hs.record_step(kind="action", purpose=plant("purpose"))(lambda x: {x: x})(
+                plant("argument")
+            )
+            with dspy.context(lm=ScriptedLM([RuntimeError(plant("LM error"))])):
+                with pytest.raises(Exception, match="canary"):
+                    dspy.Predict("question -> answer")(question=plant("asked"))
+        net.look_at("errors", [repr(error) for error in run.errors])
+        look_at_all(net, memory, tmp_path)
+
+
+def message_samples(net: Canaries) -> list[Any]:
+    """Return messages of every kind of part, each with secrets."""
+    plant = net.plant
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {
+            "name": "look",
+            "arguments": json.dumps({plant("argument key"): [plant("argument value")]}),
+        },
+    }
+    parts = [
+        {"type": "text", "text": plant("text part")},
+        {"type": "image_url", "image_url": {"url": f"https://e.x/?k={plant('image URL')}"}},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image(plant('PNG'))}"}},
+        {"type": "text", "text": f"see data:text/plain;base64,{b64(plant('text as base64'))}"},
+        {
+            "type": "document",
+            "title": plant("document title"),
+            "source": {"type": "base64", "media_type": "text/plain", "data": b64(plant("document"))},
+        },
+        {"type": "input_audio", "input_audio": {"data": b64(plant("audio")), "format": "wav"}},
+        {"type": "file", "file": {"file_data": b64(plant("file")), "filename": plant("file name")}},
+        {"type": "odd", "odd": {plant("odd key"): plant("odd value")}},
+    ]
+    return [
+        {"role": "system", "content": plant("system prompt")},
+        {"role": "user", "content": parts, "name": plant("speaker")},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [call],
+            "reasoning_content": plant("reasoning content"),
+            "metadata": {plant("message metadata key"): {"x": plant("message metadata value")}},
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": plant("tool message"), "name": "look"},
+        {
+            "role": "assistant",
+            "content": plant("assistant message"),
+            "content_for_user": plant("content for the user"),
+            "refusal": plant("refusal"),
+        },
+    ]
+
+
+class TestSessions:
+    def test_messages(self, net: Canaries, memory: StepMemory, tmp_path: Path) -> None:
+        repo = memory.repository()
+
+        async def talk() -> None:
+            await repo.append("s", message_samples(net))
+            steps = await repo.get_steps("s")
+            net.look_at("dicts", [step.to_message_dict() for step in steps])
+
+        asyncio.run(talk())
+        look_at_all(net, memory, tmp_path)
+
+    def test_by_a_runner(self, net: Canaries, memory: StepMemory, tmp_path: Path) -> None:
+        plant = net.plant
+        result, failing, asked = plant("result"), plant("failure"), list[Any]()
+
+        def look(place: str) -> str:
+            """Look."""
+            return result
+
+        def fail() -> str:
+            """Fail."""
+            raise ValueError(failing)
+
+        def consent(request: hs.ToolRequest) -> bool:
+            asked.append(request)
+            return request.tool != "denied"
+
+        def denied(why: str) -> str:
+            """Never run."""
+            return why
+
+        script: list[Any] = [
+            [plant("said beside a call"), ToolCall("look", {"place": plant("place")})],
+            [ToolCall("denied", {"why": plant("denied argument")})],
+            [ToolCall("fail", {})],
+            plant("answer") + " " + "and so on " * 40 + plant("late in a stream"),
+        ]
+
+        class Native(dspy.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.agent = dspy.ReActV2("question -> answer", tools=[look, fail, denied])
+
+            def forward(self, question: str) -> Any:
+                return self.agent(question=question)
+
+        config = hs.StepRunnerConfig(consent=consent, termination_summary=True)
+        agent = SyncAgent([look, fail, denied])
+        said = [
+            thought(plant("thought 1"), "look", place=plant("place 2")),
+            thought(plant("thought 2"), "denied", why=plant("denied argument 2")),
+            thought("t", "fail"),
+            thought("t", "finish"),
+            {"reasoning": plant("final reasoning"), "answer": plant("final answer")},
+        ]
+        del script, Native
+        runner = hs.StepRunner(agent, memory, config=config)
+
+        async def talk() -> None:
+            with dspy.context(lm=ScriptedLM(said)):
+                events = await collected(runner.run_stream("s", plant("user message")))
+                net.look_at("events", [event.model_dump(mode="json") for event in events])
+            with dspy.context(lm=ScriptedLM([RuntimeError(plant("LM failure"))] * 9)):
+                events = await collected(runner.run_stream("s", plant("second message")))
+                net.look_at("events", [event.model_dump(mode="json") for event in events])
+
+        asyncio.run(talk())
+        look_at_all(net, memory, tmp_path)
