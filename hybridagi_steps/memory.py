@@ -13,13 +13,14 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from hybridagi_steps.admission import Redact, admitted, check_vector, checked_redact, redacted
 from hybridagi_steps.arguments import StepId, Steps, Where, check_page, id_texts, in_every_scope
 from hybridagi_steps.background import START_AT
 from hybridagi_steps.binding import AUTO, EmbedderBinding
-from hybridagi_steps.erasure import erase
+from hybridagi_steps.erasure import Erased, erase, erase_all
 from hybridagi_steps.errors import InvalidStepError, MemoryClosedError, MemoryNotPicklableError
 from hybridagi_steps.lineage import Expand, ancestors
 from hybridagi_steps.protocols import Embedder, RunSummary
@@ -29,7 +30,7 @@ from hybridagi_steps.retrieval import Mode
 from hybridagi_steps.searching import Searcher
 from hybridagi_steps.step_index import IN_MEMORY, cache_path
 from hybridagi_steps.stores import Durability, address_text, open_store
-from hybridagi_steps.stores.address import lasting_address, shown_address
+from hybridagi_steps.stores.address import is_server, lasting_address, shown_address
 
 if TYPE_CHECKING:
     from hybridagi_steps.records.predictions import AgentStepList, Query, QueryList
@@ -158,20 +159,29 @@ class StepMemory:
             self._forget_cache()
         return deleted
 
-    def clear(self) -> None:
-        """Delete every step and session of this namespace, trial runs included."""
-        self._open_store.clear()
-        self._forget_cache()
+    def clear(self) -> Erased:
+        """Delete every step and session of this namespace, trial runs and durable ones included.
 
-    def purge(self, where: Where) -> int:
+        Returns:
+            What `purge` returns, of which only `unreached` means something.
+        """
+        erased = erase_all(self._open_store, self.namespace, self._file)
+        self._forget_cache()
+        return erased
+
+    def purge(self, where: Where) -> Erased:
         """Erase matching steps, trial runs included, from every file; return how many there were.
 
-        A filter of only a session or a user erases its messages, too; forks keep what they read.
+        A filter of only a session or a user erases messages and durable runs, too. Of a session
+        forks keep what they read; of a user nobody does: see `erasure`.
+
+        Returns:
+            A number whose `unreached` names files that may still hold some of it.
 
         Raises:
             InvalidFilterError: No condition at all; `clear` deletes everything.
         """
-        erased = erase(self._open_store, StepFilter.of(where))
+        erased = erase(self._open_store, StepFilter.of(where), self.namespace, self._file)
         self._open_store.compact()
         self._forget_cache()
         return erased
@@ -369,6 +379,21 @@ class StepMemory:
             EmbedderMismatchError: The file was built with one that cannot be had here.
         """
         return self._binding.known()
+
+    @property
+    def _file(self) -> Path | None:
+        """The memory's file; None when it is none."""
+        is_file = self.address != IN_MEMORY and not is_server(self.address)
+        return Path(self.address).absolute() if is_file else None
+
+    def note_queue(self, place: str) -> None:
+        """Remember a queue that holds texts of this memory, so that `purge` finds it.
+
+        Args:
+            place: The path of its file, or its address without a password.
+        """
+        if place not in self._open_store.places():
+            self._open_store.note_place(place)
 
     @property
     def _open_store(self) -> Any:

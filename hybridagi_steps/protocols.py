@@ -316,6 +316,14 @@ class StoreAdmin(Protocol):
         """Remember the embedder. Another than before drops all embeddings: a new epoch."""
         ...
 
+    def note_place(self, place: str) -> None:
+        """Note a file that holds texts of this store, such as a queue; twice is once."""
+        ...
+
+    def places(self) -> list[str]:
+        """Return what was noted, of all namespaces."""
+        ...
+
     def delete(self, ids: Sequence[str]) -> int:
         """Delete steps with text and embedding, leaving no trace in the data; return how many.
 

@@ -128,10 +128,15 @@ class SessionStore(Protocol):
         """
         ...
 
-    def pinned_steps(self, session_id: str) -> list[tuple[int, str]]:
+    def pinned_steps(
+        self, session_id: str, *, branch_id: int | None = None
+    ) -> list[tuple[int, str]]:
         """Return (sequence, id) of the AgentSteps pinned to a session's line, in that order.
 
         Steps of the same sequence stand as they were stored. An unknown session has none.
+
+        Raises:
+            SequenceConflictError: The branch is not one of this session.
         """
         ...
 
@@ -190,21 +195,25 @@ class BranchStore(Protocol):
 
 
 class SessionRemoval(Protocol):
-    """Forgets sessions for good, which nothing but an explicit request does."""
+    """Forgets what was said for good, which nothing but an explicit request does."""
 
     def delete_session(self, session_id: str) -> tuple[int, int]:
         """Delete a session with its attempts, and what no other session reads of it.
 
         Messages and AgentSteps that a fork still reads stay with the fork. Idempotency keys and
-        token counts go too. An unknown session is no error.
+        token counts go too, and forks no longer name it. An unknown session is no error.
 
         Returns:
             How many messages and how many AgentSteps were deleted.
         """
         ...
 
-    def sessions_of_user(self, user_id: str) -> list[str]:
-        """Return the sessions whose AgentSteps name this user and no other."""
+    def rewrite_messages(self, changed: Mapping[str, Step]) -> int:
+        """Put other messages in the place of some, by the ids of these; return how many there were.
+
+        The place stays: session, branch and sequence are those of the message before. It is what
+        erasing needs where another session reads on; nothing else changes a stored message.
+        """
         ...
 
 

@@ -103,9 +103,11 @@ def purge(
     metadata: Metadata = None,
     db: Db = DEFAULT_DB,
     namespace: Namespace = "default",
+    as_json: AsJson = False,
 ) -> None:
     """Erase what a filter names, for good; of --session or --user alone the messages, too."""
-    from hybridagi_steps.erasure import whole_sessions
+    from hybridagi_steps.cli import output
+    from hybridagi_steps.erasure import doomed_by
 
     where = step_filter(
         run_id=run,
@@ -125,11 +127,16 @@ def purge(
         if not yes:
             everything = where.model_copy(update={"scope": where.scope or "*"})
             count = sum(1 for _ in memory.iter_steps(everything))
-            sessions = len(whole_sessions(memory.repository().store, where))
+            sessions = len(doomed_by(memory.repository().store, where).sessions)
             _confirm(count, sessions, named(db))
         erased = memory.purge(where)
+    if as_json:
+        output.print_json({"erased": int(erased), "unreached": list(erased.unreached)})
+        return
     found = "" if erased else "nothing matched: "
-    typer.echo(f"{found}{erased:,} steps and messages erased from {named(db)}.")
+    typer.echo(f"{found}{int(erased):,} steps and messages erased from {named(db)}.")
+    for place in erased.unreached:
+        typer.echo(output.plain(f"not reached, and may still hold some of it: {place}"), err=True)
 
 
 def _confirm(count: int, sessions: int, db: str) -> None:

@@ -62,7 +62,7 @@ class InMemoryStepStore(InMemorySessions):
         self._durability = durability
         self._store_id = uuid4().hex
         self._embedder: tuple[str, int] | None = None
-        self._state = State()
+        self._state, self._places = State(), list[str]()
         self._closed = False
         self._lock = threading.RLock()
         rest_at_fork(self)
@@ -243,6 +243,14 @@ class InMemoryStepStore(InMemorySessions):
     def vacuum(self) -> None:
         """Delete what no session reads."""
         self.sweep()
+
+    def places(self) -> list[str]:
+        """Return what was noted."""
+        return list(self._places)
+
+    def note_place(self, place: str) -> None:
+        """Note another file of texts of this store."""
+        self._places = sorted({*self._places, place})
 
     def compact(self) -> None:
         """Do nothing: what was deleted is gone already."""

@@ -6,7 +6,7 @@ branch is read is worked out anew when a pointer has moved. No lock; the store h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
@@ -192,11 +192,33 @@ class Branches:
             return []
         for key in [key for key in self.keys if key[0] == session_id]:
             del self.keys[key]
+        for session in self.sessions.values():
+            if session.forked_from == session_id:
+                session.forked_from = session.forked_at = None
         own = [b for b in self.branches.values() if b.session_id in (session_id, "")]
         for branch in own:
             branch.pointed = True
         self._move()
         return own
+
+    def rewrite(self, changed: Mapping[str, tuple[str, Written]]) -> int:
+        """Put other messages, each an id and what is written, in the place of some."""
+        there = 0
+        for branch in self.branches.values():
+            for place, old in enumerate(branch.messages):
+                if old.id not in changed:
+                    continue
+                new_id, written = changed[old.id]
+                kept = branch.messages[place] = KeptMessage(old.sequence, new_id, written)
+                del self.messages[old.id]
+                self.messages[new_id] = kept
+                self._forget_tokens(old.id)
+                there += 1
+        return there
+
+    def _forget_tokens(self, message_id: str) -> None:
+        for key in [key for key in self.tokens if key[0] == message_id]:
+            del self.tokens[key]
 
     def sweep(self, only: list[Branch] | None = None) -> tuple[int, dict[int, int]]:
         """Delete messages that no session and no attempt under way reads.
@@ -221,8 +243,7 @@ class Branches:
             gone += len(dropped)
             for message in dropped:
                 del self.messages[message.id]
-                for key in [key for key in self.tokens if key[0] == message.id]:
-                    del self.tokens[key]
+                self._forget_tokens(message.id)
             if last == 0:
                 del self.branches[branch_id]
         self._move()

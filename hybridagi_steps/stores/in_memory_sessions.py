@@ -121,10 +121,15 @@ class InMemorySessions(ABC):
         with self._opened() as state:
             return state.sessions.branch_of(session_id, branch_id).end
 
-    def pinned_steps(self, session_id: str) -> list[tuple[int, str]]:
+    def pinned_steps(
+        self, session_id: str, *, branch_id: int | None = None
+    ) -> list[tuple[int, str]]:
         """Return the AgentSteps pinned to a session's line."""
         with self._opened() as state:
-            line = state.sessions.lineage(session_id)
+            if session_id not in state.sessions.sessions:
+                return []
+            chain = state.sessions.branch_of(session_id, branch_id).chain()
+            line = {branch.id: last for branch, last in chain}
             found = [
                 (kept.pin.sequence, id_text(kept.step.id))
                 for kept in state.steps.values()
@@ -219,14 +224,11 @@ class InMemorySessions(ABC):
                 branch.session_id = ""
             return gone
 
-    def sessions_of_user(self, user_id: str) -> list[str]:
-        """Return the sessions whose AgentSteps name this user and no other."""
+    def rewrite_messages(self, changed: Mapping[str, Step]) -> int:
+        """Put other messages in the place of some."""
+        written = {old: (message.id, encode_message(message)) for old, message in changed.items()}
         with self._opened() as state:
-            return [
-                session_id
-                for session_id in sorted(state.sessions.sessions)
-                if state.users_of(session_id) == {user_id}
-            ]
+            return state.sessions.rewrite(written)
 
     def sweep(self) -> tuple[int, int]:
         """Delete what no session and no attempt under way reads; return messages and steps."""

@@ -162,17 +162,6 @@ class State:
         self.remove_empty_runs()
         return messages, len(rows)
 
-    def users_of(self, session_id: str) -> set[str]:
-        """Return the users that the AgentSteps of a session's lineage name."""
-        lineage = self.sessions.lineage(session_id)
-        return {
-            stored.step.user_id
-            for stored in self.steps.values()
-            if stored.step.user_id is not None
-            and stored.pin is not None
-            and stored.pin.sequence <= lineage.get(stored.pin.branch_id, 0)
-        }
-
     def remove_empty_runs(self) -> None:
         """Forget runs without steps and what was said about them."""
         for run_id in [run_id for run_id, run in self.runs.items() if not run]:

@@ -286,13 +286,34 @@ class BranchContract:
         assert [attempt.current for attempt in store.attempts("fork")] == [True]
         assert contents(store, "fork") == ["new"]
 
-    def test_sessions_of_a_user(self, store: SessionStepStore) -> None:
-        store.commit("one", said(2), [step(id="a", user_id="u")])
-        store.commit("both", said(1), [step(id="b", user_id="u"), step(id="c", user_id="v")])
-        store.commit("none", said(1), [step(id="d")])
-        store.fork("one", 1, "fork")
-        assert store.sessions_of_user("u") == ["fork", "one"]
-        assert store.sessions_of_user("v") == store.sessions_of_user("\ud800") == []
+    def test_a_message_is_rewritten_where_it_stands(self, store: SessionStepStore) -> None:
+        store.commit("s", said(3))
+        store.fork("s", 2, "fork")
+        old = store.messages("s")[1]
+        store.save_message_tokens({old.id: 7}, "c")
+        new = message("other")
+        assert store.rewrite_messages({old.id: new, "unknown": message("x")}) == 1
+        assert contents(store, "fork") == ["1", "other"]
+        assert [kept.sequence for kept in store.messages("s")] == [1, 2, 3]
+        assert store.place_of(old.id) is None
+        assert store.place_of(new.id) == ("s", 2)
+        assert store.message_tokens([old.id, new.id], "c") == {}
+        assert store.verify() == []
+
+    def test_the_steps_of_an_attempt(self, store: SessionStepStore) -> None:
+        store.commit("s", said(1), [step(id="a")])
+        attempt = store.branch_at("s", 1)
+        store.commit("s", [message("try")], [step(id="b")], branch_id=attempt)
+        assert store.pinned_steps("s") == [(1, "a")]
+        assert store.pinned_steps("s", branch_id=attempt) == [(1, "a"), (2, "b")]
+        assert store.pinned_steps("unknown") == []
+
+    def test_places_are_noted_once(self, store: SessionStepStore) -> None:
+        store.note_place("/b.runs")
+        store.note_place("/a.runs")
+        store.note_place("/b.runs")
+        assert {"/a.runs", "/b.runs"} <= set(store.places())
+        assert len(store.places()) == len(set(store.places()))
 
     def test_clear_forgets_sessions_and_never_reuses_a_branch(
         self, store: SessionStepStore

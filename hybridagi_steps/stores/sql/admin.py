@@ -17,6 +17,8 @@ from hybridagi_steps.stores.sql.values import is_storable
 
 _IDENTITY = """SELECT (SELECT value FROM meta WHERE key = 'store_id'), n.embedder, n.dimension
     FROM (SELECT 1) one LEFT JOIN namespace n ON n.id = ?"""
+_PLACES = "SELECT value FROM meta WHERE substr(key, 1, 6) = 'place:' ORDER BY key"
+_NOTE_PLACE = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
 _OTHER_EMBEDDER = (
     "DELETE FROM embedding WHERE namespace = ?",
     "UPDATE namespace SET epoch = epoch + 1, vectors_through = 0 WHERE id = ?",
@@ -71,6 +73,16 @@ _SHOWN_ROWS = 5
 
 class AdminTables(BranchTables):
     """Implements `StoreAdmin`; see protocols.py for the contract."""
+
+    def places(self) -> list[str]:
+        """Return what was noted."""
+        with self._db.asking() as connection:
+            return self._column(connection, _PLACES)
+
+    def note_place(self, place: str) -> None:
+        """Note another file of texts of this store."""
+        with self._db.writing() as connection:
+            connection.execute(_NOTE_PLACE, (f"place:{place}", place))
 
     @abstractmethod
     def compact(self) -> None:

@@ -7,13 +7,14 @@ pointed at is an attempt under way, which a sweep leaves alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from hybridagi_steps.records.ids import new_id
-from hybridagi_steps.records.message import utc_now
+from hybridagi_steps.records.message import Step, utc_now
 from hybridagi_steps.session_protocols import Attempt, BranchPosition
 from hybridagi_steps.stores.commits import ATTEMPT_HOURS, check_names, in_use, stale_pointer
+from hybridagi_steps.stores.message_body import encode_message
 from hybridagi_steps.stores.sql.lineage import (
     branch_of,
     end_of,
@@ -54,15 +55,11 @@ _STEPS_BEYOND = """SELECT row FROM agent_step
 _FORGET_TOKENS = """DELETE FROM message_token WHERE message_row IN
     (SELECT row FROM message WHERE branch_id = ? AND sequence > ?)"""
 _FORGET_MESSAGES = "DELETE FROM message WHERE branch_id = ? AND sequence > ?"
-_USERS = """SELECT DISTINCT k.user_id FROM step_view k
-    WHERE k.namespace = ? AND k.user_id IS NOT NULL AND k.row IN (
-    WITH RECURSIVE chain(branch_id, parent_id, below, last) AS (
-        SELECT id, parent_id, fork_sequence, 9223372036854775807 FROM branch WHERE id = ?
-        UNION ALL
-        SELECT b.id, b.parent_id, b.fork_sequence, chain.below
-        FROM chain JOIN branch b ON b.id = chain.parent_id)
-    SELECT s.row FROM chain CROSS JOIN agent_step s
-    WHERE s.namespace = ? AND s.branch_id = chain.branch_id AND s.sequence <= chain.last)"""
+_UNNAMED = """UPDATE session SET forked_from = NULL, forked_at = NULL
+    WHERE namespace = ? AND forked_from = ?"""
+_REWRITE = "UPDATE message SET id = ?, said = ?, body = ? WHERE namespace = ? AND id = ?"
+_FORGET_COUNTS = """DELETE FROM message_token WHERE message_row =
+    (SELECT row FROM message WHERE namespace = ? AND id = ?)"""
 
 
 class BranchTables(SessionTables):
@@ -118,7 +115,7 @@ class BranchTables(SessionTables):
             if tip is None:
                 return 0, 0
             key = (self._namespace, session_id)
-            for statement in (_SESSION_KEYS, _SESSION_ROW, _GIVEN_UP):
+            for statement in (_SESSION_KEYS, _SESSION_ROW, _GIVEN_UP, _UNNAMED):
                 connection.execute(statement, key)
             narrow_reach(connection, tip)
             own = "SELECT id FROM branch WHERE namespace = ? AND session_id IN (?, '')"
@@ -126,19 +123,16 @@ class BranchTables(SessionTables):
             connection.execute(_DISOWN, key)
             return gone
 
-    def sessions_of_user(self, user_id: str) -> list[str]:
-        """Return the sessions whose AgentSteps name this user and no other."""
-        if not is_storable(user_id):
-            return []
-        listed = "SELECT id, branch_id FROM session WHERE namespace = ? ORDER BY id"
-        with self._db.reading() as connection:
-            sessions = connection.execute(listed, (self._namespace,)).fetchall()
-            return [
-                session_id
-                for session_id, branch in sessions
-                if self._column(connection, _USERS, self._namespace, branch, self._namespace)
-                == [user_id]
-            ]
+    def rewrite_messages(self, changed: Mapping[str, Step]) -> int:
+        """Put other messages in the place of some."""
+        there = 0
+        with self._db.writing() as connection:
+            for old, message in changed.items():
+                key, written = (self._namespace, old), encode_message(message)
+                connection.execute(_FORGET_COUNTS, key)
+                new = (message.id, written.said, written.body)
+                there += connection.execute(_REWRITE, (*new, *key)).rowcount
+        return there
 
     def sweep(self) -> tuple[int, int]:
         """Delete what no session and no attempt under way reads; return messages and steps."""

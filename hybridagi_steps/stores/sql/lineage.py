@@ -173,11 +173,10 @@ def steps_of(connection: Connection, namespace: int, session_id: str) -> list[in
     return found
 
 
-def pinned(connection: Connection, namespace: int, session_id: str) -> list[tuple[int, str]]:
-    """Return (sequence, id) of the AgentSteps that are pinned to a session's lineage, in order."""
-    tip = tip_of(connection, namespace, session_id)
+def pinned(connection: Connection, namespace: int, branch_id: int) -> list[tuple[int, str]]:
+    """Return (sequence, id) of the AgentSteps that are pinned to a branch's lineage, in order."""
     found: list[tuple[int, str]] = []
-    for link in links(connection, tip) if tip is not None else []:
+    for link in links(connection, branch_id):
         found += connection.execute(_PINNED, (namespace, link.branch_id, link.last))
     return sorted(found, key=itemgetter(0))
 

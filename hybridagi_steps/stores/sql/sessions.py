@@ -153,10 +153,15 @@ class SessionTables(StepWriting):
         with self._db.reading() as connection:
             return end_of(connection, branch_of(connection, self._namespace, session_id, branch_id))
 
-    def pinned_steps(self, session_id: str) -> list[tuple[int, str]]:
+    def pinned_steps(
+        self, session_id: str, *, branch_id: int | None = None
+    ) -> list[tuple[int, str]]:
         """Return the AgentSteps pinned to a session's line."""
         with self._db.reading() as connection:
-            return pinned(connection, self._namespace, session_id)
+            if tip_of(connection, self._namespace, session_id) is None:
+                return []
+            branch = branch_of(connection, self._namespace, session_id, branch_id)
+            return pinned(connection, self._namespace, branch)
 
     def place_of(self, message_id: str) -> tuple[str, int] | None:
         """Return a session that reads this message, and its sequence."""

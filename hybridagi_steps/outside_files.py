@@ -1,0 +1,159 @@
+"""Files outside of a memory's own that hold what it may have to erase: queues and workspace states.
+
+Knows which tables the engine of a queue (DBOS) keeps runs in, and how a workspace's state folder is
+laid out; needs neither the engine nor the workspace, so that any process can erase. Whether a run
+is to go, the caller says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system, which has no workspaces either
+    fcntl = None
+
+_BUSY_SECONDS = 30.0
+_RUNS = """SELECT s.workflow_uuid, s.queue_name, i.inputs FROM workflow_status s
+    LEFT JOIN workflow_input i ON i.workflow_uuid = s.workflow_uuid"""
+_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
+_RUN_COLUMNS = ("workflow_uuid", "destination_uuid")
+"""What the tables of a queue call the run that a row belongs to."""
+
+
+class QueuedRun(NamedTuple):
+    """One run or piece of work in a queue."""
+
+    id: str
+    queue: str | None
+    text: str
+    """What it was asked, as the JSON text that was handed out; empty when there is none."""
+
+
+def make_private(path: Path) -> None:
+    """Create a file that is not there yet, so that its owner alone can read it.
+
+    Raises:
+        OSError: It cannot be created.
+    """
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def erase_from_queue(path: Path, gone: Callable[[QueuedRun], bool]) -> int:
+    """Delete runs from the file of a queue, to the last byte; return how many there were.
+
+    Raises:
+        OSError: The file is gone.
+        sqlite3.Error: It is no queue, cannot be written, or is held by others for too long.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    address = f"{path.as_uri()}?mode=rw"
+    with closing(
+        sqlite3.connect(address, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
+    ) as queue:
+        queue.execute("PRAGMA secure_delete = ON")
+        queue.execute("BEGIN IMMEDIATE")
+        runs = [QueuedRun(*row[:2], _handed_out(row[2])) for row in queue.execute(_RUNS)]
+        ids = json.dumps([run.id for run in runs if gone(run)])
+        for (table,) in queue.execute(_TABLES).fetchall():
+            columns = {row[1] for row in queue.execute(f'PRAGMA table_info("{table}")')}
+            for column in columns.intersection(_RUN_COLUMNS):
+                queue.execute(
+                    f'DELETE FROM "{table}" WHERE "{column}" IN (SELECT value FROM json_each(?))',  # noqa: S608 - names of the file's own tables
+                    (ids,),
+                )
+        queue.execute("COMMIT")
+        queue.execute("VACUUM")
+        queue.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    return len(json.loads(ids))
+
+
+def plan_runs(keys: Iterable[str]) -> Callable[[QueuedRun], bool]:
+    """Return what tells the work of these runs of plans; see planning/resuming.py."""
+    prefixes = tuple(f"{quote(key, safe='')}:" for key in keys)
+    return lambda run: run.id.startswith(prefixes)
+
+
+class StateFolder:
+    """Where a workspace keeps snapshots, and the new files of steps until they are merged.
+
+    Args:
+        path: The folder; made when first needed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @contextmanager
+    def locked(self) -> Generator[None]:
+        """Hold a lock that other processes, and other objects in this one, respect.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if fcntl is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def object(self, name: str) -> Path:
+        """Return the file of a content."""
+        return self.path / "objects" / name[:2] / name
+
+    def snapshot(self, snapshot_id: str) -> Path:
+        """Return the file of a snapshot."""
+        return self.path / "snapshots" / f"{snapshot_id}.json"
+
+    def handed_on(self, key: str) -> Path:
+        """Return the folder of the contents that the steps of a plan's run made."""
+        return self.path / "handed_on" / quote(key, safe="").replace(".", "%2E")
+
+    def drop_unnamed(self, contents: Iterable[str]) -> None:
+        """Drop those of the contents that no snapshot names."""
+        named = {
+            entry[2]
+            for path in self.path.glob("snapshots/*.json")
+            for entry in json.loads(path.read_bytes()).values()
+        }
+        for name in set(contents) - named:
+            self.object(name).unlink(missing_ok=True)
+
+    def forget(self, snapshot_id: str) -> None:
+        """Drop a snapshot, and the contents that no other one names."""
+        self.snapshot(snapshot_id).unlink(missing_ok=True)
+        self.drop_unnamed([path.name for path in self.path.glob("objects/*/*")])
+
+    def forget_run(self, key: str, snapshot_id: str | None) -> None:
+        """Drop what a plan's run has left here.
+
+        Raises:
+            OSError: The folder is gone, or cannot be written.
+        """
+        if not self.path.is_dir():
+            raise FileNotFoundError(self.path)
+        with self.locked():
+            shutil.rmtree(self.handed_on(key), ignore_errors=True)
+            if snapshot_id is not None:
+                self.forget(snapshot_id)
+
+
+def _handed_out(inputs: str | None) -> str:
+    """Return the one argument that a run was handed out with."""
+    try:
+        return str(json.loads(inputs or "")["args"][0])
+    except (ValueError, TypeError, KeyError, IndexError):
+        return ""
