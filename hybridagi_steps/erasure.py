@@ -56,15 +56,16 @@ class Erased(int):
 class _Traces:
     """What steps say about where else they left something."""
 
-    plans: dict[str, Any] = field(default_factory=dict[str, Any])
-    """By the key of a plan's run, the workspace state and the snapshot that it noted."""
+    plans: dict[str, str | None] = field(default_factory=dict[str, str | None])
+    """By the key of a plan's run, the state folder of its workspace."""
 
     def add(self, steps: Iterable[AgentStep]) -> None:
         """Note what steps say."""
         for step in steps:
             notes = step.metadata or {}
             if isinstance(key := notes.get("plan_run"), str):
-                self.plans[key] = self.plans.get(key) or notes.get("workspace")
+                state = notes.get("workspace")
+                self.plans[key] = self.plans.get(key) or (str(state) if state else None)
 
 
 class Doomed(NamedTuple):
@@ -283,14 +284,12 @@ def _erase_outside(
             erase_from_queue(Path(place), lambda run: gone(run) or planned(run))
         except (OSError, sqlite3.Error):
             unreached.append(place)
-    for key, noted in traces.plans.items():
-        if not isinstance(noted, dict):
-            continue
-        folder, snapshot = str(noted.get("state")), noted.get("snapshot")
+    for key, state in traces.plans.items():
         try:
-            StateFolder(Path(folder)).forget_run(key, snapshot)
+            if state is not None:
+                StateFolder(Path(state)).forget_run(key)
         except (OSError, ValueError):
-            unreached.append(folder)
+            unreached.append(str(state))
     return list(dict.fromkeys(unreached))
 
 

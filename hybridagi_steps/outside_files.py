@@ -45,7 +45,12 @@ def make_private(path: Path) -> None:
     Raises:
         OSError: It cannot be created.
     """
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    os.close(private_opener(path, os.O_RDWR | os.O_CREAT))
+
+
+def private_opener(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a file for `open`; one that this creates can be read by its owner alone."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def erase_from_queue(path: Path, gone: Callable[[QueuedRun], bool]) -> int:
@@ -102,7 +107,7 @@ class StateFolder:
             OSError: The folder cannot be written.
         """
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = private_opener(self.path / "lock", os.O_RDWR | os.O_CREAT)
         try:
             if fcntl is not None:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -119,7 +124,7 @@ class StateFolder:
         return self.path / "snapshots" / f"{snapshot_id}.json"
 
     def handed_on(self, key: str) -> Path:
-        """Return the folder of the contents that the steps of a plan's run made."""
+        """Return the folder of what the run of a plan left: new contents, names of snapshots."""
         return self.path / "handed_on" / quote(key, safe="").replace(".", "%2E")
 
     def drop_unnamed(self, contents: Iterable[str]) -> None:
@@ -137,7 +142,7 @@ class StateFolder:
         self.snapshot(snapshot_id).unlink(missing_ok=True)
         self.drop_unnamed([path.name for path in self.path.glob("objects/*/*")])
 
-    def forget_run(self, key: str, snapshot_id: str | None) -> None:
+    def forget_run(self, key: str) -> None:
         """Drop what a plan's run has left here.
 
         Raises:
@@ -146,9 +151,10 @@ class StateFolder:
         if not self.path.is_dir():
             raise FileNotFoundError(self.path)
         with self.locked():
-            shutil.rmtree(self.handed_on(key), ignore_errors=True)
-            if snapshot_id is not None:
-                self.forget(snapshot_id)
+            for noted in self.handed_on(key).glob("*.snapshot"):
+                self.forget(noted.stem)
+            if self.handed_on(key).is_dir():
+                shutil.rmtree(self.handed_on(key))
 
 
 def _handed_out(inputs: str | None) -> str:

@@ -15,18 +15,26 @@ import asyncio
 import base64
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import dspy
 import pytest
+
+pytest.importorskip("dbos", reason="queues need the extra `durable`")
+
 from canaries import Canaries, LogNet, redact
 from runner_cases import SyncAgent, collected, thought
 
 import hybridagi_steps as hs
 from hybridagi_steps import AgentStep, StepMemory
 from hybridagi_steps.exchange import export_file, import_file
+from hybridagi_steps.planning.durable import DurableQueue
+from hybridagi_steps.planning.work import Finished, Work
+from hybridagi_steps.planning.workspace import Workspace
+from hybridagi_steps.records.plan import Plan, PlanStep
 from hybridagi_steps.testing import ScriptedLM, ToolCall
 
 AS_GIVEN = {
@@ -308,4 +316,79 @@ class TestSessions:
                 net.look_at("events", [event.model_dump(mode="json") for event in events])
 
         asyncio.run(talk())
+        look_at_all(net, memory, tmp_path)
+
+
+class TestDurable:
+    def test_runs_in_a_queue(self, net: Canaries, memory: StepMemory, tmp_path: Path) -> None:
+        plant = net.plant
+
+        async def talk() -> None:
+            key = plant("idempotency key of a durable run")
+            parts: list[Any] = [{"type": "text", "text": plant("part")}]
+            values = {"note": (plant("input"), {plant("input key"): 1})}
+            ids = [
+                await durable.submit("a", plant("durable message"), idempotency_key=key),
+                await durable.submit("b", parts, inputs=values),
+                await durable.submit("c", f"failing {plant('durable question')}"),
+            ]
+            stop = threading.Event()
+            worker = threading.Thread(target=durable.run_worker, args=(stop,), daemon=True)
+            worker.start()
+            try:
+                for run_id in ids:
+                    result = await asyncio.wait_for(durable.result(run_id), 60)
+                    net.look_at("result", repr(result))
+                    async for event in durable.events(run_id):
+                        net.look_at("event", event.model_dump(mode="json"))
+            finally:
+                stop.set()
+                worker.join(30)
+
+        answer, failure = plant("durable answer"), plant("durable failure")
+
+        async def program(messages: list[dict[str, Any]], **_: Any) -> str:
+            if "failing" in str(messages):
+                raise ValueError(failure)
+            net.look_at("prompt", messages)
+            return answer
+
+        durable = hs.DurableRunner(hs.StepRunner(program, memory), poll_seconds=0.05)
+        asyncio.run(talk())
+        durable.close()
+        look_at_all(net, memory, tmp_path)
+
+    def test_plans_in_a_queue(self, net: Canaries, memory: StepMemory, tmp_path: Path) -> None:
+        plant, prompts = net.plant, list[Any]()
+        summary, artifact, failure = plant("summary"), plant("artifact"), plant("step failure")
+        written = plant("file content")
+
+        async def execute(work: Work, place: Workspace | None) -> Finished:
+            prompts.append(work.model_dump(mode="json"))
+            if work.step.id == "b" and work.attempt == 1:
+                raise ValueError(failure)
+            assert place is not None
+            place.write(f"{work.step.id}.txt", written)
+            found = dspy.Predict("question -> answer")(question=asked)
+            return Finished(summary=summary + found.answer, artifacts={"x": {artifact: artifact}})
+
+        asked, said = plant("prompt of a step"), plant("answer in a step")
+        steps = [
+            PlanStep(id="a", goal=plant("goal"), artifacts=["x"]),
+            PlanStep(id="b", goal="g", dependencies=["a"], artifacts=["x"]),
+        ]
+        plan = Plan(name="p", description=plant("plan description"), steps=steps)
+        (tmp_path.parent / f"{tmp_path.name}-files").mkdir()
+        files = tmp_path.parent / f"{tmp_path.name}-files"
+        queue = DurableQueue(tmp_path / "plans.sqlite", poll_seconds=0.05)
+        settings = {"executor": execute, "durable": queue, "memory": memory, "session_id": "s"}
+        place = Workspace(files, state=tmp_path.parent / f"{tmp_path.name}-state")
+        orchestrator = hs.Orchestrator(
+            workspace=place, lm=ScriptedLM([{"answer": said}] * 9), **settings
+        )
+        result = orchestrator.run(plant("requirement"), plan=plan, key=plant("key of a run"))
+        queue.close()
+        assert result.success, result
+        assert (files / "a.txt").read_text() == written
+        net.look_at("work", prompts)
         look_at_all(net, memory, tmp_path)

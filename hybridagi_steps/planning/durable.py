@@ -18,7 +18,7 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -26,9 +26,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import dspy
+import orjson
 from anyio.to_thread import run_sync
 
+from hybridagi_steps.admission import Redact, redacted
 from hybridagi_steps.errors import InvalidSettingError, MissingExtraError, StorageError
+from hybridagi_steps.outside_files import make_private
 from hybridagi_steps.planning.accounting import Ledger
 from hybridagi_steps.planning.settings import Settings
 from hybridagi_steps.planning.work import Outcome, Work
@@ -38,6 +41,7 @@ from hybridagi_steps.programs.call_steps import FunctionStep
 from hybridagi_steps.programs.dspy_settings import overriding
 from hybridagi_steps.programs.recording import record
 from hybridagi_steps.programs.run_steps import RunSteps
+from hybridagi_steps.stores.address import shown_address
 
 if TYPE_CHECKING:
     from hybridagi_steps.planning.orchestrator import Orchestrator
@@ -85,7 +89,14 @@ async def _plan_step(work: str) -> str:
     serving = _process.serving
     if serving is None:
         raise StorageError("this process has no orchestrator that could do the work.")
-    return write_outcome(await _done(serving, Work.model_validate_json(work)))
+    asked = Work.model_validate_json(work)
+    outcome = await _done(serving, asked)
+
+    def keep(contents: Mapping[str, bytes]) -> None:
+        if (workspace := serving.settings.workspace) is not None:
+            workspace.hand_on(asked.run_id, contents)
+
+    return await run_sync(write_outcome, outcome, keep, serving.settings.redact)
 
 
 @DBOS.workflow(name="hybridagi_steps.plan_note")
@@ -130,7 +141,7 @@ class DurableQueue:
             InvalidSettingError: This process has another queue open; DBOS allows one at a time.
         """
         await run_sync(self.open, worker, settings)
-        return QueueDispatcher(self.poll_seconds)
+        return QueueDispatcher(self.poll_seconds, settings)
 
     def serve(self, orchestrator: Orchestrator, stop: threading.Event | None = None) -> None:
         """Do work from the queue until told to stop: what a worker process runs.
@@ -162,17 +173,24 @@ class DurableQueue:
             if not _ENGINE.acquire(blocking=False):
                 raise InvalidSettingError("this process is a worker of session runs already.")
             try:
+                if self._file is not None:
+                    make_private(self._file)
                 with _silent_log():
                     DBOS(config=self._config())
                     self._launch(settings.max_parallel)
             except BaseException as error:
                 DBOS.destroy()
                 _ENGINE.release()
+                if isinstance(error, OSError):
+                    raise self._unusable(error.strerror or str(error)) from error
                 if isinstance(error, SQLAlchemyError | dbos_error.DBOSException):
                     cause = str(getattr(error, "orig", None) or error).rstrip(".?")
                     raise self._unusable(cause) from error
                 raise
             _process.queue = self
+        note = getattr(settings.memory, "note_queue", None)
+        if note is not None:
+            note(shown_address(self.address) if self._file is None else str(self._file))
 
     def take_over(self, worker_id: str) -> int:
         """Begin the work again that a worker had begun and will never end; return how much.
@@ -239,10 +257,15 @@ class DurableQueue:
 
 
 class QueueDispatcher:
-    """Hands work to the queue and waits for what comes of it."""
+    """Hands work to the queue and waits for what comes of it.
 
-    def __init__(self, poll_seconds: float) -> None:
-        self._poll = poll_seconds
+    Args:
+        poll_seconds: How often the queue is looked at.
+        settings: Of the plan: what must not reach the queue, and where files are kept.
+    """
+
+    def __init__(self, poll_seconds: float, settings: Settings) -> None:
+        self._poll, self._settings = poll_seconds, settings
 
     async def do(self, work: Work) -> Outcome:
         """Have an attempt done, by this process or another; not again if it was done before."""
@@ -253,8 +276,14 @@ class QueueDispatcher:
             with SetWorkflowID(work.key):
                 text = work.model_dump_json()
                 handle = await DBOS.enqueue_workflow_async(QUEUE, _plan_step, text)
+
+        def find(names: list[str]) -> dict[str, bytes]:
+            workspace = self._settings.workspace
+            return {} if workspace is None else workspace.handed_on(work.run_id, names)
+
         try:
-            return read_outcome(await handle.get_result(polling_interval_sec=self._poll))
+            text = await handle.get_result(polling_interval_sec=self._poll)
+            return await run_sync(read_outcome, text, find)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
                 await DBOS.cancel_workflow_async(work.key)
@@ -265,8 +294,11 @@ class QueueDispatcher:
         known = await self.known(key)
         if known is not None:
             return known
+        text = await make()
+        if (redact := self._settings.redact) is not None:
+            text = _redacted_note(text, redact)
         with SetWorkflowID(key):
-            handle: Any = await DBOS.start_workflow_async(_plan_note, await make())
+            handle: Any = await DBOS.start_workflow_async(_plan_note, text)
         return str(await handle.get_result(polling_interval_sec=self._poll))
 
     async def known(self, key: str) -> str | None:
@@ -275,6 +307,16 @@ class QueueDispatcher:
             return None
         handle: Any = await DBOS.retrieve_workflow_async(key)
         return str(await handle.get_result(polling_interval_sec=self._poll))
+
+
+def _redacted_note(text: str, redact: Redact) -> str:
+    """Return a note without what `redact` takes out; what was JSON is JSON still."""
+    try:
+        note = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        note = text
+    kept = redacted(note, redact)
+    return kept if isinstance(kept, str) else orjson.dumps(kept).decode()
 
 
 def _is_foreign(path: Path) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
+from hybridagi_steps.admission import redacted
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.planning.accounting import Ledger
 from hybridagi_steps.planning.artifacts import ArtifactTypes
@@ -236,6 +237,10 @@ class Orchestrator:
         if not requirement and parsed is None:
             raise InvalidSettingError("say what is wanted: run(requirements=…) or run(plan=…).")
         name = key or uuid4().hex
+        if self.durable is not None and (redact := self.settings.redact) is not None:
+            # Before the queue sees anything; so this is what the plan works on.
+            requirement, name = redacted(requirement, redact), redacted(name, redact)
+            parsed = parsed and Plan.parse(redacted(parsed.to_text(), redact))
         run = self._new_run(requirement, parsed, name, listeners)
         entry = (run, asyncio.get_running_loop())
         if self._running.setdefault(name, entry) is not entry:

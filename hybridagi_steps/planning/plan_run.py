@@ -23,6 +23,7 @@ import dspy
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
+from hybridagi_steps.admission import redacted
 from hybridagi_steps.errors import LimitReachedError, PlanError, StepsError, WorkspaceError
 from hybridagi_steps.planning.accounting import Ledger, OutOfBudget, TokenUsage
 from hybridagi_steps.planning.dispatching import Dispatcher
@@ -104,8 +105,12 @@ class PlanRun:
         await self.resuming.claim(
             requirement=self.requirement,
             plan="" if self.plan is None else self.plan.to_text(),
-            workspace="" if workspace is None else str(workspace.root),
+            workspace="" if workspace is None else self._redacted(str(workspace.root)),
         )
+
+    def _redacted(self, text: str) -> str:
+        redact = self.settings.redact
+        return text if redact is None else redacted(text, redact)
 
     @property
     def plan_now(self) -> Plan:
@@ -139,6 +144,8 @@ class PlanRun:
         """Run the plan as a program that memory knows."""
         self.recorded = RunSteps(self.settings.memory)
         notes = {"plan_run": self.key}
+        if (workspace := self.settings.workspace) is not None:
+            notes["workspace"] = str(workspace.state)  # where a purge looks for what is left
         told = FunctionStep("program", ORCHESTRATOR, self.requirement, notes=notes)
         arguments: dict[str, Any] = {"requirement": self.requirement}
         if self.plan is not None:
@@ -164,7 +171,7 @@ class PlanRun:
                 if (workspace := self.settings.workspace) is not None:
                     self._result.snapshot = await self.dispatcher.remember(
                         self.resuming.snapshot(workspace.rollback_id),
-                        lambda: run_sync(workspace.snapshot),
+                        lambda: run_sync(workspace.snapshot, self.key),
                     )
                 await self._plan_and_work()
             except OutOfBudget as stop:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hybridagi_steps.admission import Redact
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.planning.artifacts import ArtifactTypes
 from hybridagi_steps.planning.work import Executor
@@ -40,6 +41,11 @@ class Settings:
     on_event: Callable[[StepEvent], Any] | None
     session_id: str | None
     counter: TokenCounter
+
+    @property
+    def redact(self) -> Redact | None:
+        """What the memory lets nobody keep."""
+        return getattr(self.memory, "redact", None)
 
     @property
     def can_replan(self) -> bool:

@@ -13,12 +13,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
 from hybridagi_steps.errors import WorkspaceError
+from hybridagi_steps.outside_files import StateFolder, private_opener
 from hybridagi_steps.planning.confined import ConfinedDirectory
 
 IGNORED = frozenset(
@@ -143,10 +144,11 @@ class ChangeLog:
 
     def __init__(self, folder: Path, directory: ConfinedDirectory, *, sync: bool) -> None:
         self.folder, self._directory, self._sync = folder, directory, sync
+        self.state = StateFolder(folder)
 
     def keep(self, name: str, content: bytes) -> None:
         """Keep a content under its hash."""
-        path = self._object(name)
+        path = self.state.object(name)
         if not path.exists():
             self._write(path, content)
 
@@ -156,13 +158,7 @@ class ChangeLog:
         Raises:
             WorkspaceError: It is gone or damaged.
         """
-        try:
-            content = self._object(name).read_bytes()
-        except OSError as error:
-            raise WorkspaceError(f"the snapshot's content {name[:12]} is gone: {error}") from error
-        if digest(content) != name:
-            raise WorkspaceError(f"the snapshot's content {name[:12]} is damaged")
-        return content
+        return _read_content(self.state.object(name), name)
 
     def save(self, snapshot_id: str, manifest: Manifest) -> None:
         """Keep a manifest; its contents must be kept before."""
@@ -193,21 +189,39 @@ class ChangeLog:
         """Give the rollback that is about to be done a name of its own."""
         self._write(self._rollback_file, uuid4().hex.encode())
 
-    def ids(self) -> list[str]:
-        """Return the ids of the manifests that are kept."""
-        return sorted(path.stem for path in self.folder.glob("snapshots/*.json"))
-
     def forget(self, snapshot_id: str) -> None:
         """Drop a manifest, and the contents that no other one names."""
         self._manifest(snapshot_id).unlink(missing_ok=True)
-        self.drop_unnamed([path.name for path in self.folder.glob("objects/*/*")])
+        self.drop_unnamed(path.name for path in self.folder.glob("objects/*/*"))
 
     def drop_unnamed(self, contents: Iterable[str]) -> None:
-        """Drop those of the contents that no manifest names."""
-        contents = set(contents)
-        named = {entry.content for other in self.ids() for entry in self.load(other).values()}
-        for name in contents - named:
-            self._object(name).unlink(missing_ok=True)
+        """Drop those of the contents that no manifest names.
+
+        Raises:
+            WorkspaceError: A manifest is damaged.
+        """
+        try:
+            self.state.drop_unnamed(contents)
+        except ValueError as error:
+            raise WorkspaceError(f"a snapshot in {self.folder} is damaged: {error}") from error
+
+    def note_snapshot(self, plan_run: str, snapshot_id: str) -> None:
+        """Note that a snapshot goes when the run of a plan is forgotten."""
+        self._write(self.state.handed_on(plan_run) / f"{snapshot_id}.snapshot", b"")
+
+    def hand_on(self, plan_run: str, contents: Mapping[str, bytes]) -> None:
+        """Keep what a step of a plan made, by hash."""
+        for name, content in contents.items():
+            self._write(self.state.handed_on(plan_run) / name, content)
+
+    def handed_on(self, plan_run: str, names: Sequence[str]) -> dict[str, bytes]:
+        """Return what was kept.
+
+        Raises:
+            WorkspaceError: It is gone or damaged.
+        """
+        folder = self.state.handed_on(plan_run)
+        return {name: _read_content(folder / name, name) for name in names}
 
     def apply(self, changes: Mapping[str, Entry | None], now: Manifest) -> None:
         """Make a change whole: written down first, then done, then struck out.
@@ -314,16 +328,13 @@ class ChangeLog:
     def _pending_file(self) -> Path:
         return self.folder / "pending.json"
 
-    def _object(self, name: str) -> Path:
-        return self.folder / "objects" / name[:2] / name
-
     def _manifest(self, snapshot_id: str) -> Path:
         if not isinstance(snapshot_id, str) or not snapshot_id.isalnum():  # pyright: ignore[reportUnnecessaryIsInstance]
             raise WorkspaceError(
                 f"{snapshot_id!r:.80} is no id of a snapshot: give what snapshot() returned, or "
                 "the snapshot of a plan's result"
             )
-        return self.folder / "snapshots" / f"{snapshot_id}.json"
+        return self.state.snapshot(snapshot_id)
 
     def _write(self, path: Path, content: bytes) -> None:
         try:
@@ -334,7 +345,7 @@ class ChangeLog:
     def _write_whole(self, path: Path, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=private_opener) as file:
             file.write(content)
             if self._sync:
                 file.flush()
@@ -346,6 +357,16 @@ class ChangeLog:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+
+def _read_content(path: Path, name: str) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise WorkspaceError(f"the content {name[:12]} is not in the state: {error}") from error
+    if digest(content) != name:
+        raise WorkspaceError(f"the content {name[:12]} is damaged in the state")
+    return content
 
 
 def _encoded(value: Mapping[str, Entry | None]) -> bytes:

@@ -10,11 +10,10 @@ is opened again.
 from __future__ import annotations
 
 import builtins
-import fcntl
 import hashlib
 import os
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -187,8 +186,12 @@ class Workspace:
             output_bytes=self.output_bytes,
         )
 
-    def snapshot(self) -> str:
-        """Keep all that the workspace holds, and return the id to come back to it."""
+    def snapshot(self, plan_run: str | None = None) -> str:
+        """Keep all that the workspace holds, and return the id to come back to it.
+
+        Args:
+            plan_run: The key of a plan's run that it belongs to; it is forgotten with that run.
+        """
         with self._alone():
             manifest = take_manifest(
                 self.directory,
@@ -196,6 +199,8 @@ class Workspace:
                 lambda _, entry, content: self._log.keep(entry.content, content),
             )
             snapshot_id = uuid4().hex
+            if plan_run is not None:
+                self._log.note_snapshot(plan_run, snapshot_id)
             self._log.save(snapshot_id, manifest)
             return snapshot_id
 
@@ -224,6 +229,19 @@ class Workspace:
         """Drop a snapshot that is needed no more."""
         with self._alone():
             self._log.forget(snapshot_id)
+
+    def hand_on(self, plan_run: str, contents: Mapping[str, bytes]) -> None:
+        """Keep what a step of a plan made, by hash, until the run is forgotten."""
+        with self._alone():
+            self._log.hand_on(plan_run, contents)
+
+    def handed_on(self, plan_run: str, names: Sequence[str]) -> dict[str, bytes]:
+        """Return what was kept.
+
+        Raises:
+            WorkspaceError: It is gone or damaged, or was kept in another state folder.
+        """
+        return self._log.handed_on(plan_run, names)
 
     def overlay(self) -> Overlay:
         """Return a copy of the workspace for one step to work in; close it after use."""
@@ -260,9 +278,20 @@ class Workspace:
     @contextmanager
     def _alone(self) -> Generator[None]:
         """Keep other threads and processes from changing the workspace as a whole."""
-        with self._lock, _file_lock(self.state / "lock"):
+        with self._lock, self._file_lock():
             if self._log.pending:  # by a process that was killed
                 self._log.recover()
+            yield
+
+    @contextmanager
+    def _file_lock(self) -> Generator[None]:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._log.state.locked())
+            except OSError as error:
+                raise WorkspaceError(
+                    f"{self.state} cannot be written; give state=…: {error}"
+                ) from error
             yield
 
 
@@ -344,16 +373,3 @@ def _default_state(root: Path) -> Path:
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     name = hashlib.sha256(os.fsencode(root)).hexdigest()[:24]
     return Path(home).resolve() / "hybridagi_steps" / "workspaces" / name
-
-
-@contextmanager
-def _file_lock(path: Path) -> Generator[None]:
-    """Hold a lock that other processes, and other objects in this one, respect."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = path.open("ab")
-    except OSError as error:
-        raise WorkspaceError(f"{path.parent} cannot be written; give state=…: {error}") from error
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

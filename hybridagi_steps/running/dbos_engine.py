@@ -23,6 +23,7 @@ from typing import Any
 import orjson
 
 from hybridagi_steps.errors import InvalidSettingError, MissingExtraError, StorageError
+from hybridagi_steps.outside_files import make_private
 
 try:
     from dbos import DBOS, DBOSClient, Serializer
@@ -68,12 +69,17 @@ def open_client(database: Path) -> Any:
         StorageError: The file cannot be opened or written, or is no database.
     """
     try:
+        make_private(database)
         DBOS.migrate(address_of(database))
         return DBOSClient(
             system_database_url=address_of(database),
             serializer=JsonSerializer(),
             application_name=APPLICATION,
         )
+    except OSError as error:
+        raise StorageError(
+            f"{database} cannot be used as a queue of runs: {error.strerror}."
+        ) from error
     except SQLAlchemyError as error:
         cause = getattr(error, "orig", None) or error
         raise StorageError(f"{database} cannot be used as a queue of runs: {cause}.") from error

@@ -16,7 +16,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +25,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 import orjson
 
-from hybridagi_steps.admission import Redact
+from hybridagi_steps.admission import Redact, redacted
 from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.errors import (
     InvalidSettingError,
@@ -137,6 +137,7 @@ class DurableRunner:
         self._poll = poll_seconds
         try:
             self._client = open_client(self.database)
+            self.memory.note_queue(str(self.database))
         except BaseException:
             if self._opened is not None:
                 self._opened.close()
@@ -154,7 +155,8 @@ class DurableRunner:
 
         Args:
             session: The session; its runs follow each other in the order of their submission.
-            message: What the user says.
+            message: What the user says. Of a memory that redacts, what is left of it: the queue
+                keeps that, and that is what the program answers. So with `inputs`.
             inputs: Further inputs of a DSPy program.
             idempotency_key: Repeating one in a session returns the run that it first handed out.
 
@@ -326,11 +328,17 @@ def order_of(session: Any, message: Any, inputs: Any, redact: Redact | None) -> 
     Labels.of(named.session_id, named.user_id, None, None)
     check_message(message)
     asked = Step(session_id=named.session_id, role=MessageRole.USER, content=message)
-    for admitted in admitted_messages(asked, named.session_id, redact):
-        encode_message(admitted)  # in the end nobody could store one that is too large
+    [kept] = admitted_messages(asked, named.session_id, redact)
+    encode_message(kept)  # in the end nobody could store one that is too large
     if inputs is not None and not isinstance(inputs, Mapping):
         raise InvalidSettingError(f"inputs are values by name, not {inputs!r:.80}.")
-    return Order(named.session_id, named.user_id, message, dict(inputs or {}))
+    order = Order(named.session_id, named.user_id, message, dict(inputs or {}))
+    if redact is None:
+        return order
+    plain: dict[str, Any] = orjson.loads(order.to_json())["inputs"]
+    values = {name: redacted(value, redact) for name, value in plain.items()}
+    check_message(kept.content)
+    return replace(order, message=kept.content, inputs=values)
 
 
 def turn_of(

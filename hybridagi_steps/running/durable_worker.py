@@ -105,7 +105,8 @@ class Worker:
         try:
             ending = await self._ended(run_id, order)
         except Exception as error:
-            data = {"status": "failed", "termination_reason": "error", "error": shown_error(error)}
+            shown = shown_error(error, self._runner.memory.redact)
+            data = {"status": "failed", "termination_reason": "error", "error": shown}
             ending = {"data": data}
         finally:
             del self._active[run_id]

@@ -260,7 +260,7 @@ async def _close(run: ActiveRun, ending: Ending) -> None:
         "last_sequence": run.line.last,
     }
     if ending.error is not None:
-        data["error"] = shown_error(ending.error)
+        data["error"] = shown_error(ending.error, run.line.memory.redact)
         run.error("run", ending.error)
         await run.tell("on_error", ending.error)
     if run.recorder.errors:

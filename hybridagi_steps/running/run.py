@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from hybridagi_steps.admission import redacted
+from hybridagi_steps.admission import Redact, redacted
 from hybridagi_steps.programs.call_tree import Labels
 from hybridagi_steps.programs.recorder import StepRecorder
 from hybridagi_steps.programs.step_shapes import error_fields
+from hybridagi_steps.programs.values import REDACTION_FAILED
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.message import Step
@@ -41,10 +42,16 @@ _CANCELLED = "it was cancelled."
 _LONGEST_MESSAGE = 4000
 
 
-def shown_error(error: BaseException) -> dict[str, str]:
-    """Return an error's type and message, short enough for an event."""
+def shown_error(error: BaseException, redact: Redact | None) -> dict[str, str]:
+    """Return an error's type and message, redacted, and short enough for an event."""
     fields: dict[str, str] = error_fields(error)["error"]
-    return {**fields, "message": cut(fields["message"], _LONGEST_MESSAGE)}
+    message = fields["message"]
+    if redact is not None:  # before it is cut, so that nothing is left of a secret's beginning
+        try:
+            message = redacted(message, redact)
+        except Exception:
+            message = REDACTION_FAILED
+    return {**fields, "message": cut(message, _LONGEST_MESSAGE)}
 
 
 class ActiveRun:
@@ -131,7 +138,7 @@ class ActiveRun:
 
     def error(self, where: str, error: BaseException, **more: Any) -> None:
         """Report something that failed."""
-        self.emit(StepEventType.ERROR, data={"where": where, **shown_error(error), **more})
+        self.emit(StepEventType.ERROR, data={"where": where, **shown_error(error, self._redact), **more})
 
     def stop(self, stop: Stop) -> bool:
         """Stop the run, from any thread; return whether it was this that stopped it."""
