@@ -12,7 +12,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Generator, Iterable
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -42,10 +42,13 @@ class QueuedRun(NamedTuple):
 def make_private(path: Path) -> None:
     """Create a file that is not there yet, so that its owner alone can read it.
 
+    One that is there is not even opened: closing it would drop SQLite's locks in this process.
+
     Raises:
         OSError: It cannot be created.
     """
-    os.close(private_opener(path, os.O_RDWR | os.O_CREAT))
+    with suppress(FileExistsError):
+        os.close(private_opener(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
 
 
 def private_opener(path: str | os.PathLike[str], flags: int) -> int:

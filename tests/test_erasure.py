@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hybridagi_steps import AgentStep, SessionRepository, StepMemory
+pytest.importorskip("dbos", reason="queues need the extra `durable`")
+
+from hybridagi_steps import AgentSession, AgentStep, SessionRepository, StepMemory, StepRunner
 from hybridagi_steps.context import compact
 from hybridagi_steps.erasure import ERASED, Erased
+from hybridagi_steps.exchange import export_file
+from hybridagi_steps.planning.orchestrator import Orchestrator
+from hybridagi_steps.planning.work import Finished, Work
+from hybridagi_steps.planning.workspace import Workspace
+from hybridagi_steps.records.plan import Plan, PlanStep
+from hybridagi_steps.running.durable import DurableRunner
 
 ANN, BOB = "annsaidx7f3", "bobsaidx7f3"
 
@@ -167,3 +178,169 @@ def test_nothing_known_of_an_author_stays(memory: StepMemory, repo: SessionRepos
     assert texts(repo, "s") == ["nobody said so"]
 
 
+
+
+@pytest.fixture
+def wide_mask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("wide_mask")
+def test_files_are_their_owners_alone(tmp_path: Path) -> None:
+    queue = pytest.importorskip("hybridagi_steps.planning.durable", reason="needs `durable`")
+    (tmp_path / "files").mkdir()
+    workspace = Workspace(tmp_path / "files", state=tmp_path / "state")
+    with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory:
+        memory.add(step("ann", text="words to find"))
+        memory.search("words")
+        memory.flush()
+        durable = DurableRunner(memory=memory)
+        run(durable.submit("s", "hello"))
+        for form in ("jsonl", "otlp", "openai"):
+            export_file(memory, tmp_path / f"out.{form}", format=form)
+        durable.close()
+
+        async def execute(work: Work, place: Workspace | None) -> Finished:
+            assert place is not None
+            place.write("made.txt", "made")
+            return Finished(summary="s")
+
+        plans = queue.DurableQueue(tmp_path / "plans.sqlite", poll_seconds=0.05)
+        plan = Plan(name="p", description="d", steps=[PlanStep(id="a", goal="g")])
+        made = Orchestrator(executor=execute, durable=plans, workspace=workspace, memory=memory)
+        assert made.run(plan=plan).success
+        plans.close()
+        found = [path for path in tmp_path.rglob("*") if path.is_file()]
+        own = [path for path in found if path.parent != tmp_path / "files"]
+        names = {path.name for path in own}
+        assert {"steps.db", "steps.db-wal", "steps.db.lock", "steps.db.runs"} <= names
+        assert {"plans.sqlite", "out.jsonl", "lock"} <= names
+        modes = {path.name: oct(path.stat().st_mode & 0o777) for path in own}
+        assert set(modes.values()) == {"0o600"}, modes
+
+
+@pytest.mark.usefixtures("wide_mask")
+def test_files_that_are_there_keep_their_permissions(tmp_path: Path) -> None:
+    path, out = tmp_path / "steps.db", tmp_path / "out.jsonl"
+    with StepMemory(path, embedder="hashing") as memory:
+        memory.add(step("ann"))
+        export_file(memory, out)
+    path.chmod(0o640)
+    out.chmod(0o644)
+    (tmp_path / "steps.db.lock").unlink()
+    with StepMemory(path) as memory:
+        memory.add(step("ann"))
+        export_file(memory, out)
+    modes = {each.name: oct(each.stat().st_mode & 0o777) for each in (path, out)}
+    assert modes == {"steps.db": "0o640", "out.jsonl": "0o644"}
+    assert (tmp_path / "steps.db.lock").stat().st_mode & 0o777 == 0o640
+
+
+def everything(tmp_path: Path) -> bytes:
+    """Return every byte of every file, the user's own left out."""
+    own = (tmp_path / "files", tmp_path / "exports")
+    found = [path for path in tmp_path.rglob("*") if path.is_file() and path.parent not in own]
+    return b"".join(path.read_bytes() for path in found)
+
+
+@pytest.mark.parametrize("how", ["user", "session", "run", "clear"])
+def test_durable_runs_are_erased_from_another_process(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "steps.db"
+    elsewhere = tmp_path / "queue of ann"
+
+    async def program(messages: list[dict[str, Any]]) -> str:
+        return str(messages[-1]["content"])
+
+    async def ended(runner: DurableRunner) -> str:
+        stop = threading.Event()
+        session = AgentSession("s", "ann")
+        ids = [await runner.submit(session, ANN), await runner.submit("t", BOB)]
+        worker = threading.Thread(target=runner.run_worker, args=(stop,), daemon=True)
+        worker.start()
+        for run_id in ids:
+            await asyncio.wait_for(runner.result(run_id), 60)
+        stop.set()
+        await asyncio.to_thread(worker.join, 30)
+        await runner.submit(session, f"{ANN} again")  # stays in the queue
+        return ids[0]
+
+    with StepMemory(path, embedder="hashing") as memory:
+        with DurableRunner(
+            StepRunner(program, memory), database=elsewhere, poll_seconds=0.05
+        ) as runner:
+            run_id = run(ended(runner))
+        memory.flush()
+    assert ANN.encode() in elsewhere.read_bytes()
+    with StepMemory(path) as memory:
+        where = {"user": {"user_id": "ann"}, "session": {"session_id": "s"}}
+        if how == "clear":
+            assert memory.clear().unreached == ()
+            memory.vacuum()
+        elif how == "run":
+            assert memory.purge({"run_id": run_id}).unreached == ()
+            assert run_id.encode() not in elsewhere.read_bytes()
+            assert ANN.encode() in elsewhere.read_bytes(), "the run that waits is another one"
+            memory.purge({"session_id": "s"})
+        else:
+            assert memory.purge(where[how]).unreached == ()
+        memory.flush()
+        assert memory.verify() == []
+    assert ANN.encode() not in everything(tmp_path)
+    assert (BOB.encode() in elsewhere.read_bytes()) == (how != "clear")
+    with StepMemory(path) as memory, DurableRunner(memory=memory, database=elsewhere) as runner:
+        assert run(runner.submit("u", "the queue still works"))
+
+
+@pytest.mark.parametrize("how", ["session", "run", "clear"])
+def test_durable_plans_are_erased_with_the_snapshots_of_their_workspace(
+    tmp_path: Path, how: str
+) -> None:
+    durable = pytest.importorskip("hybridagi_steps.planning.durable", reason="needs `durable`")
+    path = tmp_path / "steps.db"
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "given.txt").write_text(ANN)
+    workspace = Workspace(tmp_path / "files", state=tmp_path / "state")
+    own = workspace.snapshot()
+
+    async def execute(work: Work, place: Workspace | None) -> Finished:
+        assert place is not None
+        place.write("made.txt", f"made {work.requirement}")
+        return Finished(summary=work.requirement, artifacts={"x": work.requirement})
+
+    plan = Plan(name="p", steps=[PlanStep(id="a", goal=ANN, artifacts=["x"])])
+    with StepMemory(path, embedder="hashing") as memory:
+        queue = durable.DurableQueue(tmp_path / "plans.sqlite", poll_seconds=0.05)
+        kinds = {"executor": execute, "durable": queue, "workspace": workspace}
+        made = Orchestrator(memory=memory, session_id="s", **kinds).run(ANN, plan=plan, key="k/1")
+        (tmp_path / "files" / "made.txt").unlink()  # the other run's snapshot would hold it
+        other = Orchestrator(memory=memory, session_id="t", **kinds).run(BOB, plan=plan, key="k")
+        queue.close()
+        assert made.success
+        assert other.success
+    assert ANN.encode() in (tmp_path / "plans.sqlite").read_bytes()
+    with StepMemory(path) as memory:
+        where = {"session": {"session_id": "s"}, "run": {"run_id": made.run_id}}
+        erased = memory.clear() if how == "clear" else memory.purge(where[how])
+        assert erased.unreached == ()
+    left = (tmp_path / "plans.sqlite").read_bytes()
+    assert b"k%2F1:" not in left
+    assert f"made {ANN}".encode() not in everything(tmp_path)
+    assert (BOB.encode() in left) == (how != "clear")
+    snapshots = {each.stem for each in (tmp_path / "state" / "snapshots").iterdir()}
+    assert snapshots == {own} | ({other.snapshot} if how != "clear" else set())
+
+
+def test_a_queue_that_is_held_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hybridagi_steps.outside_files._BUSY_SECONDS", 0.05)
+    with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory:
+        with DurableRunner(memory=memory) as durable:
+            run(durable.submit(AgentSession("s", "ann"), ANN))
+        held = sqlite3.connect(tmp_path / "steps.db.runs", isolation_level=None)
+        held.execute("BEGIN IMMEDIATE")
+        erased = memory.purge({"user_id": "ann"})
+        assert erased.unreached == (str(tmp_path / "steps.db.runs"),)
+        held.close()
+        assert memory.purge({"user_id": "ann"}).unreached == ()
+    assert ANN.encode() not in everything(tmp_path)

@@ -273,11 +273,6 @@ def _replacing(path: Path) -> Generator[BinaryIO]:
 
 
 def _take_mode(temporary: Path, path: Path) -> None:
-    """Give the new file the permissions of the one it replaces, else those of any new file."""
+    """Give the new file the permissions of the one it replaces; else its owner alone reads it."""
     if path.exists():
-        mode = path.stat().st_mode
-    else:
-        mask = os.umask(0)
-        os.umask(mask)
-        mode = 0o666 & ~mask
-    temporary.chmod(mode & 0o777)
+        temporary.chmod(path.stat().st_mode & 0o777)

@@ -27,6 +27,7 @@ from hybridagi_steps.errors import (
     StorageError,
 )
 from hybridagi_steps.locks import rest_at_fork
+from hybridagi_steps.outside_files import make_private
 from hybridagi_steps.stores.sqlite.file_lock import FileLock
 from hybridagi_steps.stores.sqlite.schema import latest_version, migrate, version_of
 from hybridagi_steps.stores.sqlite.translation import translated
@@ -272,6 +273,11 @@ class Database:
     def _create(self) -> None:
         self._mode = "rwc"
         self._file_lock.acquire()
+        try:
+            make_private(self.path)
+        except OSError as error:
+            self._file_lock.release()
+            raise StorageError(f"{self.path} cannot be created: {error.strerror}.") from error
         connection = self._connect()
         try:
             version = version_of(connection, self.path)

@@ -75,7 +75,9 @@ class FileLock:
 
     def _open(self) -> int:
         try:
-            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            # Whoever may write the database must be able to take its lock, and nobody else.
+            mode = self._database.stat().st_mode & 0o666 if self._database.exists() else 0o600
+            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
         except OSError as error:
             raise ReadOnlyStorageError(
                 f"{self._path} cannot be made ({error}): the folder of a step memory must be "
