@@ -16,7 +16,7 @@ import base64
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ pytest.importorskip("dbos", reason="queues need the extra `durable`")
 
 from canaries import Canaries, LogNet, redact
 from runner_cases import SyncAgent, collected, thought
+from server_cases import serving
 
 import hybridagi_steps as hs
 from hybridagi_steps import AgentStep, StepMemory
@@ -35,13 +36,17 @@ from hybridagi_steps.planning.durable import DurableQueue
 from hybridagi_steps.planning.work import Finished, Work
 from hybridagi_steps.planning.workspace import Workspace
 from hybridagi_steps.records.plan import Plan, PlanStep
+from hybridagi_steps.programs.graph.graph_program import Action, GraphProgram
+from hybridagi_steps.programs.graph.interpreter import GraphInterpreter
+from hybridagi_steps.programs.tools import AskUser
 from hybridagi_steps.testing import ScriptedLM, ToolCall
 
 AS_GIVEN = {
-    "step ids": ("id", "parent_id", "run_id", "session_id", "user_id", "program_id", "scope"),
-    "message ids": ("id", "session_id", "run_id", "tool_call_id", "agent_step_id"),
-    "keys": ("idempotency_key",),
+    *("step id", "parent_id", "run_id", "session_id", "user_id", "program_id", "scope"),
+    *("message id", "message run_id", "tool_call_id", "agent_step_id", "parent_run_id"),
+    *("id of a call", "type of a part", "idempotency key", "namespace"),
 }
+"""What is stored as it is given, by design: ids, and what tells a part of a message its shape."""
 
 
 @pytest.fixture
@@ -392,3 +397,164 @@ class TestDurable:
         assert (files / "a.txt").read_text() == written
         net.look_at("work", prompts)
         look_at_all(net, memory, tmp_path)
+
+
+def planted_shapes(net: Canaries, value: Any) -> Any:
+    """Return a sample of a format with a secret beside every text that a person or model said."""
+    if isinstance(value, list):
+        return [planted_shapes(net, item) for item in value]
+    if isinstance(value, dict):
+        return {
+            key: f"{item} {net.plant(key)}"
+            if isinstance(item, str) and key in SPOKEN
+            else planted_shapes(net, item)
+            for key, item in value.items()
+        }
+    return value
+
+
+SPOKEN = frozenset("content text question answer query prompt thinking result error".split())  # noqa: SIM905
+SAMPLES = Path(__file__).parent / "samples"
+
+
+class TestImports:
+    @pytest.mark.parametrize("name", sorted(each.name for each in SAMPLES.glob("*.json*")))
+    def test_every_format(
+        self, net: Canaries, memory: StepMemory, tmp_path: Path, name: str
+    ) -> None:
+        planted, rest = list[Any](), (SAMPLES / name).read_text().strip()
+        while rest:
+            value, length = json.JSONDecoder().raw_decode(rest)
+            planted.append(planted_shapes(net, value))
+            rest = rest[length:].strip()
+        source = tmp_path.parent / f"{tmp_path.name}-{name}"
+        source.write_text("\n".join(map(json.dumps, planted)))
+        report = import_file(memory, source)
+        net.look_at("report", repr(report))
+        look_at_all(net, memory, tmp_path)
+
+
+class TestServed:
+    def test_over_http(self, net: Canaries, memory: StepMemory, tmp_path: Path) -> None:
+        plant = net.plant
+        answer, failure = plant("streamed answer"), plant("failure of a served program")
+
+        async def program(messages: list[dict[str, Any]]) -> AsyncIterator[str]:
+            if "fail" in str(messages[-1]):
+                raise ValueError(failure)
+            for piece in (answer[:9], answer[9:], " and more" * 30):
+                yield piece
+
+        with serving(memory, program) as served:
+            header = {"X-Secret": plant("header")}
+            for key in ("httpx", "httpcore"):  # the test's own client, not ours
+                logging.getLogger(key).setLevel(logging.CRITICAL)
+            for text in (plant("chat message"), f"fail {plant('failing message')}"):
+                header["Idempotency-Key"] = text[:4]
+                net.look_at("stream", [list(each) for each in served.chat("s", text, **header)])
+            gets: list[tuple[str, dict[str, Any]]] = [
+                ("/search", {"q": plant("search over HTTP")}),
+                ("/search", {"q": "more", "run_id": plant("filter")}),
+                *((path, {}) for path in ("/sessions", "/sessions/s/steps", "/runs", "/")),
+            ]
+            for path, asked in gets:
+                reply = served.client.get(path, params=asked, headers=header)
+                net.look_at(f"answer of {path}", reply.text)
+            for listed in memory.runs():
+                net.look_at("run", served.client.get(f"/runs/{listed.run_id}").text)
+        look_at_all(net, memory, tmp_path)
+
+
+class TestGraphs:
+    def test_programs_and_the_answers_of_users(
+        self, net: Canaries, memory: StepMemory, tmp_path: Path
+    ) -> None:
+        plant = net.plant
+        told = plant("answer of a user")
+        program = GraphProgram(name="main", description=plant("program description"))
+        program.add(Action("ask", "AskUser", plant("purpose of a node"), plant("prompt of a node")))
+        program.connect("start", "ask").connect("ask", "end").build()
+        with dspy.context(lm=ScriptedLM([{"question": plant("question to a user")}] * 3)):
+            agent = GraphInterpreter(program, [AskUser(lambda _: told)], memory)
+            out = agent(query=plant("query of a program"))
+        net.look_at("trace", repr(out.program_trace))
+        look_at_all(net, memory, tmp_path)
+
+
+def all_ids(net: Canaries) -> tuple[AgentStep, list[Any]]:
+    """Return a step and messages with a secret in everything that is an id."""
+    plant = net.plant
+    step = AgentStep(
+        step_type="Action",
+        id=plant("step id"),
+        parent_id=plant("parent_id"),
+        run_id=plant("run_id"),
+        session_id=plant("session_id"),
+        user_id=plant("user_id"),
+        program_id=plant("program_id"),
+        scope=plant("scope"),
+    )
+    call = {"id": plant("id of a call"), "type": "function", "function": {"name": "look"}}
+    said: list[Any] = [
+        {
+            "id": plant("message id"),
+            "run_id": plant("message run_id"),
+            "agent_step_id": plant("agent_step_id"),
+            "parent_run_id": plant("parent_run_id"),
+            "role": "user",
+            "content": [{"type": plant("type of a part"), "text": "x"}],
+        },
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": plant("tool_call_id"), "content": "y"},
+    ]
+    return step, said
+
+
+class TestByDesign:
+    def test_only_ids_are_stored_as_they_are(self, tmp_path: Path) -> None:
+        net = Canaries(tmp_path)
+        step, said = all_ids(net)
+        name, key = net.plant("namespace"), net.plant("idempotency key")
+        with StepMemory(
+            tmp_path / "steps.db", embedder="hashing", redact=redact, namespace=name
+        ) as memory:
+            repo = memory.repository()
+            asyncio.run(repo.commit(str(step.session_id), said, [step], idempotency_key=key))
+            memory.flush()
+        found = set[str]().union(*net.leaks().values())
+        assert found == AS_GIVEN
+        told = (Path(__file__).parents[1] / ".github/docs/guarantees.md").read_text()
+        missing = [name for name in sorted(AS_GIVEN) if f"`{name}`" not in told]
+        assert missing == []
+
+
+class TestErased:
+    @pytest.mark.parametrize("how", ["user", "session", "run", "clear"])
+    def test_no_byte_is_left(self, net: Canaries, tmp_path: Path, how: str) -> None:
+        step, ids = all_ids(net)
+        said = [*ids, *message_samples(net)] if how != "run" else []
+        step.inputs = {"purpose": net.plant("purpose"), "arguments": {"a": net.plant("argument")}}
+        step.metadata = {"tag": net.plant("tag")}
+        session = str(step.session_id)
+        with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory:
+            memory.add(AgentStep(step_type="Action", inputs={"purpose": "of somebody else"}))
+            if how == "run":
+                memory.add(step)
+            else:
+                key = net.plant("idempotency key")
+                work = memory.repository().commit(session, said, [step], idempotency_key=key)
+                asyncio.run(work)
+            memory.score(str(step.run_id), 1.0, net.plant("feedback"))
+            memory.search("purpose", where={"scope": "*"})
+            memory.flush()
+            assert net.leaks() != {}
+            where = {"user_id": step.user_id, "session_id": session, "run_id": step.run_id}
+            if how == "clear":
+                memory.clear()
+                memory.vacuum()
+            else:
+                memory.purge({f"{how}_id": where[f"{how}_id"]})
+            assert memory.verify() == []
+            assert net.leaks() == {}
+            memory.search("purpose")
+            memory.flush()
