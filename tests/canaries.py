@@ -1,4 +1,4 @@
-"""Secrets that are planted, and the net that finds them again: in bytes, logs, events and answers."""
+"""Secrets that are planted, and the net that finds them again, whatever they are caught in."""
 
 from __future__ import annotations
 

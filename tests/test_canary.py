@@ -8,6 +8,7 @@ names that calls are matched by) is the list in `AS_GIVEN`, which guarantees.md 
 # DSPy ships no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUntypedBaseClass=false, reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -30,16 +31,16 @@ from runner_cases import SyncAgent, collected, thought
 from server_cases import serving
 
 import hybridagi_steps as hs
-from hybridagi_steps import AgentStep, StepMemory
+from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.exchange import export_file, import_file
 from hybridagi_steps.planning.durable import DurableQueue
 from hybridagi_steps.planning.work import Finished, Work
 from hybridagi_steps.planning.workspace import Workspace
-from hybridagi_steps.records.plan import Plan, PlanStep
 from hybridagi_steps.programs.graph.graph_program import Action, GraphProgram
 from hybridagi_steps.programs.graph.interpreter import GraphInterpreter
 from hybridagi_steps.programs.tools import AskUser
-from hybridagi_steps.testing import ScriptedLM, ToolCall
+from hybridagi_steps.records.plan import Plan, PlanStep
+from hybridagi_steps.testing import ScriptedLM
 
 AS_GIVEN = {
     *("step id", "parent_id", "run_id", "session_id", "user_id", "program_id", "scope"),
@@ -128,8 +129,11 @@ class TestSteps:
 
     def test_refusals_quote_nothing(self, net: Canaries, memory: StepMemory) -> None:
         refused: list[Any] = [
-            AgentStep(step_type="Action", inputs=nested(net.plant("too deep"))),
-            AgentStep(step_type="Action", inputs={"purpose": net.plant("too large") + " x" * 5_000_000}),
+            AgentStep(step_type=AgentStepType.Action, inputs=nested(net.plant("too deep"))),
+            AgentStep(
+                step_type=AgentStepType.Action,
+                inputs={"purpose": net.plant("too large") + " x" * 5_000_000},
+            ),
         ]
         for step in refused:
             with pytest.raises(hs.errors.InvalidStepError) as caught:
@@ -169,10 +173,17 @@ class TestRecorded:
             raise ValueError(failing)
 
         look.__doc__ = f"Look somewhere. {plant('tool description')}"
-        tools = [dspy.Tool(look, arg_desc={"place": plant("argument description")}), dspy.Tool(fail)]
+        tools = [
+            dspy.Tool(look, arg_desc={"place": plant("argument description")}),
+            dspy.Tool(fail),
+        ]
         argument, thought, answer = plant("tool argument"), plant("thought"), plant("answer")
         script: list[Any] = [
-            {"next_thought": thought, "next_tool_name": "look", "next_tool_args": {"place": argument}},
+            {
+                "next_thought": thought,
+                "next_tool_name": "look",
+                "next_tool_args": {"place": argument},
+            },
             {"next_thought": "t", "next_tool_name": "fail", "next_tool_args": {}},
             {"next_thought": "t", "next_tool_name": "finish", "next_tool_args": {}},
             {"reasoning": plant("reasoning"), "answer": answer},
@@ -197,13 +208,11 @@ class TestRecorded:
 
         with hs.record(memory) as run:
             with pytest.raises(ValueError, match="canary"):
-                Failing()(**{"question": plant("keyword")})
-            hs.record_step(kind="action", purpose=plant("purpose"))(lambda x: {x: x})(
-                plant("argument")
-            )
-            with dspy.context(lm=ScriptedLM([RuntimeError(plant("LM error"))])):
-                with pytest.raises(Exception, match="canary"):
-                    dspy.Predict("question -> answer")(question=plant("asked"))
+                Failing()(question=plant("keyword"))
+            hs.record_step(kind="action", purpose=plant("purpose"))(dict)([(plant("argument"), 1)])
+            failing = ScriptedLM([RuntimeError(plant("LM error"))])
+            with dspy.context(lm=failing), pytest.raises(Exception, match="canary"):
+                dspy.Predict("question -> answer")(question=plant("asked"))
         net.look_at("errors", [repr(error) for error in run.errors])
         look_at_all(net, memory, tmp_path)
 
@@ -227,7 +236,11 @@ def message_samples(net: Canaries) -> list[Any]:
         {
             "type": "document",
             "title": plant("document title"),
-            "source": {"type": "base64", "media_type": "text/plain", "data": b64(plant("document"))},
+            "source": {
+                "type": "base64",
+                "media_type": "text/plain",
+                "data": b64(plant("document")),
+            },
         },
         {"type": "input_audio", "input_audio": {"data": b64(plant("audio")), "format": "wav"}},
         {"type": "file", "file": {"file_data": b64(plant("file")), "filename": plant("file name")}},
@@ -285,31 +298,19 @@ class TestSessions:
             """Never run."""
             return why
 
-        script: list[Any] = [
-            [plant("said beside a call"), ToolCall("look", {"place": plant("place")})],
-            [ToolCall("denied", {"why": plant("denied argument")})],
-            [ToolCall("fail", {})],
-            plant("answer") + " " + "and so on " * 40 + plant("late in a stream"),
-        ]
-
-        class Native(dspy.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.agent = dspy.ReActV2("question -> answer", tools=[look, fail, denied])
-
-            def forward(self, question: str) -> Any:
-                return self.agent(question=question)
-
         config = hs.StepRunnerConfig(consent=consent, termination_summary=True)
         agent = SyncAgent([look, fail, denied])
+        long_answer = f"{plant('final answer')} {'so ' * 99}{plant('end of an answer')}"
         said = [
             thought(plant("thought 1"), "look", place=plant("place 2")),
             thought(plant("thought 2"), "denied", why=plant("denied argument 2")),
             thought("t", "fail"),
             thought("t", "finish"),
-            {"reasoning": plant("final reasoning"), "answer": plant("final answer")},
+            {
+                "reasoning": plant("final reasoning"),
+                "answer": f"{plant('answer')} {'so ' * 99}{plant('end')}",
+            },
         ]
-        del script, Native
         runner = hs.StepRunner(agent, memory, config=config)
 
         async def talk() -> None:
@@ -386,10 +387,15 @@ class TestDurable:
         (tmp_path.parent / f"{tmp_path.name}-files").mkdir()
         files = tmp_path.parent / f"{tmp_path.name}-files"
         queue = DurableQueue(tmp_path / "plans.sqlite", poll_seconds=0.05)
-        settings = {"executor": execute, "durable": queue, "memory": memory, "session_id": "s"}
+        settings: dict[str, Any] = {
+            "executor": execute,
+            "durable": queue,
+            "memory": memory,
+            "session_id": "s",
+        }
         place = Workspace(files, state=tmp_path.parent / f"{tmp_path.name}-state")
         orchestrator = hs.Orchestrator(
-            workspace=place, lm=ScriptedLM([{"answer": said}] * 9), **settings
+            workspace=place, lm=ScriptedLM([{"answer": said}] * 9), session_id="s", **settings
         )
         result = orchestrator.run(plant("requirement"), plan=plan, key=plant("key of a run"))
         queue.close()
@@ -485,7 +491,7 @@ def all_ids(net: Canaries) -> tuple[AgentStep, list[Any]]:
     """Return a step and messages with a secret in everything that is an id."""
     plant = net.plant
     step = AgentStep(
-        step_type="Action",
+        step_type=AgentStepType.Action,
         id=plant("step id"),
         parent_id=plant("parent_id"),
         run_id=plant("run_id"),
@@ -537,7 +543,9 @@ class TestErased:
         step.metadata = {"tag": net.plant("tag")}
         session = str(step.session_id)
         with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory:
-            memory.add(AgentStep(step_type="Action", inputs={"purpose": "of somebody else"}))
+            memory.add(
+                AgentStep(step_type=AgentStepType.Action, inputs={"purpose": "of somebody else"})
+            )
             if how == "run":
                 memory.add(step)
             else:

@@ -15,7 +15,14 @@ import pytest
 
 pytest.importorskip("dbos", reason="queues need the extra `durable`")
 
-from hybridagi_steps import AgentSession, AgentStep, SessionRepository, StepMemory, StepRunner
+from hybridagi_steps import (
+    AgentSession,
+    AgentStep,
+    AgentStepType,
+    SessionRepository,
+    StepMemory,
+    StepRunner,
+)
 from hybridagi_steps.context import compact
 from hybridagi_steps.erasure import ERASED, Erased
 from hybridagi_steps.exchange import export_file
@@ -55,7 +62,10 @@ def answer(text: str, **more: Any) -> dict[str, Any]:
 
 def step(user: str | None, session: str = "s", text: str = "") -> AgentStep:
     return AgentStep(
-        step_type="Action", user_id=user, session_id=session, inputs={"purpose": text or "p"}
+        step_type=AgentStepType.Action,
+        user_id=user,
+        session_id=session,
+        inputs={"purpose": text or "p"},
     )
 
 
@@ -176,8 +186,6 @@ def test_nothing_known_of_an_author_stays(memory: StepMemory, repo: SessionRepos
     memory.add(step("ann", "t"))
     assert memory.purge({"user_id": "ann"}) == 1
     assert texts(repo, "s") == ["nobody said so"]
-
-
 
 
 @pytest.fixture
@@ -312,7 +320,7 @@ def test_durable_plans_are_erased_with_the_snapshots_of_their_workspace(
     plan = Plan(name="p", steps=[PlanStep(id="a", goal=ANN, artifacts=["x"])])
     with StepMemory(path, embedder="hashing") as memory:
         queue = durable.DurableQueue(tmp_path / "plans.sqlite", poll_seconds=0.05)
-        kinds = {"executor": execute, "durable": queue, "workspace": workspace}
+        kinds: dict[str, Any] = {"executor": execute, "durable": queue, "workspace": workspace}
         made = Orchestrator(memory=memory, session_id="s", **kinds).run(ANN, plan=plan, key="k/1")
         (tmp_path / "files" / "made.txt").unlink()  # the other run's snapshot would hold it
         other = Orchestrator(memory=memory, session_id="t", **kinds).run(BOB, plan=plan, key="k")

@@ -74,9 +74,7 @@ def _changes(changes: Changes) -> dict[str, Any]:
     }
 
 
-def _read_changes(
-    data: dict[str, Any], find: Callable[[list[str]], dict[str, bytes]]
-) -> Changes:
+def _read_changes(data: dict[str, Any], find: Callable[[list[str]], dict[str, bytes]]) -> Changes:
     paths: dict[str, Any] = data["paths"]
     kept: dict[str, str] | list[str] = data["contents"]
     if isinstance(kept, dict):  # as earlier versions wrote it

@@ -138,7 +138,9 @@ class ActiveRun:
 
     def error(self, where: str, error: BaseException, **more: Any) -> None:
         """Report something that failed."""
-        self.emit(StepEventType.ERROR, data={"where": where, **shown_error(error, self._redact), **more})
+        self.emit(
+            StepEventType.ERROR, data={"where": where, **shown_error(error, self._redact), **more}
+        )
 
     def stop(self, stop: Stop) -> bool:
         """Stop the run, from any thread; return whether it was this that stopped it."""

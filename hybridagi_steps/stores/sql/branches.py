@@ -26,7 +26,7 @@ from hybridagi_steps.stores.sql.lineage import (
 from hybridagi_steps.stores.sql.runs import remove_empty_runs, runs_of
 from hybridagi_steps.stores.sql.sessions import SessionTables
 from hybridagi_steps.stores.sql.tables import Connection
-from hybridagi_steps.stores.sql.values import is_storable, many
+from hybridagi_steps.stores.sql.values import many
 
 _POINT = """UPDATE session SET branch_id = ?, updated_at = ? WHERE namespace = ? AND id = ?"""
 _POINTED = "UPDATE branch SET pointed = 1 WHERE id = ?"
