@@ -24,6 +24,7 @@ from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.ids import new_id
 from hybridagi_steps.records.message import SUMMARY_OF, MessageRole, Step
+from hybridagi_steps.session_protocols import Attempt
 
 ERASED = "[erased]"
 """What stands in the place of a message that was erased and whose place is still read."""
@@ -133,7 +134,8 @@ def doomed_by(store: Any, where: StepFilter) -> Doomed:
         users = {step.user_id for step in _steps_of(store, session_id)} - {None}
         if users == {user_id}:
             whole.append(session_id)
-        for branch in store.attempts(session_id) if user_id in users else []:
+        attempts: list[Attempt] = store.attempts(session_id) if user_id in users else []
+        for branch in attempts:
             line = store.messages(session_id, branch_id=branch.branch_id)
             own = line[branch.forked_at :]
             if users != {user_id}:
@@ -165,6 +167,7 @@ def _steps_of(store: Any, session_id: str) -> list[AgentStep]:
         id_text(step.id): step
         for step in store.iter_steps(StepFilter(session_id=session_id, scope=EVERY_SCOPE))
     }
+    attempts: list[Attempt]
     try:
         attempts = store.attempts(session_id)
     except UnknownSessionError:

@@ -71,7 +71,8 @@ def erase_from_queue(path: Path, gone: Callable[[QueuedRun], bool]) -> int:
     ) as queue:
         queue.execute("PRAGMA secure_delete = ON")
         queue.execute("BEGIN IMMEDIATE")
-        runs = [QueuedRun(*row[:2], _handed_out(row[2])) for row in queue.execute(_RUNS)]
+        found: list[tuple[str, str | None, str | None]] = queue.execute(_RUNS).fetchall()
+        runs = [QueuedRun(key, name, _handed_out(inputs)) for key, name, inputs in found]
         ids = json.dumps([run.id for run in runs if gone(run)])
         for (table,) in queue.execute(_TABLES).fetchall():
             columns = {row[1] for row in queue.execute(f'PRAGMA table_info("{table}")')}

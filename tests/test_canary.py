@@ -75,6 +75,11 @@ def memory(tmp_path: Path) -> Iterator[StepMemory]:
         yield opened
 
 
+def echoed(text: str) -> dict[str, str]:
+    """Return a text as key and value."""
+    return {text: text}
+
+
 def look_at_all(net: Canaries, memory: StepMemory, tmp_path: Path) -> None:
     """Look at everything that shows what is stored."""
     memory.search("flush what is pending")
@@ -188,7 +193,7 @@ class TestRecorded:
             {"next_thought": "t", "next_tool_name": "finish", "next_tool_args": {}},
             {"reasoning": plant("reasoning"), "answer": answer},
         ]
-        signature = dspy.Signature("question -> answer", plant("instructions"))
+        signature: Any = dspy.Signature("question -> answer", plant("instructions"))  # pyright: ignore[reportCallIssue]
         with dspy.context(lm=ScriptedLM(script)), hs.record(memory, session_id="s") as run:
             dspy.ReAct(signature, tools=tools)(question=plant("question"))
         net.look_at("recorded", run.steps._repr_html_() + str(run.errors) + run._repr_html_())
@@ -209,7 +214,8 @@ class TestRecorded:
         with hs.record(memory) as run:
             with pytest.raises(ValueError, match="canary"):
                 Failing()(question=plant("keyword"))
-            hs.record_step(kind="action", purpose=plant("purpose"))(dict)([(plant("argument"), 1)])
+            echo = hs.record_step(kind="action", purpose=plant("purpose"))(echoed)
+            echo(plant("argument"))
             failing = ScriptedLM([RuntimeError(plant("LM error"))])
             with dspy.context(lm=failing), pytest.raises(Exception, match="canary"):
                 dspy.Predict("question -> answer")(question=plant("asked"))
@@ -301,15 +307,13 @@ class TestSessions:
         config = hs.StepRunnerConfig(consent=consent, termination_summary=True)
         agent = SyncAgent([look, fail, denied])
         long_answer = f"{plant('final answer')} {'so ' * 99}{plant('end of an answer')}"
+        reasoning = plant("final reasoning")
         said = [
             thought(plant("thought 1"), "look", place=plant("place 2")),
             thought(plant("thought 2"), "denied", why=plant("denied argument 2")),
             thought("t", "fail"),
             thought("t", "finish"),
-            {
-                "reasoning": plant("final reasoning"),
-                "answer": f"{plant('answer')} {'so ' * 99}{plant('end')}",
-            },
+            {"reasoning": reasoning, "answer": long_answer},
         ]
         runner = hs.StepRunner(agent, memory, config=config)
 
@@ -395,7 +399,7 @@ class TestDurable:
         }
         place = Workspace(files, state=tmp_path.parent / f"{tmp_path.name}-state")
         orchestrator = hs.Orchestrator(
-            workspace=place, lm=ScriptedLM([{"answer": said}] * 9), session_id="s", **settings
+            workspace=place, lm=ScriptedLM([{"answer": said}] * 9), **settings
         )
         result = orchestrator.run(plant("requirement"), plan=plan, key=plant("key of a run"))
         queue.close()
@@ -468,6 +472,26 @@ class TestServed:
                 net.look_at(f"answer of {path}", reply.text)
             for listed in memory.runs():
                 net.look_at("run", served.client.get(f"/runs/{listed.run_id}").text)
+        look_at_all(net, memory, tmp_path)
+
+    def test_over_mcp(self, net: Canaries, memory: StepMemory, tmp_path: Path) -> None:
+        mcp = pytest.importorskip("hybridagi_steps.server.mcp_server", reason="needs `mcp`")
+        server, plant = mcp.create_mcp_server(memory), net.plant
+
+        async def talk() -> None:
+            inputs = {"purpose": plant("step over MCP"), "arguments": {plant("key over MCP"): 1}}
+            outputs = {"result": plant("result over MCP")}
+            step = {"step_type": "Action", "inputs": inputs, "outputs": outputs, "run_id": "r"}
+            calls: list[tuple[str, dict[str, Any]]] = [
+                ("add_step", step),
+                ("search_steps", {"query": plant("search over MCP")}),
+                ("get_run", {"run_id": "r"}),
+            ]
+            for name, arguments in calls:
+                net.look_at(name, repr(await server.call_tool(name, arguments)))
+
+        asyncio.run(talk())
+        assert memory.stats()["steps"] == 1
         look_at_all(net, memory, tmp_path)
 
 

@@ -87,3 +87,18 @@ def test_an_import_tells_what_it_repaired(
     file.write_text('{"id": "a", "parent_id": "a", "step_type": "Action"}')
     assert main(["import", str(file), "--db", str(tmp_path / "steps.db")]) == 0
     assert "they led in a circle: 1" in capsys.readouterr().err
+
+
+def test_a_purge_names_what_it_did_not_reach(
+    db: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    away = str(tmp_path / "away.runs")
+    with hs.StepMemory(db) as memory:
+        memory.note_queue(away)
+    purge = ["purge", "--session", "chat", "--yes", "--db", db]
+    assert main([*purge, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"erased": 3, "unreached": [away]}
+    assert main(purge) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("nothing matched")
+    assert away in shown.err
