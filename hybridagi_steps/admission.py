@@ -40,10 +40,11 @@ _CONVENTION = frozenset(
 """Keys by which steps are read; none of them is a secret."""
 _PAYLOADS = frozenset(("data", "file_data"))
 """Keys under which providers put the bytes of a picture, a sound or a file."""
-_DATA_URL = re.compile(r"(data:[^,\s]*;base64,)([A-Za-z0-9+/]+={0,2})")
+_DATA_URL = re.compile(r"(data:[^,\s]*;base64,)([A-Za-z0-9+/_-]+={0,2})")
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{6,}={0,2}")
 _READABLE = re.compile(rb"[ -~]{6,}")
 """What a person would read in the bytes of a picture: comments, titles, places."""
+_URL_SAFE = str.maketrans("-_", "+/")
 _REMOVED = b64encode(b"[redacted]").decode()
 
 
@@ -126,15 +127,16 @@ def redacted(value: Any, redact: Redact) -> Any:
 def _text(redact: Redact, text: str, *, payload: bool = False) -> str:
     if "base64," in text:
         text = _DATA_URL.sub(lambda url: url[1] + _decoded(redact, url[2], payload=True), text)
-    elif len(text) % 4 == 0 and _BASE64.fullmatch(text):
+    elif payload or (len(text) % 4 == 0 and _BASE64.fullmatch(text)):
         text = _decoded(redact, text, payload=payload)
     return _said(redact, text)
 
 
 def _decoded(redact: Redact, text: str, *, payload: bool) -> str:
     """Return a base64 text without what `redact` takes out of what it stands for."""
+    bare = "".join(text.split()).rstrip("=") if payload else text.rstrip("=")
     try:
-        raw = b64decode(text, validate=True)
+        raw = b64decode(bare.translate(_URL_SAFE) + "=" * (-len(bare) % 4), validate=True)
     except ValueError:
         return text
     try:

@@ -57,7 +57,7 @@ class Canaries:
             for number in _PATTERN.findall(content.decode("latin-1"))
             if 0 < int(number) <= len(self.names)
         }
-        raw = _bytes_of(shown)
+        raw = _bytes_of(shown).replace(b"\\n", b"").replace(b"\n", b"")
         for number, name in enumerate(self.names, 1):
             secret = f"canary{number:02d}x7f3a9c{number:02d}".encode()
             if any(part in raw for part in _base64_forms(secret)):

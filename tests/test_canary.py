@@ -159,6 +159,16 @@ def b64(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
+def wrapped(text: str) -> str:
+    """Return a text as base64 without padding, in lines."""
+    return "\n".join(b64(text).rstrip("=")[place : place + 12] for place in range(0, 99, 12))
+
+
+def url_safe(text: str) -> str:
+    """Return a text as base64 that a URL may hold, with both of its own letters in it."""
+    return base64.urlsafe_b64encode(f"{text} ÿ~~>>>??".encode()).decode()
+
+
 def image(text: str) -> str:
     """Return a picture's bytes with a text chunk, as base64."""
     chunk = text.encode()
@@ -249,6 +259,8 @@ def message_samples(net: Canaries) -> list[Any]:
             },
         },
         {"type": "input_audio", "input_audio": {"data": b64(plant("audio")), "format": "wav"}},
+        {"type": "file", "file": {"file_data": wrapped(plant("file in lines"))}},
+        {"type": "text", "text": f"data:;base64,{url_safe(plant('URL-safe base64'))}"},
         {"type": "file", "file": {"file_data": b64(plant("file")), "filename": plant("file name")}},
         {"type": "odd", "odd": {plant("odd key"): plant("odd value")}},
     ]
@@ -273,6 +285,19 @@ def message_samples(net: Canaries) -> list[Any]:
 
 
 class TestSessions:
+    def test_no_half_of_a_secret_is_shown_of_a_long_error(
+        self, net: Canaries, memory: StepMemory
+    ) -> None:
+        secret = net.plant("at the end of what is shown")
+
+        async def program(_: list[dict[str, Any]]) -> str:
+            raise ValueError(f"{'x' * 3_990} {secret} and more")
+
+        events = asyncio.run(collected(hs.StepRunner(program, memory).run_stream("s", "hello")))
+        told = json.dumps([event.model_dump(mode="json") for event in events])
+        assert "xxx" in told
+        assert secret[:7] not in told
+
     def test_messages(self, net: Canaries, memory: StepMemory, tmp_path: Path) -> None:
         repo = memory.repository()
 
