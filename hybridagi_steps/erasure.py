@@ -145,13 +145,14 @@ def doomed_by(store: Any, where: StepFilter) -> Doomed:
 
 
 def _sessions_near(store: Any, user_id: str) -> list[str]:
-    """Return the sessions that a user's steps name, and their forks."""
+    """Return the sessions that a user's steps name, and every fork: it may read one of them."""
     steps = store.iter_steps(StepFilter(user_id=user_id, scope=EVERY_SCOPE))
-    near = {step.session_id for step in steps} - {None}
-    known = {each.session_id: each.forked_from for each in _summaries(store)}
-    while more := {name for name, origin in known.items() if origin in near} - near:
-        near |= more
-    return sorted(near & known.keys())
+    named = {step.session_id for step in steps}
+    return sorted(
+        each.session_id
+        for each in _summaries(store)
+        if each.session_id in named or each.forked_at is not None
+    )
 
 
 def _summaries(store: Any) -> Iterator[Any]:

@@ -39,7 +39,7 @@ class SessionSummary(NamedTuple):
     created_at: str
     updated_at: str
     forked_from: str | None
-    """The session it was forked from."""
+    """The session it was forked from; None for no fork, and when that session is deleted."""
     forked_at: int | None
     """The last sequence they share."""
 

@@ -149,6 +149,23 @@ def test_of_a_shared_session_each_user_takes_their_turns(
     check_gone(memory, tmp_path, BOB)
 
 
+def test_a_fork_of_a_fork_whose_origins_are_gone(
+    memory: StepMemory, repo: SessionRepository, tmp_path: Path
+) -> None:
+    run(repo.commit("s", [ask(ANN), answer(ANN)], [step("ann")]))
+    run(repo.fork("s", 2, "middle"))
+    run(repo.fork("middle", 2, "last"))
+    run(repo.commit("last", [ask(BOB)], [step("bob", "last")]))
+    for origin in ("s", "middle"):
+        memory.purge({"session_id": origin})
+    assert texts(repo, "last") == [ANN, ANN, BOB]
+    [summary] = run(repo.sessions())
+    assert (summary.forked_from, summary.forked_at) == (None, 2)
+    memory.purge({"user_id": "ann"})
+    assert texts(repo, "last") == [ERASED, ERASED, BOB]
+    check_gone(memory, tmp_path, ANN)
+
+
 def test_attempts_and_summaries_go_with_what_they_tell(
     memory: StepMemory, repo: SessionRepository, tmp_path: Path
 ) -> None:

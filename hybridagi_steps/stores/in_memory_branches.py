@@ -194,7 +194,7 @@ class Branches:
             del self.keys[key]
         for session in self.sessions.values():
             if session.forked_from == session_id:
-                session.forked_from = session.forked_at = None
+                session.forked_from = ""
         own = [b for b in self.branches.values() if b.session_id in (session_id, "")]
         for branch in own:
             branch.pointed = True

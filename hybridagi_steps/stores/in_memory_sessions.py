@@ -301,7 +301,7 @@ def _summary(session: Session) -> SessionSummary:
         first_message=_first_message(session.branch),
         created_at=session.created_at,
         updated_at=session.updated_at,
-        forked_from=session.forked_from,
+        forked_from=session.forked_from or None,
         forked_at=session.forked_at,
     )
 

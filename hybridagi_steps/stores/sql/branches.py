@@ -55,8 +55,7 @@ _STEPS_BEYOND = """SELECT row FROM agent_step
 _FORGET_TOKENS = """DELETE FROM message_token WHERE message_row IN
     (SELECT row FROM message WHERE branch_id = ? AND sequence > ?)"""
 _FORGET_MESSAGES = "DELETE FROM message WHERE branch_id = ? AND sequence > ?"
-_UNNAMED = """UPDATE session SET forked_from = NULL, forked_at = NULL
-    WHERE namespace = ? AND forked_from = ?"""
+_UNNAMED = "UPDATE session SET forked_from = '' WHERE namespace = ? AND forked_from = ?"
 _REWRITE = "UPDATE message SET id = ?, said = ?, body = ? WHERE namespace = ? AND id = ?"
 _FORGET_COUNTS = """DELETE FROM message_token WHERE message_row =
     (SELECT row FROM message WHERE namespace = ? AND id = ?)"""

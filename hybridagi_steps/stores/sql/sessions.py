@@ -296,7 +296,7 @@ class SessionTables(StepWriting):
             first_message=self._first_message(connection, branch_id),
             created_at=created_at,
             updated_at=updated_at,
-            forked_from=forked_from,
+            forked_from=forked_from or None,
             forked_at=forked_at,
         )
 
