@@ -57,6 +57,7 @@ class Served(NamedTuple):
     client: httpx.Client
     address: str
     services: Any
+    server: StepServer
 
     def chat(self, session_id: str, message: str, **headers: str) -> list[Event]:
         """Say something and read the run to its end."""
@@ -91,7 +92,7 @@ def serving(memory: StepMemory, program: Any = None, **limits: Any) -> Generator
     try:
         until(lambda: server.started)
         with httpx.Client(base_url=address, headers=headers, timeout=PATIENCE_SECONDS) as client:
-            yield Served(client, address, app.state.services)
+            yield Served(client, address, app.state.services, server)
     finally:
         server.should_exit = True
         thread.join(PATIENCE_SECONDS)

@@ -178,6 +178,7 @@ class TestSearch:
             ({"q": "x", "since": "yesterday"}, "query.since"),
             ({"q": "x", "min_score": "nan"}, "query.min_score"),
             ({"q": "x", "metadata": "{"}, "query.metadata"),
+            ({"q": "x", "metadata": '{"a": 1, "a": 2}'}, "query.metadata"),
         ],
     )
     def test_what_is_wrong_is_named(self, still: Served, asked: dict[str, str], field: str) -> None:
@@ -273,6 +274,22 @@ class TestBadInput:
         headers = {"Content-Type": "application/json"}
         raw = b'{"sequence": 1, "new_session_id": "\\ud800", "\\udfff": 1}'
         problem(still.client.post("/sessions/talk/fork", content=raw, headers=headers), 422)
+
+    @pytest.mark.parametrize(
+        ("path", "raw", "key"),
+        [
+            ("/sessions/talk/fork", '{"sequence": 1, "sequence": 2}', "sequence"),
+            ("/sessions/talk/fork", '{"sequence": 1, "\\u0073equence": 1}', "sequence"),
+            ("/chat/stream/v2", '{"message": [{"type": "text", "type": "text"}]}', "type"),
+            ("/runs/run-1/consent", '{"call_id": "a", "allowed": true, "allowed": false}', "allow"),
+        ],
+    )
+    def test_a_key_that_comes_twice_is_400(
+        self, still: Served, path: str, raw: str, key: str
+    ) -> None:
+        headers = {"Content-Type": "application/json"}
+        found = problem(still.client.post(path, content=raw, headers=headers), 400)
+        assert f"the key '{key}" in found["detail"]
 
     def test_other_methods_are_405(self, still: Served) -> None:
         answer = still.client.put("/sessions")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hybridagi_steps.cli.options import DEFAULT_DB, Db, Namespace, opened
+from hybridagi_steps.server.settings import CONCURRENCY, LOOPBACK_NAMES, ServerSettings
 
 if TYPE_CHECKING:
     from hybridagi_steps.memory import StepMemory
@@ -61,6 +62,13 @@ def serve(
         int, typer.Option("--max-streams", min=1, help="Most event streams at a time.")
     ] = 2000,
     max_runs: Annotated[int, typer.Option("--max-runs", min=1, help="Most runs at a time.")] = 64,
+    max_concurrency: Annotated[
+        int,
+        typer.Option("--max-concurrency", min=1, help="Most searches and readings at a time."),
+    ] = CONCURRENCY,
+    max_queue: Annotated[
+        int, typer.Option("--max-queue", min=0, help="Most of them that wait for their turn.")
+    ] = 16,
     namespace: Namespace = "default",
 ) -> None:
     """Serve sessions, runs and search over HTTP, with a page; prints a token and the address."""
@@ -71,7 +79,6 @@ def serve(
     from hybridagi_steps.server.program_loading import load_runner
     from hybridagi_steps.server.serving import bound, page_address
     from hybridagi_steps.server.serving import serve as serve_app
-    from hybridagi_steps.server.settings import LOOPBACK_NAMES, ServerSettings
 
     token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
     known = Tokens(_known_tokens(token, tokens))
@@ -79,6 +86,8 @@ def serve(
         allowed_hosts=(*LOOPBACK_NAMES, host, *(allow_host or ())),
         max_streams=max_streams,
         max_runs=max_runs,
+        max_concurrency=max_concurrency,
+        max_queue=max_queue,
     )
     with opened(db, namespace) as memory:
         runner = None if program is None else load_runner(program, memory, ask_consent=ask)

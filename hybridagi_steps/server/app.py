@@ -32,13 +32,18 @@ from hybridagi_steps.server.openapi import document, refuse_unknown_parameters
 from hybridagi_steps.server.run_hub import RunHub
 from hybridagi_steps.server.services import Services
 from hybridagi_steps.server.settings import ServerSettings
-from hybridagi_steps.server.sse import StreamSlots
+from hybridagi_steps.server.slots import Slots
 
 OPEN_PATHS = ("/", "/healthz")
 OPEN_FOLDERS = ("/static/",)
 """What needs no token: the page, which knows nothing, and the sign of life."""
-_ROUTERS = tuple(
-    module.router for module in (session_routes, chat_routes, run_routes, search_routes, page)
+_ROUTERS = (
+    session_routes.router,
+    chat_routes.router,
+    run_routes.router,
+    run_routes.work_router,
+    search_routes.router,
+    page.router,
 )
 
 
@@ -71,8 +76,16 @@ def create_app(
     app.state.services = Services(
         memory=memory,
         repository=memory.repository(),
-        hub=RunHub(runner, memory, settings, metrics),
-        slots=StreamSlots(settings.max_streams),
+        hub=RunHub(runner, memory, settings, Slots("runs", settings.max_runs, metrics), metrics),
+        work=Slots(
+            "questions",
+            settings.max_concurrency,
+            metrics,
+            queue=settings.max_queue,
+            queue_seconds=settings.queue_seconds,
+            retry_seconds=1,
+        ),
+        slots=Slots("streams", settings.max_streams, metrics),
         metrics=metrics,
         settings=settings,
         has_program=runner is not None,

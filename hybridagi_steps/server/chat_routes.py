@@ -14,10 +14,11 @@ from hybridagi_steps.server import shapes
 from hybridagi_steps.server.chat import said_once
 from hybridagi_steps.server.ids import SESSION, SessionId
 from hybridagi_steps.server.openapi import streams
+from hybridagi_steps.server.route_classes import JsonRoute
 from hybridagi_steps.server.services import Shared
 from hybridagi_steps.server.sse import EventStream
 
-router = APIRouter(tags=["chat"])
+router = APIRouter(tags=["chat"], route_class=JsonRoute)
 
 IdempotencyKey = Annotated[
     str | None,
@@ -29,7 +30,7 @@ IdempotencyKey = Annotated[
 ]
 
 
-@router.post("/chat/stream/v2", response_class=Response, responses=streams(404, 409, 415, 429))
+@router.post("/chat/stream/v2", response_class=Response, responses=streams(404, 409, 415))
 async def chat(
     shared: Shared, asked: shapes.ChatAsked, idempotency_key: IdempotencyKey = None
 ) -> Response:
@@ -49,7 +50,7 @@ async def chat(
 @router.post(
     SESSION + "/retry",
     response_class=Response,
-    responses=streams(404, 409, 415, 429),
+    responses=streams(404, 409, 415),
 )
 async def retry(shared: Shared, session_id: SessionId, asked: shapes.RetryAsked) -> Response:
     """Answer a message of the user once more, as it is or changed; the old answer is kept.
@@ -70,7 +71,7 @@ async def retry(shared: Shared, session_id: SessionId, asked: shapes.RetryAsked)
 @router.post(
     SESSION + "/resume",
     response_class=Response,
-    responses={204: {"description": "No turn was cut off."}, **streams(404, 409, 429)},
+    responses={204: {"description": "No turn was cut off."}, **streams(404, 409)},
 )
 async def resume(shared: Shared, session_id: SessionId) -> Response:
     """Take up a turn that was cut off, as after a crash."""

@@ -7,15 +7,19 @@ page can set.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hybridagi_steps.server.problems import problem_response
 
+_HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s:@/?#\[\]]*))(?::[0-9]*)?")
+"""A name or a bracketed address, and a port; nobody's name and password."""
+
 
 class HostCheck:
-    """ASGI middleware: 421 for a foreign Host, 403 for a foreign Origin.
+    """ASGI middleware: 400 for what is no Host, 421 for a foreign one, 403 for a foreign Origin.
 
     Args:
         app: What is protected.
@@ -32,7 +36,12 @@ class HostCheck:
             await self._app(scope, receive, send)
             return
         hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
-        if len(hosts) != 1 or _name(hosts[0]) not in self._allowed:
+        named = _HOST.fullmatch(hosts[0].strip()) if len(hosts) == 1 else None
+        if named is None:
+            await problem_response(
+                400, "the Host header is no host name with a port, such as 127.0.0.1:8377."
+            )(scope, receive, send)
+        elif (named["address"] or named["name"]).lower() not in self._allowed:
             await problem_response(
                 421, "this server does not go by that Host; start it with --allow-host NAME."
             )(scope, receive, send)
@@ -46,14 +55,6 @@ class HostCheck:
 
 def _values(scope: Scope, wanted: bytes) -> list[str]:
     return [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]
-
-
-def _name(host: str) -> str:
-    """Return the name in a Host header, without its port."""
-    host = host.strip().lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
 
 
 def _same(origin: str, host: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hybridagi_steps.server.problems import problem_response
@@ -63,6 +64,8 @@ class BodyLimit:
             if announced.isdigit() and int(announced) <= self._most_bytes:
                 async with asyncio.timeout(self._seconds):
                     body = await self._read(receive)
+        except ClientDisconnect:
+            return
         except TimeoutError:
             late = problem_response(408, f"the body did not arrive within {self._seconds:g} s.")
             await late(scope, receive, send)
@@ -74,11 +77,17 @@ class BodyLimit:
         await self._app(scope, _replayed(body, receive), send)
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """Return the body; None when it is too large."""
+        """Return the body; None when it is too large.
+
+        Raises:
+            ClientDisconnect: The client left before it had sent all of it.
+        """
         parts: list[bytes] = []
         size = 0
         while True:
             message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
             part: bytes = message.get("body", b"")
             size += len(part)
             if size > self._most_bytes:

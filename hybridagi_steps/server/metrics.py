@@ -38,6 +38,18 @@ class ServerMetrics:
             f"{_PREFIX}_retries", "Messages answered once more.", registry=registry
         )
         self.forks = Counter(f"{_PREFIX}_forks", "Sessions forked.", registry=registry)
+        self.refused = Counter(
+            f"{_PREFIX}_refused",
+            "Requests refused because as many as may were in progress, by what they wanted.",
+            ["kind"],
+            registry=registry,
+        )
+        self.dropped = Counter(
+            f"{_PREFIX}_dropped",
+            "Requests whose client left before their turn came.",
+            ["kind"],
+            registry=registry,
+        )
         self._context = Histogram(
             f"{_PREFIX}_context_build_seconds",
             "Time to build a context from stored messages.",
@@ -57,8 +69,15 @@ class ServerMetrics:
         self._bytes = Gauge(
             f"{_PREFIX}_storage_bytes", "Bytes of the memory on disk.", registry=registry
         )
-        self._streams = Gauge(f"{_PREFIX}_streams", "Event streams being read.", registry=registry)
-        self._in_flight = Gauge(f"{_PREFIX}_runs_in_flight", "Runs in flight.", registry=registry)
+        self._now = {
+            name: Gauge(f"{_PREFIX}_{name}", about, registry=registry)
+            for name, about in (
+                ("streams", "Event streams being read."),
+                ("runs_in_flight", "Runs in flight."),
+                ("questions_in_flight", "Questions to the memory being answered."),
+                ("questions_waiting", "Questions to the memory that wait for their turn."),
+            )
+        }
 
     def event(self, event: StepEvent) -> None:
         """Take note of an event of a run."""
@@ -86,14 +105,14 @@ class ServerMetrics:
         finally:
             self._query.labels(name).observe(time.perf_counter() - began)
 
-    def text(self, memory: StepMemory, *, streams: int, in_flight: int) -> bytes:
-        """Return everything in Prometheus's text form; may block."""
+    def text(self, memory: StepMemory, **now: int) -> bytes:
+        """Return everything in Prometheus's text form, with what goes on `now`; may block."""
         stats = memory.stats()
         for kind in ("steps", "runs", "messages", "sessions"):
             if isinstance(found := stats.get(kind), int):
                 self._stored.labels(kind).set(found)
         if isinstance(size := stats.get("bytes"), int):
             self._bytes.set(size)
-        self._streams.set(streams)
-        self._in_flight.set(in_flight)
+        for name, count in now.items():
+            self._now[name].set(count)
         return generate_latest(self.registry)

@@ -14,7 +14,7 @@ from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.server.problems import PROBLEM_TYPE, Problem
 from hybridagi_steps.server.sse import EVENT_STREAM
 
-_EVERYWHERE = (400, 401, 403, 408, 413, 421, 422, 503)
+_EVERYWHERE = (400, 401, 403, 408, 413, 421, 422, 429, 503)
 """Problems that any route can answer with: from the checks before it, or the storage behind it."""
 _SCHEMA = {"$ref": "#/components/schemas/Problem"}
 _EVENT = {

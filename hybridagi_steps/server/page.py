@@ -51,8 +51,11 @@ async def health(shared: Shared) -> Response:
 )
 async def metrics(shared: Shared) -> Response:
     """Return the server's figures for Prometheus."""
-    streams, in_flight = shared.slots.used, shared.hub.in_flight
-    text = await in_thread(
-        lambda: shared.metrics.text(shared.memory, streams=streams, in_flight=in_flight)
-    )
+    now = {
+        "streams": shared.slots.used,
+        "runs_in_flight": shared.hub.in_flight,
+        "questions_in_flight": shared.work.used,
+        "questions_waiting": shared.work.waiting,
+    }
+    text = await in_thread(lambda: shared.metrics.text(shared.memory, **now))
     return Response(text, media_type=_METRICS_TYPE)

@@ -19,9 +19,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from hybridagi_steps import errors
 from hybridagi_steps.errors import StepsError
+from hybridagi_steps.server.route_classes import DuplicateKeyError
 
 log = logging.getLogger("hybridagi_steps.server")
 
@@ -133,6 +135,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(StepsError, _of_ours)
     app.add_exception_handler(RequestValidationError, _of_a_request)
     app.add_exception_handler(HTTPException, _of_http)
+    app.add_exception_handler(ClientDisconnect, _of_nobody)
     app.add_exception_handler(Exception, _of_a_fault)
 
 
@@ -203,6 +206,8 @@ def _unread(cause: BaseException | None) -> str | None:
         return f"the body is not {encoding} at byte {place}; send JSON as UTF-8."
     if isinstance(cause, RecursionError):
         return "the body is nested too deeply; flatten it, or send the inner value as text."
+    if isinstance(cause, DuplicateKeyError):
+        return f"the body {cause}; send it once."
     if isinstance(cause, ValueError):  # the one thing that Python's reader of JSON refuses besides
         most = sys.get_int_max_str_digits()
         return f"the body has an integer of more than {most:,} digits; send it as text."
@@ -215,6 +220,10 @@ def _methods_at(request: Request) -> set[str]:
     here = request.scope["path"]
     first = next(route.path for route in routes if route.path_regex.match(here))
     return {name for route in routes if route.path == first for name in route.methods or ()}
+
+
+async def _of_nobody(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's
+    return Response(status_code=HTTPStatus.REQUEST_TIMEOUT)  # which is not sent
 
 
 async def _of_a_fault(request: Request, error: Exception) -> Response:

@@ -20,6 +20,7 @@ from hybridagi_steps.records.message import Step
 from hybridagi_steps.server.live_run import LiveRun
 from hybridagi_steps.server.reading import run_steps
 from hybridagi_steps.server.settings import ServerSettings
+from hybridagi_steps.server.slots import Slots
 from hybridagi_steps.server.stored_runs import events_from_store
 
 log = logging.getLogger("hybridagi_steps.server")
@@ -44,14 +45,20 @@ class RunHub:
         runner: The `StepRunner` of the program that is served; None when none is.
         memory: Where runs are stored.
         settings: Limits.
+        slots: A place for each run in flight.
         listener: Told of every event.
     """
 
     def __init__(
-        self, runner: Any, memory: Any, settings: ServerSettings, listener: EventListener
+        self,
+        runner: Any,
+        memory: Any,
+        settings: ServerSettings,
+        slots: Slots,
+        listener: EventListener,
     ) -> None:
         self._runner, self._memory, self._settings = runner, memory, settings
-        self._listener = listener
+        self._slots, self._listener = slots, listener
         self._live: dict[str, LiveRun] = {}
         self._over: OrderedDict[str, LiveRun] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -75,7 +82,7 @@ class RunHub:
     @property
     def in_flight(self) -> int:
         """How many runs are."""
-        return len(self._tasks)
+        return self._slots.used
 
     def find(self, run_id: str) -> LiveRun | None:
         """Return a run that is in flight, or was not long ago."""
@@ -95,19 +102,6 @@ class RunHub:
         begun = (run for run in runs if run.said is not None and run.said.key == key)
         return next((run for run in begun if run.session_id == session_id), None)
 
-    def check(self) -> None:
-        """Refuse a run that would be one too many.
-
-        Raises:
-            HTTPException: 429.
-        """
-        if self.in_flight >= self._settings.max_runs:
-            raise HTTPException(
-                429,
-                f"{self._settings.max_runs} runs are in flight, the most at a time; try later.",
-                {"Retry-After": "5"},
-            )
-
     async def start(self, events: AsyncIterator[StepEvent]) -> LiveRun | None:
         """Let a run go on by itself; return it once it has begun, None when there was nothing.
 
@@ -115,9 +109,9 @@ class RunHub:
             StepsError: The run could not begin; nothing was stored.
             HTTPException: 429; too many runs.
         """
-        self.check()
+        self._slots.check()
         began: asyncio.Future[LiveRun | None] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._work(events, began))
+        task = asyncio.create_task(self._in_its_place(events, began))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await began
@@ -149,6 +143,15 @@ class RunHub:
             await asyncio.wait(set(self._tasks), timeout=5.0)
         for run in list(self._live.values()):
             run.end()
+
+    async def _in_its_place(
+        self, events: AsyncIterator[StepEvent], began: asyncio.Future[LiveRun | None]
+    ) -> None:
+        try:
+            async with self._slots.taken():
+                await self._work(events, began)
+        except HTTPException as error:  # others took the last one meanwhile
+            began.set_exception(error)
 
     async def _work(
         self, events: AsyncIterator[StepEvent], began: asyncio.Future[LiveRun | None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 
 from hybridagi_steps.crossing import in_thread
@@ -15,12 +15,15 @@ from hybridagi_steps.server.answers import answer
 from hybridagi_steps.server.ids import RUN, RunId
 from hybridagi_steps.server.openapi import problems, streams
 from hybridagi_steps.server.reading import filled, run_data, run_steps, title_of
+from hybridagi_steps.server.route_classes import JsonRoute, WorkRoute
 from hybridagi_steps.server.services import Shared
 from hybridagi_steps.server.session_routes import Limit, Offset
 from hybridagi_steps.server.sse import EventStream
 from hybridagi_steps.server.stored_runs import interrupted_run
 
-router = APIRouter(tags=["runs"])
+router = APIRouter(tags=["runs"], route_class=JsonRoute)
+work_router = APIRouter(tags=["runs"], route_class=WorkRoute)
+"""Comes after the other: an id may contain a slash, and so seem to go on as its paths do."""
 
 LastEventId = Annotated[
     str | None,
@@ -32,7 +35,7 @@ LastEventId = Annotated[
 ]
 
 
-@router.get("/runs", response_model=shapes.RunPage, responses=problems())
+@work_router.get("/runs", response_model=shapes.RunPage, responses=problems())
 async def list_runs(shared: Shared, limit: Limit = 50, offset: Offset = 0) -> Response:
     """List runs, newest first."""
 
@@ -50,8 +53,10 @@ async def list_runs(shared: Shared, limit: Limit = 50, offset: Offset = 0) -> Re
     return answer(filled(runs=listed, next_offset=more))
 
 
-@router.get(RUN + "/events", response_class=Response, responses=streams(404, 429))
-async def follow_run(shared: Shared, run_id: RunId, last_event_id: LastEventId = None) -> Response:
+@router.get(RUN + "/events", response_class=Response, responses=streams(404))
+async def follow_run(
+    shared: Shared, request: Request, run_id: RunId, last_event_id: LastEventId = None
+) -> Response:
     """Read a run's events, from the one after `Last-Event-ID` on.
 
     While the run lives nothing is missed and nothing comes twice. Later, its messages come as
@@ -62,31 +67,35 @@ async def follow_run(shared: Shared, run_id: RunId, last_event_id: LastEventId =
     run = shared.hub.find(run_id)
     if run is not None and after > run.last_number:
         raise _no_event(run_id)
-    run = run or await shared.hub.stored(run_id, after)
+    if run is None:
+        async with shared.work.taken(request.receive):
+            run = await shared.hub.stored(run_id, after)
     return EventStream(run, after, shared.slots, shared.settings)
 
 
 @router.post(RUN + "/cancel", response_model=shapes.Cancelled, responses=problems(404))
-async def cancel_run(shared: Shared, run_id: RunId) -> Response:
+async def cancel_run(shared: Shared, request: Request, run_id: RunId) -> Response:
     """Stop a run; what was said so far is kept as a partial message."""
     cancelled = shared.hub.is_live(run_id) and await shared.hub.runner.cancel(run_id)
     if not cancelled:
-        await _check_known(shared, run_id)
+        await _check_known(shared, request, run_id)
     return answer({"run_id": run_id, "cancelled": cancelled})
 
 
 @router.post(RUN + "/consent", response_model=shapes.Consented, responses=problems(404, 415))
-async def consent(shared: Shared, run_id: RunId, asked: shapes.ConsentAsked) -> Response:
+async def consent(
+    shared: Shared, request: Request, run_id: RunId, asked: shapes.ConsentAsked
+) -> Response:
     """Answer whether a tool may run; a question of an agent inside names its `nested_run_id`."""
     answered = False
     if shared.has_program:  # a run inside another one is known to the runner only
         answered = await shared.hub.runner.answer_consent(run_id, asked.call_id, asked.allowed)
     if not answered and not shared.hub.is_live(run_id):
-        await _check_known(shared, run_id)
+        await _check_known(shared, request, run_id)
     return answer({"answered": answered})
 
 
-@router.get(RUN, response_model=shapes.WholeRun, responses=problems(404))
+@work_router.get(RUN, response_model=shapes.WholeRun, responses=problems(404))
 async def read_run(shared: Shared, run_id: RunId) -> Response:
     """Return a run with all its steps, by hop; none when a kill came before the first."""
     steps = await shared.asked("run", lambda: run_steps(shared.memory, run_id))
@@ -98,7 +107,7 @@ async def read_run(shared: Shared, run_id: RunId) -> Response:
     return answer({**data, "live": shared.hub.is_live(run_id)})
 
 
-async def _check_known(shared: Shared, run_id: str) -> None:
+async def _check_known(shared: Shared, request: Request, run_id: str) -> None:
     """Refuse a run that nobody knows.
 
     Raises:
@@ -106,8 +115,9 @@ async def _check_known(shared: Shared, run_id: str) -> None:
     """
     if shared.hub.find(run_id) is not None:
         return
-    if not await in_thread(lambda: run_steps(shared.memory, run_id)):
-        await in_thread(lambda: interrupted_run(shared.memory, run_id))
+    async with shared.work.taken(request.receive):
+        if not await in_thread(lambda: run_steps(shared.memory, run_id)):
+            await in_thread(lambda: interrupted_run(shared.memory, run_id))
 
 
 def _number(run_id: str, last_event_id: str | None) -> int:

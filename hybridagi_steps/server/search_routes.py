@@ -16,9 +16,10 @@ from hybridagi_steps.server import shapes
 from hybridagi_steps.server.answers import answer
 from hybridagi_steps.server.openapi import problems
 from hybridagi_steps.server.reading import hit_data, hits_for
+from hybridagi_steps.server.route_classes import WorkRoute, unambiguous_json
 from hybridagi_steps.server.services import Shared
 
-router = APIRouter(tags=["search"])
+router = APIRouter(tags=["search"], route_class=WorkRoute)
 
 MOST_HITS = 200
 _LONGEST_QUERY = 4_000
@@ -114,7 +115,8 @@ async def search(shared: Shared, asked: Annotated[SearchAsked, Query()]) -> Resp
 def _object(name: str, text: str) -> dict[str, Any]:
     """Read a parameter that is a JSON object."""
     try:
-        read = orjson.loads(text)
+        orjson.loads(text)  # stricter than Python's reader, but for keys that come twice
+        read = unambiguous_json(text)
     except ValueError:
         read = None
     if not isinstance(read, dict):

@@ -13,7 +13,7 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.server.metrics import ServerMetrics
 from hybridagi_steps.server.run_hub import RunHub
 from hybridagi_steps.server.settings import ServerSettings
-from hybridagi_steps.server.sse import StreamSlots
+from hybridagi_steps.server.slots import Slots
 from hybridagi_steps.sessions import SessionRepository
 
 T = TypeVar("T")
@@ -26,7 +26,10 @@ class Services:
     memory: StepMemory
     repository: SessionRepository
     hub: RunHub
-    slots: StreamSlots
+    work: Slots
+    """Questions to the memory."""
+    slots: Slots
+    """Event streams."""
     metrics: ServerMetrics
     settings: ServerSettings
     has_program: bool

@@ -28,7 +28,7 @@ from hybridagi_steps.server.settings import ServerSettings
 BACKLOG = 1024
 _SPARE_FILES = 256
 _EVERY_ADDRESS = ("0.0.0.0", "::", "")  # noqa: S104 - named to be recognised
-_GOODBYE_SECONDS = 5
+_GOODBYE_SECONDS = 2
 _LONGEST_END_SECONDS = 10.0
 """When a program blocks the event loop itself, nothing is closed in order."""
 _LAST_TASKS_SECONDS = 1.0
@@ -50,7 +50,10 @@ class StepServer(uvicorn.Server):
         self.given_up = end_after(_LONGEST_END_SECONDS, 1, main_thread_left)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End."""
+        """End: take nothing more in, let go who waits, then the runs, then the connections."""
+        for server in self.servers:
+            server.close()
+        self._services.work.close()
         await self._services.hub.close()
         await super().shutdown(sockets)
 
@@ -101,12 +104,13 @@ def serve(app: FastAPI, listening: socket.socket, began: Callable[[], None]) -> 
     _raise_file_limit(services.settings)
     config = uvicorn.Config(
         app,
-        log_level="warning",
+        log_level="error",  # what it warns of is all done by clients, as often as they like
         access_log=False,
         server_header=False,
         ws="none",
         lifespan="on",
         backlog=BACKLOG,
+        limit_concurrency=services.settings.max_streams + _SPARE_FILES,
         timeout_graceful_shutdown=_GOODBYE_SECONDS,
     )
     server = StepServer(config, services)

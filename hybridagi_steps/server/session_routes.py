@@ -17,9 +17,10 @@ from hybridagi_steps.server.answers import answer
 from hybridagi_steps.server.ids import SESSION, SessionId
 from hybridagi_steps.server.openapi import problems
 from hybridagi_steps.server.reading import filled
+from hybridagi_steps.server.route_classes import WorkRoute
 from hybridagi_steps.server.services import Shared
 
-router = APIRouter(tags=["sessions"])
+router = APIRouter(tags=["sessions"], route_class=WorkRoute)
 
 LARGEST_PAGE = 1000
 Limit = Annotated[int, Query(ge=1, le=LARGEST_PAGE, description="Most entries wanted.")]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+
+CONCURRENCY = min(4, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +24,13 @@ class ServerSettings:
     """Event streams that are read at the same time."""
     max_runs: int = 64
     """Runs that are in flight at the same time."""
+    max_concurrency: int = CONCURRENCY
+    """Searches and other questions to the memory that are answered at the same time. More than
+    there are cores make each slower and none faster, unless a hosted embedder is waited for."""
+    max_queue: int = 16
+    """Questions that wait while as many as may are answered; what comes then is refused."""
+    queue_seconds: float = 1.0
+    """How long a question may wait; then it is refused."""
     heartbeat_seconds: float = 15.0
     """How often a silent stream shows that it lives."""
     stall_seconds: float = 20.0

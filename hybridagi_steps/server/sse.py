@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Generator
-from contextlib import contextmanager
 
 from starlette.background import BackgroundTask
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from hybridagi_steps.server.live_run import LiveRun
 from hybridagi_steps.server.settings import ServerSettings
+from hybridagi_steps.server.slots import Slots, gone
 
 log = logging.getLogger("hybridagi_steps.server")
 
@@ -31,36 +29,6 @@ _HEADERS = [
 ]
 
 
-class StreamSlots:
-    """How many streams are read, and whether one more may be."""
-
-    def __init__(self, most: int) -> None:
-        self.used = 0
-        self._most = most
-
-    def check(self) -> None:
-        """Refuse a stream that would be one too many.
-
-        Raises:
-            HTTPException: 429.
-        """
-        if self.used >= self._most:
-            raise HTTPException(
-                429,
-                f"{self._most:,} event streams are open, the most this server serves; try later.",
-                {"Retry-After": "5"},
-            )
-
-    @contextmanager
-    def taken(self) -> Generator[None]:
-        """Count a stream for the length of the block."""
-        self.used += 1
-        try:
-            yield
-        finally:
-            self.used -= 1
-
-
 class EventStream(Response):
     """The events of a run, from the one after `number` on, as a response.
 
@@ -69,9 +37,7 @@ class EventStream(Response):
 
     media_type = EVENT_STREAM
 
-    def __init__(
-        self, run: LiveRun, number: int, slots: StreamSlots, settings: ServerSettings
-    ) -> None:
+    def __init__(self, run: LiveRun, number: int, slots: Slots, settings: ServerSettings) -> None:
         """Stream the events of `run` that come after `number`."""
         self.status_code = 200
         self.background: BackgroundTask | None = None
@@ -81,25 +47,25 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Send events until the run is over or the reader has gone."""
-        with self._slots.taken():
+        async with self._slots.taken():
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
-            gone = asyncio.ensure_future(_gone(receive))
+            left = asyncio.ensure_future(gone(receive))
             try:
-                await self._send_all(send, gone)
+                await self._send_all(send, left)
             finally:
-                gone.cancel()
+                left.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
-                    await gone
+                    await left
 
-    async def _send_all(self, send: Send, gone: asyncio.Future[None]) -> None:
-        while not gone.done():
+    async def _send_all(self, send: Send, left: asyncio.Future[None]) -> None:
+        while not left.done():
             batch = self._run.after(self._number)
             if batch.data or batch.last:
                 if not await self._sent(send, batch.data, last=batch.last) or batch.last:
                     return
                 self._number = batch.number  # more may have come meanwhile
-            elif not await self._news(gone) and not await self._sent(send, _HEARTBEAT):
+            elif not await self._news(left) and not await self._sent(send, _HEARTBEAT):
                 return
 
     async def _sent(self, send: Send, data: bytes, *, last: bool = False) -> bool:
@@ -120,17 +86,11 @@ class EventStream(Response):
             return False
         return True
 
-    async def _news(self, gone: asyncio.Future[None]) -> bool:
+    async def _news(self, left: asyncio.Future[None]) -> bool:
         """Wait for events; return False when it is time for a sign of life."""
         done, _ = await asyncio.wait(
-            {self._run.change(), gone},
+            {self._run.change(), left},
             timeout=self._settings.heartbeat_seconds,
             return_when=asyncio.FIRST_COMPLETED,
         )
         return bool(done)
-
-
-async def _gone(receive: Receive) -> None:
-    """Wait until the reader has closed the connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

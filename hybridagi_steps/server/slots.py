@@ -1,0 +1,130 @@
+"""How much goes on at the same time: a few of each kind, a short queue, a refusal beyond it.
+
+A server that takes in more than it can do answers everybody late, and at last nobody. Here whoever
+is one too many hears so at once, and whoever leaves while waiting is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import anyio
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from hybridagi_steps.server.metrics import ServerMetrics
+
+
+class Slots:
+    """The places for one kind of thing.
+
+    Args:
+        kind: What takes them, as metrics name it.
+        most: How many there are.
+        metrics: Counts who is refused, and who has left.
+        queue: How many may wait for one.
+        queue_seconds: How long each may wait.
+        retry_seconds: When somebody who was refused should come again.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        most: int,
+        metrics: ServerMetrics,
+        *,
+        queue: int = 0,
+        queue_seconds: float = 0.0,
+        retry_seconds: int = 5,
+    ) -> None:
+        self._kind, self._most, self._metrics = kind, most, metrics
+        self._queue, self._queue_seconds = queue, queue_seconds
+        self._retry = {"Retry-After": str(retry_seconds)}
+        self._limiter = anyio.CapacityLimiter(most)
+        self._closed = False
+
+    @property
+    def used(self) -> int:
+        """How many are taken."""
+        return self._limiter.borrowed_tokens
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for one."""
+        return self._limiter.statistics().tasks_waiting
+
+    def check(self) -> None:
+        """Refuse whoever would be one too many.
+
+        Raises:
+            HTTPException: 429; 503 once it is closed.
+        """
+        if self._closed:
+            raise HTTPException(503, "the server is about to end; try again later.", self._retry)
+        if self.used >= self._most and self.waiting >= self._queue:
+            raise self._refused()
+
+    @asynccontextmanager
+    async def taken(self, receive: Receive | None = None) -> AsyncGenerator[None]:
+        """Take a place for the length of the block.
+
+        Args:
+            receive: The client's, once its body was read: it waits a little for a place if need
+                be, and gets none when it leaves meanwhile. Without it nobody waits.
+
+        Raises:
+            HTTPException: 429, no place came free in time; 503, the server ends.
+            ClientDisconnect: The client has left.
+        """
+        self.check()
+        try:
+            self._limiter.acquire_nowait()
+        except anyio.WouldBlock:
+            if receive is None:
+                raise self._refused() from None
+            await self._wait(receive)
+        try:
+            if self._closed:
+                self.check()
+            yield
+        finally:
+            self._limiter.release()
+
+    def close(self) -> None:
+        """Refuse whoever waits, and whoever comes."""
+        self._closed = True
+        self._limiter.total_tokens = math.inf  # whoever waits gets a place, and finds it closed
+
+    async def _wait(self, receive: Receive) -> None:
+        leaving = asyncio.ensure_future(gone(receive))
+        patience = anyio.CancelScope(deadline=anyio.current_time() + self._queue_seconds)
+        leaving.add_done_callback(lambda _: patience.cancel())
+        try:
+            with patience:
+                await self._limiter.acquire()
+                return
+            if leaving.done():
+                self._metrics.dropped.labels(self._kind).inc()
+                raise ClientDisconnect
+            raise self._refused()
+        finally:
+            leaving.cancel()
+
+    def _refused(self) -> HTTPException:
+        self._metrics.refused.labels(self._kind).inc()
+        return HTTPException(
+            429,
+            f"the server is busy: it has {self._most:,} {self._kind}, the most at a time; "
+            f"try again in {self._retry['Retry-After']} s.",
+            self._retry,
+        )
+
+
+async def gone(receive: Receive) -> None:
+    """Wait until the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,1 @@
+"""Attacks on a running library: kills, damage, overload. Each is a module with one `attack`."""
