@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +31,22 @@ from server_cases import (
     until,
 )
 
+import hybridagi_steps.server
 from hybridagi_steps import StepMemory
+from hybridagi_steps.server.settings import ServerSettings
+
+NODE = shutil.which("node")
+API = Path(hybridagi_steps.server.__file__).parent / "static" / "api.js"
+PAGE_SEARCH = """
+globalThis.sessionStorage = { getItem: () => process.env.TOKEN };
+const send = globalThis.fetch;
+globalThis.fetch = (path, options) => send(`${process.env.ADDRESS}/${path}`, options);
+const api = await import(process.env.API);
+api.search({ q: "refund ticket", k: 2 }).then(
+  (found) => console.log(found.hits.length, "hits"),
+  (problem) => console.log(problem.title, problem.message),
+);
+"""
 
 
 class SlowSearch:
@@ -154,6 +173,27 @@ class TestWhoIsOneTooMany:
             assert chat.result(PATIENCE_SECONDS)[-1].kind == "run_cancelled"
             assert served.events(run.run_id)[-1].kind == "run_cancelled"
 
+    def test_figures_do_not_wait_for_one_another(
+        self, memory: StepMemory, clients: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fill(memory)
+        count, counted, go = memory.stats, list[int](), threading.Event()
+
+        def slow() -> Any:
+            counted.append(1)
+            assert go.wait(PATIENCE_SECONDS)
+            return count()
+
+        with serving(memory) as served:
+            assert figure(served, 'stored{kind="steps"}') == 3
+            monkeypatch.setattr(memory, "stats", slow)
+            first = clients.submit(figure, served, 'stored{kind="steps"}')
+            until(lambda: counted)
+            assert [figure(served, 'stored{kind="steps"}') for _ in range(20)] == [3] * 20
+            go.set()
+            assert first.result(PATIENCE_SECONDS) == 3
+            assert len(counted) == 1
+
     def test_waits_no_longer_than_it_may(
         self, memory: StepMemory, slow: SlowSearch, clients: ThreadPoolExecutor
     ) -> None:
@@ -206,6 +246,53 @@ class TestWhoLeaves:
                 leaving.sendall(whole[:-50])
             for _ in range(20):
                 problem(served.client.get("/sessions/half/steps"), 404)
+
+
+@pytest.mark.skipif(NODE is None, reason="runs the page's script, which needs Node.js")
+class TestThePage:
+    """The calls of its script, against a server that is busy."""
+
+    def search(self, served: Served, clients: ThreadPoolExecutor) -> Future[str]:
+        """Search as the page does; return what it would show."""
+        command = [NODE or "", "--input-type=module", "-e", PAGE_SEARCH]
+        environment = {**os.environ, "ADDRESS": served.address, "TOKEN": TOKEN, "API": str(API)}
+        return clients.submit(
+            lambda: (
+                subprocess.run(
+                    command, env=environment, capture_output=True, text=True, check=True, timeout=60
+                ).stdout
+            )
+        )
+
+    def test_asks_again_and_shows_what_it_gets(
+        self, memory: StepMemory, slow: SlowSearch, clients: ThreadPoolExecutor
+    ) -> None:
+        with serving(memory, max_concurrency=1, max_queue=0) as served:
+            fill_up(served, slow, clients, most=1, queue=0)
+            shown = self.search(served, clients)
+            until(lambda: figure(served, 'refused_total{kind="questions"}') == 1)
+            slow.go.set()
+            assert shown.result(PATIENCE_SECONDS).strip() == "2 hits"
+
+    def test_says_so_when_the_server_stays_busy(
+        self, memory: StepMemory, slow: SlowSearch, clients: ThreadPoolExecutor
+    ) -> None:
+        with serving(memory, max_concurrency=1, max_queue=0) as served:
+            fill_up(served, slow, clients, most=1, queue=0)
+            shown = self.search(served, clients).result(PATIENCE_SECONDS)
+            assert shown.startswith("Please try again in a moment: the server is busy")
+            assert figure(served, 'refused_total{kind="questions"}') == 3
+            slow.go.set()
+
+
+def test_the_documentation_says_how_much_is_too_much() -> None:
+    page = Path(__file__).parents[1] / ".github" / "docs" / "server.md"
+    said, usual = page.read_text("utf-8"), ServerSettings()
+    assert f"`--max-queue` {usual.max_queue} more wait, each for a second" in said
+    assert usual.queue_seconds == 1
+    assert f"`--max-runs` {usual.max_runs} " in said
+    assert f"`--max-streams` {usual.max_streams:,} " in said
+    assert usual.max_concurrency == min(4, os.cpu_count() or 1)
 
 
 class TestTheEnd:

@@ -6,6 +6,7 @@ a registry of its own, so that two of them in one process do not add up.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
+        self._counting, self._counted = threading.Lock(), False
         self._created = Counter(
             f"{_PREFIX}_created",
             "Messages and AgentSteps stored by runs and calls of this server.",
@@ -107,12 +109,21 @@ class ServerMetrics:
 
     def text(self, memory: StepMemory, **now: int) -> bytes:
         """Return everything in Prometheus's text form, with what goes on `now`; may block."""
+        # It counts all that is stored: one at a time does, the others show what it found before.
+        if self._counting.acquire(blocking=not self._counted):
+            try:
+                self._count(memory)
+            finally:
+                self._counting.release()
+        for name, count in now.items():
+            self._now[name].set(count)
+        return generate_latest(self.registry)
+
+    def _count(self, memory: StepMemory) -> None:
         stats = memory.stats()
         for kind in ("steps", "runs", "messages", "sessions"):
             if isinstance(found := stats.get(kind), int):
                 self._stored.labels(kind).set(found)
         if isinstance(size := stats.get("bytes"), int):
             self._bytes.set(size)
-        for name, count in now.items():
-            self._now[name].set(count)
-        return generate_latest(self.registry)
+        self._counted = True

@@ -25,6 +25,9 @@ from hybridagi_steps.server.stored_runs import events_from_store
 
 log = logging.getLogger("hybridagi_steps.server")
 
+_LAST_WORDS_SECONDS = 2.0
+"""How long runs that are cancelled at the end may take to keep what they said."""
+
 
 class EventListener(Protocol):
     """Told of every event of every run."""
@@ -140,7 +143,7 @@ class RunHub:
         for run_id in list(self._live):
             await self._runner.cancel(run_id)
         if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=5.0)
+            await asyncio.wait(set(self._tasks), timeout=_LAST_WORDS_SECONDS)
         for run in list(self._live.values()):
             run.end()
 

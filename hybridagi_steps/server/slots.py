@@ -118,7 +118,7 @@ class Slots:
         self._metrics.refused.labels(self._kind).inc()
         return HTTPException(
             429,
-            f"the server is busy: it has {self._most:,} {self._kind}, the most at a time; "
+            f"the server is busy: {self._most:,} {self._kind} are in progress, the most at a time; "
             f"try again in {self._retry['Retry-After']} s.",
             self._retry,
         )

@@ -2,6 +2,8 @@
 // The token comes once in the address (#token=…) and stays in this tab only.
 
 const TOKEN_KEY = "hybridagi-steps-token";
+const TRIES = 3;
+export const BUSY = 429;
 
 export class Problem extends Error {
   constructor(status, title, detail) {
@@ -34,13 +36,23 @@ export async function problemOf(response) {
   } catch (_) {
     // Not JSON: the status says what there is to say.
   }
-  return new Problem(response.status, body.title || response.statusText, body.detail);
+  const title = response.status === BUSY ? "Please try again in a moment:" : body.title;
+  return new Problem(response.status, title || response.statusText, body.detail);
 }
 
+export const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+// A busy server has done nothing of what it was asked: ask again when it says, not all at once.
 async function call(path, options = {}) {
-  const response = await fetch(path, { ...options, headers: headers(options.headers) });
-  if (!response.ok) throw await problemOf(response);
-  return response.status === 204 ? null : response.json();
+  for (let tries = 1; ; tries += 1) {
+    const response = await fetch(path, { ...options, headers: headers(options.headers) });
+    if (response.status === BUSY && tries < TRIES) {
+      await pause(1000 * Number(response.headers.get("Retry-After")) * (1 + Math.random()));
+      continue;
+    }
+    if (!response.ok) throw await problemOf(response);
+    return response.status === 204 ? null : response.json();
+  }
 }
 
 const json = (method, body) => ({

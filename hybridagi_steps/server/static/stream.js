@@ -1,7 +1,7 @@
 // Server-sent events over fetch: a POST starts a run; when the line breaks, the run's own event
 // stream is read on from the last event seen, so nothing is lost and nothing comes twice.
 
-import { headers, problemOf } from "./api.js";
+import { BUSY, headers, pause, problemOf } from "./api.js";
 
 const FINAL = new Set(["run_completed", "run_failed", "run_cancelled"]);
 const LONGEST_PAUSE_MS = 8000;
@@ -34,8 +34,6 @@ async function readAll(response, onEvent) {
   }
 }
 
-const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
-
 export async function follow(path, body, onEvent, onLine = () => {}) {
   const state = { runId: null, lastId: null, ended: false };
   const take = (event) => {
@@ -62,7 +60,8 @@ export async function follow(path, body, onEvent, onLine = () => {}) {
         take(event);
       });
     } catch (error) {
-      if (error.status || !state.runId) throw error; // the server refused, or nothing ever began
+      // The server refused, or nothing ever began; a run that began goes on while it is busy.
+      if (!state.runId || (error.status && error.status !== BUSY)) throw error;
     }
     if (state.ended) break;
     if (!state.runId) throw new Error("The server closed the stream before the run began.");
