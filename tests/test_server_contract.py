@@ -104,7 +104,8 @@ def refuses_what_is_wrong(context: Any, response: Any, case: Any) -> None:
     """
     sent = parse_qs(urlsplit(response.request.url).query, keep_blank_values=True)
     if set(case.query or ()) <= set(sent):
-        checks.CHECKS.get_one("negative_data_rejection")(context, response, case)
+        check: Any = checks.CHECKS.get_one("negative_data_rejection")
+        check(context, response, case)
 
 
 def checked() -> list[Any]:
