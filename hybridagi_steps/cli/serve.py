@@ -32,6 +32,19 @@ Program = Annotated[
     ),
 ]
 
+Otlp = Annotated[
+    str | None,
+    typer.Option(
+        "--otlp",
+        envvar="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+        help="Send runs that end to this OpenTelemetry collector.",
+        metavar="URL",
+    ),
+]
+MaxConcurrency = Annotated[
+    int, typer.Option("--max-concurrency", min=1, help="Most searches and readings at a time.")
+]
+
 
 def serve(
     db: Db = DEFAULT_DB,
@@ -49,23 +62,12 @@ def serve(
         typer.Option("--allow-host", help="A name this server goes by; repeatable."),
     ] = None,
     ask: Annotated[bool, typer.Option("--ask", help="Ask the reader before each tool.")] = False,
-    otlp: Annotated[
-        str | None,
-        typer.Option(
-            "--otlp",
-            envvar="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
-            help="Send runs that end to this OpenTelemetry collector.",
-            metavar="URL",
-        ),
-    ] = None,
+    otlp: Otlp = None,
     max_streams: Annotated[
         int, typer.Option("--max-streams", min=1, help="Most event streams at a time.")
     ] = 2000,
     max_runs: Annotated[int, typer.Option("--max-runs", min=1, help="Most runs at a time.")] = 64,
-    max_concurrency: Annotated[
-        int,
-        typer.Option("--max-concurrency", min=1, help="Most searches and readings at a time."),
-    ] = CONCURRENCY,
+    max_concurrency: MaxConcurrency = CONCURRENCY,
     max_queue: Annotated[
         int, typer.Option("--max-queue", min=0, help="Most of them that wait for their turn.")
     ] = 16,

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
@@ -228,15 +228,21 @@ async def _overload(process: subprocess.Popen[str], load: _Load, seconds: float)
     part = seconds / (2 * ROUNDS)
     await load.closed_loop(part)  # warms up: what it does is not counted
     usual, watch = _rss(process.pid), _Peak(process.pid)
-    counts, can, does = _Counts(), list[float](), list[float]()
+    counts, can, does = _Counts(), list[_Rate](), list[_Rate]()
     for _ in range(ROUNDS):
-        can.append((await load.closed_loop(part)).answered / part)
-        before = counts.answered
-        await load.open_loop(counts, OVERLOAD * max(can), part)
-        does.append((counts.answered - before) / part)
+        began = _cpu(process.pid)
+        answered = (await load.closed_loop(part)).answered
+        can.append(_Rate(answered / part, answered / (_cpu(process.pid) - began)))
+        began, before = _cpu(process.pid), counts.answered
+        await load.open_loop(counts, OVERLOAD * max(can).per_second, part)
+        answered = counts.answered - before
+        does.append(_Rate(answered / part, answered / (_cpu(process.pid) - began)))
         await load.settled()
     peak = watch.stop()
-    ending = asyncio.create_task(load.open_loop(_Counts(), OVERLOAD * max(can), _ENDING_SECONDS))
+    limit, goodput = _Rate.medians(can), _Rate.medians(does)
+    ending = asyncio.create_task(
+        load.open_loop(_Counts(), OVERLOAD * max(can).per_second, _ENDING_SECONDS)
+    )
     await asyncio.sleep(min(1.0, part))
     process.send_signal(signal.SIGTERM)
     asked_at = time.monotonic()
@@ -249,13 +255,26 @@ async def _overload(process: subprocess.Popen[str], load: _Load, seconds: float)
     return {
         **{name: getattr(counts, name) for name in _OUTCOMES},
         "failures": counts.failures,
-        "capacity_per_second": round(median(can), 1),
-        "goodput_ratio": round(median(does) / median(can), 3),
+        "capacity_per_second": round(limit.per_second, 1),
+        "goodput_ratio": round(goodput.per_second / limit.per_second, 3),
+        "goodput_per_cpu_ratio": round(goodput.per_cpu_second / limit.per_cpu_second, 3),
         "slowest_seconds": round(max(counts.seconds, default=0.0), 3),
         "rss_growth": round(peak / usual - 1, 3),
         "exit_code": process.returncode,
         "exit_seconds": round(ended_after, 2),
     }
+
+
+class _Rate(NamedTuple):
+    """Answers per second, and per second of the server's CPU time: what others do shows less."""
+
+    per_second: float
+    per_cpu_second: float
+
+    @classmethod
+    def medians(cls, rates: list[_Rate]) -> _Rate:
+        """Return the median of each."""
+        return cls(*map(median, zip(*rates, strict=True)))
 
 
 class _Peak:
@@ -274,6 +293,11 @@ class _Peak:
         while True:
             self._most = max(self._most, _rss(self._pid))
             await asyncio.sleep(0.05)
+
+
+def _cpu(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _rss(pid: int) -> int:
