@@ -38,11 +38,11 @@ OPEN_PATHS = ("/", "/healthz")
 OPEN_FOLDERS = ("/static/",)
 """What needs no token: the page, which knows nothing, and the sign of life."""
 _ROUTERS = (
+    search_routes.router,  # first, since it is refused most, and being found costs as much
     session_routes.router,
     chat_routes.router,
     run_routes.router,
     run_routes.work_router,
-    search_routes.router,
     page.router,
 )
 

@@ -332,12 +332,12 @@ def _step(number: int, words: list[str], rng: random.Random) -> AgentStep:
 
 
 def _questions(address: str, words: list[str], rng: random.Random) -> Generator[bytes]:
-    """Yield requests of searches, without end."""
+    """Yield searches as the server's page makes them, without end."""
     host = urlsplit(address).netloc
     while True:
         asked = quote(" ".join(rng.choices(words, k=6)), safe="")
         yield (
-            f"GET /search?q={asked} HTTP/1.1\r\nHost: {host}\r\n"
+            f"GET /search?q={asked}&mode=hybrid&k=20 HTTP/1.1\r\nHost: {host}\r\n"
             f"Authorization: Bearer {_TOKEN}\r\n\r\n"
         ).encode()
 
