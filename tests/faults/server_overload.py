@@ -36,7 +36,10 @@ PATIENCE_SECONDS = 2.0
 CLOSED_LOOP_CLIENTS = 4
 LEAVING_SHARE = 0.05
 """Clients that leave before they can have an answer."""
-MOST_CONNECTIONS = 4_000
+MOST_CONNECTIONS = 1_000
+"""More than are open when every answer comes in time, fewer than the server takes."""
+LONGEST_IDLE_SECONDS = 2.0
+"""Less than the server keeps a connection that nobody uses."""
 _ENDING_SECONDS = 30.0
 _BATCH = 1_000
 _TOKEN = "overload-attack-token"  # noqa: S105 - of a server on loopback that lives for a minute
@@ -126,7 +129,8 @@ class _Load:
     def __init__(self, address: str, questions: Generator[bytes], seed: int) -> None:
         self._address, self._questions = urlsplit(address), questions
         self._random = random.Random(seed)
-        self._idle: list[_Connection] = []
+        self._idle: list[tuple[float, _Connection]] = []
+        """Connections and since when nobody uses them."""
         self._open = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -165,7 +169,7 @@ class _Load:
 
     def close(self) -> None:
         """Close the connections that are left."""
-        for connection in self._idle:
+        for _, connection in self._idle:
             if connection.transport is not None:
                 connection.transport.abort()
 
@@ -213,13 +217,16 @@ class _Load:
             raise
         finally:
             self._open -= 1
-        self._idle.append(connection)
+        self._idle.append((time.monotonic(), connection))
 
     def _taken(self) -> _Connection | None:
         while self._idle:
-            connection = self._idle.pop()
-            if connection.transport is not None and not connection.transport.is_closing():
+            since, connection = self._idle.pop()
+            if connection.transport is None or connection.transport.is_closing():
+                continue
+            if time.monotonic() - since < LONGEST_IDLE_SECONDS:
                 return connection
+            connection.transport.abort()
         return None
 
 
