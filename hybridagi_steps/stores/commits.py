@@ -73,7 +73,7 @@ def check_repeated(
             f"session {session_id!r}: what the key {key!r} stored was deleted since. "
             "Use a new key to write it again."
         )
-    if message_dicts(one.said for one in stored) != message_dicts(one.said for one in given):
+    if _dicts(stored) != _dicts(given):
         raise SequenceConflictError(
             f"session {session_id!r}: the key {key!r} stored other messages than these. "
             "Use a new key for each commit."
@@ -121,3 +121,7 @@ def placed(messages: Sequence[Step], session_id: str, last: int) -> list[Step]:
         message.model_copy(update={"session_id": session_id, "sequence": sequence})
         for sequence, message in enumerate(messages, last + 1)
     ]
+
+
+def _dicts(written: Sequence[Written]) -> list[dict[str, Any]]:
+    return message_dicts(one.said.encode() for one in written)

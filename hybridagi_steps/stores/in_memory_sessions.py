@@ -114,7 +114,7 @@ class InMemorySessions(ABC):
     ) -> list[dict[str, Any]]:
         """Return the same messages as providers take them."""
         found = self._rows(session_id, start, end, branch_id)
-        return message_dicts(row.written.said for row in found)
+        return message_dicts(row.written.said.encode() for row in found)
 
     def session_end(self, session_id: str, *, branch_id: int | None = None) -> BranchPosition:
         """Return where a session ends."""

@@ -78,9 +78,9 @@ def decode_message(written: Written, message_id: str, session_id: str, sequence:
     return unvalidated(Step, _ABSENT | values)
 
 
-def message_dicts(said: Iterable[str]) -> list[dict[str, Any]]:
+def message_dicts(said: Iterable[bytes]) -> list[dict[str, Any]]:
     """Return messages as providers take them; the same as `Step.to_message_dict` of each."""
-    return orjson.loads(f"[{','.join(said)}]")
+    return orjson.loads(b"[%b]" % b",".join(said))
 
 
 def preview(written: Written) -> str | None:

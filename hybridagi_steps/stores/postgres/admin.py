@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 
-from hybridagi_steps.errors import DamagedFileError, ReadOnlyStorageError, StorageBusyError
+from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError
+from hybridagi_steps.stores.body import decode_body
 from hybridagi_steps.stores.postgres.database import Raw
 from hybridagi_steps.stores.postgres.schema import SCHEMA, latest_version
-from hybridagi_steps.stores.postgres.steps import PostgresSteps
+from hybridagi_steps.stores.postgres.steps import KEYS, PostgresSteps
 from hybridagi_steps.stores.postgres.windows import LEFTOVERS
 from hybridagi_steps.stores.sql.admin import INVARIANTS, AdminTables
 from hybridagi_steps.stores.sql.branch_checks import BRANCH_INVARIANTS
+from hybridagi_steps.stores.sql.checked_tables import add_checksums
 from hybridagi_steps.stores.sql.tables import Connection
 
 _INVARIANTS = {
@@ -26,7 +29,8 @@ _TABLES = """agent_step run step_text embedding tombstone stale_text branch sess
 _BYTES = """SELECT CAST(coalesce(sum(pg_total_relation_size(c.oid)), 0) AS BIGINT)
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = ? AND c.relkind = 'r'"""
-_BODIES = "SELECT row, id, body FROM agent_step WHERE row > ? ORDER BY row LIMIT ?"
+_BODIES = f"""SELECT row, id, body, {", ".join(KEYS)} FROM agent_step
+    WHERE row > ? ORDER BY row LIMIT ?"""  # noqa: S608 - names are ours
 _MESSAGES = "SELECT row, said, body FROM message WHERE row > ? ORDER BY row LIMIT ?"
 _OWNED = b"""SELECT bool_and(pg_has_role(c.relowner, 'USAGE')) FROM pg_catalog.pg_class c
     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -51,6 +55,8 @@ class PostgresAdmin(PostgresSteps, AdminTables):
             StorageBusyError: A transaction that may still see what was deleted lasts too long.
             ReadOnlyStorageError: The tables belong to another user of the server.
         """
+        with self._db.writing() as connection:
+            add_checksums(connection, self._namespace)
         with self._db.alone() as raw:
             if raw.execute(_OWNED, (SCHEMA,)).fetchone() != (True,):
                 raise ReadOnlyStorageError(
@@ -68,12 +74,8 @@ class PostgresAdmin(PostgresSteps, AdminTables):
             # compare them row by row. One that belongs to another user is left out, with a warning.
             with self._db.alone() as raw:
                 raw.execute(f"ANALYZE {', '.join(_TABLES)}".encode())
-        try:
-            with self._db.reading() as connection:
-                unreadable = self._unreadable(connection)
-                return unreadable + self._broken(connection, _INVARIANTS)
-        except DamagedFileError as error:
-            return [str(error)]
+        lines = [self._line(what, broken) for what, broken in self._unreadable.items()]
+        return [line for line in (*lines, *self._broken(_INVARIANTS)) if line]
 
     def stats(self) -> dict[str, Any]:
         """Return counts and sizes; the bytes are those of all namespaces."""
@@ -103,21 +105,33 @@ class PostgresAdmin(PostgresSteps, AdminTables):
                 )
             time.sleep(_PAUSE_SECONDS)
 
-    def _unreadable(self, connection: Connection) -> list[str]:
-        """Return one line for bodies, and one for messages, that are not what they should be."""
-        steps = [
-            row
-            for row, step_id, body in _pages(connection, _BODIES)
-            if (held := _json(body)) is None or held.get("id") != step_id
-        ]
-        messages = [
-            row
-            for row, said, body in _pages(connection, _MESSAGES)
-            if _json(said) is None or _json(body) is None
-        ]
-        found = {"a body that is no JSON, or not of its id": steps}
-        found["a message that is no JSON"] = messages
-        return [self._line(what, rows) for what, rows in found.items() if rows]
+    @property
+    def _unreadable(self) -> dict[str, Callable[[Connection], list[int]]]:
+        """Return what finds bodies and messages that are not what they should be."""
+        return {
+            "a body that is no JSON, or not of its id": lambda connection: [
+                row
+                for row, step_id, body, *_ in _pages(connection, _BODIES)
+                if (held := _json(body)) is None or held.get("id") != step_id
+            ],
+            "a message that is no JSON": lambda connection: [
+                row
+                for row, said, body in _pages(connection, _MESSAGES)
+                if _json(said) is None or _json(body) is None
+            ],
+            "keys that are not what the step says": self._wrong_keys,
+        }
+
+    def _wrong_keys(self, connection: Connection) -> list[int]:
+        wrong: list[int] = []
+        for row, step_id, body, *keys in _pages(connection, _BODIES):
+            try:
+                made = self._values((step_id, body, decode_body(body)))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue  # no step at all, which is said elsewhere
+            if [made[name] for name in KEYS] != keys:
+                wrong.append(row)
+        return wrong
 
 
 def _pages(connection: Connection, sql: str) -> Any:

@@ -1,7 +1,8 @@
 """The statements of `stores/sql` in PostgreSQL's words, and texts that PostgreSQL cannot hold.
 
-Three things differ in a statement: how values are marked, how a list of values is asked for, and
-the `+` that keeps SQLite's planner from an index, which PostgreSQL does not need to be told.
+Four things differ in a statement: how values are marked, how a list of values is asked for, the
+bytes of a text, which SQLite gives even of a text that is none any more, and the `+` that keeps
+SQLite's planner from an index, which PostgreSQL does not need to be told.
 
 A PostgreSQL text cannot hold NUL. Bodies are JSON, where it is escaped anyway; in any other text it
 is written as two characters, and so is the first of these two, wherever it stands.
@@ -22,6 +23,7 @@ from hybridagi_steps.stores.sql.values import Many
 
 _LIST = re.compile(r"IN\s+\(SELECT value FROM json_each\((\?|:\w+)\)\)")
 _ROWS = re.compile(r"SELECT value FROM json_each\((\?|:\w+)\)")
+_BYTES = re.compile(r"CAST\(([a-z.]+) AS BLOB\)")
 _PLUS = re.compile(r"(?<=[ (=])\+(?=[a-z])")
 _NAMED = re.compile(r"(?<!:):([a-z_]+)")
 
@@ -38,6 +40,7 @@ def spelled(sql: str) -> bytes:
     """
     sql = _LIST.sub(r"= ANY(\1)", sql)
     sql = _ROWS.sub(r"SELECT unnest(CAST(\1 AS BIGINT[]))", sql)
+    sql = _BYTES.sub(r"\1", sql)
     sql = _PLUS.sub("", sql)
     return _NAMED.sub(r"%(\1)s", sql).replace("?", "%s").encode()
 

@@ -18,38 +18,43 @@ from hybridagi_steps.protocols import Rows, StepKey
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.session_protocols import BranchPosition
 from hybridagi_steps.stores.body import encode_body
+from hybridagi_steps.stores.checksums import text_checksum
 from hybridagi_steps.stores.matching import program_called, tool_used
 from hybridagi_steps.stores.postgres.removal import remove_all, remove_rows
 from hybridagi_steps.stores.postgres.tables import PostgresTables
 from hybridagi_steps.stores.postgres.where import keys_query, metadata_texts, of_metadata
-from hybridagi_steps.stores.sql.lineage import Row, in_range
+from hybridagi_steps.stores.sql.lineage import Row, in_range, message_checksums
 from hybridagi_steps.stores.sql.tables import Connection, Encoded
 from hybridagi_steps.stores.sql.where import Condition
 from hybridagi_steps.stores.sql.writing import StepWriting
 
-_KEYS = """namespace id body parent_id run_id hop session_id user_id program_id program tool
+KEYS = """parent_id run_id hop session_id user_id program_id program tool
     step_type scope status score created_at metadata""".split()  # noqa: SIM905 - names read better so
-_NAMES = ", ".join(_KEYS)
-_MARKS = ", ".join(f":{name}" for name in _KEYS)
+"""The columns of a step that filters look at."""
+_COLUMNS = ("namespace", "id", "body", "checksum", *KEYS)
+_NAMES = ", ".join(_COLUMNS)
+_MARKS = ", ".join(f":{name}" for name in _COLUMNS)
 _INSERT = f"""INSERT INTO agent_step ({_NAMES}) SELECT {_MARKS} FROM turn
     ON CONFLICT (namespace, id) DO NOTHING RETURNING row"""  # noqa: S608 - no value in it
 _INSERT_AT = f"""INSERT INTO agent_step (row, branch_id, sequence, {_NAMES})
     VALUES (:row, :branch_id, :sequence, {_MARKS}) ON CONFLICT (namespace, id) DO NOTHING"""  # noqa: S608 - no value in it
 _NEXT_ROWS = "SELECT nextval('step_row') FROM generate_series(1, ?)"
-_INSERT_MESSAGE = """INSERT INTO message (namespace, branch_id, sequence, id, said, body)
-    VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (namespace, id) DO NOTHING"""
+_INSERT_MESSAGE = """INSERT INTO message
+    (namespace, branch_id, sequence, id, said, body, said_checksum, body_checksum)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (namespace, id) DO NOTHING"""
 _RUNS = """SELECT run_id FROM step_view WHERE namespace = :namespace AND run_id IS NOT NULL
     GROUP BY run_id ORDER BY min(row) DESC LIMIT :limit OFFSET :offset"""
 _SAVE_TEXT = """INSERT INTO step_text
-    (parent_row, tokens, text_hash, purpose_hash, namespace, row, scoped)
-    SELECT CAST(? AS BIGINT), ?, ?, ?, s.namespace, s.row, s.scope IS NOT NULL
+    (parent_row, tokens, text_hash, purpose_hash, checksum, namespace, row, scoped)
+    SELECT CAST(? AS BIGINT), ?, ?, ?, ?, s.namespace, s.row, s.scope IS NOT NULL
     FROM agent_step s WHERE s.namespace = ? AND s.row = ?
     ON CONFLICT (row) DO UPDATE SET seq = excluded.seq, parent_row = excluded.parent_row,
         tokens = excluded.tokens, text_hash = excluded.text_hash,
-        purpose_hash = excluded.purpose_hash, scoped = excluded.scoped"""
+        purpose_hash = excluded.purpose_hash, checksum = excluded.checksum,
+        scoped = excluded.scoped"""
 _SAVE_VECTOR = """INSERT INTO embedding
-    (dimension, text_hash, vector, namespace, row, model, given, scoped)
-    SELECT CAST(? AS INTEGER), ?, CAST(? AS BYTEA), s.namespace, s.row, n.embedder, 0,
+    (dimension, text_hash, vector, checksum, namespace, row, model, given, scoped)
+    SELECT CAST(? AS INTEGER), ?, CAST(? AS BYTEA), ?, s.namespace, s.row, n.embedder, 0,
         s.scope IS NOT NULL
     FROM agent_step s JOIN namespace n ON n.id = s.namespace
     WHERE s.namespace = ? AND s.row = ? ON CONFLICT (row) DO NOTHING"""
@@ -107,7 +112,8 @@ class PostgresSteps(PostgresTables, StepWriting):
         return rows
 
     def _insert_message(self, connection: Connection, branch_id: int, row: Row) -> None:
-        inserted = connection.execute(_INSERT_MESSAGE, (self._namespace, branch_id, *row))
+        values = (self._namespace, branch_id, *row, *message_checksums(branch_id, row))
+        inserted = connection.execute(_INSERT_MESSAGE, values)
         if not inserted.rowcount:
             raise DuplicateStepError(row.id)
 
@@ -127,6 +133,7 @@ class PostgresSteps(PostgresTables, StepWriting):
             "namespace": self._namespace,
             "id": step_id,
             "body": body,
+            "checksum": text_checksum(body.encode(), self._namespace),
             "parent_id": _text(step.parent_id),
             "run_id": _text(step.run_id),
             "hop": in_range(step.hop),

@@ -14,7 +14,8 @@ from hybridagi_steps.stores.sql.values import many
 _SHOWING = """SELECT t.row FROM step_text t
     WHERE t.namespace = ? AND t.parent_row IN (SELECT value FROM json_each(?))"""
 _EMPTY = """UPDATE step_text
-    SET seq = nextval(pg_get_serial_sequence('step_text', 'seq')), parent_row = NULL, tokens = ''
+    SET seq = nextval(pg_get_serial_sequence('step_text', 'seq')), parent_row = NULL, tokens = '',
+        checksum = NULL
     WHERE row IN (SELECT value FROM json_each(?))"""
 _MARK = """INSERT INTO stale_text (namespace, row) SELECT namespace, row FROM step_text
     WHERE row IN (SELECT value FROM json_each(?)) ON CONFLICT DO NOTHING"""

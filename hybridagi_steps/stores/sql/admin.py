@@ -6,11 +6,14 @@ How space is given back and how the database itself is checked is the back-end's
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.protocols import StoreIdentity
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.stores.sql.branches import BranchTables
+from hybridagi_steps.stores.sql.checked_tables import CHECKED_TABLES, changed_rows
 from hybridagi_steps.stores.sql.runs import remove_empty_runs, runs_of
 from hybridagi_steps.stores.sql.tables import Connection
 from hybridagi_steps.stores.sql.values import is_storable
@@ -135,11 +138,31 @@ class AdminTables(BranchTables):
         found = {name: connection.execute(sql, asked).fetchone() for name, sql in COUNTS.items()}
         return {name: int(row[0]) if row else 0 for name, row in found.items()}
 
-    def _broken(self, connection: Connection, invariants: Mapping[str, str]) -> list[str]:
-        """Return one line per invariant that some rows break."""
-        found = {what: self._column(connection, query) for what, query in invariants.items()}
-        return [self._line(what, rows) for what, rows in found.items() if rows]
+    def _broken(self, invariants: Mapping[str, str]) -> list[str]:
+        """Return one line per invariant that some rows break, and per kind of row that changed."""
+        lines = [
+            self._line(what, lambda connection, query=query: self._column(connection, query))
+            for what, query in invariants.items()
+        ]
+        lines += [
+            self._line(
+                f"{checked.what} that is not as it was written",
+                lambda connection, checked=checked: [
+                    key
+                    for namespace in self._column(connection, "SELECT id FROM namespace")
+                    for key in changed_rows(connection, namespace, checked)
+                ],
+            )
+            for checked in CHECKED_TABLES
+        ]
+        return list(dict.fromkeys(line for line in lines if line))
 
-    def _line(self, what: str, rows: Sequence[int]) -> str:
+    def _line(self, what: str, broken: Callable[[Connection], Sequence[Any]]) -> str:
+        """Return what to say of rows that a query finds; nothing when it finds none."""
+        try:
+            with self._db.reading() as connection:
+                rows = broken(connection)
+        except DamagedFileError as error:
+            return str(error)
         shown = ", ".join(map(str, rows[:_SHOWN_ROWS]))
-        return f"{self._db.name}: {what}: {len(rows)} rows ({shown} …)"
+        return f"{self._db.name}: {what}: {len(rows)} rows ({shown} …)" if rows else ""

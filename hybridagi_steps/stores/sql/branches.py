@@ -17,9 +17,11 @@ from hybridagi_steps.stores.commits import ATTEMPT_HOURS, check_names, in_use, s
 from hybridagi_steps.stores.message_body import encode_message
 from hybridagi_steps.stores.sql.lineage import (
     branch_of,
+    change_session,
     end_of,
     narrow_reach,
     new_branch,
+    session_row,
     tip_of,
     widen_reach,
 )
@@ -28,7 +30,6 @@ from hybridagi_steps.stores.sql.sessions import SessionTables
 from hybridagi_steps.stores.sql.tables import Connection
 from hybridagi_steps.stores.sql.values import many
 
-_POINT = """UPDATE session SET branch_id = ?, updated_at = ? WHERE namespace = ? AND id = ?"""
 _POINTED = "UPDATE branch SET pointed = 1 WHERE id = ?"
 _ATTEMPTS = """SELECT id, fork_sequence,
         (SELECT count(*) FROM message WHERE branch_id = b.id), reason, created_at
@@ -44,7 +45,7 @@ _KEPT = """WITH RECURSIVE chain(branch_id, parent_id, below, last) AS (
         AND (b.reach = 9223372036854775807 OR (b.pointed = 0 AND b.created_at >= :since))
     UNION ALL
     SELECT b.id, b.parent_id, b.fork_sequence, chain.below
-    FROM chain JOIN branch b ON b.id = chain.parent_id)
+    FROM chain JOIN branch b ON b.id = chain.parent_id AND b.id < chain.branch_id)
 SELECT branch_id, max(last) AS last FROM chain GROUP BY branch_id"""
 _LIMITED = f"""SELECT b.id, coalesce(k.last, 0), b.parent_id, b.fork_sequence FROM branch b
     LEFT JOIN ({_KEPT}) k ON k.branch_id = b.id
@@ -55,8 +56,11 @@ _STEPS_BEYOND = """SELECT row FROM agent_step
 _FORGET_TOKENS = """DELETE FROM message_token WHERE message_row IN
     (SELECT row FROM message WHERE branch_id = ? AND sequence > ?)"""
 _FORGET_MESSAGES = "DELETE FROM message WHERE branch_id = ? AND sequence > ?"
-_UNNAMED = "UPDATE session SET forked_from = '' WHERE namespace = ? AND forked_from = ?"
-_REWRITE = "UPDATE message SET id = ?, said = ?, body = ? WHERE namespace = ? AND id = ?"
+# What is rewritten has no checksum until the purge compacts, which adds them.
+_UNNAMED = """UPDATE session SET forked_from = '', checksum = NULL
+    WHERE namespace = ? AND forked_from = ?"""
+_REWRITE = """UPDATE message SET id = ?, said = ?, body = ?, said_checksum = NULL, checksum = NULL
+    WHERE namespace = ? AND id = ?"""
 _FORGET_COUNTS = """DELETE FROM message_token WHERE message_row =
     (SELECT row FROM message WHERE namespace = ? AND id = ?)"""
 
@@ -173,8 +177,9 @@ class BranchTables(SessionTables):
     def _point(self, connection: Connection, session_id: str, branch_id: int, tip: int) -> None:
         """Move the session's pointer from `tip`; what is read moves with it."""
         branch = branch_of(connection, self._namespace, session_id, branch_id)
-        key = (branch, utc_now().isoformat(), self._namespace, session_id)
-        connection.execute(_POINT, key)
+        if (session := session_row(connection, self._namespace, session_id)) is not None:
+            moved = session._replace(branch_id=branch)
+            change_session(connection, self._namespace, session_id, moved)
         connection.execute(_POINTED, (branch,))
         if branch != tip:
             widen_reach(connection, branch)

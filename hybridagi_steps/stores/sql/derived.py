@@ -8,12 +8,19 @@ stands in `stale_text` until its words are saved again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from hybridagi_steps.errors import EmbedderMismatchError
 from hybridagi_steps.protocols import Changes, PendingText, Position, TextRow, VectorRow
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.stores.checksums import (
+    checked_vector,
+    damaged,
+    row_checksum,
+    vector_checksum,
+)
 from hybridagi_steps.stores.sql.tables import Connection, Tables
 from hybridagi_steps.stores.sql.values import many
 
@@ -64,12 +71,13 @@ _POSITION = """SELECT epoch,
     coalesce((SELECT max(seq) FROM tombstone WHERE namespace = n.id), 0),
     branches_moved
     FROM namespace n WHERE id = ?"""
-_TEXTS = """SELECT seq, row, parent_row, tokens, text_hash, purpose_hash, scoped FROM step_text
+_TEXTS = """SELECT seq, checksum, row, parent_row, tokens, text_hash, purpose_hash, scoped
+    FROM step_text
     WHERE namespace = ? AND seq > ? ORDER BY seq LIMIT ?"""
-_VECTORS = """SELECT seq, row, text_hash, vector, scoped FROM embedding
+_VECTORS = """SELECT seq, row, text_hash, given, vector, checksum, scoped FROM embedding
     WHERE namespace = ? AND seq > ? ORDER BY seq LIMIT ?"""
 _TOMBSTONES = "SELECT row FROM tombstone WHERE namespace = ? AND seq > ? ORDER BY seq"
-_BODIES = """SELECT row, body FROM agent_step
+_BODIES = """SELECT row, CAST(body AS BLOB), checksum FROM agent_step
     WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?))"""
 
 
@@ -156,11 +164,8 @@ class DerivedTables(Tables):
         )
         return Changes(
             reached,
-            [TextRow(*values, scoped=bool(scoped)) for _, *values, scoped in texts],
-            [
-                VectorRow(row, words, _vector(blob), bool(scoped))
-                for _, row, words, blob, scoped in vectors
-            ],
+            [_text(*values) for _, *values in texts],
+            [_vector(*values) for _, *values in vectors],
             removed,
         )
 
@@ -221,20 +226,31 @@ class DerivedTables(Tables):
 
     def _steps(self, connection: Connection, rows: set[int]) -> dict[int, AgentStep]:
         asked = (self._namespace, many(sorted(rows)))
-        return {row: self._decoded(row, body) for row, body in connection.execute(_BODIES, asked)}
+        return {row: self._decoded(row, *read) for row, *read in connection.execute(_BODIES, asked)}
 
     def _text_values(self, text: TextRow) -> tuple[int | str | None, ...]:
         parent = None if text.parent_row is None else int(text.parent_row)
         words = (text.tokens, int(text.text_hash), int(text.purpose_hash))
-        return (parent, *words, self._namespace, int(text.row))
+        checksum = row_checksum(int(text.row), parent, *words)
+        return (parent, *words, checksum, self._namespace, int(text.row))
 
     def _vector_values(self, saved: VectorRow) -> tuple[int | bytes | None, ...]:
         key = (self._namespace, int(saved.row))
-        if saved.vector is None:
-            return (None, int(saved.text_hash), None, *key)
-        blob = np.asarray(saved.vector, dtype="<f4").tobytes()
-        return (len(saved.vector), int(saved.text_hash), blob, *key)
+        vector, words = saved.vector, int(saved.text_hash)
+        blob = None if vector is None else np.asarray(vector, dtype="<f4").tobytes()
+        checksum = vector_checksum(int(saved.row), words, 0, blob)
+        return (None if vector is None else len(vector), words, blob, checksum, *key)
 
 
-def _vector(blob: bytes | None) -> np.ndarray[tuple[int], np.dtype[np.float32]] | None:
-    return None if blob is None else np.frombuffer(blob, dtype="<f4")
+def _text(checksum: int | None, *values: Any) -> TextRow:
+    *known, scoped = values
+    if checksum not in (None, row_checksum(*known)):
+        raise damaged(f"the words of row {known[0]}")
+    return TextRow(*known, scoped=bool(scoped))
+
+
+def _vector(
+    row: int, text_hash: int, given: int, blob: bytes | None, checksum: int | None, scoped: int
+) -> VectorRow:
+    vector = checked_vector(row, text_hash, given, blob, checksum)
+    return VectorRow(row, text_hash, vector, bool(scoped))

@@ -11,15 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hybridagi_steps.errors import (
+    DamagedFileError,
     SequenceConflictError,
     UnknownSequenceError,
     UnknownSessionError,
 )
 from hybridagi_steps.records.message import utc_now
 from hybridagi_steps.session_protocols import BranchPosition
+from hybridagi_steps.stores.checksums import (
+    ChecksumError,
+    as_bytes,
+    body_checksum,
+    damaged,
+    row_checksum,
+    said_checksum,
+)
 from hybridagi_steps.stores.message_body import Written
 from hybridagi_steps.stores.sql.tables import Connection
 from hybridagi_steps.stores.sql.values import is_storable
@@ -27,16 +36,23 @@ from hybridagi_steps.stores.sql.values import is_storable
 OPEN_END = 2**63 - 1
 """The last sequence of a range that still grows; the largest integer of a column."""
 
-_CHAIN = """WITH RECURSIVE chain(branch_id, parent_id, below, last) AS (
-    SELECT id, parent_id, fork_sequence, CAST(:end AS BIGINT) FROM branch WHERE id = :branch
+# A parent is older than its child; one that is not is damage, and would go round for ever.
+_CHAIN = """WITH RECURSIVE
+chain(branch_id, parent_id, below, last, namespace, reason, created_at, checksum) AS (
+    SELECT id, parent_id, fork_sequence, CAST(:end AS BIGINT),
+        namespace, reason, created_at, checksum FROM branch WHERE id = :branch
     UNION ALL
     SELECT b.id, b.parent_id, b.fork_sequence,
-        CASE WHEN chain.below < :end THEN chain.below ELSE :end END
-    FROM chain JOIN branch b ON b.id = chain.parent_id WHERE chain.below >= :start)
-SELECT branch_id, below + 1, last FROM chain WHERE below < :end"""
-_RANGE = """SELECT sequence, id, said, body FROM message
+        CASE WHEN chain.below < :end THEN chain.below ELSE :end END,
+        b.namespace, b.reason, b.created_at, b.checksum
+    FROM chain JOIN branch b ON b.id = chain.parent_id AND b.id < chain.branch_id
+    WHERE chain.below >= :start)
+SELECT branch_id, below + 1, last, checksum, namespace, parent_id, below, reason, created_at
+FROM chain WHERE below < :end"""
+_RANGE = """SELECT sequence, id, CAST(said AS BLOB), CAST(body AS BLOB), said_checksum,
+        body_checksum FROM message
     WHERE branch_id = ? AND sequence BETWEEN ? AND ? ORDER BY sequence"""
-_SAID = """SELECT said FROM message
+_SAID = """SELECT CAST(said AS BLOB), said_checksum FROM message
     WHERE branch_id = ? AND sequence BETWEEN ? AND ? ORDER BY sequence"""
 _STEPS = """SELECT row FROM agent_step
     WHERE namespace = ? AND branch_id = ? AND sequence <= ?"""
@@ -51,11 +67,17 @@ _PINNED = """SELECT sequence, id FROM agent_step
     WHERE namespace = ? AND branch_id = ? AND sequence <= ? ORDER BY sequence, row"""
 _END = """SELECT coalesce((SELECT max(sequence) FROM message WHERE branch_id = b.id),
     b.fork_sequence) FROM branch b WHERE id = ?"""
-_TIP = "SELECT branch_id FROM session WHERE namespace = ? AND id = ?"
+_SESSION = """SELECT branch_id, created_at, updated_at, forked_from, forked_at, checksum
+    FROM session WHERE namespace = ? AND id = ?"""
+_NEW_SESSION = """INSERT INTO session
+    (namespace, id, branch_id, created_at, updated_at, forked_from, forked_at, checksum)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
+_CHANGE = """UPDATE session SET branch_id = ?, updated_at = ?, checksum = ?
+    WHERE namespace = ? AND id = ?"""
 _OWNER = "SELECT session_id FROM branch WHERE namespace = ? AND id = ?"
 _NEW_BRANCH = """INSERT INTO branch
-    (namespace, session_id, parent_id, fork_sequence, reach, pointed, reason, created_at)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?) RETURNING id"""
+    (namespace, session_id, parent_id, fork_sequence, reach, pointed, reason, created_at, checksum)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id"""
 _WIDEN = "UPDATE branch SET reach = ? WHERE id = ? AND reach < ?"
 _PARENT = "SELECT parent_id, fork_sequence FROM branch WHERE id = ?"
 _MEASURED = """SELECT b.parent_id, b.reach, CASE
@@ -87,6 +109,24 @@ class Row(NamedTuple):
     def written(self) -> Written:
         """The message itself."""
         return Written(self.said, self.body)
+
+
+class SessionRow(NamedTuple):
+    """What is known of a session besides its id."""
+
+    branch_id: int
+    created_at: str
+    updated_at: str
+    forked_from: str | None
+    forked_at: int | None
+
+
+def message_checksums(branch_id: int, row: Row) -> tuple[int, int]:
+    """Return the checksums of a message: of what it says at its place, and of the rest."""
+    return (
+        said_checksum(row.said.encode(), branch_id, row.sequence),
+        body_checksum(row.body.encode(), row.id),
+    )
 
 
 def branch_of(
@@ -121,17 +161,58 @@ def not_its_branch(session_id: str, branch_id: int) -> SequenceConflictError:
     )
 
 
-def tip_of(connection: Connection, namespace: int, session_id: str) -> int | None:
-    """Return the branch a session points at, None for an unknown session."""
+def session_row(connection: Connection, namespace: int, session_id: str) -> SessionRow | None:
+    """Return a session, None when there is none."""
     if not is_storable(session_id):
         return None
-    found = connection.execute(_TIP, (namespace, session_id)).fetchone()
-    return found[0] if found else None
+    found = connection.execute(_SESSION, (namespace, session_id)).fetchone()
+    return found and checked_session(namespace, session_id, *found)
+
+
+def checked_session(
+    namespace: int, session_id: str, branch_id: int, *values: Any
+) -> SessionRow:
+    """Return a session as a database gave it, its checksum last.
+
+    Raises:
+        DamagedFileError: It is not as it was written.
+    """
+    *known, checksum = values
+    if checksum not in (None, row_checksum(namespace, session_id, branch_id, *known)):
+        raise damaged(f"the session {session_id!r}")
+    return SessionRow(branch_id, *known)
+
+
+def insert_session(
+    connection: Connection, namespace: int, session_id: str, row: SessionRow
+) -> None:
+    """Add a session."""
+    values = (namespace, session_id, *row)
+    connection.execute(_NEW_SESSION, (*values, row_checksum(*values)))
+
+
+def change_session(
+    connection: Connection, namespace: int, session_id: str, row: SessionRow
+) -> None:
+    """Note where a session points, and that it was written now."""
+    row = row._replace(updated_at=utc_now().isoformat())
+    checksum = row_checksum(namespace, session_id, *row)
+    values = (row.branch_id, row.updated_at, checksum, namespace, session_id)
+    connection.execute(_CHANGE, values)
+
+
+def tip_of(connection: Connection, namespace: int, session_id: str) -> int | None:
+    """Return the branch a session points at, None for an unknown session."""
+    found = session_row(connection, namespace, session_id)
+    return found and found.branch_id
 
 
 def end_of(connection: Connection, branch_id: int) -> BranchPosition:
     """Return where a branch ends."""
-    return BranchPosition(branch_id, connection.execute(_END, (branch_id,)).fetchone()[0])
+    found = connection.execute(_END, (branch_id,)).fetchone()
+    if found is None:
+        raise damaged(f"the branch {branch_id}", "it is not there")
+    return BranchPosition(branch_id, found[0])
 
 
 def links(
@@ -139,7 +220,14 @@ def links(
 ) -> list[Link]:
     """Return the ranges that make up a branch between `start` and `end`, oldest first."""
     asked = {"branch": branch_id, "start": start, "end": end}
-    return [Link(*row) for row in connection.execute(_CHAIN, asked)][::-1]
+    found: list[Link] = []
+    for branch, first, last, checksum, *values in connection.execute(_CHAIN, asked):
+        if checksum not in (None, row_checksum(*values)):
+            raise damaged(f"the branch {branch}")
+        found.append(Link(branch, first, last))
+    if end >= max(start, 1) and (not found or found[-1].first > max(start, 1)):
+        raise damaged(f"the branch {branch_id}", "it is not there, or not the one it continues")
+    return found[::-1]
 
 
 def rows(
@@ -149,17 +237,38 @@ def rows(
 
     Complexity: O(links above `start` + messages returned); index order is the order wanted.
     """
-    for link in links(connection, branch_id, start, end):
-        asked = (link.branch_id, max(link.first, start), link.last)
-        yield from map(Row._make, connection.execute(_RANGE, asked))
+    line = links(connection, branch_id, start, end)
+    for link in line:
+        asked = link._replace(first=max(link.first, start))
+        expected = asked.first
+        for row in own_rows(connection, asked):
+            yield row
+            expected += 1
+        if link is not line[-1] and expected <= link.last:
+            raise _damaged_message(link.branch_id, expected)
 
 
-def said(connection: Connection, branch_id: int, start: int = 1, end: int = OPEN_END) -> list[str]:
+def own_rows(connection: Connection, link: Link) -> Iterator[Row]:
+    """Yield the messages that stand in a range of one branch; the first ones, one after another."""
+    for expected, values in enumerate(connection.execute(_RANGE, link), link.first):
+        yield _checked(link.branch_id, expected, *values)
+
+
+def said(connection: Connection, branch_id: int, start: int = 1, end: int = OPEN_END) -> list[bytes]:
     """Return the same messages as `rows`, only what they say, as JSON."""
-    found: list[str] = []
-    for link in links(connection, branch_id, start, end):
-        asked = (link.branch_id, max(link.first, start), link.last)
-        found += [text for (text,) in connection.execute(_SAID, asked)]
+    found: list[bytes] = []
+    line = links(connection, branch_id, start, end)
+    for link in line:
+        asked = link._replace(first=max(link.first, start))
+        expected = asked.first
+        for text, checksum in connection.execute(_SAID, asked):
+            text = as_bytes(text)
+            if checksum is not None and checksum != said_checksum(text, link.branch_id, expected):
+                raise _damaged_message(link.branch_id, expected, ChecksumError())
+            found.append(text)
+            expected += 1
+        if link is not line[-1] and expected <= link.last:
+            raise _damaged_message(link.branch_id, expected)
     return found
 
 
@@ -225,10 +334,34 @@ def new_branch(
         if shared:
             [owner] = links(connection, after.branch_id, shared, shared)
             parent = owner.branch_id
-    reach = OPEN_END if pointed else 0
-    place = (namespace, session_id, parent, shared)
-    made = (reach, int(pointed), reason, utc_now().isoformat())
-    return int(connection.execute(_NEW_BRANCH, (*place, *made)).fetchall()[0][0])
+    reach, now = OPEN_END if pointed else 0, utc_now().isoformat()
+    checksum = row_checksum(namespace, parent, shared, reason, now)
+    values = (namespace, session_id, parent, shared, reach, int(pointed), reason, now, checksum)
+    return int(connection.execute(_NEW_BRANCH, values).fetchall()[0][0])
+
+
+def _checked(
+    branch_id: int, expected: int, sequence: int, message_id: str, *texts: Any
+) -> Row:
+    """Return a message as a database gave it, if it is the one that stands there."""
+    said, body, of_said, of_body = texts
+    try:
+        said, body = as_bytes(said), as_bytes(body)
+        if (
+            sequence != expected
+            or of_said not in (None, said_checksum(said, branch_id, sequence))
+            or of_body not in (None, body_checksum(body, message_id))
+        ):
+            raise ChecksumError
+        return Row(sequence, message_id, said.decode(), body.decode())
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _damaged_message(branch_id, expected, error) from error
+
+
+def _damaged_message(
+    branch_id: int, sequence: int, why: object = "it is not there"
+) -> DamagedFileError:
+    return damaged(f"the message {sequence} of branch {branch_id}", why)
 
 
 def widen_reach(connection: Connection, branch_id: int) -> None:

@@ -11,14 +11,12 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from hybridagi_steps.errors import (
-    DamagedFileError,
-    StepsError,
-)
+from hybridagi_steps.errors import StepsError, UnknownSessionError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.message import Step, utc_now
 from hybridagi_steps.session_protocols import BranchPosition, SessionSummary
 from hybridagi_steps.stores.body import encode_body
+from hybridagi_steps.stores.checksums import damaged
 from hybridagi_steps.stores.commits import (
     check_end,
     check_names,
@@ -38,31 +36,32 @@ from hybridagi_steps.stores.sql.lineage import (
     OPEN_END,
     Link,
     Row,
+    SessionRow,
     branch_of,
+    change_session,
+    checked_session,
     end_of,
     in_range,
+    insert_session,
     links,
     new_branch,
+    own_rows,
     pinned,
     place_of,
     rows,
     said,
+    session_row,
     tip_of,
 )
 from hybridagi_steps.stores.sql.tables import Connection
 from hybridagi_steps.stores.sql.values import is_storable, many
 from hybridagi_steps.stores.sql.writing import StepWriting
 
-_NEW_SESSION = """INSERT INTO session
-    (namespace, id, branch_id, created_at, updated_at, forked_from, forked_at)
-    VALUES (?, ?, ?, ?, ?, ?, ?)"""
-_TOUCH = "UPDATE session SET updated_at = ? WHERE namespace = ? AND id = ?"
 _USED = """SELECT branch_id, first, last FROM append_key
     WHERE namespace = ? AND session_id = ? AND key = ?"""
 _USE = "INSERT INTO append_key VALUES (?, ?, ?, ?, ?, ?)"
-_STORED = """SELECT sequence, id, said, body FROM message
-    WHERE branch_id = ? AND sequence BETWEEN ? AND ? ORDER BY sequence"""
-_SESSIONS = """SELECT id, branch_id, created_at, updated_at, forked_from, forked_at FROM session
+_SESSIONS = """SELECT id, branch_id, created_at, updated_at, forked_from, forked_at, checksum
+    FROM session
     WHERE namespace = ? ORDER BY updated_at DESC, id LIMIT ? OFFSET ?"""
 _SAVE_TOKENS = """INSERT INTO message_token (message_row, counter, tokens)
     SELECT row, ?, ? FROM message WHERE namespace = ? AND id = ?
@@ -99,7 +98,9 @@ class SessionTables(StepWriting):
         refuse_twice([step_id for step_id, _, _ in encoded])
         places = [0] * len(steps) if after is None else after
         with self._db.writing() as connection:
-            end = self._end_to_write(connection, session_id, branch_id)
+            session = self._session_to_write(connection, session_id, branch_id)
+            branch = branch_of(connection, self._namespace, session_id, branch_id)
+            end = end_of(connection, branch)
             if idempotency_key is not None:
                 used = self._used(connection, session_id, idempotency_key, written)
                 if used is not None:
@@ -119,8 +120,7 @@ class SessionTables(StepWriting):
             if idempotency_key is not None:
                 key = (self._namespace, session_id, idempotency_key)
                 connection.execute(_USE, (*key, branch, last + 1, last + len(added)))
-            touched = (utc_now().isoformat(), self._namespace, session_id)
-            connection.execute(_TOUCH, touched)
+            change_session(connection, self._namespace, session_id, session)
         return placed(messages, session_id, last)
 
     def messages(
@@ -173,7 +173,7 @@ class SessionTables(StepWriting):
         page = (self._namespace, in_range(limit), in_range(offset))
         with self._db.reading() as connection:
             found = connection.execute(_SESSIONS, page).fetchall()
-            return [self._session(connection, *values) for values in found]
+            return [self._session(connection, *row) for row in found]
 
     def message_tokens(self, message_ids: Sequence[str], counter_id: str) -> dict[str, int]:
         """Return the counts known for these messages."""
@@ -213,19 +213,19 @@ class SessionTables(StepWriting):
         except StepsError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DamagedFileError(
-                f"{self._db.name}: session {session_id!r} has a row that is no message "
-                f"({error!r}); restore a backup."
-            ) from error
+            raise damaged(f"{self._db.name}: a message of session {session_id!r}", error) from error
 
-    def _end_to_write(
+    def _session_to_write(
         self, connection: Connection, session_id: str, branch_id: int | None
-    ) -> BranchPosition:
-        """Return where the next message goes; an unknown session is created."""
-        if branch_id is None and tip_of(connection, self._namespace, session_id) is None:
+    ) -> SessionRow:
+        """Return a session that is being written; an unknown one is created."""
+        session = session_row(connection, self._namespace, session_id)
+        if session is None and branch_id is None:
             self._create_session(connection, session_id)
-        branch = branch_of(connection, self._namespace, session_id, branch_id)
-        return end_of(connection, branch)
+            session = session_row(connection, self._namespace, session_id)
+        if session is None:
+            raise UnknownSessionError(session_id)
+        return session
 
     def _create_session(
         self,
@@ -241,8 +241,8 @@ class SessionTables(StepWriting):
             connection, self._namespace, session_id, shares, reason=reason, pointed=True
         )
         now, forked_at = utc_now().isoformat(), shares.sequence if shares else None
-        session = (self._namespace, session_id, branch, now, now, forked_from, forked_at)
-        connection.execute(_NEW_SESSION, session)
+        row = SessionRow(branch, now, now, forked_from, forked_at)
+        insert_session(connection, self._namespace, session_id, row)
         return branch
 
     def _used(
@@ -257,7 +257,7 @@ class SessionTables(StepWriting):
         if found is None:
             return None
         link = Link(*found)
-        stored = [Row(*row) for row in connection.execute(_STORED, link)]
+        stored = list(own_rows(connection, link))
         whole = len(stored) == link.last - link.first + 1
         check_repeated(
             session_id,
@@ -272,8 +272,8 @@ class SessionTables(StepWriting):
         """Whether a session has what a commit stored, or it is an attempt under way."""
         if link.last < link.first:
             return True
-        tip = tip_of(connection, self._namespace, session_id) or 0
-        owners = links(connection, tip, link.last, link.last)
+        tip = tip_of(connection, self._namespace, session_id)
+        owners = [] if tip is None else links(connection, tip, link.last, link.last)
         if owners and owners[0].branch_id == link.branch_id:
             return True
         sql = "SELECT 1 FROM branch WHERE id = ? AND pointed = 0"
@@ -284,21 +284,14 @@ class SessionTables(StepWriting):
         connection: Connection,
         session_id: str,
         branch_id: int,
-        created_at: str,
-        updated_at: str,
-        forked_from: str | None,
-        forked_at: int | None,
+        *values: Any,
     ) -> SessionSummary:
-        return SessionSummary(
-            session_id=session_id,
-            branch_id=branch_id,
-            messages=end_of(connection, branch_id).sequence,
-            first_message=self._first_message(connection, branch_id),
-            created_at=created_at,
-            updated_at=updated_at,
-            forked_from=forked_from or None,
-            forked_at=forked_at,
-        )
+        row = checked_session(self._namespace, session_id, branch_id, *values)
+        with self._readable(session_id):
+            first = self._first_message(connection, branch_id)
+        last = end_of(connection, branch_id).sequence
+        times, fork = (row.created_at, row.updated_at), (row.forked_from or None, row.forked_at)
+        return SessionSummary(session_id, branch_id, last, first, *times, *fork)
 
     def _first_message(self, connection: Connection, branch_id: int) -> str:
         for row in rows(connection, branch_id, 1, _FIRST_MESSAGES):

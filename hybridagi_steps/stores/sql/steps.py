@@ -14,6 +14,7 @@ from hybridagi_steps.errors import UnknownRunError
 from hybridagi_steps.protocols import Rows, RunSummary
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.stores.checksums import checked_vector, damaged, row_checksum
 from hybridagi_steps.stores.run_scores import check_score
 from hybridagi_steps.stores.sql.lineage import steps_of
 from hybridagi_steps.stores.sql.tables import Connection, Tables
@@ -28,23 +29,22 @@ from hybridagi_steps.stores.sql.where import (
 
 _ROWS_BY_ID = """SELECT id, row FROM agent_step
     WHERE namespace = ? AND id IN (SELECT value FROM json_each(?))"""
-_READ = """SELECT s.row, s.body, NULL FROM agent_step s
+_READ = """SELECT s.row, CAST(s.body AS BLOB), s.checksum FROM agent_step s
     WHERE +s.namespace = ? AND s.row IN (SELECT value FROM json_each(?))"""
-_READ_WITH_VECTORS = """SELECT s.row, s.body, e.vector FROM agent_step s
-    LEFT JOIN embedding e ON e.row = s.row
-    WHERE +s.namespace = ? AND s.row IN (SELECT value FROM json_each(?))"""
-_RUN_SCORES = """SELECT run_id, score FROM run
+_VECTORS = """SELECT row, text_hash, given, vector, checksum FROM embedding
+    WHERE namespace = ? AND vector IS NOT NULL AND row IN (SELECT value FROM json_each(?))"""
+_RUN_SCORES = """SELECT run_id, score, feedback, checksum FROM run
     WHERE namespace = ? AND score IS NOT NULL AND run_id IN (SELECT value FROM json_each(?))"""
 _SUMMARY = """SELECT max(session_id), max(scope), count(*),
         sum(CASE WHEN status = 'error' THEN 1 ELSE 0 END), min(created_at), max(created_at)
     FROM step_view WHERE namespace = ? AND run_id = ?"""
 _FIRST_STEP = """SELECT s.id FROM step_view k JOIN agent_step s ON s.row = k.row
     WHERE k.namespace = ? AND k.run_id = ? ORDER BY k.hop, k.row LIMIT 1"""
-_RUN = "SELECT score, feedback FROM run WHERE namespace = ? AND run_id = ?"
+_RUN = "SELECT run_id, score, feedback, checksum FROM run WHERE namespace = ? AND run_id = ?"
 _KNOWN_RUN = "SELECT 1 FROM step_view WHERE namespace = ? AND run_id = ? LIMIT 1"
-_SCORE_RUN = """INSERT INTO run (namespace, run_id, score, feedback) VALUES (?, ?, ?, ?)
-    ON CONFLICT (namespace, run_id)
-    DO UPDATE SET score = excluded.score, feedback = excluded.feedback"""
+_SCORE_RUN = """INSERT INTO run (namespace, run_id, score, feedback, checksum)
+    VALUES (?, ?, ?, ?, ?) ON CONFLICT (namespace, run_id) DO UPDATE
+    SET score = excluded.score, feedback = excluded.feedback, checksum = excluded.checksum"""
 _PAGE = 500
 
 
@@ -64,7 +64,12 @@ class StepReading(Tables):
         with self._db.reading() as connection:
             rows = self._rows_of(connection, wanted)
             steps = self._read(connection, list(rows.values()), vectors=vectors)
-        return self._listed(steps, [rows[step_id] for step_id in wanted if step_id in rows])
+        found = [step_id for step_id in wanted if step_id in rows]
+        listed = [steps.get(rows[step_id]) for step_id in found]
+        for step_id, step in zip(found, listed, strict=True):
+            if step is None or id_text(step.id) != step_id:
+                raise damaged(f"{self._db.name}: the step {step_id!r}", "another stands there")
+        return [step for step in listed if step is not None]
 
     def find(
         self, where: StepFilter, *, limit: int, offset: int = 0, newest_first: bool = False
@@ -133,7 +138,8 @@ class StepReading(Tables):
             key = (self._namespace, run_id)
             if not is_storable(run_id) or not connection.execute(_KNOWN_RUN, key).fetchone():
                 raise UnknownRunError(run_id)
-            connection.execute(_SCORE_RUN, (*key, value, feedback))
+            checksum = row_checksum(*key, value, feedback)
+            connection.execute(_SCORE_RUN, (*key, value, feedback, checksum))
 
     def _rows_of(self, connection: Connection, ids: Sequence[str]) -> dict[str, int]:
         asked = many([step_id for step_id in ids if is_storable(step_id)])
@@ -155,20 +161,31 @@ class StepReading(Tables):
         self, connection: Connection, rows: Sequence[int], *, vectors: bool = False
     ) -> dict[int, AgentStep]:
         """Return the steps in these rows, showing their run's score where they have none."""
-        steps: dict[int, AgentStep] = {}
-        query = _READ_WITH_VECTORS if vectors else _READ
-        for row, body, vector in connection.execute(query, (self._namespace, many(rows))):
-            steps[row] = step = self._decoded(row, body)
-            if vector is not None:
-                step.vector = np.frombuffer(vector, dtype="<f4").tolist()
+        asked = (self._namespace, many(rows))
+        found = connection.execute(_READ, asked)
+        steps = {row: self._decoded(row, body, checksum) for row, body, checksum in found}
+        if vectors:
+            for row, *embedding in connection.execute(_VECTORS, asked):
+                vector = checked_vector(row, *embedding)
+                steps[row].vector = None if vector is None else vector.tolist()
         unscored = {step.run_id for step in steps.values() if step.score is None and step.run_id}
         if unscored:
             asked = (self._namespace, many(list(unscored)))
-            scores = dict(connection.execute(_RUN_SCORES, asked).fetchall())
+            found = connection.execute(_RUN_SCORES, asked).fetchall()
+            scores = {run_id: self._score(run_id, *values)[0] for run_id, *values in found}
             for step in steps.values():
                 if scores and step.score is None and step.run_id in scores:
                     step.score = scores[step.run_id]
         return steps
+
+    def _score(
+        self, run_id: str, score: float, feedback: str | None, checksum: int | None
+    ) -> tuple[float, str | None]:
+        """Return what was said about a run, if it is what was written."""
+        expected = row_checksum(self._namespace, run_id, score, feedback)
+        if checksum not in (None, expected):
+            raise damaged(f"{self._db.name}: the score of run {run_id!r}")
+        return score, feedback
 
     def _summary(self, connection: Connection, run_id: str) -> RunSummary:
         key = (self._namespace, run_id)
@@ -176,7 +193,8 @@ class StepReading(Tables):
             _SUMMARY, key
         ).fetchone()
         first = next(iter(self._column(connection, _FIRST_STEP, *key)), "")
-        score, feedback = connection.execute(_RUN, key).fetchone() or (None, None)
+        run = connection.execute(_RUN, key).fetchone()
+        score, feedback = self._score(*run) if run else (None, None)
         return RunSummary(
             run_id, session_id, scope, steps, errors, first, started_at, ended_at, score, feedback
         )

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.session_protocols import BranchPosition
 from hybridagi_steps.stores.body import decode_body
+from hybridagi_steps.stores.checksums import ChecksumError, as_bytes, damaged, text_checksum
 
 Values = Sequence[Any] | Mapping[str, Any]
 """The values of one statement, for `?` or for `:name`."""
@@ -115,23 +115,23 @@ class Tables(ABC):
     def _forget_all(self, connection: Connection) -> None:
         """Remove everything of this namespace; followers start again."""
 
-    def _decoded(self, row: int, body: str) -> AgentStep:
-        """Return the step in a body that the database gave us."""
+    def _decoded(self, row: int, body: bytes | str, checksum: int | None) -> AgentStep:
+        """Return the step in a body that the database gave us, if it is the one we gave it."""
         try:
-            return decode_body(body)
+            text = as_bytes(body)
+            if checksum is not None and checksum != text_checksum(text, self._namespace):
+                raise ChecksumError
+            return decode_body(text)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DamagedFileError(
-                f"{self._db.name}: row {row} holds no step ({error!r}); restore a backup."
-            ) from error
+            raise damaged(f"{self._db.name}: the step in row {row}", error) from error
 
     def _listed(self, steps: Mapping[int, AgentStep], rows: Sequence[int]) -> list[AgentStep]:
         """Return the steps of rows that were listed under the same transaction."""
-        try:
-            return [steps[row] for row in rows]
-        except KeyError as error:
-            raise DamagedFileError(
-                f"{self._db.name}: row {error} is listed and not there; restore a backup."
-            ) from error
+        distinct = {*rows}
+        if len(distinct) != len(rows) or not distinct <= steps.keys():
+            wrong = min((distinct - steps.keys()) or {row for row in rows if rows.count(row) > 1})
+            raise damaged(f"{self._db.name}: the step in row {wrong}", "listed and not there, or twice")
+        return [steps[row] for row in rows]
 
     def _column(self, connection: Connection, sql: str, *values: Any) -> list[Any]:
         return [value for (value,) in connection.execute(sql, values)]

@@ -16,6 +16,7 @@ from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.step_text import own_text, text_hash
 from hybridagi_steps.session_protocols import BranchPosition
 from hybridagi_steps.stores.body import encode_body
+from hybridagi_steps.stores.checksums import vector_checksum
 from hybridagi_steps.stores.commits import refuse_twice
 from hybridagi_steps.stores.sql.runs import remove_empty_runs, runs_of
 from hybridagi_steps.stores.sql.steps import StepReading
@@ -29,8 +30,8 @@ _NOWHERE = (None, None)
 _PINS = """SELECT id, branch_id, sequence FROM agent_step
     WHERE branch_id IS NOT NULL AND row IN (SELECT value FROM json_each(?))"""
 _INSERT_GIVEN = """INSERT INTO embedding
-    (namespace, row, model, dimension, text_hash, given, scoped, vector)
-    VALUES (?, ?, (SELECT embedder FROM namespace WHERE id = ?), ?, ?, 1, ?, ?)"""
+    (namespace, row, model, dimension, text_hash, given, scoped, vector, checksum)
+    VALUES (?, ?, (SELECT embedder FROM namespace WHERE id = ?), ?, ?, 1, ?, ?, ?)"""
 
 
 class StepWriting(StepReading):
@@ -89,4 +90,6 @@ class StepWriting(StepReading):
         vector = np.asarray(step.vector, dtype="<f4")
         scoped, words = step.scope is not None, text_hash(own_text(step))
         key = (self._namespace, row, self._namespace)
-        return (*key, len(vector), words, scoped, vector.tobytes())
+        blob = vector.tobytes()
+        checksum = vector_checksum(row, words, 1, blob)
+        return (*key, len(vector), words, scoped, blob, checksum)

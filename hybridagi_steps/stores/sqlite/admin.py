@@ -8,7 +8,9 @@ from typing import Any
 from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.stores.sql.admin import INVARIANTS, AdminTables
 from hybridagi_steps.stores.sql.branch_checks import BRANCH_INVARIANTS
-from hybridagi_steps.stores.sqlite.schema import latest_version
+from hybridagi_steps.stores.sql.checked_tables import add_checksums
+from hybridagi_steps.stores.sql.tables import Connection
+from hybridagi_steps.stores.sqlite.schema import changed_schema, latest_version
 from hybridagi_steps.stores.sqlite.steps import SqliteSteps
 from hybridagi_steps.stores.sqlite.windows import LEFTOVERS, empty_leftovers
 
@@ -20,13 +22,13 @@ _INVARIANTS = {
     "a step without keys": """SELECT s.row FROM agent_step s JOIN namespace n ON n.id = s.namespace
         WHERE s.row <= n.keys_through AND NOT EXISTS
         (SELECT 1 FROM step_key k WHERE k.namespace = s.namespace AND k.row = s.row)""",
+    "keys beyond the watermark": """SELECT row FROM step_key k
+        JOIN namespace n ON n.id = k.namespace WHERE k.row > n.keys_through""",
     **INVARIANTS,
     "words of a step that is gone or another user's, until vacuum": LEFTOVERS,
     "a message that is no JSON": """SELECT row FROM message
         WHERE NOT (json_valid(said) AND json_valid(body))""",
     **BRANCH_INVARIANTS,
-    "keys with another branch than their step's": """SELECT k.row FROM step_key k
-        JOIN agent_step s ON s.row = k.row WHERE k.branch_id IS NOT s.branch_id""",
 }
 _WAL_RESET_FIXED = (3, 51, 3)
 
@@ -38,21 +40,36 @@ class SqliteAdmin(SqliteSteps, AdminTables):
         """Give space back. Nothing deleted is left in any file."""
         with self._db.writing() as connection:
             empty_leftovers(connection)
+            connection.execute("REINDEX")
+            for namespace in self._column(connection, "SELECT id FROM namespace"):
+                add_checksums(connection, namespace)
         self._db.compact()
 
     def verify(self) -> list[str]:
         """Check the file as SQLite does, then what this library relies on, in all namespaces."""
-        try:
-            return self._problems()
-        except DamagedFileError as error:
-            return [str(error)]
+        wrong = (
+            self._integrity(),
+            self._line("tables or views of another form", changed_schema),
+            self._line("keys that are not what the step says", self._wrong_keys),
+        )
+        return list(dict.fromkeys(line for line in (*wrong, *self._broken(_INVARIANTS)) if line))
 
-    def _problems(self) -> list[str]:
-        with self._db.reading() as connection:
-            checked = self._column(connection, "PRAGMA integrity_check")
-            problems = [f"{self._db.path}: {line}" for line in checked if line != "ok"]
-            # What SQLite cannot read is not worth asking about.
-            return problems or self._broken(connection, _INVARIANTS)
+    def _wrong_keys(self, connection: Connection) -> list[int]:
+        """Return the rows whose keys are others than those that the view of new steps would give."""
+        view = "SELECT sql FROM sqlite_master WHERE name = 'step_tail'"
+        (sql,) = connection.execute(view).fetchone()
+        made = sql[sql.index("SELECT") :].replace("> n.keys_through", "<= n.keys_through")
+        wrong = f"SELECT row FROM ({made} EXCEPT SELECT * FROM step_key) ORDER BY row"  # noqa: S608 - no value in it
+        return self._column(connection, wrong)
+
+    def _integrity(self) -> str:
+        """Return what SQLite finds wrong, in one line."""
+        try:
+            with self._db.reading() as connection:
+                found = self._column(connection, "PRAGMA integrity_check")
+        except DamagedFileError as error:
+            return str(error)
+        return "" if found == ["ok"] else f"{self._db.path}: {'; '.join(found)}"
 
     def stats(self) -> dict[str, Any]:
         """Return counts and sizes, and what guards against the WAL-reset bug."""

@@ -87,6 +87,23 @@ def migrate(connection: sqlite3.Connection, version: int) -> None:
         connection.execute("COMMIT")
 
 
+def changed_schema(connection: sqlite3.Connection) -> list[str]:
+    """Return the tables, indexes, views and triggers that are not as the migrations make them."""
+    fresh = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        migrate(fresh, 0)
+        expected, found = _shapes(fresh), _shapes(connection)
+    finally:
+        fresh.close()
+    return [name for name, shape in expected.items() if found.get(name) != shape]
+
+
+def _shapes(connection: sqlite3.Connection) -> dict[str, str]:
+    """Return the SQL of each part of the schema, blind to white space."""
+    listed = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
+    return {name: " ".join(sql.split()) for name, sql in connection.execute(listed)}
+
+
 def _statements(script: str) -> Iterator[str]:
     """Split a script; `executescript` would commit the transaction first."""
     statement = ""
