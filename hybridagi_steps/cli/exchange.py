@@ -106,6 +106,14 @@ def export_steps(
         ),
     ] = "auto",
     vectors: Annotated[bool, typer.Option("--vectors", help="Write embeddings too.")] = False,
+    salvage: Annotated[
+        bool,
+        typer.Option(
+            "--salvage",
+            help="Write all that is whole of a damaged file, and name the rest; exit code 1 when "
+            "something is not whole.",
+        ),
+    ] = False,
     run: Run = None,
     session: Session = None,
     user: User = None,
@@ -135,6 +143,13 @@ def export_steps(
         scope=scope,
         metadata=metadata,
     )
+    if salvage:
+        if vectors or format_name not in ("auto", "jsonl") or where != step_filter():
+            raise typer.BadParameter(
+                "--salvage writes everything that is whole, as jsonl; choose among it on import."
+            )
+        _salvage(file, db, namespace)
+        return
     left_out: list[str] = []
     with existing(db, namespace) as memory:
         if session is not None:
@@ -146,3 +161,23 @@ def export_steps(
     typer.echo(f"{count:,} {unit} written{'' if file == '-' else f' to {file}'}.", err=True)
     if left_out:
         typer.echo(f"{len(left_out):,} runs left out: no assistant speaks in them.", err=True)
+
+
+def _salvage(file: str, db: str, namespace: str) -> None:
+    """Write what is whole, name what is not."""
+    from hybridagi_steps.cli import output
+    from hybridagi_steps.exchange import salvage_file
+
+    lost = 0
+
+    def name(line: str) -> None:
+        nonlocal lost
+        lost += 1
+        typer.echo(f"  {output.plain(line)}", err=True)
+
+    with existing(db, namespace) as memory:
+        count = salvage_file(memory, file, damaged=name)
+    typer.echo(f"{count:,} steps written{'' if file == '-' else f' to {file}'}.", err=True)
+    if lost:
+        typer.echo(f"{lost:,} things were not whole.", err=True)
+        raise typer.Exit(1)

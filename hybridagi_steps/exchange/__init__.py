@@ -6,7 +6,7 @@ them to a memory, `export` goes the other way.
 
 from __future__ import annotations
 
-from hybridagi_steps.exchange.export import export_file
+from hybridagi_steps.exchange.export import export_file, salvage_file
 from hybridagi_steps.exchange.transfer import ImportReport, check_file, import_file
 
-__all__ = ["ImportReport", "check_file", "export_file", "import_file"]
+__all__ = ["ImportReport", "check_file", "export_file", "import_file", "salvage_file"]

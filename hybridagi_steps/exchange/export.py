@@ -97,6 +97,34 @@ def export_file(
         return _WRITERS[format](job, file)
 
 
+def salvage_file(
+    memory: Any, path: str | os.PathLike[str], *, damaged: Callable[[str], None]
+) -> int:
+    """Write all that is whole of a damaged memory, as `jsonl`: steps, sessions, scores of runs.
+
+    A session that lacks messages ends before them; what follows is a session of its own,
+    `<id>~<sequence>`. Embeddings are left out.
+
+    Args:
+        memory: A StepMemory. One that lives in memory only is written like any other.
+        path: The file to write, as for `export_file`.
+        damaged: Told of each thing that is not whole, in one line.
+
+    Returns:
+        The number of steps written.
+
+    Raises:
+        ExchangeError: The file cannot be written, or is the memory's own.
+    """
+    salvage = getattr(memory.repository().store, "salvage", None)
+    whole = memory if salvage is None else salvage(damaged)
+    job = _Job(whole, StepFilter(scope=EVERY_SCOPE), vectors=False, left_out=None)
+    if os.fspath(path) == "-":
+        return _write_jsonl(job, sys.stdout.buffer)
+    with _target(Path(path).resolve(), memory.address) as file:
+        return _write_jsonl(job, file)
+
+
 class _Job(NamedTuple):
     """What is to be written."""
 

@@ -7,11 +7,13 @@ same commit, and how steps are told their session must not differ. Nothing here 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hybridagi_steps.errors import DuplicateStepError, InvalidStepError, SequenceConflictError
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.session_protocols import BranchPosition
+from hybridagi_steps.stores.checksums import as_bytes
 from hybridagi_steps.stores.message_body import Written, message_dicts
 
 ATTEMPT_HOURS = 24
@@ -124,4 +126,4 @@ def placed(messages: Sequence[Step], session_id: str, last: int) -> list[Step]:
 
 
 def _dicts(written: Sequence[Written]) -> list[dict[str, Any]]:
-    return message_dicts(one.said.encode() for one in written)
+    return message_dicts(as_bytes(one.said) for one in written)

@@ -14,6 +14,7 @@ from hybridagi_steps.records.ids import new_id
 from hybridagi_steps.records.message import Step, utc_now
 from hybridagi_steps.session_protocols import Attempt, BranchPosition, SessionSummary
 from hybridagi_steps.stores.body import encode_body
+from hybridagi_steps.stores.checksums import as_bytes
 from hybridagi_steps.stores.commits import (
     check_end,
     check_names,
@@ -114,7 +115,7 @@ class InMemorySessions(ABC):
     ) -> list[dict[str, Any]]:
         """Return the same messages as providers take them."""
         found = self._rows(session_id, start, end, branch_id)
-        return message_dicts(row.written.said.encode() for row in found)
+        return message_dicts(as_bytes(row.written.said) for row in found)
 
     def session_end(self, session_id: str, *, branch_id: int | None = None) -> BranchPosition:
         """Return where a session ends."""

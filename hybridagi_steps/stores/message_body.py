@@ -33,9 +33,9 @@ _ROLES: dict[str, MessageRole] = {role.value: role for role in MessageRole}
 class Written(NamedTuple):
     """A message as it is stored."""
 
-    said: str
+    said: str | bytes
     """The message in its provider's form, as JSON."""
-    body: str
+    body: str | bytes
     """All else that is known of it, as JSON."""
 
 

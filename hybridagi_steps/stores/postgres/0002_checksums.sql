@@ -6,4 +6,4 @@ ALTER TABLE run ADD COLUMN checksum BIGINT;
 ALTER TABLE session ADD COLUMN checksum BIGINT;
 ALTER TABLE branch ADD COLUMN checksum BIGINT;          -- of what never changes
 ALTER TABLE message ADD COLUMN said_checksum BIGINT;    -- of said, branch_id and sequence
-ALTER TABLE message ADD COLUMN body_checksum BIGINT;    -- of body and id
+ALTER TABLE message ADD COLUMN checksum BIGINT;        -- of the whole message

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
+from zlib import crc32
 
 import numpy as np
 
@@ -18,12 +19,11 @@ from hybridagi_steps.protocols import Rows, StepKey
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.session_protocols import BranchPosition
 from hybridagi_steps.stores.body import encode_body
-from hybridagi_steps.stores.checksums import text_checksum
 from hybridagi_steps.stores.matching import program_called, tool_used
 from hybridagi_steps.stores.postgres.removal import remove_all, remove_rows
 from hybridagi_steps.stores.postgres.tables import PostgresTables
 from hybridagi_steps.stores.postgres.where import keys_query, metadata_texts, of_metadata
-from hybridagi_steps.stores.sql.lineage import Row, in_range, message_checksums
+from hybridagi_steps.stores.sql.lineage import Row, in_range, row_checksums
 from hybridagi_steps.stores.sql.tables import Connection, Encoded
 from hybridagi_steps.stores.sql.where import Condition
 from hybridagi_steps.stores.sql.writing import StepWriting
@@ -40,7 +40,7 @@ _INSERT_AT = f"""INSERT INTO agent_step (row, branch_id, sequence, {_NAMES})
     VALUES (:row, :branch_id, :sequence, {_MARKS}) ON CONFLICT (namespace, id) DO NOTHING"""  # noqa: S608 - no value in it
 _NEXT_ROWS = "SELECT nextval('step_row') FROM generate_series(1, ?)"
 _INSERT_MESSAGE = """INSERT INTO message
-    (namespace, branch_id, sequence, id, said, body, said_checksum, body_checksum)
+    (namespace, branch_id, sequence, id, said, body, said_checksum, checksum)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (namespace, id) DO NOTHING"""
 _RUNS = """SELECT run_id FROM step_view WHERE namespace = :namespace AND run_id IS NOT NULL
     GROUP BY run_id ORDER BY min(row) DESC LIMIT :limit OFFSET :offset"""
@@ -112,7 +112,7 @@ class PostgresSteps(PostgresTables, StepWriting):
         return rows
 
     def _insert_message(self, connection: Connection, branch_id: int, row: Row) -> None:
-        values = (self._namespace, branch_id, *row, *message_checksums(branch_id, row))
+        values = (self._namespace, branch_id, *row, *row_checksums(branch_id, row))
         inserted = connection.execute(_INSERT_MESSAGE, values)
         if not inserted.rowcount:
             raise DuplicateStepError(row.id)
@@ -133,7 +133,7 @@ class PostgresSteps(PostgresTables, StepWriting):
             "namespace": self._namespace,
             "id": step_id,
             "body": body,
-            "checksum": text_checksum(body.encode(), self._namespace),
+            "checksum": crc32(body.encode(), self._namespace),
             "parent_id": _text(step.parent_id),
             "run_id": _text(step.run_id),
             "hop": in_range(step.hop),

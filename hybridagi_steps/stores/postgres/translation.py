@@ -19,6 +19,7 @@ from hybridagi_steps.errors import (
     StorageBusyError,
     StorageError,
 )
+from hybridagi_steps.stores.checksums import REMEDY
 
 _Meaning = tuple[type[StorageError], str]
 
@@ -29,7 +30,10 @@ _LOST: _Meaning = (
     "again",
 )
 _READ_ONLY: _Meaning = (ReadOnlyStorageError, "cannot be written by this user, or not there")
-_NOT_WHOLE: _Meaning = (DamagedFileError, "does not hold together; restore a backup")
+_NOT_WHOLE: _Meaning = (
+    DamagedFileError,
+    f"does not hold together; {REMEDY}",
+)
 _FOREIGN: _Meaning = (ForeignFileError, "has tables of another program in our schema")
 _MEANINGS: dict[str, _Meaning] = {
     "08": _LOST,

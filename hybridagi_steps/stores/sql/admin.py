@@ -15,6 +15,7 @@ from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.stores.sql.branches import BranchTables
 from hybridagi_steps.stores.sql.checked_tables import CHECKED_TABLES, changed_rows
 from hybridagi_steps.stores.sql.runs import remove_empty_runs, runs_of
+from hybridagi_steps.stores.sql.salvage import Salvaged
 from hybridagi_steps.stores.sql.tables import Connection
 from hybridagi_steps.stores.sql.values import is_storable
 
@@ -127,6 +128,14 @@ class AdminTables(BranchTables):
         """Delete what no session reads, and compact."""
         self.sweep()
         self.compact()
+
+    def salvage(self, damaged: Callable[[str], None]) -> Salvaged:
+        """Return what is whole of a damaged store, to be exported; see `Salvaged`.
+
+        Args:
+            damaged: Told of each thing that is not whole.
+        """
+        return Salvaged(self._db, self._namespace, self._decoded, damaged)
 
     def close(self) -> None:
         """Release everything."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from hybridagi_steps.stores.checksums import (
     as_bytes,
-    body_checksum,
+    message_checksums,
+    place_seed,
     row_checksum,
-    said_checksum,
-    text_checksum,
     vector_checksum,
 )
 from hybridagi_steps.stores.sql.tables import Connection
@@ -37,40 +37,39 @@ class CheckedTable(NamedTuple):
     """Returns the checksum of these."""
 
 
-CHECKED_TABLES = (
-    CheckedTable(
-        "a step", "agent_step", "checksum", "row", "CAST(body AS BLOB), namespace",
-        lambda body, namespace: text_checksum(as_bytes(body), namespace),
-    ),
-    CheckedTable(
-        "a message", "message", "said_checksum", "row", "CAST(said AS BLOB), branch_id, sequence",
-        lambda said, *place: said_checksum(as_bytes(said), *place),
-    ),
-    CheckedTable(
-        "what is known of a message", "message", "body_checksum", "row", "CAST(body AS BLOB), id",
-        lambda body, message_id: body_checksum(as_bytes(body), message_id),
-    ),
-    CheckedTable(
-        "the words of a step", "step_text", "checksum", "row",
-        "row, parent_row, tokens, text_hash, purpose_hash", row_checksum,
-    ),
-    CheckedTable(
-        "the embedding of a step", "embedding", "checksum", "row",
-        "row, text_hash, given, vector", vector_checksum,
-    ),
-    CheckedTable(
-        "the score of a run", "run", "checksum", "run_id",
-        "namespace, run_id, score, feedback", row_checksum,
-    ),
-    CheckedTable(
-        "a session", "session", "checksum", "id",
-        "namespace, id, branch_id, created_at, updated_at, forked_from, forked_at", row_checksum,
-    ),
-    CheckedTable(
-        "a branch", "branch", "checksum", "id",
-        "namespace, parent_id, fork_sequence, reason, created_at", row_checksum,
-    ),
-)  # fmt: skip
+def _step(body: Any, namespace: int) -> int:
+    return crc32(as_bytes(body), namespace)
+
+
+def _said(said: Any, branch_id: int, sequence: int) -> int:
+    return message_checksums(as_bytes(said), b"", "", place_seed(branch_id, sequence))[0]
+
+
+def _message(said: Any, body: Any, message_id: str, *place: int) -> int:
+    texts = as_bytes(said), as_bytes(body)
+    return message_checksums(*texts, message_id, place_seed(*place))[1]
+
+
+_WORDS = "row, parent_row, tokens, text_hash, purpose_hash"
+_VECTOR = "row, text_hash, given, vector"
+_SCORE = "namespace, run_id, score, feedback"
+_SESSION = "namespace, id, branch_id, created_at, updated_at, forked_from, forked_at"
+_BRANCH = "namespace, parent_id, fork_sequence, reason, created_at"
+_MESSAGE = "CAST(said AS BLOB), CAST(body AS BLOB), id, branch_id, sequence"
+_SAID_AT = "CAST(said AS BLOB), branch_id, sequence"
+CHECKED_TABLES = tuple(
+    CheckedTable(*values)
+    for values in (
+        ("a step", "agent_step", "checksum", "row", "CAST(body AS BLOB), namespace", _step),
+        ("what a message says", "message", "said_checksum", "row", _SAID_AT, _said),
+        ("a message", "message", "checksum", "row", _MESSAGE, _message),
+        ("the words of a step", "step_text", "checksum", "row", _WORDS, row_checksum),
+        ("the embedding of a step", "embedding", "checksum", "row", _VECTOR, vector_checksum),
+        ("the score of a run", "run", "checksum", "run_id", _SCORE, row_checksum),
+        ("a session", "session", "checksum", "id", _SESSION, row_checksum),
+        ("a branch", "branch", "checksum", "id", _BRANCH, row_checksum),
+    )
+)
 
 
 def changed_rows(connection: Connection, namespace: int, checked: CheckedTable) -> list[Any]:
@@ -105,7 +104,7 @@ def _rows(
     while True:
         page = connection.execute(
             f"""{select} FROM {checked.table} WHERE namespace = ? AND {key} > ? AND {condition}
-                ORDER BY {key} LIMIT ?""",  # noqa: S608 - names are ours
+                ORDER BY {key} LIMIT ?""",
             (namespace, after, _PAGE),
         ).fetchall()
         yield from page

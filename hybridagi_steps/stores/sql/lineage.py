@@ -9,9 +9,11 @@ transaction is the caller's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from operator import itemgetter
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from hybridagi_steps.errors import (
     DamagedFileError,
@@ -24,10 +26,10 @@ from hybridagi_steps.session_protocols import BranchPosition
 from hybridagi_steps.stores.checksums import (
     ChecksumError,
     as_bytes,
-    body_checksum,
     damaged,
+    message_checksums,
+    place_seed,
     row_checksum,
-    said_checksum,
 )
 from hybridagi_steps.stores.message_body import Written
 from hybridagi_steps.stores.sql.tables import Connection
@@ -49,8 +51,8 @@ chain(branch_id, parent_id, below, last, namespace, reason, created_at, checksum
     WHERE chain.below >= :start)
 SELECT branch_id, below + 1, last, checksum, namespace, parent_id, below, reason, created_at
 FROM chain WHERE below < :end"""
-_RANGE = """SELECT sequence, id, CAST(said AS BLOB), CAST(body AS BLOB), said_checksum,
-        body_checksum FROM message
+_RANGE = """SELECT sequence, id, CAST(said AS BLOB), CAST(body AS BLOB), said_checksum, checksum
+    FROM message
     WHERE branch_id = ? AND sequence BETWEEN ? AND ? ORDER BY sequence"""
 _SAID = """SELECT CAST(said AS BLOB), said_checksum FROM message
     WHERE branch_id = ? AND sequence BETWEEN ? AND ? ORDER BY sequence"""
@@ -102,8 +104,8 @@ class Row(NamedTuple):
 
     sequence: int
     id: str
-    said: str
-    body: str
+    said: str | bytes
+    body: str | bytes
 
     @property
     def written(self) -> Written:
@@ -121,12 +123,10 @@ class SessionRow(NamedTuple):
     forked_at: int | None
 
 
-def message_checksums(branch_id: int, row: Row) -> tuple[int, int]:
-    """Return the checksums of a message: of what it says at its place, and of the rest."""
-    return (
-        said_checksum(row.said.encode(), branch_id, row.sequence),
-        body_checksum(row.body.encode(), row.id),
-    )
+def row_checksums(branch_id: int, row: Row) -> tuple[int, int]:
+    """Return the two checksums of a message that is being written."""
+    place = place_seed(branch_id, row.sequence)
+    return message_checksums(as_bytes(row.said), as_bytes(row.body), row.id, place)
 
 
 def branch_of(
@@ -169,9 +169,7 @@ def session_row(connection: Connection, namespace: int, session_id: str) -> Sess
     return found and checked_session(namespace, session_id, *found)
 
 
-def checked_session(
-    namespace: int, session_id: str, branch_id: int, *values: Any
-) -> SessionRow:
+def checked_session(namespace: int, session_id: str, branch_id: int, *values: Any) -> SessionRow:
     """Return a session as a database gave it, its checksum last.
 
     Raises:
@@ -240,36 +238,65 @@ def rows(
     line = links(connection, branch_id, start, end)
     for link in line:
         asked = link._replace(first=max(link.first, start))
-        expected = asked.first
-        for row in own_rows(connection, asked):
-            yield row
-            expected += 1
-        if link is not line[-1] and expected <= link.last:
-            raise _damaged_message(link.branch_id, expected)
+        found = own_rows(connection, asked)
+        yield from found
+        if link is not line[-1] and len(found) <= link.last - asked.first:
+            raise _damaged_message(link.branch_id, asked.first + len(found))
 
 
-def own_rows(connection: Connection, link: Link) -> Iterator[Row]:
-    """Yield the messages that stand in a range of one branch; the first ones, one after another."""
-    for expected, values in enumerate(connection.execute(_RANGE, link), link.first):
-        yield _checked(link.branch_id, expected, *values)
+def own_rows(connection: Connection, link: Link) -> list[Row]:
+    """Return the messages that a branch has in a range, one after another from its beginning."""
+    found = connection.execute(_RANGE, link).fetchall()
+    if not found:
+        return []
+    sequences, ids, said, bodies, of_said, of_all = zip(*found, strict=True)
+    # All at once, which takes a fourth of the time; one by one where something is wrong.
+    with suppress(TypeError, ValueError, AttributeError):
+        checked = tuple(map(crc32, said, _seeds(link, found)))
+        whole = map(crc32, map(str.encode, ids), map(crc32, bodies, checked))
+        in_order = sequences == (*range(link.first, link.first + len(found)),)
+        if in_order and checked == of_said and tuple(whole) == of_all:
+            return [Row(*values[:4]) for values in found]
+    return [
+        checked_row(link.branch_id, expected, *values)
+        for expected, values in enumerate(found, link.first)
+    ]
 
 
-def said(connection: Connection, branch_id: int, start: int = 1, end: int = OPEN_END) -> list[bytes]:
+def said(
+    connection: Connection, branch_id: int, start: int = 1, end: int = OPEN_END
+) -> list[bytes]:
     """Return the same messages as `rows`, only what they say, as JSON."""
     found: list[bytes] = []
     line = links(connection, branch_id, start, end)
     for link in line:
         asked = link._replace(first=max(link.first, start))
-        expected = asked.first
-        for text, checksum in connection.execute(_SAID, asked):
-            text = as_bytes(text)
-            if checksum is not None and checksum != said_checksum(text, link.branch_id, expected):
-                raise _damaged_message(link.branch_id, expected, ChecksumError())
-            found.append(text)
-            expected += 1
-        if link is not line[-1] and expected <= link.last:
-            raise _damaged_message(link.branch_id, expected)
+        texts = _own_said(connection, asked)
+        if link is not line[-1] and len(texts) <= link.last - asked.first:
+            raise _damaged_message(link.branch_id, asked.first + len(texts))
+        found += texts
     return found
+
+
+def _own_said(connection: Connection, link: Link) -> list[bytes]:
+    """Return what messages say that stand in a range of one branch, one after another."""
+    rows = connection.execute(_SAID, link).fetchall()
+    try:
+        texts, known = [as_bytes(text) for text, _ in rows], [checksum for _, checksum in rows]
+        made = list(map(crc32, texts, _seeds(link, rows)))
+    except (TypeError, ValueError) as error:
+        raise _damaged_message(link.branch_id, link.first, error) from error
+    if made != known:
+        for sequence, (one, expected) in enumerate(zip(made, known, strict=True), link.first):
+            if expected not in (None, one):
+                raise _damaged_message(link.branch_id, sequence, ChecksumError())
+    return texts
+
+
+def _seeds(link: Link, rows: Sequence[Any]) -> range:
+    """Return what the checksums of messages in a range begin with."""
+    first = place_seed(link.branch_id, link.first)
+    return range(first, first + len(rows))
 
 
 def steps_of(connection: Connection, namespace: int, session_id: str) -> list[int]:
@@ -340,22 +367,23 @@ def new_branch(
     return int(connection.execute(_NEW_BRANCH, values).fetchall()[0][0])
 
 
-def _checked(
-    branch_id: int, expected: int, sequence: int, message_id: str, *texts: Any
-) -> Row:
-    """Return a message as a database gave it, if it is the one that stands there."""
-    said, body, of_said, of_body = texts
+def checked_row(branch_id: int, expected: int, sequence: int, message_id: str, *values: Any) -> Row:
+    """Return a message as a database gave it, if it is the one that stands there.
+
+    Raises:
+        DamagedFileError: It is not.
+    """
+    said, body, *stored = values
     try:
         said, body = as_bytes(said), as_bytes(body)
-        if (
-            sequence != expected
-            or of_said not in (None, said_checksum(said, branch_id, sequence))
-            or of_body not in (None, body_checksum(body, message_id))
-        ):
+        place = place_seed(branch_id, expected)
+        made = message_checksums(said, body, message_id, place)
+        differ = (known not in (None, one) for known, one in zip(stored, made, strict=True))
+        if sequence != expected or any(differ):
             raise ChecksumError
-        return Row(sequence, message_id, said.decode(), body.decode())
     except (ValueError, TypeError, AttributeError) as error:
         raise _damaged_message(branch_id, expected, error) from error
+    return Row(sequence, message_id, said, body)
 
 
 def _damaged_message(

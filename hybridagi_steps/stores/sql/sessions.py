@@ -99,7 +99,9 @@ class SessionTables(StepWriting):
         places = [0] * len(steps) if after is None else after
         with self._db.writing() as connection:
             session = self._session_to_write(connection, session_id, branch_id)
-            branch = branch_of(connection, self._namespace, session_id, branch_id)
+            branch = session.branch_id
+            if branch_id is not None:
+                branch = branch_of(connection, self._namespace, session_id, branch_id)
             end = end_of(connection, branch)
             if idempotency_key is not None:
                 used = self._used(connection, session_id, idempotency_key, written)

@@ -64,12 +64,14 @@ class StepReading(Tables):
         with self._db.reading() as connection:
             rows = self._rows_of(connection, wanted)
             steps = self._read(connection, list(rows.values()), vectors=vectors)
-        found = [step_id for step_id in wanted if step_id in rows]
-        listed = [steps.get(rows[step_id]) for step_id in found]
-        for step_id, step in zip(found, listed, strict=True):
-            if step is None or id_text(step.id) != step_id:
-                raise damaged(f"{self._db.name}: the step {step_id!r}", "another stands there")
-        return [step for step in listed if step is not None]
+        found: list[AgentStep] = []
+        for step_id in wanted:
+            if (row := rows.get(step_id)) is not None:
+                step = steps.get(row)
+                if step is None or id_text(step.id) != step_id:
+                    raise damaged(f"{self._db.name}: the step {step_id!r}", "another stands there")
+                found.append(step)
+        return found
 
     def find(
         self, where: StepFilter, *, limit: int, offset: int = 0, newest_first: bool = False
@@ -167,7 +169,8 @@ class StepReading(Tables):
         if vectors:
             for row, *embedding in connection.execute(_VECTORS, asked):
                 vector = checked_vector(row, *embedding)
-                steps[row].vector = None if vector is None else vector.tolist()
+                if vector is not None and row in steps:
+                    steps[row].vector = vector.tolist()
         unscored = {step.run_id for step in steps.values() if step.score is None and step.run_id}
         if unscored:
             asked = (self._namespace, many(list(unscored)))

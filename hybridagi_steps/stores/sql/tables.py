@@ -10,11 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
+from zlib import crc32
 
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.session_protocols import BranchPosition
 from hybridagi_steps.stores.body import decode_body
-from hybridagi_steps.stores.checksums import ChecksumError, as_bytes, damaged, text_checksum
+from hybridagi_steps.stores.checksums import ChecksumError, as_bytes, damaged
 
 Values = Sequence[Any] | Mapping[str, Any]
 """The values of one statement, for `?` or for `:name`."""
@@ -119,7 +120,7 @@ class Tables(ABC):
         """Return the step in a body that the database gave us, if it is the one we gave it."""
         try:
             text = as_bytes(body)
-            if checksum is not None and checksum != text_checksum(text, self._namespace):
+            if checksum is not None and checksum != crc32(text, self._namespace):
                 raise ChecksumError
             return decode_body(text)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -130,7 +131,9 @@ class Tables(ABC):
         distinct = {*rows}
         if len(distinct) != len(rows) or not distinct <= steps.keys():
             wrong = min((distinct - steps.keys()) or {row for row in rows if rows.count(row) > 1})
-            raise damaged(f"{self._db.name}: the step in row {wrong}", "listed and not there, or twice")
+            raise damaged(
+                f"{self._db.name}: the step in row {wrong}", "listed and not there, or twice"
+            )
         return [steps[row] for row in rows]
 
     def _column(self, connection: Connection, sql: str, *values: Any) -> list[Any]:

@@ -6,7 +6,7 @@ ALTER TABLE run ADD COLUMN checksum INTEGER;
 ALTER TABLE session ADD COLUMN checksum INTEGER;
 ALTER TABLE branch ADD COLUMN checksum INTEGER;         -- of what never changes
 ALTER TABLE message ADD COLUMN said_checksum INTEGER;   -- of said, branch_id and sequence
-ALTER TABLE message ADD COLUMN body_checksum INTEGER;   -- of body and id
+ALTER TABLE message ADD COLUMN checksum INTEGER;        -- of the whole message
 
 -- One damaged body must not keep anyone from reading the others: its keys are NULL.
 DROP VIEW step_view;

@@ -55,7 +55,7 @@ class SqliteAdmin(SqliteSteps, AdminTables):
         return list(dict.fromkeys(line for line in (*wrong, *self._broken(_INVARIANTS)) if line))
 
     def _wrong_keys(self, connection: Connection) -> list[int]:
-        """Return the rows whose keys are others than those that the view of new steps would give."""
+        """Return the rows with other keys than the view of new steps would give them."""
         view = "SELECT sql FROM sqlite_master WHERE name = 'step_tail'"
         (sql,) = connection.execute(view).fetchone()
         made = sql[sql.index("SELECT") :].replace("> n.keys_through", "<= n.keys_through")

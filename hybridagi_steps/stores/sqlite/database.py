@@ -89,7 +89,7 @@ class Database:
                 return cursor.execute(sql, values).lastrowid or 0
             except sqlite3.IntegrityError:
                 raise
-            except sqlite3.Error as error:
+            except (sqlite3.Error, UnicodeDecodeError) as error:
                 raise translated(error, self.path) from error
             finally:
                 self._file_lock.release()
@@ -115,7 +115,7 @@ class Database:
             self._file_lock.acquire()
             try:
                 yield connection
-            except sqlite3.Error as error:
+            except (sqlite3.Error, UnicodeDecodeError) as error:
                 raise translated(error, self.path) from error
             finally:
                 self._file_lock.release()
@@ -125,12 +125,12 @@ class Database:
         """Give a reader that sees one consistent state."""
         try:
             connection = self._take_reader()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translated(error, self.path) from error
         try:
             connection.execute("BEGIN")
             yield connection
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translated(error, self.path) from error
         finally:
             self._give_back(connection)
@@ -212,7 +212,7 @@ class Database:
             connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
             connection.execute(f"PRAGMA journal_size_limit = {_LONGEST_KEPT_WAL_BYTES}")
             connection.execute("PRAGMA secure_delete = ON")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translated(error, self.path) from error
         self._writer = connection
         return connection
@@ -241,7 +241,7 @@ class Database:
             self._mode = "ro&immutable=1"
             self._prepare()
             return
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translated(error, self.path) from error
         if not self.writable:
             raise ReadOnlyStorageError(
@@ -250,7 +250,7 @@ class Database:
             )
         try:
             self._create()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translated(error, self.path) from error
 
     def _may_open_immutable(self, error: sqlite3.OperationalError) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from hybridagi_steps.errors import DamagedFileError, ForeignFileError, NewerSchemaError
+from hybridagi_steps.stores.sql.tables import Connection
 
 APPLICATION_ID = 0x48535450
 """Marks our files in byte 68 of the header: "HSTP"."""
@@ -87,7 +88,7 @@ def migrate(connection: sqlite3.Connection, version: int) -> None:
         connection.execute("COMMIT")
 
 
-def changed_schema(connection: sqlite3.Connection) -> list[str]:
+def changed_schema(connection: Connection) -> list[str]:
     """Return the tables, indexes, views and triggers that are not as the migrations make them."""
     fresh = sqlite3.connect(":memory:", isolation_level=None)
     try:
@@ -98,7 +99,7 @@ def changed_schema(connection: sqlite3.Connection) -> list[str]:
     return [name for name, shape in expected.items() if found.get(name) != shape]
 
 
-def _shapes(connection: sqlite3.Connection) -> dict[str, str]:
+def _shapes(connection: Connection) -> dict[str, str]:
     """Return the SQL of each part of the schema, blind to white space."""
     listed = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
     return {name: " ".join(sql.split()) for name, sql in connection.execute(listed)}

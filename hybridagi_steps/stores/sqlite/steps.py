@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
+from zlib import crc32
 
 import numpy as np
 import orjson
@@ -18,8 +19,7 @@ from hybridagi_steps.protocols import Rows, StepKey
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.session_protocols import BranchPosition
 from hybridagi_steps.stores.body import encode_body
-from hybridagi_steps.stores.checksums import text_checksum
-from hybridagi_steps.stores.sql.lineage import Row, message_checksums
+from hybridagi_steps.stores.sql.lineage import Row, row_checksums
 from hybridagi_steps.stores.sql.tables import Connection, Encoded
 from hybridagi_steps.stores.sql.where import Condition
 from hybridagi_steps.stores.sql.writing import StepWriting
@@ -33,7 +33,8 @@ _INSERT = f"""INSERT INTO agent_step (row, namespace, id, body, checksum)
     VALUES ({_NEXT_ROW}, ?, ?, ?, ?)"""  # noqa: S608 - no value in it
 # A step recorded into a session that has messages works towards its next one. Both values are
 # looked up by themselves: joined, they made the INSERT take 9 µs more.
-_INSERT_IN_SESSION = f"""INSERT INTO agent_step (row, namespace, id, body, checksum, branch_id, sequence)
+_INSERT_IN_SESSION = f"""INSERT INTO agent_step
+    (row, namespace, id, body, checksum, branch_id, sequence)
     VALUES ({_NEXT_ROW}, ?1, ?2, ?3, ?4,
         (SELECT branch_id FROM session WHERE namespace = ?1 AND id = ?5),
         (SELECT 1 + coalesce(
@@ -45,7 +46,7 @@ _FIRST_ROW = f"SELECT {_NEXT_ROW}"
 _INSERT_AT = """INSERT INTO agent_step (row, namespace, id, body, checksum, branch_id, sequence)
     VALUES (?, ?, ?, ?, ?, ?, ?)"""
 _INSERT_MESSAGE = """INSERT INTO message
-    (namespace, branch_id, sequence, id, said, body, said_checksum, body_checksum)
+    (namespace, branch_id, sequence, id, said, body, said_checksum, checksum)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
 _RUNS = """SELECT run_id FROM (
         SELECT run_id, min(row) AS row FROM step_key
@@ -86,7 +87,7 @@ class SqliteSteps(SqliteTables, StepWriting):
 
     def _append_one(self, step: AgentStep) -> int:
         step_id, body = id_text(step.id), encode_body(step)
-        values = (self._namespace, step_id, body, text_checksum(body.encode(), self._namespace))
+        values = (self._namespace, step_id, body, crc32(body.encode(), self._namespace))
         try:
             if step.session_id is None:
                 return self._db.insert(_INSERT, values)
@@ -107,7 +108,7 @@ class SqliteSteps(SqliteTables, StepWriting):
         namespace = self._namespace
         values = (
             (
-                *(row, namespace, step_id, body, text_checksum(body.encode(), namespace)),
+                *(row, namespace, step_id, body, crc32(body.encode(), namespace)),
                 *(pins.get(step_id) or ends[step.session_id]),
             )
             for row, (step_id, body, step) in enumerate(steps, first)
@@ -124,7 +125,7 @@ class SqliteSteps(SqliteTables, StepWriting):
 
     def _insert_message(self, connection: Connection, branch_id: int, row: Row) -> None:
         try:
-            values = (self._namespace, branch_id, *row, *message_checksums(branch_id, row))
+            values = (self._namespace, branch_id, *row, *row_checksums(branch_id, row))
             connection.execute(_INSERT_MESSAGE, values)
         except sqlite3.IntegrityError as error:
             raise DuplicateStepError(row.id) from error

@@ -17,6 +17,7 @@ from hybridagi_steps.errors import (
     StorageBusyError,
     StorageError,
 )
+from hybridagi_steps.stores.checksums import REMEDY
 
 _BUSY = (StorageBusyError, "is held by another writer; try again when it is done")
 _MEANINGS: dict[int, tuple[type[StorageError], str]] = {
@@ -26,17 +27,24 @@ _MEANINGS: dict[int, tuple[type[StorageError], str]] = {
     sqlite3.SQLITE_READONLY: (ReadOnlyStorageError, "cannot be written; check its permissions"),
     sqlite3.SQLITE_PERM: (ReadOnlyStorageError, "cannot be opened; check its permissions"),
     sqlite3.SQLITE_FULL: (DiskFullError, "cannot grow, the disk is full; free some space"),
-    sqlite3.SQLITE_CORRUPT: (DamagedFileError, "does not hold together; restore a backup"),
+    sqlite3.SQLITE_CORRUPT: (
+        DamagedFileError,
+        f"does not hold together; {REMEDY}",
+    ),
     sqlite3.SQLITE_NOTADB: (ForeignFileError, "is not a step memory; give another path"),
 }
 _UNKNOWN = (StorageError, "could not be read or written")
+_DAMAGE = ("malformed JSON", "Could not decode to UTF-8", "no such ")
+"""What SQLite says without a code of its own when a text or the schema is not as it was written."""
 _NO_ROOM_FOR_INDEX = {sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP}
 
 
-def translated(error: sqlite3.Error, path: Path) -> StorageError:
+def translated(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> StorageError:
     """Return the error to raise instead of SQLite's own; raise it `from` the original."""
     code = getattr(error, "sqlite_errorcode", None) or 0
     kind, words = _MEANINGS.get(code & 0xFF, _UNKNOWN)
     if code in _NO_ROOM_FOR_INDEX:
         kind, words = _MEANINGS[sqlite3.SQLITE_FULL]
+    if isinstance(error, UnicodeDecodeError) or str(error).startswith(_DAMAGE):
+        kind, words = _MEANINGS[sqlite3.SQLITE_CORRUPT]
     return kind(f"{path} {words} ({error}).")
