@@ -79,5 +79,6 @@ def test_verify_names_what_does_not_hold_together(path: Path) -> None:
     with closing(SqliteStepStore(path)) as store:
         problems = "\n".join(store.verify())
     assert "words without a step: 1 rows (8" in problems
+    assert "a step that is not as it was written: 1 rows (9" in problems
     assert "a body that is no JSON, or not of its id: 1 rows (9" in problems
     assert "a step without words below the watermark: 1 rows (5" in problems

@@ -55,7 +55,7 @@ def damaged(what: str, why: object = _DIFFERS) -> DamagedFileError:
 
 def vector_checksum(row: int, text_hash: int, given: int, blob: bytes | None) -> int:
     """Return the checksum of an embedding, float32 as bytes."""
-    return crc32(blob or b"", row * 31 + text_hash * 2 + given)
+    return crc32(blob or b"", row_checksum(row, text_hash, given))
 
 
 def checked_vector(

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hybridagi_steps.errors import DamagedFileError
+from hybridagi_steps.errors import StorageBusyError, StorageError
 from hybridagi_steps.protocols import StoreIdentity
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.stores.sql.branches import BranchTables
@@ -64,6 +64,12 @@ INVARIANTS = {
         (SELECT 1 FROM embedding e WHERE e.row = s.row)""",
     "an embedding of another length than it says": """SELECT row FROM embedding
         WHERE vector IS NOT NULL AND length(vector) <> coalesce(4 * dimension, -1)""",
+    "words of another scope than their step's": """SELECT t.row FROM step_text t
+        JOIN step_view k ON k.namespace = t.namespace AND k.row = t.row
+        WHERE t.scoped <> (k.scope IS NOT NULL)""",
+    "an embedding of another scope than its step's": """SELECT e.row FROM embedding e
+        JOIN step_view k ON k.namespace = e.namespace AND k.row = e.row
+        WHERE e.scoped <> (k.scope IS NOT NULL)""",
     "a stale mark without words": """SELECT row FROM stale_text m WHERE NOT EXISTS
         (SELECT 1 FROM step_text t WHERE t.row = m.row)""",
     "a tombstone of a living step": """SELECT row FROM tombstone d WHERE EXISTS
@@ -171,7 +177,9 @@ class AdminTables(BranchTables):
         try:
             with self._db.reading() as connection:
                 rows = broken(connection)
-        except DamagedFileError as error:
+        except StorageBusyError:
+            raise
+        except StorageError as error:
             return str(error)
         shown = ", ".join(map(str, rows[:_SHOWN_ROWS]))
         return f"{self._db.name}: {what}: {len(rows)} rows ({shown} …)" if rows else ""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridagi_steps.errors import EmbedderMismatchError
+from hybridagi_steps.errors import DamagedFileError, EmbedderMismatchError
 from hybridagi_steps.protocols import Changes, PendingText, Position, TextRow, VectorRow
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.stores.checksums import (
@@ -226,7 +226,18 @@ class DerivedTables(Tables):
 
     def _steps(self, connection: Connection, rows: set[int]) -> dict[int, AgentStep]:
         asked = (self._namespace, many(sorted(rows)))
-        return {row: self._decoded(row, *read) for row, *read in connection.execute(_BODIES, asked)}
+        return {row: self._sound(row, *read) for row, *read in connection.execute(_BODIES, asked)}
+
+    def _sound(self, row: int, body: bytes | str, checksum: int | None) -> AgentStep:
+        """Return the step in a row; for a damaged one a step without words.
+
+        Else one damaged row that waits for its words would keep everybody from searching. Who reads
+        the row itself is told.
+        """
+        try:
+            return self._decoded(row, body, checksum)
+        except DamagedFileError:
+            return AgentStep(step_type="Action")
 
     def _text_values(self, text: TextRow) -> tuple[int | str | None, ...]:
         parent = None if text.parent_row is None else int(text.parent_row)

@@ -34,7 +34,7 @@ _MEANINGS: dict[int, tuple[type[StorageError], str]] = {
     sqlite3.SQLITE_NOTADB: (ForeignFileError, "is not a step memory; give another path"),
 }
 _UNKNOWN = (StorageError, "could not be read or written")
-_DAMAGE = ("malformed JSON", "Could not decode to UTF-8", "no such ")
+_DAMAGE = ("malformed JSON", "Could not decode", "no such ", "near ", "unrecogn", "SELECTs to ")
 """What SQLite says without a code of its own when a text or the schema is not as it was written."""
 _NO_ROOM_FOR_INDEX = {sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP}
 
