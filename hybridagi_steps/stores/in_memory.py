@@ -256,7 +256,7 @@ class InMemoryStepStore(InMemorySessions):
         """Do nothing: what was deleted is gone already."""
 
     def verify(self) -> list[str]:
-        """Return what does not hold together."""
+        """Return what does not hold together; no checksums, since nothing lies on a disk."""
         with self._opened() as state:
             derived = {*state.texts, *state.vectors, *state.stale, *state.rows.values()}
             windows = (saved.text.parent_row for saved in state.texts.values())

@@ -256,7 +256,7 @@ def own_rows(connection: Connection, link: Link) -> list[Row]:
         whole = map(crc32, map(str.encode, ids), map(crc32, bodies, checked))
         in_order = sequences == (*range(link.first, link.first + len(found)),)
         if in_order and checked == of_said and tuple(whole) == of_all:
-            return [Row(*values[:4]) for values in found]
+            return list(map(Row._make, zip(sequences, ids, said, bodies, strict=True)))
     return [
         checked_row(link.branch_id, expected, *values)
         for expected, values in enumerate(found, link.first)

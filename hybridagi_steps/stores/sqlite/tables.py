@@ -8,6 +8,7 @@ on whether they have been written. On a file that cannot be written they stay un
 from __future__ import annotations
 
 from hybridagi_steps.errors import StorageError
+from hybridagi_steps.stores.checksums import damaged
 from hybridagi_steps.stores.sql.tables import Connection, Tables
 from hybridagi_steps.stores.sqlite.database import Database
 
@@ -65,7 +66,10 @@ class SqliteTables(Tables):
         return through < last
 
     def _tail_length(self, connection: Connection) -> int:
-        return int(connection.execute(_TAIL_LENGTH, (self._namespace,)).fetchone()[0])
+        found = connection.execute(_TAIL_LENGTH, (self._namespace,)).fetchone()
+        if found is None or found[0] is None:
+            raise damaged(f"{self._db.name}: namespace {self._namespace}", "it is not there")
+        return int(found[0])
 
 
 def _namespace_id(database: Database, name: str) -> int:
