@@ -36,6 +36,7 @@ from hybridagi_steps.errors import (
     StorageError,
     UnsupportedAddressError,
 )
+from hybridagi_steps.exchange import salvage_file
 from hybridagi_steps.protocols import Position
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.step_index import cache_path
@@ -472,6 +473,45 @@ class TestSchema:
             assert words in found
         with pytest.raises(DamagedFileError, match="not as it was written"):
             store.get(["b"])
+
+    def test_what_a_row_held_is_checked(
+        self, store: PostgresStepStore, postgres_address: str, tmp_path: Path
+    ) -> None:
+        store.append([step(id=name, outputs={"answer": "naught"}) for name in ("a", "b")])
+        store.commit("s", [message("first"), message("naught"), message("last")])
+        run_sql(
+            postgres_address,
+            """UPDATE hybridagi_steps.agent_step SET body = replace(body, 'naught', 'caught')
+            WHERE id = 'b'""",
+            "UPDATE hybridagi_steps.agent_step SET tool = 'hammer' WHERE id = 'a'",
+            "UPDATE hybridagi_steps.message SET said = replace(said, 'naught', 'caught')",
+        )
+        with pytest.raises(DamagedFileError, match=r"row 2 .*checksum"):
+            store.get(["b"])
+        for read in (store.messages, store.message_dicts):
+            with pytest.raises(DamagedFileError, match="message 2"):
+                read("s")
+        problems = "\n".join(store.verify())
+        for words in ("a step that is not", "keys that are not", "a message that is not"):
+            assert words in problems
+        named: list[str] = []
+        with StepMemory(postgres_address) as memory:
+            assert salvage_file(memory, tmp_path / "whole.jsonl", damaged=named.append) == 1
+        assert "the step 'b' in row 2 is not whole" in named
+        assert "the session 's' lacks its message 2" in named
+
+    def test_vacuum_adds_checksums(self, store: PostgresStepStore, postgres_address: str) -> None:
+        store.append([step(id="a", vector=[1, 2])])
+        store.commit("s", [message("first")])
+        for table in ("agent_step", "embedding", "session", "branch", "message"):
+            run_sql(postgres_address, f"UPDATE hybridagi_steps.{table} SET checksum = NULL")
+        assert store.verify() == []
+        assert len(store.messages("s")) == len(store.get(["a"], vectors=True)) == 1
+        store.vacuum()
+        for table in ("agent_step", "embedding", "session", "branch", "message"):
+            unchecked = f"SELECT count(*) FROM hybridagi_steps.{table} WHERE checksum IS NULL"
+            assert run_sql(postgres_address, unchecked)[0][0] == 0
+        assert store.verify() == []
 
     def test_a_server_that_cannot_be_written_can_be_read(self, postgres_address: str) -> None:
         with closing(PostgresStepStore(postgres_address)) as store:

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from conformance.making import EVERYTHING, message, step
@@ -106,7 +106,7 @@ def answers(path: Path) -> tuple[Answers, list[str]]:
 
 def items_of(answer: Any) -> dict[Any, Any]:
     """Return the steps, messages and dicts in a list, by what they are."""
-    listed = answer if isinstance(answer, list) else []
+    listed = cast("list[Any]", answer) if isinstance(answer, list) else []
     return {getattr(item, "id", None) or repr(item): item for item in listed}
 
 
@@ -117,7 +117,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-def damaged_file(folder: Path, content: bytes, number: int = 0) -> Path:
+def damaged_file(folder: Path, content: bytes | bytearray, number: int = 0) -> Path:
     path = folder / f"flipped{number}.db"
     path.write_bytes(content)
     return path

@@ -14,7 +14,7 @@ import numpy as np
 
 from hybridagi_steps.errors import DamagedFileError, EmbedderMismatchError
 from hybridagi_steps.protocols import Changes, PendingText, Position, TextRow, VectorRow
-from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.stores.checksums import (
     checked_vector,
     damaged,
@@ -237,7 +237,7 @@ class DerivedTables(Tables):
         try:
             return self._decoded(row, body, checksum)
         except DamagedFileError:
-            return AgentStep(step_type="Action")
+            return AgentStep(step_type=AgentStepType.Action)
 
     def _text_values(self, text: TextRow) -> tuple[int | str | None, ...]:
         parent = None if text.parent_row is None else int(text.parent_row)
