@@ -28,6 +28,14 @@ from hybridagi_steps.cli.options import (
     step_filter,
 )
 
+Salvage = Annotated[
+    bool,
+    typer.Option(
+        "--salvage",
+        help="Write all that is whole of a damaged file, and name the rest; exit code 1 when "
+        "something is not whole.",
+    ),
+]
 NAMED = 10
 """Skipped records shown; --json shows more."""
 
@@ -106,14 +114,7 @@ def export_steps(
         ),
     ] = "auto",
     vectors: Annotated[bool, typer.Option("--vectors", help="Write embeddings too.")] = False,
-    salvage: Annotated[
-        bool,
-        typer.Option(
-            "--salvage",
-            help="Write all that is whole of a damaged file, and name the rest; exit code 1 when "
-            "something is not whole.",
-        ),
-    ] = False,
+    salvage: Salvage = False,
     run: Run = None,
     session: Session = None,
     user: User = None,
