@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from hybridagi_steps.errors import StepsError
+from hybridagi_steps.errors import StepsError, StorageBusyError
 from hybridagi_steps.locks import rest_first_at_fork
 
 START_AT = 2_000
@@ -21,7 +21,7 @@ log = logging.getLogger("hybridagi_steps")
 
 
 class BackgroundWork:
-    """Calls `work` until there is nothing left, in a thread of its own.
+    """Calls `work` until it has nothing left, in a thread of its own.
 
     Args:
         work: Does one batch and returns whether there may be more.
@@ -65,6 +65,8 @@ class BackgroundWork:
                 with self._batch:
                     if not self._work():
                         return
+        except StorageBusyError as error:
+            log.debug("indexing in the background is left to others: %s", error)
         except StepsError as error:
             # The next search meets the same error and raises it where somebody sees it.
             log.warning("indexing in the background stopped: %s", error)

@@ -9,7 +9,13 @@ from __future__ import annotations
 import logging
 
 from hybridagi_steps.embedders import embedder_for, resolve_embedder
-from hybridagi_steps.errors import EmbedderError, EmbedderMismatchError
+from hybridagi_steps.errors import (
+    DiskFullError,
+    EmbedderError,
+    EmbedderMismatchError,
+    ReadOnlyStorageError,
+    StorageBusyError,
+)
 from hybridagi_steps.protocols import Embedder, StoreAdmin
 
 AUTO = "auto"
@@ -61,6 +67,17 @@ class EmbedderBinding:
             raise EmbedderMismatchError(stored, embedder.model_id)
         self._bound = True
         return embedder
+
+    def usable(self) -> Embedder:
+        """Return the embedder as `bound` does, also when the store cannot be told of it now.
+
+        Raises:
+            EmbedderMismatchError: As in `bound`.
+        """
+        try:
+            return self.bound()
+        except (StorageBusyError, ReadOnlyStorageError, DiskFullError):
+            return self.known()
 
     def bind_early(self) -> None:
         """Have the store remember an embedder that was named, before anything is embedded.

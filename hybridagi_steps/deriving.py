@@ -3,20 +3,37 @@
 An append stores one row and nothing else. What a search needs is made up for later, in batches, by
 whoever searches or flushes; two processes doing so at once only do the same work twice. A kill in
 the middle leaves the rest pending.
+
+Only what is stored when somebody asks is looked at, each step once: it ends, however much others
+store meanwhile. A search does not wait for them either: what it cannot save at once it holds, and
+saves later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from hybridagi_steps.embedders import checked_vectors
-from hybridagi_steps.errors import EmbedderError, StepsError
+from hybridagi_steps.errors import (
+    DiskFullError,
+    EmbedderError,
+    ReadOnlyStorageError,
+    StepsError,
+    StorageBusyError,
+    StorageError,
+)
 from hybridagi_steps.protocols import (
     DerivedStore,
     Embedder,
     FloatMatrix,
+    Frontier,
     PendingText,
     TextRow,
     VectorRow,
@@ -31,62 +48,152 @@ from hybridagi_steps.records.step_text import (
     whole_text,
     window_text,
 )
-
-Progress = Callable[[int], None]
-"""Told how many more steps are done."""
+from hybridagi_steps.stores.waiting import taken
 
 TEXT_BATCH = 1_000
 VECTOR_BATCH = 500
-_ALL = 2**31
+PATIENCE_SECONDS = 0.05
+"""How long a search waits for other writers before it keeps a batch in memory."""
 LONGEST_READ = 20_000
 """Characters of a step whose words are indexed."""
 
-
-def derive_texts(store: DerivedStore, progress: Progress | None = None) -> int:
-    """Index the words of every pending step; return how many there were."""
-    return _all_batches(lambda: derive_text_batch(store), progress)
+log = logging.getLogger("hybridagi_steps")
 
 
-def derive_vectors(
-    store: DerivedStore, embedder: Embedder, progress: Progress | None = None
-) -> int:
-    """Embed every pending step; return how many there were; raise as `derive_vector_batch`."""
-    return _all_batches(lambda: derive_vector_batch(store, embedder), progress)
+class Held(NamedTuple):
+    """What is derived and not saved of a store that had come to `frontier`, by row."""
+
+    frontier: Frontier
+    vectors_wanted: bool
+    texts: dict[int, TextRow]
+    vectors: dict[int, VectorRow]
+
+    @property
+    def empty(self) -> bool:
+        """Whether all could be saved."""
+        return not (self.texts or self.vectors)
 
 
-def derive_text_batch(store: DerivedStore) -> int:
-    """Index the words of the next pending steps; return how many there were."""
-    pending = store.pending_texts(TEXT_BATCH)
-    if pending:
-        store.save_texts([_text_row(item) for item in pending])
-    return len(pending)
+class Deriver:
+    """Computes what is pending in one store, by several threads at once if they ask."""
 
+    def __init__(
+        self, store: DerivedStore, embedder: Callable[[], Embedder], timeout_seconds: float
+    ) -> None:
+        """Derive from `store`; `embedder` is called when vectors are first needed.
 
-def derive_vector_batch(store: DerivedStore, embedder: Embedder) -> int:
-    """Embed the next pending steps; return how many there were.
+        Args:
+            store: What is derived from and saved to.
+            embedder: Gives the embedder, checked against the store's.
+            timeout_seconds: How long one thread waits for the batch of another.
+        """
+        self._store, self._embedder, self._seconds = store, embedder, timeout_seconds
+        self._turn = threading.Lock()
+        self._last: Held | None = None
+        self._last_with_vectors: Held | None = None
 
-    What the embedder gives for a step and cannot be used (NaN, Inf, zero) leaves that step found by
-    words only.
+    def save_all(self, *, vectors: bool) -> Iterator[int]:
+        """Save what was pending at the call, a batch at a time; yield how many steps each had.
 
-    Raises:
-        EmbedderError: The embedder raised; the steps stay pending.
-        EmbedderMismatchError: The store was given to another embedder meanwhile.
-        DimensionMismatchError: It gives vectors of another length than it says.
-    """
-    pending = store.pending_vectors(VECTOR_BATCH)
-    if pending:
-        store.save_vectors(_vector_rows(pending, embedder), model_id=embedder.model_id)
-    return len(pending)
+        Raises:
+            StorageError: It cannot be saved; the rest stays pending.
+            EmbedderError: The embedder raised; the steps stay pending.
+        """
+        yield from self._batches(self._store.frontier().row, None, vectors=vectors)
 
+    def catch_up(self, *, vectors: bool) -> Held:
+        """Derive what was pending at the call; save it, or return what cannot be saved now.
 
-def derive_unsaved(
-    store: DerivedStore, embedder: Embedder | None
-) -> tuple[list[TextRow], list[VectorRow]]:
-    """Return words, and embeddings if wanted, of all that is pending, and save nothing."""
-    texts = [_text_row(item) for item in store.pending_texts(_ALL)]
-    if embedder is None:
-        return texts, []
-    return texts, _vector_rows(store.pending_vectors(_ALL), embedder)
+        What was held before and is pending still is not made again.
+
+        Raises:
+            EmbedderError: The embedder raised; the steps stay pending.
+        """
+        frontier, last = self._store.frontier(), self._last
+        if last and last.frontier == frontier and (last.vectors_wanted or not vectors):
+            self._save_held(last)
+            return last
+        held = Held(frontier, vectors, {}, {})
+        with self._store.waiting(PATIENCE_SECONDS):
+            for _ in self._batches(frontier.row, held, vectors=vectors):
+                continue
+        self._last = held
+        if vectors:
+            self._last_with_vectors = held
+        return held
+
+    def _save_held(self, held: Held) -> None:
+        """Save what is held if nobody else writes just now; nothing new is made."""
+        with self._store.waiting(0), suppress(StorageError):
+            if held.texts:
+                self._store.save_texts(list(held.texts.values()))
+            if held.vectors:
+                model_id = self._embedder().model_id
+                self._store.save_vectors(list(held.vectors.values()), model_id=model_id)
+
+    def _batches(self, through: int, held: Held | None, *, vectors: bool) -> Iterator[int]:
+        found = yield from self._walk(self._text_batch, through, held)
+        if found and not (held and held.texts):
+            # Words that were saved may show windows of others to be stale: those once more.
+            yield from self._walk(self._text_batch, through, held)
+        if vectors:
+            yield from self._walk(self._vector_batch, through, held)
+
+    def _walk(
+        self, batch: Callable[[int, int, Held | None], list[int]], through: int, held: Held | None
+    ) -> Generator[int, None, int]:
+        """Take each pending row up to `through` once, so that it ends whoever else writes."""
+        after = found = 0
+        while True:
+            with taken(self._turn, self._seconds, "the indexing of new steps"):
+                rows = batch(after, through, held)
+            if not rows:
+                return found
+            after, found = rows[-1], found + len(rows)
+            yield len(rows)
+
+    def _text_batch(self, after: int, through: int, held: Held | None) -> list[int]:
+        pending = self._store.pending_texts(TEXT_BATCH, after=after, through=through)
+        known = self._last.texts if self._last else {}
+        texts = [_known_or_made(known.get(item.row), item) for item in pending]
+        if texts and not self._saved(partial(self._store.save_texts, texts), held):
+            assert held is not None  # noqa: S101 - without it, it was raised
+            held.texts.update((text.row, text) for text in texts)
+        return [item.row for item in pending]
+
+    def _vector_batch(self, after: int, through: int, held: Held | None) -> list[int]:
+        """Embed the next pending steps.
+
+        What the embedder gives for a step and cannot be used (NaN, Inf, zero) leaves that step
+        found by words only.
+        """
+        pending = self._store.pending_vectors(VECTOR_BATCH, after=after, through=through)
+        if not pending:
+            return []
+        embedder, last = self._embedder(), self._last_with_vectors
+        known = last.vectors if last and held and _same_epoch(last, held) else {}
+        made = _vector_rows([item for item in pending if item[0] not in known], embedder)
+        fresh = {vector.row: vector for vector in made}
+        vectors = [known.get(row) or fresh[row] for row, _ in pending]
+        save = partial(self._store.save_vectors, vectors, model_id=embedder.model_id)
+        if not self._saved(save, held):
+            assert held is not None  # noqa: S101 - without it, it was raised
+            held.vectors.update((vector.row, vector) for vector in vectors)
+        return [row for row, _ in pending]
+
+    def _saved(self, save: Callable[[], None], held: Held | None) -> bool:
+        """Save, and tell whether that could be done; it is tried until once it could not."""
+        if held and not held.empty:
+            return False
+        try:
+            save()
+        except (ReadOnlyStorageError, DiskFullError, StorageBusyError) as error:
+            if held is None:
+                raise
+            level = logging.DEBUG if isinstance(error, StorageBusyError) else logging.WARNING
+            log.log(level, "the index of new steps is kept in memory only: %s", error)
+            return False
+        return True
 
 
 def _vector_rows(pending: Sequence[tuple[int, AgentStep]], embedder: Embedder) -> list[VectorRow]:
@@ -104,13 +211,15 @@ def _vector_rows(pending: Sequence[tuple[int, AgentStep]], embedder: Embedder) -
     return rows
 
 
-def _all_batches(batch: Callable[[], int], progress: Progress | None) -> int:
-    done = 0
-    while count := batch():
-        done += count
-        if progress is not None:
-            progress(count)
-    return done
+def _same_epoch(one: Held, other: Held) -> bool:
+    """Tell whether vectors of one are still good for the other: the embedder is the same."""
+    return one.frontier.position.epoch == other.frontier.position.epoch
+
+
+def _known_or_made(known: TextRow | None, item: PendingText) -> TextRow:
+    if known is not None and known.parent_row == item.parent_row:
+        return known
+    return _text_row(item)
 
 
 def embed_documents(

@@ -31,6 +31,7 @@ from hybridagi_steps.searching import Searcher
 from hybridagi_steps.step_index import IN_MEMORY, cache_path
 from hybridagi_steps.stores import Durability, address_text, open_store
 from hybridagi_steps.stores.address import is_server, lasting_address, shown_address
+from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from hybridagi_steps.records.predictions import AgentStepList, Query, QueryList
@@ -57,6 +58,7 @@ class StepMemory:
         namespace: str = "default",
         redact: Redact | None = None,
         durability: Durability = "full",
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     ) -> None:
         """Open or create a memory.
 
@@ -67,17 +69,26 @@ class StepMemory:
             namespace: Memories of other namespaces in the same file are invisible.
             redact: Called with every string of a step before anything is stored or embedded.
             durability: What an acknowledged step survives.
+            timeout_seconds: How long a call waits for other writers, processes and threads alike,
+                before it raises StorageBusyError; 0 to 86,400. Searches and reads wait for none.
 
         Raises:
             StorageError: The file is foreign, damaged, of a newer version, or cannot be opened.
             EmbedderMismatchError: The file was built with another embedder than the one named.
             InvalidStepError: `redact` is no function.
+            InvalidSettingError: `timeout_seconds` is no such number.
         """
         self.redact = checked_redact(redact)
         self.whole_address, self.namespace = address_text(address), namespace
         self.address = shown_address(self.whole_address)
         self.durability: Durability = durability
-        self._store = open_store(self.whole_address, namespace=namespace, durability=durability)
+        self.timeout_seconds = timeout_seconds
+        self._store = open_store(
+            self.whole_address,
+            namespace=namespace,
+            durability=durability,
+            timeout_seconds=timeout_seconds,
+        )
         self._closed, self._appended = False, 0
         self._pid, self._lock = os.getpid(), threading.RLock()
         self._searcher: Searcher | None = None
@@ -205,9 +216,8 @@ class StepMemory:
         self, ids: StepId | Iterable[StepId], *, vectors: bool = False
     ) -> list[AgentStep]:
         """Do as `get` does, as a plain list and without loading DSPy."""
-        if vectors:
-            self._search.catch_up()
-        return self._open_store.get(id_texts(ids), vectors=vectors)
+        wanted = id_texts(ids)
+        return self._search.with_vectors(wanted) if vectors else self._open_store.get(wanted)
 
     def find(
         self,
@@ -283,7 +293,7 @@ class StepMemory:
     # -- keeping
 
     def flush(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Index what is pending, and save the index beside the file, if it is one.
+        """Index what is stored by now, and save the index beside the file, if it is one.
 
         Args:
             progress: Called with (done, total) as batches finish.
@@ -292,14 +302,10 @@ class StepMemory:
         pending = self._open_store.stats()
         total = int(pending["pending_texts"]) + int(pending["pending_vectors"])
         done = 0
-
-        def advance(count: int) -> None:
-            nonlocal done
+        for count in self._search.catch_up():
             done += count
             if progress is not None:
                 progress(done, max(done, total))
-
-        self._search.catch_up(progress=advance)
         self._search.save()
 
     def reembed(
@@ -363,6 +369,7 @@ class StepMemory:
             namespace=self.namespace,
             redact=self.redact,
             durability=self.durability,
+            timeout_seconds=self.timeout_seconds,
         )
         return opened, (lasting_address(self.whole_address),)
 
@@ -408,7 +415,9 @@ class StepMemory:
                 # A child of fork starts over: its parent may have held a lock at that moment.
                 self._pid, self._lock = os.getpid(), threading.RLock()
                 cache = cache_path(self.address, self.namespace)
-                self._searcher = Searcher(self._store, self._binding.bound, cache, self.redact)
+                self._searcher = Searcher(
+                    self._store, self._binding.usable, cache, self.redact, self.timeout_seconds
+                )
             return self._searcher
 
     def _check_open(self) -> None:

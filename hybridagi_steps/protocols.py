@@ -8,6 +8,7 @@ and mean nothing outside one store.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -222,6 +223,18 @@ class Position(NamedTuple):
     """How often branches began or ceased to be read: what they hide may be others since."""
 
 
+class Frontier(NamedTuple):
+    """How far a store has come: while it is the same, nothing was stored, derived or removed."""
+
+    position: Position
+    row: int
+    """The newest row in use; what is stored later has a higher one."""
+
+
+NEWEST = 2**62
+"""A row beyond all others."""
+
+
 class Changes(NamedTuple):
     """What happened between two positions; apply texts and vectors first, then removals."""
 
@@ -256,12 +269,28 @@ class DerivedStore(Protocol):
     """Keeps what is computed from steps: words and embeddings, behind a watermark.
 
     An append writes no derived data. Whoever searches asks for what is pending, computes it and
-    saves it; two processes doing so at once is harmless.
+    saves it, or keeps it when somebody else writes; two processes doing so at once is harmless.
+    Whatever only reads waits for no writer.
     """
 
-    def pending_texts(self, limit: int) -> list[PendingText]:
+    def waiting(self, seconds: float) -> AbstractContextManager[None]:
+        """Let this thread wait no longer than `seconds` for other writers, inside a `with`.
+
+        Writes raise StorageBusyError after that, as they do after the timeout of the store.
+        """
+        ...
+
+    def frontier(self) -> Frontier:
+        """Return how far the store has come; cheap enough to ask before every search."""
+        ...
+
+    def pending_texts(
+        self, limit: int, *, after: int = 0, through: int = NEWEST
+    ) -> list[PendingText]:
         """Return the next steps without words, by row, their children whose window is stale too.
 
+        Only rows above `after` and up to `through` are looked at: who goes on from the last row
+        returned, up to the row of a `frontier`, comes to an end whatever others store meanwhile.
         The parent is the step named by parent_id, else the previous step of the run by (hop, row);
         none when that is of another user or scope.
         """
@@ -271,8 +300,10 @@ class DerivedStore(Protocol):
         """Save words; skipped are rows that are gone meanwhile, or whose parent is."""
         ...
 
-    def pending_vectors(self, limit: int) -> list[tuple[int, AgentStep]]:
-        """Return the next steps without an embedding, by row."""
+    def pending_vectors(
+        self, limit: int, *, after: int = 0, through: int = NEWEST
+    ) -> list[tuple[int, AgentStep]]:
+        """Return the next steps without an embedding, by row, within bounds as above."""
         ...
 
     def save_vectors(self, vectors: Sequence[VectorRow], *, model_id: str | None = None) -> None:
@@ -285,7 +316,7 @@ class DerivedStore(Protocol):
         ...
 
     def position(self) -> Position:
-        """Return the newest position; cheap enough to ask before every search."""
+        """Return the newest position."""
         ...
 
     def changes(self, since: Position, *, limit: int = 100_000) -> Changes:

@@ -3,14 +3,17 @@
 It computes what is pending, follows the store, asks the retrieval pipeline, and turns rows back
 into steps. One lock around the index keeps threads apart; the store has its own. Results are steps
 with reasons; where they stand in the store stays inside.
+
+A search looks at what was stored when it began and waits for no writer: it ends while others write,
+and while somebody holds the store.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -20,35 +23,34 @@ from hybridagi_steps.admission import Redact, admitted, redacted
 from hybridagi_steps.arguments import is_number
 from hybridagi_steps.background import BackgroundWork
 from hybridagi_steps.deriving import (
-    Progress,
-    derive_text_batch,
-    derive_unsaved,
-    derive_vector_batch,
+    PATIENCE_SECONDS,
+    Deriver,
+    Held,
+    embed_documents,
     own_stems,
 )
 from hybridagi_steps.embedders import checked_vectors
 from hybridagi_steps.errors import (
-    DiskFullError,
     EmbedderError,
     InvalidQueryError,
-    ReadOnlyStorageError,
     StepsError,
 )
 from hybridagi_steps.lineage import Expand, context_of
-from hybridagi_steps.protocols import Embedder, FloatVector, Rows, StepStore, TextRow, VectorRow
+from hybridagi_steps.protocols import Embedder, FloatVector, Rows, StepStore
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
 from hybridagi_steps.records.step_text import own_text, text_hash, whole_text
 from hybridagi_steps.retrieval import Mode, RankedRow, Scope, SearchQuery, search
 from hybridagi_steps.step_index import StepIndex
+from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS, taken
 
 MAX_QUERY_LENGTH = 20_000
 """Characters of a query that are looked at."""
 
-log = logging.getLogger("hybridagi_steps")
-
 _TEMPLATE = re.compile(r"--- Step \d+ ---\n[\w ]+: (?P<purpose>.*?)\n[\w ]+: ", re.DOTALL)
 _READ_AT_ONCE = 200
+_BACKGROUND_SECONDS = 1.0
+"""How long indexing in the background waits for other writers: closing waits for it."""
 
 
 class Searcher:
@@ -60,18 +62,21 @@ class Searcher:
         embedder: Callable[[], Embedder],
         cache: Path | None,
         redact: Redact | None = None,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     ) -> None:
         """Search `store`; `embedder` is called when vectors are first needed.
 
         What `redact` takes out of steps it takes out of queries: they go to the same embedder.
+        One thread waits for another no longer than `timeout_seconds`.
         """
-        self._store, self._embedder, self._redact = store, embedder, redact
+        self._store, self._redact, self._seconds = store, redact, timeout_seconds
+        self._ask_embedder = embedder
+        self._unbound = ("", 0)
         self._index = StepIndex(store, store.identity().store_id, cache)
         self._lock = threading.Lock()
-        self._deriving = threading.Lock()
-        self._background = BackgroundWork(
-            lambda: self._text_batch() > 0 or self._vector_batch() > 0
-        )
+        self._deriver = Deriver(store, self._embedder, timeout_seconds)
+        self._backlog: Iterator[int] = iter(())
+        self._background = BackgroundWork(self._background_batch)
 
     def search(
         self,
@@ -85,13 +90,12 @@ class Searcher:
     ) -> list[StepHit]:
         """Do what `StepMemory.search` says."""
         asked = [self._redacted(item) for item in _checked(query, k, mode, expand, min_score)]
-        unsaved = self._caught_up(vectors=mode != "lexical")
+        held = self._deriver.catch_up(vectors=mode != "lexical")
         texts = [own_text(item) if isinstance(item, AgentStep) else item for item in asked]
         # A hosted embedder takes its time; nobody else has to wait for it.
         vectors = [None] * len(texts) if mode == "lexical" else self._embedded(texts)
-        with self._lock:
-            self._follow()
-            self._index.take_in(*unsaved)
+        with self._indexed():
+            self._follow_with(held)
             queries = list(map(self._query, asked, texts, vectors))
             ranked = search(
                 self._index, queries, k, scope=self._scope(where), mode=mode, min_score=min_score
@@ -99,17 +103,29 @@ class Searcher:
             hidden = self._index.filters.hidden() if expand else np.empty(0, np.int64)
         return self._hits(ranked, expand, where, hidden)
 
-    def catch_up(self, *, vectors: bool = True, progress: Progress | None = None) -> None:
-        """Index the words and, if asked, the vectors of all that is pending."""
-        batches = [self._text_batch, self._vector_batch] if vectors else [self._text_batch]
-        for batch in batches:
-            while done := batch():
-                if progress is not None:
-                    progress(done)
+    def catch_up(self) -> Iterator[int]:
+        """Index and save all that is pending now; yield how many steps each batch had."""
+        return self._deriver.save_all(vectors=True)
+
+    def with_vectors(self, ids: Sequence[str]) -> list[AgentStep]:
+        """Return steps with their vectors, whether the store could save them yet or not."""
+        held = self._deriver.catch_up(vectors=True)
+        steps = self._store.get(ids, vectors=True)
+        without = [step for step in steps if step.vector is None] if held.vectors else []
+        if without:
+            made, usable = embed_documents(self._embedder(), [own_text(step) for step in without])
+            for step, vector, good in zip(without, made, usable, strict=True):
+                step.vector = vector.tolist() if good else None
+        return steps
 
     def work_off(self) -> None:
         """Begin to index what is pending, before somebody waits for it."""
+        self._backlog = self._deriver.save_all(vectors=True)
         self._background.start()
+
+    def _background_batch(self) -> bool:
+        with self._store.waiting(_BACKGROUND_SECONDS):
+            return next(self._backlog, 0) > 0
 
     def close(self) -> None:
         """End what goes on in the background; keep the index that searches have built."""
@@ -120,27 +136,29 @@ class Searcher:
 
     def save(self) -> None:
         """Bring the index up to date and write its cache when that is worth it."""
-        with self._lock:
+        with self._indexed():
             self._follow()
             worth_saving = self._index.worth_saving()
         if worth_saving:
             self._index.finish_builds()  # may take seconds: others search meanwhile
-            with self._lock:
+            with self._indexed():
                 self._index.save()
 
     def forget_cache(self) -> None:
         """Delete the cache file, after something was deleted from the store."""
-        with self._lock:
+        with self._indexed():
             self._index.forget_cache()
 
-    def _caught_up(self, *, vectors: bool) -> tuple[list[TextRow], list[VectorRow]]:
-        """Index what is pending; return what cannot be saved, for this process alone."""
-        try:
-            self.catch_up(vectors=vectors)
-        except (ReadOnlyStorageError, DiskFullError) as error:
-            log.warning("the index of new steps is kept in memory only: %s", error)
-            return derive_unsaved(self._store, self._embedder() if vectors else None)
-        return [], []
+    def _indexed(self) -> AbstractContextManager[float]:
+        """Hold the index; other threads' searches wait."""
+        return taken(self._lock, self._seconds, "the index of this memory")
+
+    def _embedder(self) -> Embedder:
+        """Return the embedder; the store is told of it now or, when somebody writes, later."""
+        with self._store.waiting(PATIENCE_SECONDS):
+            embedder = self._ask_embedder()
+        self._unbound = (embedder.model_id, embedder.dimension)
+        return embedder
 
     def _redacted(self, item: str | AgentStep) -> str | AgentStep:
         if self._redact is None:
@@ -149,17 +167,20 @@ class Searcher:
             return admitted(item, self._redact)[0]
         return redacted(item, self._redact)
 
-    def _text_batch(self) -> int:
-        with self._deriving:
-            return derive_text_batch(self._store)
-
-    def _vector_batch(self) -> int:
-        with self._deriving:
-            return derive_vector_batch(self._store, self._embedder())
-
     def _follow(self) -> None:
-        identity = self._store.identity()
-        self._index.follow(identity.embedder or "", identity.dimension or 0)
+        _, embedder, dimension = self._store.identity()
+        model = self._unbound if embedder is None else (embedder, dimension or 0)
+        self._index.follow(*model)
+
+    def _follow_with(self, held: Held) -> None:
+        """Follow the store, and take in what it has not saved."""
+        self._follow()
+        since = held.frontier.position
+        # Of another epoch: the store was emptied since, or is embedded anew.
+        if self._index.position.epoch == since.epoch and self._index.take_in(
+            held.texts, held.vectors, since
+        ):
+            self._follow()
 
     def _scope(self, where: StepFilter) -> Scope:
         asked = where.model_dump(exclude_none=True)

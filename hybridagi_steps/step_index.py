@@ -31,6 +31,7 @@ FORMAT = 3
 IN_MEMORY = ":memory:"
 """The address of a memory that lives as long as its object."""
 
+_PAGE = 100_000
 _WORTH_CACHING = 2_000
 _STALE_SHARE = 0.1
 _NOTHING = Position(epoch=-1, text=0, vector=0, tombstone=0, branch=0)
@@ -75,6 +76,8 @@ class StepIndex:
         self.position = _NOTHING
         self._unsaved = 0
         self._codes_saved = self._codes_made()
+        self._taken: dict[int, TextRow] = {}
+        self._taken_vectors: dict[int, VectorRow] = {}
 
     @property
     def in_use(self) -> bool:
@@ -86,7 +89,7 @@ class StepIndex:
         return [self.own] if own_only else [self.own, self.scoped]
 
     def follow(self, model_id: str, dimension: int) -> None:
-        """Take in everything the store committed since the last call.
+        """Take in what the store had committed at this call, maybe more; it ends, whoever writes.
 
         Args:
             model_id: The embedder of the store; another than before starts from nothing.
@@ -97,12 +100,20 @@ class StepIndex:
             self._reset()
         if not self.in_use:
             self._load()
-        while self.position != self._store.position():
-            changes = self._store.changes(self.position)
+        target, whole = self._store.position(), False
+        while not whole and self.position != target:
+            changes = self._store.changes(self.position, limit=_PAGE)
             if changes.position.epoch != self.position.epoch:
                 self._reset()
             self._apply(changes)
             self.position = changes.position
+            # A page that is not full has all there was when it was read, which was after the call.
+            whole = max(len(changes.texts), len(changes.vectors)) < _PAGE or (
+                self.position.epoch == target.epoch and self._reached(target)
+            )
+
+    def _reached(self, target: Position) -> bool:
+        return self.position.text >= target.text and self.position.vector >= target.vector
 
     def worth_saving(self) -> bool:
         """Return whether to write the cache: many steps, and much that is, or will be, new to it.
@@ -152,12 +163,35 @@ class StepIndex:
         if self._cache is not None:
             self._cache.unlink(missing_ok=True)
 
-    def take_in(self, texts: list[TextRow], vectors: list[VectorRow]) -> None:
-        """Hold what the store cannot save; the position stays, so it is not taken as saved."""
-        if texts or vectors:
-            self._apply(Changes(self.position, texts, vectors, []))
+    def take_in(
+        self, texts: Mapping[int, TextRow], vectors: Mapping[int, VectorRow], since: Position
+    ) -> bool:
+        """Hold what the store has not saved; the position stays, so it is not taken as saved.
+
+        Args:
+            texts: By row; what is held already is not taken in again.
+            vectors: As texts.
+            since: Where the store stood when these were pending.
+
+        Returns:
+            Whether something was taken in. Then follow once more: some may be gone since.
+        """
+        new_texts = [text for row, text in texts.items() if self._taken.get(row) is not text]
+        new = [vector for row, vector in vectors.items() if row not in self._taken_vectors]
+        if not (new_texts or new):
+            return False
+        self._apply(Changes(self.position, new_texts, new, []))
+        self._taken.update((text.row, text) for text in new_texts)
+        self._taken_vectors.update((vector.row, vector) for vector in new)
+        removed = min(self.position.tombstone, since.tombstone)
+        self.position = self.position._replace(tombstone=removed)
+        return True
 
     def _apply(self, changes: Changes) -> None:
+        for row in (*changes.removed, *(text.row for text in changes.texts)):
+            self._taken.pop(row, None)
+        for row in (*changes.removed, *(vector.row for vector in changes.vectors)):
+            self._taken_vectors.pop(row, None)
         self.columns.add(changes.texts)
         gone = np.array(changes.removed, np.int64)
         self.columns.remove(gone)

@@ -207,8 +207,8 @@ def test_a_busy_file_is_named_after_the_timeout(path: Path) -> None:
     filled(path)
     impatient = SqliteStepStore(path, timeout_seconds=0.1)
     patient = SqliteStepStore(path, timeout_seconds=10)
-    with closing(impatient), closing(patient), closing(FileLock(path, 1)) as holder:
-        holder.acquire()
+    with closing(impatient), closing(patient), closing(FileLock(path)) as holder:
+        holder.acquire(1)
         with pytest.raises(StorageBusyError, match="another writer"):
             impatient.append([step(id="no")])
         assert len(impatient.find(EVERYTHING, limit=99)) == 50

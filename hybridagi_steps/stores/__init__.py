@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from hybridagi_steps.errors import InvalidSettingError, UnsupportedAddressError
+from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS, check_timeout
 
 if TYPE_CHECKING:
     from hybridagi_steps.protocols import StepStore
@@ -40,7 +41,11 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def open_store(
-    address: str, *, namespace: str = "default", durability: Durability = "full"
+    address: str,
+    *,
+    namespace: str = "default",
+    durability: Durability = "full",
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
 ) -> StepStore:
     """Open the store at an address, creating it where there is none.
 
@@ -48,11 +53,12 @@ def open_store(
         address: `:memory:`, the path of a file, or `scheme://…` of an installed back-end.
         namespace: Whose steps; namespaces never see each other.
         durability: What an acknowledged step survives; an in-memory store survives nothing.
+        timeout_seconds: How long a call waits for other writers; 0 to 86,400.
 
     Raises:
         UnsupportedAddressError: No back-end serves the address.
-        InvalidSettingError: A namespace that is no text of 1 to 128 characters, or another
-            durability than the two.
+        InvalidSettingError: A namespace that is no text of 1 to 128 characters, another durability
+            than the two, or a timeout that is no such number.
         StorageError: The file is not a step memory, newer, damaged, or cannot be opened.
     """
     address = address_text(address)
@@ -60,7 +66,10 @@ def open_store(
     if durability not in get_args(Durability):
         known = " or ".join(map(repr, get_args(Durability)))
         raise InvalidSettingError(f"durability is {known}; got {durability!r}.")
-    return _backend(address)(address, namespace=namespace, durability=durability)
+    check_timeout(timeout_seconds)
+    return _backend(address)(
+        address, namespace=namespace, durability=durability, timeout_seconds=timeout_seconds
+    )
 
 
 def address_text(address: object) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import takewhile
 from typing import Any, NoReturn
 from uuid import uuid4
@@ -26,7 +26,9 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.locks import rest_at_fork
 from hybridagi_steps.protocols import (
+    NEWEST,
     Changes,
+    Frontier,
     PendingText,
     Position,
     Rows,
@@ -57,6 +59,7 @@ class InMemoryStepStore(InMemorySessions):
         *,
         namespace: str = "default",  # noqa: ARG002 - each store is a world of its own
         durability: str = "full",
+        timeout_seconds: float = 0.0,  # noqa: ARG002 - nobody else has it
     ) -> None:
         """Make an empty store; it survives nothing, whatever the durability."""
         self._durability = durability
@@ -156,12 +159,24 @@ class InMemoryStepStore(InMemorySessions):
                 raise UnknownRunError(run_id)
             state.run_scores[run_id] = RunScore(value, feedback)
 
-    def pending_texts(self, limit: int) -> list[PendingText]:
+    def waiting(self, seconds: float) -> AbstractContextManager[None]:  # noqa: ARG002 - no writer holds it for long
+        """Change nothing."""
+        return nullcontext()
+
+    def frontier(self) -> Frontier:
+        """Return the newest position and the newest row."""
+        with self._opened() as state:
+            return Frontier(state.position(), state.last_row)
+
+    def pending_texts(
+        self, limit: int, *, after: int = 0, through: int = NEWEST
+    ) -> list[PendingText]:
         """Return the next steps without words, or with stale ones."""
         with self._opened() as state:
             if len(state.texts) == len(state.steps) and not state.stale:
                 return []  # known at once, and so asked before every search
-            pending = (row for row in state.steps if row not in state.texts or row in state.stale)
+            rows = (row for row in state.steps if after < row <= through)
+            pending = (row for row in rows if row not in state.texts or row in state.stale)
             return [_pending(state, row) for row, _ in zip(pending, range(limit), strict=False)]
 
     def save_texts(self, texts: Sequence[TextRow]) -> None:
@@ -169,12 +184,15 @@ class InMemoryStepStore(InMemorySessions):
         with self._opened() as state:
             state.mark_stale([int(text.row) for text in texts if state.save_text(text)])
 
-    def pending_vectors(self, limit: int) -> list[tuple[int, AgentStep]]:
+    def pending_vectors(
+        self, limit: int, *, after: int = 0, through: int = NEWEST
+    ) -> list[tuple[int, AgentStep]]:
         """Return the next steps without an embedding."""
         with self._opened() as state:
             if len(state.vectors) == len(state.steps):
                 return []
-            pending = (row for row in state.steps if row not in state.vectors)
+            within = (row for row in state.steps if after < row <= through)
+            pending = (row for row in within if row not in state.vectors)
             rows = [row for row, _ in zip(pending, range(limit), strict=False)]
             return [(row, decode_body(state.steps[row].body)) for row in rows]
 
@@ -189,8 +207,7 @@ class InMemoryStepStore(InMemorySessions):
 
     def position(self) -> Position:
         """Return the newest position."""
-        with self._opened() as state:
-            return state.position()
+        return self.frontier().position
 
     def changes(self, since: Position, *, limit: int = 100_000) -> Changes:
         """Return what happened after `since`."""

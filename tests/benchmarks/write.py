@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
+from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -17,13 +18,14 @@ from pathlib import Path
 from typing import Any, get_args
 from uuid import uuid4
 
-from hybridagi_steps.deriving import derive_texts, derive_vectors
+from hybridagi_steps.deriving import Deriver
 from hybridagi_steps.memory import Durability, StepMemory
 from hybridagi_steps.protocols import StepStore
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.ids import new_id
 from hybridagi_steps.stores import open_store
 from hybridagi_steps.stores.body import encode_body
+from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
 from tests.benchmarks.conditions import conditions, counts
 from tests.benchmarks.corpus import STEPS_PER_RUN, made_steps, payload
 from tests.benchmarks.peers import check_names
@@ -215,10 +217,11 @@ def _drain(folder: Path, embedder: str) -> dict[str, Any]:
         model.embed_documents(["warm up"])
         memory.add(made_steps(BATCH))
         with closing(open_store(str(folder / "drain.db"))) as store:
+            deriver = Deriver(store, lambda: model, DEFAULT_TIMEOUT_SECONDS)
             with Stopwatch() as texts:
-                derive_texts(store)
+                deque(deriver.save_all(vectors=False), maxlen=0)
             with Stopwatch() as vectors:
-                derive_vectors(store, model)
+                deque(deriver.save_all(vectors=True), maxlen=0)
     found = {"words": texts.sample, "embeddings": vectors.sample}
     return {
         name: {"cpu_us": sample.cpu / BATCH * 1e6, "wall_us": sample.wall / BATCH * 1e6}

@@ -2,7 +2,8 @@
 
 * A write holds a thread lock, then an advisory lock of its namespace for as long as its transaction
   lasts. So numbers drawn in a transaction become visible in their order, and two namespaces never
-  wait for each other.
+  wait for each other. For both locks and a connection together it waits no longer than the thread's
+  patience.
 * A read sees one consistent state (REPEATABLE READ, READ ONLY).
 * A connection that the server ended while it lay idle is replaced without a word; one that ends in
   the middle of a call gives a StorageError, and the next call connects again.
@@ -13,9 +14,11 @@ Every error of the driver leaves as one of ours. Nothing here knows about steps.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import threading
+import time
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +30,7 @@ from psycopg.pq import TransactionStatus
 from hybridagi_steps.errors import (
     MemoryClosedError,
     ReadOnlyStorageError,
+    StorageBusyError,
     StorageError,
     UnsupportedAddressError,
 )
@@ -42,12 +46,14 @@ from hybridagi_steps.stores.postgres.schema import (
 from hybridagi_steps.stores.postgres.spelling import spelled, teach
 from hybridagi_steps.stores.postgres.translation import translated, unreachable
 from hybridagi_steps.stores.sql.tables import Answer, Values
+from hybridagi_steps.stores.waiting import Patience, taken
 
 Raw = psycopg.Connection[Any]
 
 _MOST_CONNECTIONS = 8
 """Of one store; who needs another waits for one to come back."""
 _CONNECT_SECONDS = 10
+_MUCH_LEFT = 0.9
 _LONGEST_PAUSE = "60s"
 """After which the server ends a transaction that its client left alone, and frees its lock."""
 _BEGIN_READING = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -63,7 +69,7 @@ _SETTINGS = """SET search_path TO {schema};
 # The second changes when the server recovers from the end of one of its processes.
 _SERVER_BEGAN = b"SELECT pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)"
 # A snapshot of its own for each statement: those after the lock see what was committed before it.
-_BEGIN_WRITING = """BEGIN ISOLATION LEVEL READ COMMITTED;
+_BEGIN_WRITING = """BEGIN ISOLATION LEVEL READ COMMITTED; {wait}
     SELECT pg_advisory_xact_lock({lock}, {turn})"""
 
 
@@ -100,6 +106,7 @@ class PostgresDatabase:
         self.turn = 0
         """The namespace whose writers take turns; set once it is known."""
         self.timeout_seconds = timeout_seconds
+        self.patience = Patience(timeout_seconds)
         self._write_turn = threading.Lock()
         self._pool = threading.Condition()
         self._idle: list[Raw] = []
@@ -116,8 +123,9 @@ class PostgresDatabase:
     @contextmanager
     def writing(self) -> Generator[SpellingConnection]:
         """Give a writer in a transaction that is committed whole, or rolled back."""
-        with self._write_turn, self._connected() as raw:
-            raw.execute(_BEGIN_WRITING.format(lock=LOCK_CLASS, turn=self.turn).encode())
+        with self._turn_taken() as wait, self._connected() as raw:
+            begin = _BEGIN_WRITING.format(wait=wait, lock=LOCK_CLASS, turn=self.turn)
+            raw.execute(begin.encode())
             yield SpellingConnection(raw)
             raw.execute(b"COMMIT")
 
@@ -131,8 +139,13 @@ class PostgresDatabase:
         turn = (
             f"WITH turn AS MATERIALIZED (SELECT pg_advisory_xact_lock({LOCK_CLASS}, {self.turn}))"
         )
-        with self._write_turn, self._connected() as raw:
-            return SpellingConnection(raw).execute(f"{turn} {sql}", values).fetchone()
+        with self._turn_taken() as wait, self._connected() as raw:
+            if not wait:
+                return SpellingConnection(raw).execute(f"{turn} {sql}", values).fetchone()
+            raw.execute(f"BEGIN; {wait}".encode())
+            found = SpellingConnection(raw).execute(f"{turn} {sql}", values).fetchone()
+            raw.execute(b"COMMIT")
+            return found
 
     @contextmanager
     def reading(self) -> Generator[SpellingConnection]:
@@ -151,8 +164,18 @@ class PostgresDatabase:
     @contextmanager
     def alone(self) -> Generator[Raw]:
         """Give a connection outside any transaction."""
-        with self._write_turn, self._connected() as raw:
+        with self._turn_taken(), self._connected() as raw:
             yield raw
+
+    @contextmanager
+    def _turn_taken(self) -> Generator[str]:
+        """Wait for this process's other writers; give the statement that limits the next wait.
+
+        It is empty where the connection's own limit will do: that spares a round trip.
+        """
+        with taken(self._write_turn, self.patience.seconds, self.name) as left:
+            enough = left > _MUCH_LEFT * self.timeout_seconds
+            yield "" if enough else f"SET LOCAL lock_timeout TO {_milliseconds(left)};"
 
     def close(self) -> None:
         """Close every connection, waiting for reads and writes under way."""
@@ -198,8 +221,14 @@ class PostgresDatabase:
     def _take(self) -> Raw:
         with self._pool:
             self._refuse_closed()
+            give_up = time.monotonic() + self.timeout_seconds
             while self._out >= _MOST_CONNECTIONS:
-                self._pool.wait()
+                if not self._pool.wait(give_up - time.monotonic()):
+                    raise StorageBusyError(
+                        f"{self.name}: all {_MOST_CONNECTIONS} connections of this process were in "
+                        f"use for {self.timeout_seconds:g} s; try again, or give a longer "
+                        "timeout_seconds."
+                    )
                 self._refuse_closed()
             self._out += 1
             idle = self._idle.pop() if self._idle else None
@@ -233,7 +262,7 @@ class PostgresDatabase:
         try:
             settings = _SETTINGS.format(
                 schema=SCHEMA,
-                timeout=max(int(self.timeout_seconds * 1000), 1),
+                timeout=_milliseconds(self.timeout_seconds),
                 pause=_LONGEST_PAUSE,
                 normal=self.durability == "normal",
             )
@@ -269,7 +298,7 @@ class PostgresDatabase:
             "fallback_application_name": SCHEMA,
         }
         if "connect_timeout" not in given and "PGCONNECT_TIMEOUT" not in os.environ:
-            options["connect_timeout"] = _CONNECT_SECONDS
+            options["connect_timeout"] = min(_CONNECT_SECONDS, math.ceil(self.timeout_seconds) + 1)
         return options
 
     def _prepare(self) -> None:
@@ -294,6 +323,10 @@ class PostgresDatabase:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise MemoryClosedError(f"{self.name} was closed; open it again.")
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(int(seconds * 1000), 1)  # 0 would be for ever
 
 
 def _is_quiet(raw: Raw) -> bool:

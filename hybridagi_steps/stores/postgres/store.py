@@ -8,17 +8,16 @@ transaction; those of two namespaces never wait for each other. database.py owns
 
 from __future__ import annotations
 
-from hybridagi_steps.protocols import Position
+from hybridagi_steps.protocols import Frontier
 from hybridagi_steps.stores import Durability
 from hybridagi_steps.stores.postgres.admin import PostgresAdmin
 from hybridagi_steps.stores.postgres.database import PostgresDatabase
 from hybridagi_steps.stores.sql.derived import DerivedTables
 from hybridagi_steps.stores.sql.tables import Connection
+from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
 
 _RESTART = 2**32
 """Added to an epoch for each restart of the server: more than `clear` will ever count."""
-LOCK_TIMEOUT_SECONDS = 30.0
-"""How long a write waits for other writers."""
 
 
 class PostgresStepStore(PostgresAdmin, DerivedTables):
@@ -30,7 +29,7 @@ class PostgresStepStore(PostgresAdmin, DerivedTables):
         *,
         namespace: str = "default",
         durability: Durability = "full",
-        timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     ) -> None:
         """Open the database; its schema `hybridagi_steps` is created where there is none.
 
@@ -41,7 +40,7 @@ class PostgresStepStore(PostgresAdmin, DerivedTables):
                 `normal`: commits do not wait for the server's disk. An acknowledged step survives
                 kill -9 of this process; when the server itself is killed, the last moments before
                 that may be gone, whole steps and newest first.
-            timeout_seconds: How long a write waits for other writers.
+            timeout_seconds: How long a call waits for other writers, or for a free connection.
 
         Raises:
             UnsupportedAddressError: The address is not one.
@@ -54,11 +53,12 @@ class PostgresStepStore(PostgresAdmin, DerivedTables):
             database.close()
             raise
 
-    def _position(self, connection: Connection) -> Position:
-        """Return the newest position, in another epoch after each restart of the server.
+    def _frontier(self, connection: Connection) -> Frontier:
+        """Return how far the store has come, in another epoch after each restart of the server.
 
         With `normal`, a crash may have taken rows back that a follower has seen, and their numbers
         will be used again: it must start from nothing.
         """
-        found = super()._position(connection)
-        return found._replace(epoch=found.epoch + _RESTART * self._db.restarts)
+        position, row = super()._frontier(connection)
+        epoch = position.epoch + _RESTART * self._db.restarts
+        return Frontier(position._replace(epoch=epoch), row)

@@ -8,12 +8,21 @@ stands in `stale_text` until its words are saved again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from hybridagi_steps.errors import DamagedFileError, EmbedderMismatchError
-from hybridagi_steps.protocols import Changes, PendingText, Position, TextRow, VectorRow
+from hybridagi_steps.protocols import (
+    NEWEST,
+    Changes,
+    Frontier,
+    PendingText,
+    Position,
+    TextRow,
+    VectorRow,
+)
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.stores.checksums import (
     checked_vector,
@@ -24,17 +33,21 @@ from hybridagi_steps.stores.checksums import (
 from hybridagi_steps.stores.sql.tables import Connection, Tables
 from hybridagi_steps.stores.sql.values import many
 
-_PENDING_TEXT_ROWS = """SELECT row FROM (
-    SELECT row FROM stale_text WHERE namespace = :namespace
+# One lower bound, not two: SQLite would walk from whichever stands first.
+_BEYOND = """+s.namespace = :namespace AND s.row <= :through AND s.row >
+    (SELECT CASE WHEN {column} > :after THEN {column} ELSE :after END
+    FROM namespace WHERE id = :namespace)"""
+_PENDING_TEXT_ROWS = f"""SELECT row FROM (
+    SELECT row FROM stale_text
+        WHERE namespace = :namespace AND row > :after AND row <= :through
     UNION
-    SELECT s.row FROM agent_step s WHERE +s.namespace = :namespace
-        AND s.row > (SELECT texts_through FROM namespace WHERE id = :namespace)
+    SELECT s.row FROM agent_step s WHERE {_BEYOND.format(column="texts_through")}
         AND NOT EXISTS (SELECT 1 FROM step_text t WHERE t.row = s.row)) pending
-    ORDER BY row LIMIT :limit"""
-_PENDING_VECTOR_ROWS = """SELECT s.row FROM agent_step s WHERE +s.namespace = :namespace
-    AND s.row > (SELECT vectors_through FROM namespace WHERE id = :namespace)
+    ORDER BY row LIMIT :limit"""  # noqa: S608 - no value in it
+_PENDING_VECTOR_ROWS = f"""SELECT s.row FROM agent_step s
+    WHERE {_BEYOND.format(column="vectors_through")}
     AND NOT EXISTS (SELECT 1 FROM embedding e WHERE e.row = s.row)
-    ORDER BY s.row LIMIT :limit"""
+    ORDER BY s.row LIMIT :limit"""  # noqa: S608 - no value in it
 _NAMED_PARENTS = """SELECT k.row, p.row FROM step_view k
     JOIN agent_step p ON p.namespace = k.namespace AND p.id = k.parent_id AND p.row <> k.row
     WHERE k.namespace = ? AND k.row IN (SELECT value FROM json_each(?))"""
@@ -65,11 +78,11 @@ _ADVANCE = """UPDATE namespace SET {column} = coalesce(
     (SELECT max(row) FROM agent_step), {column}) WHERE id = :namespace"""
 _TEXTS_ADVANCE = _ADVANCE.format(column="texts_through", table="step_text")
 _VECTORS_ADVANCE = _ADVANCE.format(column="vectors_through", table="embedding")
-_POSITION = """SELECT epoch,
+_FRONTIER = """SELECT epoch,
     coalesce((SELECT max(seq) FROM step_text WHERE namespace = n.id), 0),
     coalesce((SELECT max(seq) FROM embedding WHERE namespace = n.id), 0),
     coalesce((SELECT max(seq) FROM tombstone WHERE namespace = n.id), 0),
-    branches_moved
+    branches_moved, coalesce((SELECT max(row) FROM agent_step), 0)
     FROM namespace n WHERE id = ?"""
 _TEXTS = """SELECT seq, checksum, row, parent_row, tokens, text_hash, purpose_hash, scoped
     FROM step_text
@@ -89,14 +102,20 @@ class DerivedTables(Tables):
     _save_vector: str
     """Saves the embedding of a row that has none under a new `seq`."""
 
-    def pending_texts(self, limit: int) -> list[PendingText]:
+    def waiting(self, seconds: float) -> AbstractContextManager[None]:
+        """Let this thread wait no longer for other writers."""
+        return self._db.patience.at_most(seconds)
+
+    def pending_texts(
+        self, limit: int, *, after: int = 0, through: int = NEWEST
+    ) -> list[PendingText]:
         """Return the next steps without words, or with stale ones."""
-        asked = {"namespace": self._namespace, "limit": limit}
-        if not self._some(_PENDING_TEXT_ROWS):
+        asked = self._bounds(limit, after, through)
+        if not self._some(_PENDING_TEXT_ROWS, asked):
             return []
-        self._catch_up(longest_tail=0)
         with self._db.reading() as connection:
             rows: list[int] = [row for (row,) in connection.execute(_PENDING_TEXT_ROWS, asked)]
+            self._keep_tail(connection)
             parents = self._parents(connection, rows)
             steps = self._steps(connection, {*rows, *parents.values()})
         found = zip(rows, self._listed(steps, rows), map(parents.get, rows), strict=True)
@@ -120,10 +139,12 @@ class DerivedTables(Tables):
             connection.executemany(_MARK, stale)
             connection.execute(_TEXTS_ADVANCE, {"namespace": self._namespace})
 
-    def pending_vectors(self, limit: int) -> list[tuple[int, AgentStep]]:
+    def pending_vectors(
+        self, limit: int, *, after: int = 0, through: int = NEWEST
+    ) -> list[tuple[int, AgentStep]]:
         """Return the next steps without an embedding."""
-        asked = {"namespace": self._namespace, "limit": limit}
-        if not self._some(_PENDING_VECTOR_ROWS):
+        asked = self._bounds(limit, after, through)
+        if not self._some(_PENDING_VECTOR_ROWS, asked):
             return []
         with self._db.reading() as connection:
             rows: list[int] = [row for (row,) in connection.execute(_PENDING_VECTOR_ROWS, asked)]
@@ -141,13 +162,17 @@ class DerivedTables(Tables):
 
     def position(self) -> Position:
         """Return the newest position."""
+        return self.frontier().position
+
+    def frontier(self) -> Frontier:
+        """Return the newest position and the newest row."""
         with self._db.asking() as connection:
-            return self._position(connection)
+            return self._frontier(connection)
 
     def changes(self, since: Position, *, limit: int = 100_000) -> Changes:
         """Return what happened after `since`, in one consistent view."""
         with self._db.reading() as connection:
-            newest = self._position(connection)
+            newest = self._frontier(connection).position
             if since.epoch != newest.epoch:
                 since = newest._replace(text=0, vector=0)
             texts = connection.execute(_TEXTS, (self._namespace, since.text, limit)).fetchall()
@@ -169,20 +194,23 @@ class DerivedTables(Tables):
             removed,
         )
 
-    def _some(self, pending: str) -> bool:
+    def _bounds(self, limit: int, after: int, through: int) -> dict[str, int]:
+        return {"namespace": self._namespace, "limit": limit, "after": after, "through": through}
+
+    def _some(self, pending: str, asked: dict[str, int]) -> bool:
         """Tell whether a query finds any row; most of the time before a search none does."""
         with self._db.asking() as connection:
-            found = connection.execute(pending, {"namespace": self._namespace, "limit": 1})
-            return found.fetchone() is not None
+            return connection.execute(pending, {**asked, "limit": 1}).fetchone() is not None
 
     def _embedder(self, connection: Connection) -> str | None:
         sql = "SELECT embedder FROM namespace WHERE id = ?"
         found = connection.execute(sql, (self._namespace,)).fetchone()
         return found[0] if found else None
 
-    def _position(self, connection: Connection) -> Position:
-        found = connection.execute(_POSITION, (self._namespace,)).fetchone()
-        return Position(*found) if found else Position(1, 0, 0, 0, 0)
+    def _frontier(self, connection: Connection) -> Frontier:
+        found = connection.execute(_FRONTIER, (self._namespace,)).fetchone()
+        *position, row = found or (1, 0, 0, 0, 0, 0)
+        return Frontier(Position(*position), row)
 
     def _parents(self, connection: Connection, rows: Sequence[int]) -> dict[int, int]:
         """Return the parent's row of each row that has one: the named step, else the one before.

@@ -16,6 +16,7 @@ from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.session_protocols import BranchPosition
 from hybridagi_steps.stores.body import decode_body
 from hybridagi_steps.stores.checksums import ChecksumError, as_bytes, damaged
+from hybridagi_steps.stores.waiting import Patience
 
 Values = Sequence[Any] | Mapping[str, Any]
 """The values of one statement, for `?` or for `:name`."""
@@ -58,6 +59,11 @@ class Database(Protocol):
     """Where connections come from."""
 
     @property
+    def patience(self) -> Patience:
+        """How long a thread waits for other writers."""
+        ...
+
+    @property
     def name(self) -> str:
         """What messages call this database; holds no password."""
         ...
@@ -89,8 +95,11 @@ class Tables(ABC):
     def _db(self) -> Database:
         """Where connections come from."""
 
-    def _catch_up(self, longest_tail: int | None = None) -> None:  # noqa: B027 - a hook
-        """Do what makes reading faster; a reader's chore, never a failure."""
+    def _catch_up(self) -> None:  # noqa: B027 - a hook
+        """Do what makes reading faster; a reader's chore, never a failure and never a wait."""
+
+    def _keep_tail(self, connection: Connection) -> None:  # noqa: B027 - a hook
+        """Make many questions about steps without keys fast, inside a reader."""
 
     def _keep_up(self, connection: Connection) -> None:  # noqa: B027 - a hook
         """Make sure that every step has its keys where they belong."""

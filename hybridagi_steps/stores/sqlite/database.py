@@ -1,7 +1,11 @@
 """The connections to one SQLite file: one writer, any number of readers.
 
-* A write holds a thread lock, then the file lock, then SQLite's own; it waits in line, not busily.
-* Reads take a connection from a pool and see one consistent state (a deferred transaction).
+* A write holds a thread lock, then the file lock, then SQLite's own; it waits in line, not busily,
+  and for all three together no longer than the thread's patience.
+* Reads take a connection from a pool and see one consistent state (a deferred transaction). They
+  wait for no writer.
+* A file that cannot be written, and whose log is empty, is read without a log, as what does not
+  change; when it does change, it is opened anew.
 * Checkpoints happen only inside writes, or when the last connection closes: never while another
   connection commits. That is what SQLite's WAL-reset bug (before 3.51.3) needs to strike.
 * Before a fork every connection is closed, because SQLite's memory of its locks must not be copied.
@@ -31,11 +35,15 @@ from hybridagi_steps.outside_files import make_private
 from hybridagi_steps.stores.sqlite.file_lock import FileLock
 from hybridagi_steps.stores.sqlite.schema import latest_version, migrate, version_of
 from hybridagi_steps.stores.sqlite.translation import translated
+from hybridagi_steps.stores.waiting import Patience, take, taken
 
 _CHECKPOINT_PAGES = 512
 """A WAL of about two MiB: a batch of 1,000 steps needs no checkpoint, a sync soon no new space."""
 _LONGEST_KEPT_WAL_BYTES = _CHECKPOINT_PAGES * 4096
 _SYNCHRONOUS = {"normal": "NORMAL", "full": "FULL"}
+_IMMUTABLE = "ro&immutable=1"
+_NO_LOG_INDEX = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
+_MUCH_LEFT = 0.9
 
 
 class Database:
@@ -49,9 +57,10 @@ class Database:
         """
         self.path = path.absolute()
         self.durability = durability
-        self._timeout_seconds = timeout_seconds
+        self.patience = Patience(timeout_seconds)
+        self._timeout_seconds = self._writer_waits = timeout_seconds
         self._synchronous = _SYNCHRONOUS[durability]
-        self._file_lock = FileLock(self.path, timeout_seconds)
+        self._file_lock = FileLock(self.path)
         self._write_turn = threading.Lock()
         self._pool = threading.Condition()
         self._writer: sqlite3.Connection | None = None
@@ -59,15 +68,16 @@ class Database:
         self._idle: list[sqlite3.Connection] = []
         self._reading = 0
         self._closed = False
+        self._seen: object = None
         try:
             self._refuse_folder()
             self.writable = self._is_writable()
+            self._mode = "rw" if self.writable else "ro"
+            self._prepare()
         except StorageError:
             raise
         except OSError as error:  # a name that is too long, a folder that may not be entered
             raise StorageError(f"{self.path} cannot be opened: {error.strerror}.") from error
-        self._mode = "rw" if self.writable else "ro"
-        self._prepare()
         rest_at_fork(self)
 
     @property
@@ -81,10 +91,11 @@ class Database:
         Raises:
             sqlite3.IntegrityError: A constraint holds it back; for the caller to explain.
         """
-        with self._write_turn:
+        left = take(self._write_turn, self.patience.seconds, self.name)
+        try:
             # Of one cursor that is kept, since making one takes a twentieth of an append.
             cursor = self._inserts or self._open_writer_cursor()
-            self._file_lock.acquire()
+            self._lock_file(left)
             try:
                 return cursor.execute(sql, values).lastrowid or 0
             except sqlite3.IntegrityError:
@@ -93,6 +104,8 @@ class Database:
                 raise translated(error, self.path) from error
             finally:
                 self._file_lock.release()
+        finally:
+            self._write_turn.release()
 
     @contextmanager
     def writing(self) -> Generator[sqlite3.Connection]:
@@ -110,9 +123,9 @@ class Database:
     @contextmanager
     def exclusive(self) -> Generator[sqlite3.Connection]:
         """Give the writer outside any transaction, while no other process writes."""
-        with self._write_turn:
+        with taken(self._write_turn, self.patience.seconds, self.name) as left:
             connection = self._writer or self._open_writer()
-            self._file_lock.acquire()
+            self._lock_file(left)
             try:
                 yield connection
             except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -130,7 +143,9 @@ class Database:
         try:
             connection.execute("BEGIN")
             yield connection
+            self._refuse_changed()
         except (sqlite3.Error, UnicodeDecodeError) as error:
+            self._refuse_changed()
             raise translated(error, self.path) from error
         finally:
             self._give_back(connection)
@@ -156,8 +171,16 @@ class Database:
 
     def file_bytes(self) -> int:
         """Return the size of the database with its write-ahead log."""
-        beside = [self.path, self.path.with_name(self.path.name + "-wal")]
-        return sum(file.stat().st_size for file in beside if file.exists())
+        return sum(map(self._bytes_of, ("", "-wal")))
+
+    def _lock_file(self, seconds: float) -> None:
+        """Wait for the file lock, and have SQLite wait for what is left of the time."""
+        left = self._file_lock.acquire(seconds)
+        # What is left is told only where it says something: that takes a twentieth of an append.
+        wanted = self._timeout_seconds if left > _MUCH_LEFT * self._timeout_seconds else left
+        if wanted != self._writer_waits and self._writer is not None:
+            self._writer.execute(f"PRAGMA busy_timeout = {int(wanted * 1000)}")
+            self._writer_waits = wanted
 
     def close(self) -> None:
         """Close every connection, waiting for reads and writes under way."""
@@ -185,6 +208,8 @@ class Database:
     def _take_reader(self) -> sqlite3.Connection:
         with self._pool:
             self._refuse_closed()
+            if not self.writable and (self._changed() or not self._idle):
+                self._reopen()
             connection = self._idle.pop() if self._idle else self._connect()
             self._reading += 1
             return connection
@@ -214,7 +239,7 @@ class Database:
             connection.execute("PRAGMA secure_delete = ON")
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translated(error, self.path) from error
-        self._writer = connection
+        self._writer, self._writer_waits = connection, self._timeout_seconds
         return connection
 
     def _open_writer_cursor(self) -> sqlite3.Cursor:
@@ -236,10 +261,7 @@ class Database:
             if self.path.exists() and self._version() == latest_version():
                 return
         except sqlite3.OperationalError as error:
-            if not self._may_open_immutable(error):
-                raise translated(error, self.path) from error
-            self._mode = "ro&immutable=1"
-            self._prepare()
+            self._open_immutable(error)
             return
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translated(error, self.path) from error
@@ -253,14 +275,50 @@ class Database:
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translated(error, self.path) from error
 
-    def _may_open_immutable(self, error: sqlite3.OperationalError) -> bool:
-        """Tell whether the file can be read without a write-ahead log, there being none.
+    def _open_immutable(self, error: sqlite3.OperationalError) -> None:
+        """Open the file for reading without a write-ahead log, if there is none.
 
         Where nothing can be written, SQLite cannot make the log's index, and refuses to open.
         """
-        log = self.path.with_name(self.path.name + "-wal")
-        refused = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CANTOPEN
-        return self._mode == "ro" and refused and not (log.exists() and log.stat().st_size)
+        refused = error.sqlite_errorcode & 0xFF in _NO_LOG_INDEX and os.access(self.path, os.R_OK)
+        if self._mode != "ro" or not refused:
+            raise translated(error, self.path) from error
+        self._seen = self._state_of_files()
+        if self._bytes_of("-wal"):
+            raise ReadOnlyStorageError(
+                f"{self.path} has a write-ahead log with steps in it, and this user can neither "
+                "read the log's index nor make one. Have a user who can write the folder open the "
+                "memory and close it, or copy the file and its -wal into a folder of your own."
+            ) from error
+        self._mode = _IMMUTABLE
+        self._prepare()
+
+    def _reopen(self) -> None:
+        """Begin to read anew, after somebody has written a file that was read as unchanging."""
+        while self._idle:
+            self._idle.pop().close()
+        self._mode = "ro"
+        try:
+            self._prepare()
+        except StorageError:
+            self._mode, self._seen = _IMMUTABLE, None  # the next who reads tries again
+            raise
+
+    def _changed(self) -> bool:
+        return self._mode == _IMMUTABLE and self._seen != self._state_of_files()
+
+    def _refuse_changed(self) -> None:
+        if self._changed():
+            raise StorageBusyError(f"{self.path} was written while it was read; read it again.")
+
+    def _state_of_files(self) -> object:
+        """Return what is another whenever somebody writes, or begins to."""
+        stat = self.path.stat()
+        return stat.st_ino, stat.st_mtime_ns, stat.st_size, self._bytes_of("-wal")
+
+    def _bytes_of(self, suffix: str) -> int:
+        beside = self.path.with_name(self.path.name + suffix)
+        return beside.stat().st_size if beside.exists() else 0
 
     def _version(self) -> int:
         connection = self._connect()
@@ -272,7 +330,7 @@ class Database:
 
     def _create(self) -> None:
         self._mode = "rwc"
-        self._file_lock.acquire()
+        self._file_lock.acquire(self._timeout_seconds)
         try:
             make_private(self.path)
         except OSError as error:

@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError
+from hybridagi_steps.errors import StorageBusyError
+from hybridagi_steps.stores.sqlite.translation import unopened
 
 try:
     import fcntl
@@ -33,34 +34,34 @@ _TURN_SECONDS = 0.0001
 class FileLock:
     """An exclusive lock on `<database>.lock`; used by one thread at a time."""
 
-    def __init__(self, database: Path, timeout_seconds: float) -> None:
+    def __init__(self, database: Path) -> None:
         self._database = database
         self._path = database.with_name(database.name + ".lock")
-        self._timeout_seconds = timeout_seconds
         self._descriptor = -1
         self._turn_began = 0.0
 
-    def acquire(self) -> None:
-        """Take the lock.
+    def acquire(self, seconds: float) -> float:
+        """Take the lock, waiting so long at most; return how many seconds of that are left.
 
         Raises:
-            StorageBusyError: Another writer held it longer than the timeout.
+            StorageBusyError: Another writer held it longer.
             ReadOnlyStorageError: The lock file cannot be made.
         """
         if fcntl is None:
-            return
+            return seconds
         if self._descriptor < 0:
             self._descriptor = self._open()
-        its_turn = time.monotonic() - self._turn_began < _TURN_SECONDS
+        begun = time.monotonic()
+        its_turn = begun - self._turn_began < _TURN_SECONDS
         if its_turn and self._take(fcntl.flock):
-            return
-        give_up = time.monotonic() + self._timeout_seconds
-        self._wait(fcntl.lockf, _FIRST_PAUSE_SECONDS, give_up)
+            return seconds
+        self._wait(fcntl.lockf, _FIRST_PAUSE_SECONDS, begun, seconds)
         try:
-            self._wait(fcntl.flock, _LAST_PAUSE_SECONDS, give_up)
+            self._wait(fcntl.flock, _LAST_PAUSE_SECONDS, begun, seconds)
         finally:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
         self._turn_began = time.monotonic()
+        return max(begun + seconds - self._turn_began, 0.0)
 
     def release(self) -> None:
         """Give the lock back."""
@@ -79,10 +80,7 @@ class FileLock:
             mode = self._database.stat().st_mode & 0o666 if self._database.exists() else 0o600
             return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
         except OSError as error:
-            raise ReadOnlyStorageError(
-                f"{self._path} cannot be made ({error}): the folder of a step memory must be "
-                "writable to write steps."
-            ) from error
+            raise unopened(error, self._path) from error
 
     def _take(self, lock: Callable[[int, int], None]) -> bool:
         """Take one of the two locks if it is free."""
@@ -93,12 +91,15 @@ class FileLock:
             return False
         return True
 
-    def _wait(self, lock: Callable[[int, int], None], pause_seconds: float, give_up: float) -> None:
+    def _wait(
+        self, lock: Callable[[int, int], None], pause_seconds: float, begun: float, seconds: float
+    ) -> None:
         while not self._take(lock):
-            if time.monotonic() >= give_up:
+            left = begun + seconds - time.monotonic()
+            if left <= 0:
                 raise StorageBusyError(
-                    f"{self._database} is held by another writer for {self._timeout_seconds:g} s; "
-                    "try again when it is done."
+                    f"{self._database} is held by another writer for {seconds:g} s; try again when "
+                    "it is done, or give a longer timeout_seconds."
                 )
-            time.sleep(pause_seconds)
+            time.sleep(min(pause_seconds, left))
             pause_seconds = max(pause_seconds * 0.8, _LAST_PAUSE_SECONDS)

@@ -14,9 +14,7 @@ from hybridagi_steps.stores import Durability
 from hybridagi_steps.stores.sql.derived import DerivedTables
 from hybridagi_steps.stores.sqlite.admin import SqliteAdmin
 from hybridagi_steps.stores.sqlite.database import Database
-
-LOCK_TIMEOUT_SECONDS = 30.0
-"""How long a write waits for other writers."""
+from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
 
 
 class SqliteStepStore(SqliteAdmin, DerivedTables):
@@ -28,7 +26,7 @@ class SqliteStepStore(SqliteAdmin, DerivedTables):
         *,
         namespace: str = "default",
         durability: Durability = "full",
-        timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     ) -> None:
         """Open or create the file.
 
@@ -36,7 +34,7 @@ class SqliteStepStore(SqliteAdmin, DerivedTables):
             path: Where the file is; `.lock`, `-wal` and `-shm` files stand beside it.
             namespace: Whose steps this store sees.
             durability: `normal` survives kill -9, `full` a power loss, too.
-            timeout_seconds: How long a write waits for other writers.
+            timeout_seconds: How long a call waits for other writers, in this process and others.
 
         Raises:
             StorageError: One of its kinds: foreign, newer, damaged, read-only, busy, full.

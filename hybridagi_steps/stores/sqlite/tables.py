@@ -2,7 +2,8 @@
 
 Keys (`step_key`) are what filters look at. They are written in batches by whoever reads next, not
 by appends: until then the view `step_tail` takes them from the bodies, so an answer never depends
-on whether they have been written. On a file that cannot be written they stay unwritten.
+on whether they have been written. On a file that cannot be written, or that somebody else writes
+just now, they stay unwritten.
 """
 
 from __future__ import annotations
@@ -19,6 +20,17 @@ _LONGEST_TAIL = 256
 
 _TAIL_LENGTH = """SELECT coalesce((SELECT max(row) FROM agent_step), 0) - keys_through
     FROM namespace WHERE id = ?"""
+_LONGEST_SCAN = 64
+"""Steps without keys that are walked for each question, where there are many questions."""
+# A view of the same name that comes before the file's own, as long as the transaction lasts.
+_KEPT = "namespace, row, parent_id, run_id, hop, user_id, scope"
+_KEEP_TAIL = f"CREATE TEMP TABLE tail AS SELECT {_KEPT} FROM step_tail WHERE namespace = ?"  # noqa: S608 - no value in it
+_SHOW_TAIL = (
+    "CREATE INDEX temp.tail_row ON tail (row)",
+    "CREATE INDEX temp.tail_run ON tail (run_id, hop, row)",
+    f"""CREATE TEMP VIEW step_view AS SELECT {_KEPT} FROM main.step_key
+        UNION ALL SELECT {_KEPT} FROM temp.tail""",  # noqa: S608 - no value in it
+)
 _WRITE_KEYS = """INSERT INTO step_key
     SELECT namespace, row, parent_id, run_id, hop, session_id, user_id, program_id, program, tool,
            step_type, scope, status, score, created_at, metadata, branch_id
@@ -36,19 +48,25 @@ class SqliteTables(Tables):
     def _db(self) -> Database:
         return self._database
 
-    def _catch_up(self, longest_tail: int | None = None) -> None:
-        """Write the keys of new steps when there are many; a reader's chore, never a failure."""
+    def _catch_up(self) -> None:
+        """Write the keys of new steps when there are many and nobody else writes."""
         if not self._db.writable:
             return
         with self._db.reading() as connection:
-            accepted = _LONGEST_TAIL if longest_tail is None else longest_tail
-            long = self._tail_length(connection) > accepted
+            long = self._tail_length(connection) > _LONGEST_TAIL
         while long:
             try:
-                with self._db.writing() as connection:
+                with self._db.patience.at_most(0), self._db.writing() as connection:
                     long = self._write_keys(connection)
             except StorageError:
                 return  # the tail answers as well, only slower; a damaged file says so on reading
+
+    def _keep_tail(self, connection: Connection) -> None:
+        """Take the missing keys from the bodies once, in place of once for each question."""
+        if self._tail_length(connection) > _LONGEST_SCAN:
+            connection.execute(_KEEP_TAIL, (self._namespace,))
+            for statement in _SHOW_TAIL:
+                connection.execute(statement)
 
     def _keep_up(self, connection: Connection) -> None:
         """Write all keys that are missing."""

@@ -6,6 +6,8 @@ SQLite with finer codes is still understood. Reference: https://sqlite.org/resco
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
 from pathlib import Path
 
@@ -36,6 +38,20 @@ _MEANINGS: dict[int, tuple[type[StorageError], str]] = {
 _UNKNOWN = (StorageError, "could not be read or written")
 _DAMAGE = ("malformed JSON", "Could not decode", "no such ", "near ", "unrecogn", "SELECTs to ")
 """What SQLite says without a code of its own when a text or the schema is not as it was written."""
+_OS_MEANINGS: dict[int | None, tuple[type[StorageError], str]] = {
+    errno.EACCES: (ReadOnlyStorageError, "may not be written by this user; check its permissions"),
+    errno.EROFS: (ReadOnlyStorageError, "is on a disk that cannot be written"),
+    errno.EMFILE: (
+        StorageBusyError,
+        "cannot be opened, this process has too many open files; close some",
+    ),
+    errno.ENFILE: (
+        StorageBusyError,
+        "cannot be opened, this machine has too many open files; close some",
+    ),
+    errno.ENOSPC: _MEANINGS[sqlite3.SQLITE_FULL],
+}
+_OS_MEANINGS[errno.EPERM] = _OS_MEANINGS[errno.EACCES]
 _NO_ROOM_FOR_INDEX = {sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP}
 
 
@@ -47,4 +63,19 @@ def translated(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> Storage
         kind, words = _MEANINGS[sqlite3.SQLITE_FULL]
     if isinstance(error, UnicodeDecodeError) or str(error).startswith(_DAMAGE):
         kind, words = _MEANINGS[sqlite3.SQLITE_CORRUPT]
+    if code & 0xFF == sqlite3.SQLITE_CANTOPEN:
+        # SQLite does not say why. The file itself must not be opened to learn that: closing it
+        # again would drop the locks that SQLite has on it.
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as reason:
+            return unopened(reason, path)
+        if not os.access(path, os.R_OK):
+            words = "cannot be read by this user; check its permissions and its folder's"
     return kind(f"{path} {words} ({error}).")
+
+
+def unopened(error: OSError, path: Path) -> StorageError:
+    """Return the error to raise when the system does not open a file."""
+    kind, words = _OS_MEANINGS.get(error.errno, _UNKNOWN)
+    return kind(f"{path} {words} ({error.strerror}).")
