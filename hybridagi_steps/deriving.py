@@ -15,7 +15,6 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -124,76 +123,81 @@ class Deriver:
 
     def _save_held(self, held: Held) -> None:
         """Save what is held if nobody else writes just now; nothing new is made."""
+        if held.empty:
+            return
         with self._store.waiting(0), suppress(StorageError):
-            if held.texts:
-                self._store.save_texts(list(held.texts.values()))
-            if held.vectors:
-                model_id = self._embedder().model_id
-                self._store.save_vectors(list(held.vectors.values()), model_id=model_id)
+            self._save([*held.texts.values()], [*held.vectors.values()])
 
     def _batches(self, through: int, held: Held | None, *, vectors: bool) -> Iterator[int]:
-        found = yield from self._walk(self._text_batch, through, held)
-        if found and not (held and held.texts):
-            # Words that were saved may show windows of others to be stale: those once more.
-            yield from self._walk(self._text_batch, through, held)
-        if vectors:
-            yield from self._walk(self._vector_batch, through, held)
+        stale = yield from self._walk(through, held, vectors=vectors)
+        if stale:
+            yield from self._walk(through, held, vectors=False)
 
-    def _walk(
-        self, batch: Callable[[int, int, Held | None], list[int]], through: int, held: Held | None
-    ) -> Generator[int, None, int]:
-        """Take each pending row up to `through` once, so that it ends whoever else writes."""
-        after = found = 0
-        while True:
-            with taken(self._turn, self._seconds, "the indexing of new steps"):
-                rows = batch(after, through, held)
-            if not rows:
-                return found
-            after, found = rows[-1], found + len(rows)
-            yield len(rows)
+    def _walk(self, through: int, held: Held | None, *, vectors: bool) -> Generator[int, None, int]:
+        """Take each pending row up to `through` once, so that it ends whoever else writes.
 
-    def _text_batch(self, after: int, through: int, held: Held | None) -> list[int]:
+        Returns:
+            How many windows went stale by what was saved: they show another step by now.
+        """
+        text_at, vector_at = 0, 0 if vectors else through
+        seconds, stale = self._seconds, 0
+        while text_at < through or vector_at < through:
+            with taken(self._turn, seconds, "the indexing of new steps") as seconds:
+                texts, text_at = self._texts(text_at, through)
+                made, vector_at = self._vectors(vector_at, through, held)
+                if texts or made:
+                    stale += self._saved(texts, made, held)
+            if texts or made:
+                yield len(texts) + len(made)
+        return stale
+
+    def _texts(self, after: int, through: int) -> tuple[list[TextRow], int]:
+        """Return the words of the next pending steps, and up to which row there are no others."""
+        if after >= through:
+            return [], through
         pending = self._store.pending_texts(TEXT_BATCH, after=after, through=through)
         known = self._last.texts if self._last else {}
         texts = [_known_or_made(known.get(item.row), item) for item in pending]
-        if texts and not self._saved(partial(self._store.save_texts, texts), held):
-            assert held is not None  # noqa: S101 - without it, it was raised
-            held.texts.update((text.row, text) for text in texts)
-        return [item.row for item in pending]
+        return texts, texts[-1].row if len(texts) == TEXT_BATCH else through
 
-    def _vector_batch(self, after: int, through: int, held: Held | None) -> list[int]:
-        """Embed the next pending steps.
+    def _vectors(self, after: int, through: int, held: Held | None) -> tuple[list[VectorRow], int]:
+        """Return the embeddings of the next pending steps, and up to which row that is.
 
         What the embedder gives for a step and cannot be used (NaN, Inf, zero) leaves that step
         found by words only.
         """
+        if after >= through:
+            return [], through
         pending = self._store.pending_vectors(VECTOR_BATCH, after=after, through=through)
         if not pending:
-            return []
-        embedder, last = self._embedder(), self._last_with_vectors
+            return [], through
+        last = self._last_with_vectors
         known = last.vectors if last and held and _same_epoch(last, held) else {}
-        made = _vector_rows([item for item in pending if item[0] not in known], embedder)
+        made = _vector_rows([item for item in pending if item[0] not in known], self._embedder())
         fresh = {vector.row: vector for vector in made}
         vectors = [known.get(row) or fresh[row] for row, _ in pending]
-        save = partial(self._store.save_vectors, vectors, model_id=embedder.model_id)
-        if not self._saved(save, held):
-            assert held is not None  # noqa: S101 - without it, it was raised
-            held.vectors.update((vector.row, vector) for vector in vectors)
-        return [row for row, _ in pending]
+        return vectors, vectors[-1].row if len(vectors) == VECTOR_BATCH else through
 
-    def _saved(self, save: Callable[[], None], held: Held | None) -> bool:
-        """Save, and tell whether that could be done; it is tried until once it could not."""
-        if held and not held.empty:
-            return False
+    def _saved(self, texts: list[TextRow], vectors: list[VectorRow], held: Held | None) -> int:
+        """Save a batch, or hold it when that cannot be done now; return whose windows went stale.
+
+        After the first batch that could not be saved no other is tried.
+        """
         try:
-            save()
+            if held is None or held.empty:
+                return self._save(texts, vectors)
         except (ReadOnlyStorageError, DiskFullError, StorageBusyError) as error:
             if held is None:
                 raise
             level = logging.DEBUG if isinstance(error, StorageBusyError) else logging.WARNING
             log.log(level, "the index of new steps is kept in memory only: %s", error)
-            return False
-        return True
+        held.texts.update((text.row, text) for text in texts)
+        held.vectors.update((vector.row, vector) for vector in vectors)
+        return 0
+
+    def _save(self, texts: list[TextRow], vectors: list[VectorRow]) -> int:
+        model_id = self._embedder().model_id if vectors else None
+        return self._store.save_derived(texts, vectors, model_id=model_id)
 
 
 def _vector_rows(pending: Sequence[tuple[int, AgentStep]], embedder: Embedder) -> list[VectorRow]:

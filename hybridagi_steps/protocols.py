@@ -315,6 +315,19 @@ class DerivedStore(Protocol):
         """
         ...
 
+    def save_derived(
+        self, texts: Sequence[TextRow], vectors: Sequence[VectorRow], *, model_id: str | None = None
+    ) -> int:
+        """Save both in one transaction, so that it takes one turn among the writers.
+
+        Returns:
+            How many windows went stale by that: a step they should show came after them.
+
+        Raises:
+            EmbedderMismatchError: As in `save_vectors`; nothing was saved.
+        """
+        ...
+
     def position(self) -> Position:
         """Return the newest position."""
         ...

@@ -501,7 +501,7 @@ def test_what_cannot_be_saved_is_still_found(
 
     store = file_memory._store  # pyright: ignore[reportPrivateUsage] - to make the disk fail
     with monkeypatch.context() as patch:
-        patch.setattr(store, "save_texts", full)
+        patch.setattr(store, "save_derived", full)
         for mode in ("hybrid", "dense", "lexical"):
             assert (
                 file_memory.search("a late thing", k=1, mode=mode)[0].step.purpose == "a late thing"

@@ -181,8 +181,7 @@ class InMemoryStepStore(InMemorySessions):
 
     def save_texts(self, texts: Sequence[TextRow]) -> None:
         """Save words, and note whose words went stale by that."""
-        with self._opened() as state:
-            state.mark_stale([int(text.row) for text in texts if state.save_text(text)])
+        self.save_derived(texts, [])
 
     def pending_vectors(
         self, limit: int, *, after: int = 0, through: int = NEWEST
@@ -198,12 +197,19 @@ class InMemoryStepStore(InMemorySessions):
 
     def save_vectors(self, vectors: Sequence[VectorRow], *, model_id: str | None = None) -> None:
         """Save embeddings of steps that have none."""
+        self.save_derived([], vectors, model_id=model_id)
+
+    def save_derived(
+        self, texts: Sequence[TextRow], vectors: Sequence[VectorRow], *, model_id: str | None = None
+    ) -> int:
+        """Save words and embeddings; return how many windows went stale."""
         with self._opened() as state:
             stored = self._embedder[0] if self._embedder else None
             if model_id not in (None, stored):
                 raise EmbedderMismatchError(str(stored), str(model_id))
             for saved in vectors:
                 state.save_vector(int(saved.row), saved.text_hash, saved.vector)
+            return state.mark_stale([int(text.row) for text in texts if state.save_text(text)])
 
     def position(self) -> Position:
         """Return the newest position."""

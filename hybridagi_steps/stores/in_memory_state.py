@@ -209,18 +209,20 @@ class State:
             return None
         return parent
 
-    def mark_stale(self, saved: Sequence[int]) -> None:
-        """Note whose words show another parent than they have by now.
+    def mark_stale(self, saved: Sequence[int]) -> int:
+        """Note whose words show another parent than they have by now; return how many did.
 
         Only a parent stored after its child can do that: earlier ones were there when the child's
         words were made. Looked at are the saved rows, their children and their followers.
         """
+        before = len(self.stale)
         followers = (follower for row in saved for follower in self._followers(row))
         for row in {*saved, *followers}:
             parent = self.parent(row)
             late = parent is not None and parent > row
             if late and row in self.texts and self.texts[row].text.parent_row != parent:
                 self.stale.add(row)
+        return len(self.stale) - before
 
     def _followers(self, row: int) -> Iterator[int]:
         stored = self.steps[row]

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import cast
 
 from hybridagi_steps.errors import InvalidSettingError, StorageBusyError
 
@@ -67,7 +68,7 @@ def check_timeout(seconds: object) -> None:
         InvalidSettingError: It is no number of seconds from 0 to a day.
     """
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not number or not 0 <= seconds <= LONGEST_TIMEOUT_SECONDS:
+    if not number or not 0 <= float(cast("float", seconds)) <= LONGEST_TIMEOUT_SECONDS:
         raise InvalidSettingError(
             f"timeout_seconds is a number from 0 to {LONGEST_TIMEOUT_SECONDS:g}; got {seconds!r}."
         )

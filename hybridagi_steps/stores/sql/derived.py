@@ -129,15 +129,7 @@ class DerivedTables(Tables):
 
         Those that show a step which is gone meanwhile are not saved: their own stays pending.
         """
-        with self._db.writing() as connection:
-            texts = self._with_living_parents(connection, texts)
-            rows = [int(text.row) for text in texts]
-            connection.executemany(self._save_text, [self._text_values(text) for text in texts])
-            connection.execute(_FRESH, (self._namespace, many(rows)))
-            self._keep_up(connection)
-            stale = [(self._namespace, row) for row in self._stale(connection, rows)]
-            connection.executemany(_MARK, stale)
-            connection.execute(_TEXTS_ADVANCE, {"namespace": self._namespace})
+        self.save_derived(texts, [])
 
     def pending_vectors(
         self, limit: int, *, after: int = 0, through: int = NEWEST
@@ -153,12 +145,37 @@ class DerivedTables(Tables):
 
     def save_vectors(self, vectors: Sequence[VectorRow], *, model_id: str | None = None) -> None:
         """Save embeddings of steps that have none."""
+        self.save_derived([], vectors, model_id=model_id)
+
+    def save_derived(
+        self, texts: Sequence[TextRow], vectors: Sequence[VectorRow], *, model_id: str | None = None
+    ) -> int:
+        """Save words and embeddings in one transaction; return how many windows went stale."""
         with self._db.writing() as connection:
-            stored = self._embedder(connection)
-            if model_id not in (None, stored):
-                raise EmbedderMismatchError(str(stored), str(model_id))
-            connection.executemany(self._save_vector, [self._vector_values(row) for row in vectors])
-            connection.execute(_VECTORS_ADVANCE, {"namespace": self._namespace})
+            stale = self._save_texts(connection, texts) if texts else 0
+            if vectors or model_id is not None:
+                self._save_vectors(connection, vectors, model_id)
+        return stale
+
+    def _save_texts(self, connection: Connection, texts: Sequence[TextRow]) -> int:
+        texts = self._with_living_parents(connection, texts)
+        rows = [int(text.row) for text in texts]
+        connection.executemany(self._save_text, [self._text_values(text) for text in texts])
+        connection.execute(_FRESH, (self._namespace, many(rows)))
+        self._keep_up(connection)
+        stale = [(self._namespace, row) for row in self._stale(connection, rows)]
+        connection.executemany(_MARK, stale)
+        connection.execute(_TEXTS_ADVANCE, {"namespace": self._namespace})
+        return len(stale)
+
+    def _save_vectors(
+        self, connection: Connection, vectors: Sequence[VectorRow], model_id: str | None
+    ) -> None:
+        stored = self._embedder(connection)
+        if model_id not in (None, stored):
+            raise EmbedderMismatchError(str(stored), str(model_id))
+        connection.executemany(self._save_vector, [self._vector_values(row) for row in vectors])
+        connection.execute(_VECTORS_ADVANCE, {"namespace": self._namespace})
 
     def position(self) -> Position:
         """Return the newest position."""
