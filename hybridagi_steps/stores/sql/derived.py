@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridagi_steps.errors import DamagedFileError, EmbedderMismatchError
+from hybridagi_steps.errors import DamagedFileError, EmbedderMismatchError, StorageBusyError
 from hybridagi_steps.protocols import (
     NEWEST,
     Changes,
@@ -172,6 +172,11 @@ class DerivedTables(Tables):
         self, connection: Connection, vectors: Sequence[VectorRow], model_id: str | None
     ) -> None:
         stored = self._embedder(connection)
+        if stored is None and model_id is not None:
+            raise StorageBusyError(
+                f"{self._db.name} has not been told of the embedder {model_id} yet: somebody else "
+                "wrote; try again."
+            )
         if model_id not in (None, stored):
             raise EmbedderMismatchError(str(stored), str(model_id))
         connection.executemany(self._save_vector, [self._vector_values(row) for row in vectors])
