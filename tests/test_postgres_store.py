@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +153,49 @@ class TestProcesses:
         store.append([step(id="after")])
         assert ids(store.find(EVERYTHING, limit=9)) == ["before", "after"]
         assert store.verify() == []
+
+    def test_readers_wait_for_no_writer_and_writers_not_in_series(
+        self, postgres_address: str
+    ) -> None:
+        threads, seconds = 6, 0.5
+        with StepMemory(postgres_address, embedder="hashing", timeout_seconds=seconds) as memory:
+            memory.add([step(id="a", inputs={"purpose": "refund"}), step(id="b")])
+            memory.flush()
+            memory.add(step(id="c", inputs={"purpose": "refund"}))
+            with closing(PostgresStepStore(postgres_address)) as other, other._db.writing():
+                for mode in ("hybrid", "lexical", "dense"):
+                    hits = memory.search("refund", k=9, mode=mode)
+                    assert "c" in [str(hit.step.id) for hit in hits]
+                assert memory.get("c", vectors=True).steps[0].vector
+                assert memory.stats()["pending_texts"] == 1
+                waits: list[float] = []
+
+                def write(number: int) -> None:
+                    begun = time.monotonic()
+                    with pytest.raises(StorageBusyError):
+                        memory.add([step(id=f"{number}.{n}") for n in range(1 + number % 2)])
+                    waits.append((time.monotonic() - begun) / seconds)
+
+                workers = [threading.Thread(target=write, args=(n,)) for n in range(threads)]
+                for worker in workers:
+                    worker.start()
+                for worker in workers:
+                    worker.join()
+                assert len(waits) == threads
+                assert max(waits) < threads / 2
+            memory.search("refund")
+            assert memory.stats()["pending_texts"] == memory.stats()["pending_vectors"] == 0
+            memory.add(step(id="now"))
+            assert memory.verify() == []
+
+    def test_who_finds_no_connection_is_told(self, postgres_address: str) -> None:
+        with closing(PostgresStepStore(postgres_address, timeout_seconds=0.2)) as store:
+            with ExitStack() as taken:
+                for _ in range(8):
+                    taken.enter_context(store._db.reading())
+                with pytest.raises(StorageBusyError, match="8 connections"):
+                    store.position()
+            assert store.position() == Position(1, 0, 0, 0, 0)
 
     @FORKED
     def test_a_follower_of_two_writers_misses_no_row(

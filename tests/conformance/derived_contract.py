@@ -238,6 +238,79 @@ class DerivedContract:
         store.save_vectors([vector(rows[3], 1)])
         assert [row for row, _ in store.pending_vectors(9)] == [*rows[:3], rows[4]]
 
+    def test_pending_steps_are_given_within_bounds(self, store: StepStore) -> None:
+        rows = store.append([step(id=str(n), vector=[1] if n == 3 else None) for n in range(6)])
+        newest = store.frontier().row
+        later = store.append([step(id="later")])
+        assert newest == rows[-1] < later[0] == store.frontier().row
+        asked = {"after": rows[1], "through": newest}
+        assert [found.row for found in store.pending_texts(9, **asked)] == rows[2:]
+        assert [found.row for found in store.pending_texts(2, **asked)] == rows[2:4]
+        without = [row for row in rows[2:] if row != rows[3]]
+        assert [row for row, _ in store.pending_vectors(9, **asked)] == without
+        store.save_texts([text(row) for row in rows[:2]])
+        assert [found.row for found in store.pending_texts(9, after=0, through=newest)] == rows[2:]
+        assert store.pending_texts(9, after=later[0]) == []
+
+    def test_stale_words_are_given_within_bounds(self, store: StepStore) -> None:
+        [child] = store.append([step(id="child", parent_id="late")])
+        save_pending(store)
+        [late] = store.append([step(id="late")])
+        store.save_texts([text(late)])
+        assert [found.row for found in store.pending_texts(9, through=child)] == [child]
+        assert store.pending_texts(9, after=child) == []
+
+    def test_parents_are_found_among_many_steps_without_words(self, store: StepStore) -> None:
+        rows = store.append([step(id=str(n), run_id=f"r{n % 3}", hop=n) for n in range(200)])
+        rows += store.append([step(id=f"k{n}", parent_id=str(n)) for n in range(100)])
+        parents = [found.parent_row for found in store.pending_texts(999)]
+        assert parents == [None, None, None, *rows[:197], *rows[:100]]
+
+    def test_a_frontier_stays_until_something_happens(self, store: StepStore) -> None:
+        seen = [store.frontier()]
+
+        def moved() -> bool:
+            seen.append(store.frontier())
+            return seen[-1] != seen[-2]
+
+        assert not moved()
+        [row] = store.append([step(id="a")])
+        assert moved()
+        store.save_texts([text(row)])
+        assert moved()
+        store.save_vectors([vector(row, 1)])
+        assert moved()
+        store.get(["a"])
+        assert not moved()
+        [row] = store.append([step(id="a")], replace=True)
+        assert moved()
+        store.delete(["a"])
+        assert moved()
+        [newer] = store.append([step(id="b")])
+        assert newer > row
+        assert moved()
+        store.clear()
+        assert moved()
+        assert seen[-1].position == store.position()
+
+    def test_words_and_embeddings_are_saved_together(self, store: StepStore) -> None:
+        [child] = store.append([step(id="child", parent_id="late")])
+        assert store.save_derived([text(child)], [vector(child, 1)]) == 0
+        [late] = store.append([step(id="late")])
+        store.set_embedder("one", 1)
+        with pytest.raises(EmbedderMismatchError):
+            store.save_derived([text(late)], [vector(late, 1)], model_id="two")
+        assert [found.row for found in store.pending_texts(9)] == [late]
+        assert store.save_derived([text(late)], [vector(late, 1)], model_id="one") == 1
+        assert [found.row for found in store.pending_texts(9)] == [child]
+
+    def test_who_waits_less_writes_as_well_when_nobody_else_does(self, store: StepStore) -> None:
+        with store.waiting(0):
+            store.append([step(id="a")])
+            save_pending(store)
+            store.append([step(id="a"), step(id="b")], replace=True)
+        assert [str(found.id) for found in store.get(["a", "b"])] == ["a", "b"]
+
     def test_changes_come_in_pages(self, store: StepStore) -> None:
         rows = store.append([step(id=str(n), vector=[n + 1]) for n in range(5)])
         store.save_texts([text(row) for row in rows])
