@@ -90,6 +90,7 @@ class Deriver:
         self._turn = threading.Lock()
         self._last: Held | None = None
         self._last_with_vectors: Held | None = None
+        self._model_id: str | None = None
 
     def save_all(self, *, vectors: bool) -> Iterator[int]:
         """Save what was pending at the call, a batch at a time; yield how many steps each had.
@@ -126,6 +127,8 @@ class Deriver:
         if held.empty:
             return
         with self._store.waiting(0), suppress(StorageError):
+            if held.vectors:
+                self._embedder()  # the store may not have been told of it yet
             self._save([*held.texts.values()], [*held.vectors.values()])
 
     def _batches(self, through: int, held: Held | None, *, vectors: bool) -> Iterator[int]:
@@ -173,7 +176,9 @@ class Deriver:
             return [], through
         last = self._last_with_vectors
         known = last.vectors if last and held and _same_epoch(last, held) else {}
-        made = _vector_rows([item for item in pending if item[0] not in known], self._embedder())
+        embedder = self._embedder()
+        self._model_id = embedder.model_id
+        made = _vector_rows([item for item in pending if item[0] not in known], embedder)
         fresh = {vector.row: vector for vector in made}
         vectors = [known.get(row) or fresh[row] for row, _ in pending]
         return vectors, vectors[-1].row if len(vectors) == VECTOR_BATCH else through
@@ -196,7 +201,7 @@ class Deriver:
         return 0
 
     def _save(self, texts: list[TextRow], vectors: list[VectorRow]) -> int:
-        model_id = self._embedder().model_id if vectors else None
+        model_id = self._model_id if vectors else None
         return self._store.save_derived(texts, vectors, model_id=model_id)
 
 

@@ -8,14 +8,25 @@ transaction; those of two namespaces never wait for each other. database.py owns
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hybridagi_steps.protocols import Frontier
 from hybridagi_steps.stores import Durability
 from hybridagi_steps.stores.postgres.admin import PostgresAdmin
 from hybridagi_steps.stores.postgres.database import PostgresDatabase
 from hybridagi_steps.stores.sql.derived import DerivedTables
 from hybridagi_steps.stores.sql.tables import Connection
+from hybridagi_steps.stores.sql.values import many
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
 
+# For all rows in one round trip; SQLite would walk whole runs for such a question.
+_IN_RUN = """SELECT k.row, near.row FROM step_view k CROSS JOIN LATERAL (
+    SELECT o.row FROM step_view o WHERE o.namespace = k.namespace AND o.run_id = k.run_id
+        AND (o.hop, o.row) {than} (k.hop, k.row) ORDER BY o.hop {order}, o.row {order} LIMIT 1) near
+    WHERE k.namespace = ? AND k.run_id IS NOT NULL
+        AND k.row IN (SELECT value FROM json_each(?))"""
+_BEFORE_IN_RUN = _IN_RUN.format(than="<", order="DESC")
+_AFTER_IN_RUN = _IN_RUN.format(than=">", order="ASC")
 _RESTART = 2**32
 """Added to an epoch for each restart of the server: more than `clear` will ever count."""
 
@@ -52,6 +63,12 @@ class PostgresStepStore(PostgresAdmin, DerivedTables):
         except BaseException:
             database.close()
             raise
+
+    def _before_in_run(self, connection: Connection, rows: Sequence[int]) -> dict[int, int]:
+        return dict(connection.execute(_BEFORE_IN_RUN, (self._namespace, many(rows))).fetchall())
+
+    def _after_in_run(self, connection: Connection, rows: Sequence[int]) -> dict[int, int]:
+        return dict(connection.execute(_AFTER_IN_RUN, (self._namespace, many(rows))).fetchall())
 
     def _frontier(self, connection: Connection) -> Frontier:
         """Return how far the store has come, in another epoch after each restart of the server.

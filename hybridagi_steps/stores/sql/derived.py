@@ -241,15 +241,31 @@ class DerivedTables(Tables):
         """
         asked = (self._namespace, many(rows))
         parents: dict[int, int] = dict(connection.execute(_NAMED_PARENTS, asked).fetchall())
-        for row, run_id, hop in connection.execute(_PLACES, asked).fetchall():
-            if row not in parents:
-                place = (self._namespace, run_id, hop, row)
-                if before := connection.execute(_BEFORE_IN_RUN, place).fetchone():
-                    parents[row] = before[0]
+        nameless = [row for row in rows if row not in parents]
+        parents.update(self._before_in_run(connection, nameless))
         asked = (self._namespace, many(sorted({*parents, *parents.values()})))
         owners = {row: owner for row, *owner in connection.execute(_OWNERS, asked)}
         same = {row for row, parent in parents.items() if owners.get(row) == owners.get(parent)}
         return {row: parents[row] for row in same}
+
+    def _before_in_run(self, connection: Connection, rows: Sequence[int]) -> dict[int, int]:
+        """Return the step before each row in its run, for those that have one."""
+        return self._neighbours(connection, rows, _BEFORE_IN_RUN)
+
+    def _after_in_run(self, connection: Connection, rows: Sequence[int]) -> dict[int, int]:
+        """Return the step after each row in its run, for those that have one."""
+        return self._neighbours(connection, rows, _AFTER_IN_RUN)
+
+    def _neighbours(
+        self, connection: Connection, rows: Sequence[int], query: str
+    ) -> dict[int, int]:
+        found: dict[int, int] = {}
+        places = connection.execute(_PLACES, (self._namespace, many(rows))).fetchall()
+        for row, run_id, hop in places:
+            place = (self._namespace, run_id, hop, row)
+            if neighbour := connection.execute(query, place).fetchone():
+                found[row] = neighbour[0]
+        return found
 
     def _with_living_parents(
         self, connection: Connection, texts: Sequence[TextRow]
@@ -267,9 +283,7 @@ class DerivedTables(Tables):
         """
         asked = (self._namespace, many(saved))
         looked_at = {*saved, *self._column(connection, _CHILDREN, *asked)}
-        for row, run_id, hop in connection.execute(_PLACES, asked).fetchall():
-            place = (self._namespace, run_id, hop, row)
-            looked_at.update(after for after, _ in connection.execute(_AFTER_IN_RUN, place))
+        looked_at.update(self._after_in_run(connection, saved).values())
         shown = dict(connection.execute(_INDEXED_PARENTS, (many(sorted(looked_at)),)))
         parents = self._parents(connection, sorted(shown))
         return [row for row, parent in parents.items() if parent > row and shown[row] != parent]
