@@ -15,7 +15,7 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -51,7 +51,7 @@ from hybridagi_steps.stores.waiting import taken
 
 TEXT_BATCH = 1_000
 VECTOR_BATCH = 500
-PATIENCE_SECONDS = 0.05
+PATIENCE_SECONDS = 0.005
 """How long a search waits for other writers before it keeps a batch in memory."""
 LONGEST_READ = 20_000
 """Characters of a step whose words are indexed."""
@@ -59,13 +59,16 @@ LONGEST_READ = 20_000
 log = logging.getLogger("hybridagi_steps")
 
 
-class Held(NamedTuple):
+@dataclass
+class Held:
     """What is derived and not saved of a store that had come to `frontier`, by row."""
 
     frontier: Frontier
     vectors_wanted: bool
-    texts: dict[int, TextRow]
-    vectors: dict[int, VectorRow]
+    texts: dict[int, TextRow] = field(default_factory=dict[int, TextRow])
+    vectors: dict[int, VectorRow] = field(default_factory=dict[int, VectorRow])
+    busy: bool = False
+    """Whether it is held because somebody else was writing."""
 
     @property
     def empty(self) -> bool:
@@ -99,7 +102,7 @@ class Deriver:
             StorageError: It cannot be saved; the rest stays pending.
             EmbedderError: The embedder raised; the steps stay pending.
         """
-        yield from self._batches(self._store.frontier().row, None, vectors=vectors)
+        yield from self._batches(self._store.frontier(), None, vectors=vectors)
 
     def catch_up(self, *, vectors: bool) -> Held:
         """Derive what was pending at the call; save it, or return what cannot be saved now.
@@ -113,9 +116,9 @@ class Deriver:
         if last and last.frontier == frontier and (last.vectors_wanted or not vectors):
             self._save_held(last)
             return last
-        held = Held(frontier, vectors, {}, {})
+        held = Held(frontier, vectors)
         with self._store.waiting(PATIENCE_SECONDS):
-            for _ in self._batches(frontier.row, held, vectors=vectors):
+            for _ in self._batches(frontier, held, vectors=vectors):
                 continue
         self._last = held
         if vectors:
@@ -131,26 +134,28 @@ class Deriver:
                 self._embedder()  # the store may not have been told of it yet
             self._save([*held.texts.values()], [*held.vectors.values()])
 
-    def _batches(self, through: int, held: Held | None, *, vectors: bool) -> Iterator[int]:
-        stale = yield from self._walk(through, held, vectors=vectors)
+    def _batches(self, frontier: Frontier, held: Held | None, *, vectors: bool) -> Iterator[int]:
+        stale = yield from self._walk(frontier, held, vectors=vectors)
         if stale:
-            yield from self._walk(through, held, vectors=False)
+            yield from self._walk(frontier, held, vectors=False)
 
-    def _walk(self, through: int, held: Held | None, *, vectors: bool) -> Generator[int, None, int]:
-        """Take each pending row up to `through` once, so that it ends whoever else writes.
+    def _walk(
+        self, frontier: Frontier, held: Held | None, *, vectors: bool
+    ) -> Generator[int, None, int]:
+        """Take each row pending at `frontier` once, so that it ends whoever else writes.
 
         Returns:
             How many windows went stale by what was saved: they show another step by now.
         """
+        through = frontier.row
         text_at, vector_at = 0, 0 if vectors else through
         seconds, stale = self._seconds, 0
         while text_at < through or vector_at < through:
             with taken(self._turn, seconds, "the indexing of new steps") as seconds:
                 texts, text_at = self._texts(text_at, through)
-                made, vector_at = self._vectors(vector_at, through, held)
-                if texts or made:
-                    stale += self._saved(texts, made, held)
+                made, vector_at = self._vectors(vector_at, frontier)
             if texts or made:
+                stale += self._saved(texts, made, held)
                 yield len(texts) + len(made)
         return stale
 
@@ -163,19 +168,22 @@ class Deriver:
         texts = [_known_or_made(known.get(item.row), item) for item in pending]
         return texts, texts[-1].row if len(texts) == TEXT_BATCH else through
 
-    def _vectors(self, after: int, through: int, held: Held | None) -> tuple[list[VectorRow], int]:
+    def _vectors(self, after: int, frontier: Frontier) -> tuple[list[VectorRow], int]:
         """Return the embeddings of the next pending steps, and up to which row that is.
 
         What the embedder gives for a step and cannot be used (NaN, Inf, zero) leaves that step
         found by words only.
         """
+        through = frontier.row
         if after >= through:
             return [], through
         pending = self._store.pending_vectors(VECTOR_BATCH, after=after, through=through)
         if not pending:
             return [], through
         last = self._last_with_vectors
-        known = last.vectors if last and held and _same_epoch(last, held) else {}
+        # In another epoch the embedder may be another.
+        same = last is not None and last.frontier.position.epoch == frontier.position.epoch
+        known = last.vectors if last and same else {}
         embedder = self._embedder()
         self._model_id = embedder.model_id
         made = _vector_rows([item for item in pending if item[0] not in known], embedder)
@@ -194,8 +202,12 @@ class Deriver:
         except (ReadOnlyStorageError, DiskFullError, StorageBusyError) as error:
             if held is None:
                 raise
-            level = logging.DEBUG if isinstance(error, StorageBusyError) else logging.WARNING
-            log.log(level, "the index of new steps is kept in memory only: %s", error)
+            held.busy = isinstance(error, StorageBusyError)
+            log.log(
+                logging.DEBUG if held.busy else logging.WARNING,
+                "the index of new steps is kept in memory only: %s",
+                error,
+            )
         held.texts.update((text.row, text) for text in texts)
         held.vectors.update((vector.row, vector) for vector in vectors)
         return 0
@@ -218,11 +230,6 @@ def _vector_rows(pending: Sequence[tuple[int, AgentStep]], embedder: Embedder) -
         vector = vectors[number] if usable[number] else None
         rows.append(VectorRow(row, text_hash(text), vector, scoped=step.scope is not None))
     return rows
-
-
-def _same_epoch(one: Held, other: Held) -> bool:
-    """Tell whether vectors of one are still good for the other: the embedder is the same."""
-    return one.frontier.position.epoch == other.frontier.position.epoch
 
 
 def _known_or_made(known: TextRow | None, item: PendingText) -> TextRow:

@@ -49,7 +49,7 @@ MAX_QUERY_LENGTH = 20_000
 
 _TEMPLATE = re.compile(r"--- Step \d+ ---\n[\w ]+: (?P<purpose>.*?)\n[\w ]+: ", re.DOTALL)
 _READ_AT_ONCE = 200
-_BACKGROUND_SECONDS = 1.0
+_BACKGROUND_SECONDS = 0.25
 """How long indexing in the background waits for other writers: closing waits for it."""
 
 
@@ -90,7 +90,7 @@ class Searcher:
     ) -> list[StepHit]:
         """Do what `StepMemory.search` says."""
         asked = [self._redacted(item) for item in _checked(query, k, mode, expand, min_score)]
-        held = self._deriver.catch_up(vectors=mode != "lexical")
+        held = self._caught_up(vectors=mode != "lexical")
         texts = [own_text(item) if isinstance(item, AgentStep) else item for item in asked]
         # A hosted embedder takes its time; nobody else has to wait for it.
         vectors = [None] * len(texts) if mode == "lexical" else self._embedded(texts)
@@ -109,7 +109,7 @@ class Searcher:
 
     def with_vectors(self, ids: Sequence[str]) -> list[AgentStep]:
         """Return steps with their vectors, whether the store could save them yet or not."""
-        held = self._deriver.catch_up(vectors=True)
+        held = self._caught_up(vectors=True)
         steps = self._store.get(ids, vectors=True)
         without = [step for step in steps if step.vector is None] if held.vectors else []
         if without:
@@ -122,6 +122,13 @@ class Searcher:
         """Begin to index what is pending, before somebody waits for it."""
         self._backlog = self._deriver.save_all(vectors=True)
         self._background.start()
+
+    def _caught_up(self, *, vectors: bool) -> Held:
+        """Index what is pending; what others keep this from saving is saved in the background."""
+        held = self._deriver.catch_up(vectors=vectors)
+        if held.busy:
+            self.work_off()
+        return held
 
     def _background_batch(self) -> bool:
         with self._store.waiting(_BACKGROUND_SECONDS):
