@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -177,7 +177,7 @@ class TestHeldFile:
         return path
 
     @contextmanager
-    def held(self, path: Path) -> Iterator[FileLock]:
+    def held(self, path: Path) -> Generator[FileLock]:
         with closing(FileLock(path)) as lock:
             lock.acquire(10)
             yield lock

@@ -367,20 +367,6 @@ def test_a_read_only_disk_can_be_read(small_disk: Path) -> None:
         SqliteStepStore(small_disk / "new.db")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write whatever the permissions say")
-def test_permissions_are_respected(path: Path) -> None:
-    filled(path)
-    path.chmod(0o444)
-    path.parent.chmod(0o555)
-    try:
-        with closing(SqliteStepStore(path)) as store:
-            assert len(store.rows(EVERYTHING)) == 50
-            with pytest.raises(ReadOnlyStorageError):
-                store.append([step()])
-    finally:
-        path.parent.chmod(0o755)
-
-
 def test_an_append_writes_one_step_within_its_budget_of_bytes(path: Path) -> None:
     with closing(SqliteStepStore(path, durability="normal")) as store:
         for n in range(1600):

