@@ -57,7 +57,10 @@ def path() -> Iterator[Path]:
 
 
 def fill(path: Path, first: int = 0, count: int = 50) -> StepMemory:
-    """Add steps that nobody has indexed yet; return the open memory."""
+    """Add steps that nobody has indexed yet, to a file that others may read; return the memory."""
+    if not path.exists():
+        path.touch()
+        path.chmod(0o644)
     memory = StepMemory(path, embedder="hashing", durability="normal")
     numbers = range(first, first + count)
     memory.add([step(id=str(n), run_id="r", inputs={"purpose": f"refund {n}"}) for n in numbers])
