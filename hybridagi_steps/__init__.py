@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hybridagi_steps.planning.executor import StepExecutor
     from hybridagi_steps.planning.generator import PlanGenerator
     from hybridagi_steps.planning.orchestrator import Orchestrator, run_step_executor
+    from hybridagi_steps.planning.plan import Plan, PlanStep, PlanStepType
     from hybridagi_steps.planning.results import PlanResult
     from hybridagi_steps.planning.workspace import Workspace
     from hybridagi_steps.planning.workspace_tools import workspace_tools
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from hybridagi_steps.records.event import StepDelta, StepEvent, StepEventType
     from hybridagi_steps.records.filters import StepFilter, StepHit
     from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
-    from hybridagi_steps.records.plan import Plan, PlanStep, PlanStepType
     from hybridagi_steps.records.predictions import AgentStepList, Query, QueryList, QueryWithSteps
     from hybridagi_steps.records.run import RunMetrics
     from hybridagi_steps.running.config import AgentSession, StepRunnerConfig, ToolRequest
@@ -155,11 +155,11 @@ _HOMES: dict[str, str | None] = {
     "NativeChatAdapter": "programs.adapters",
     "NativeJSONAdapter": "programs.adapters",
     "Orchestrator": "planning.orchestrator",
-    "Plan": "records.plan",
+    "Plan": "planning.plan",
     "PlanGenerator": "planning.generator",
     "PlanResult": "planning.results",
-    "PlanStep": "records.plan",
-    "PlanStepType": "records.plan",
+    "PlanStep": "planning.plan",
+    "PlanStepType": "planning.plan",
     "ProgramMemory": "programs.graph.program_memory",
     "ProgramSession": "programs.graph.run_state",
     "Query": "records.predictions",

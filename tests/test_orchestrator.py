@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 import hybridagi_steps as hs
 from hybridagi_steps import errors
 from hybridagi_steps.planning.orchestrator import Orchestrator, run_step_executor
+from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.replaying import replaying_lm
 from hybridagi_steps.planning.tasks import Task, tasks
 from hybridagi_steps.planning.waves import StepState
 from hybridagi_steps.planning.work import Finished, Work
 from hybridagi_steps.planning.workspace import Workspace
 from hybridagi_steps.records.event import StepEvent, StepEventType
-from hybridagi_steps.records.plan import Plan, PlanStep
 
 CYCLE = "PLAN: p\nSTEP: a\nGOAL: g\nDEPENDENCIES: b\nSTEP: b\nGOAL: g\nDEPENDENCIES: a"
 

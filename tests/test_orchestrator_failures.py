@@ -17,9 +17,9 @@ import hybridagi_steps as hs
 from hybridagi_steps import errors
 from hybridagi_steps.planning.generator import PlanGenerator
 from hybridagi_steps.planning.orchestrator import Orchestrator
+from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.work import Finished, Work
 from hybridagi_steps.planning.workspace import Workspace
-from hybridagi_steps.records.plan import Plan, PlanStep
 from hybridagi_steps.testing import Reply, ScriptedLM, ToolCall, scripted_lm
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hybridagi_steps.errors import InvalidPlanError
-from hybridagi_steps.records.artifact_shape import check_shape, shape_problem
-from hybridagi_steps.records.plan import Plan, PlanStep, PlanStepType, file_problem
+from hybridagi_steps.planning.artifact_types import check_shape, shape_problem
+from hybridagi_steps.planning.plan import Plan, PlanStep, PlanStepType, file_problem
 
 
 def step(step_id: str, /, *dependencies: str, **fields: object) -> PlanStep:

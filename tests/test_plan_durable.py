@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark
 from hybridagi_steps import errors  # noqa: E402
 from hybridagi_steps.planning.durable import DurableQueue  # noqa: E402
 from hybridagi_steps.planning.orchestrator import Orchestrator  # noqa: E402
+from hybridagi_steps.planning.plan import Plan, PlanStep  # noqa: E402
 from hybridagi_steps.planning.work import Finished, Work  # noqa: E402
 from hybridagi_steps.planning.workspace import Workspace  # noqa: E402
-from hybridagi_steps.records.plan import Plan, PlanStep  # noqa: E402
 from hybridagi_steps.testing import scripted_lm  # noqa: E402
 
 WORKER = Path(__file__).parent / "plan_worker.py"

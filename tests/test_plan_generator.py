@@ -17,10 +17,10 @@ import hybridagi_steps as hs
 from hybridagi_steps import errors
 from hybridagi_steps.planning.generator import PlanGenerator, new_steps
 from hybridagi_steps.planning.orchestrator import Orchestrator
+from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.recalling import similar_plan
 from hybridagi_steps.planning.work import Finished, Work
 from hybridagi_steps.planning.workspace import Workspace
-from hybridagi_steps.records.plan import Plan, PlanStep
 from hybridagi_steps.testing import request_text, scripted_lm
 
 GOOD = "PLAN: Shelves\nSTEP: look\nGOAL: g\nSTEP: sort\nGOAL: g\nDEPENDENCIES: look\nEND_PLAN"

@@ -21,9 +21,9 @@ from hybridagi_steps import errors
 from hybridagi_steps.cli import main
 from hybridagi_steps.planning.executor import StepExecutor
 from hybridagi_steps.planning.orchestrator import Orchestrator
+from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.work import Finished, Work
 from hybridagi_steps.planning.workspace import Workspace
-from hybridagi_steps.records.plan import Plan, PlanStep
 
 PLAN = Plan(steps=[PlanStep(id="a", goal="g")])
 

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridagi_steps.errors import InvalidPlanError, PlanParseError
-from hybridagi_steps.records.plan import (
+from hybridagi_steps.planning.plan import (
     Plan,
     PlanStep,
     PlanStepType,
     clean_name,
     clean_text,
 )
-from hybridagi_steps.records.plan_text import MOST_CHARACTERS
+from hybridagi_steps.planning.plan_parser import MOST_CHARACTERS
 
 SEED = """
 PLAN: User Management System

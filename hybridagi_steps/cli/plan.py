@@ -128,7 +128,7 @@ def _run(
 def _planned(wanted: str, written: str | None, options: dict[str, Any]) -> str:
     """Return the text of the plan that would be run."""
     from hybridagi_steps.planning.orchestrator import Orchestrator
-    from hybridagi_steps.records.plan import Plan
+    from hybridagi_steps.planning.plan import Plan
 
     if written is not None:
         return Plan.parse(written).to_text()

@@ -1,6 +1,6 @@
 """What steps hand on: whether it is what was promised, and what of it the next step sees.
 
-Artifacts are plain JSON values under names. A plan may demand a shape of them (artifact_shape.py);
+Artifacts are plain JSON values under names. A plan may demand a shape of them (artifact_types.py);
 a program may demand a Python type, which pydantic checks. Where they are kept is no concern of this
 module.
 """
@@ -15,9 +15,9 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from hybridagi_steps.errors import ArtifactError
-from hybridagi_steps.records.artifact_shape import shape_problem
+from hybridagi_steps.planning.artifact_types import shape_problem
+from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.records.json_values import json_value
-from hybridagi_steps.records.plan import Plan, PlanStep
 
 _MOST_FAULTS = 10
 

@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from hybridagi_steps.planning.plan import Plan
 from hybridagi_steps.planning.results import StepResult
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
-from hybridagi_steps.records.plan import Plan
 
 _log = logging.getLogger("hybridagi_steps")
 

@@ -27,6 +27,7 @@ from hybridagi_steps.errors import ArtifactError, InvalidSettingError, LimitReac
 from hybridagi_steps.messages.names import is_call_id
 from hybridagi_steps.planning.accounting import Purpose, spending_on
 from hybridagi_steps.planning.artifacts import ArtifactTypes, checked_artifacts
+from hybridagi_steps.planning.plan import PlanStep
 from hybridagi_steps.planning.prompting import (
     FILE_TOKENS,
     INSTRUCTIONS,
@@ -40,7 +41,6 @@ from hybridagi_steps.planning.work import Finished, Work
 from hybridagi_steps.planning.workspace import Workspace
 from hybridagi_steps.planning.workspace_tools import workspace_tools
 from hybridagi_steps.programs.dspy_settings import overriding
-from hybridagi_steps.records.plan import PlanStep
 from hybridagi_steps.token_counters import token_counter
 
 _IDLE_TURNS = 3

@@ -20,9 +20,9 @@ import dspy
 from dspy.utils.exceptions import AdapterParseError
 
 from hybridagi_steps.errors import PlanError
+from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.recalling import similar_plan
 from hybridagi_steps.programs.driving import Request, Work, adriven, driven
-from hybridagi_steps.records.plan import Plan, PlanStep
 
 MAX_REPAIRS = 2
 _MOST_FILES = 200

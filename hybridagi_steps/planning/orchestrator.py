@@ -26,6 +26,7 @@ from hybridagi_steps.planning.dispatching import InProcess
 from hybridagi_steps.planning.events import EventLine, Listener, ProgressBar
 from hybridagi_steps.planning.executor import StepExecutor, refuse_same_names
 from hybridagi_steps.planning.generator import PlanGenerator
+from hybridagi_steps.planning.plan import Plan
 from hybridagi_steps.planning.plan_run import PlanRun
 from hybridagi_steps.planning.results import PlanResult
 from hybridagi_steps.planning.settings import Settings, check_number
@@ -37,7 +38,6 @@ from hybridagi_steps.planning.workspace_tools import workspace_tools
 from hybridagi_steps.programs.dspy_settings import overriding
 from hybridagi_steps.programs.step_writer import check_memory
 from hybridagi_steps.records.event import StepEvent
-from hybridagi_steps.records.plan import Plan
 from hybridagi_steps.token_counters import token_counter
 
 

@@ -29,6 +29,7 @@ from hybridagi_steps.planning.accounting import Ledger, OutOfBudget, TokenUsage
 from hybridagi_steps.planning.dispatching import Dispatcher
 from hybridagi_steps.planning.events import EventLine
 from hybridagi_steps.planning.generator import new_steps
+from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.recalling import ORCHESTRATOR
 from hybridagi_steps.planning.results import PlanResult, StepResult, summed_up
 from hybridagi_steps.planning.resuming import Resuming
@@ -41,7 +42,6 @@ from hybridagi_steps.programs.dspy_settings import overriding
 from hybridagi_steps.programs.recording import record
 from hybridagi_steps.programs.run_steps import RunSteps
 from hybridagi_steps.records.event import StepEventType
-from hybridagi_steps.records.plan import Plan, PlanStep
 
 _PATIENCE_SECONDS = 30.0
 """How long a queue may take to note that a run has ended."""

@@ -21,9 +21,9 @@ from typing import Any
 import dspy
 
 from hybridagi_steps.errors import WorkspaceError
+from hybridagi_steps.planning.plan import PlanStep, PlanStepType
 from hybridagi_steps.planning.workspace import Workspace
 from hybridagi_steps.protocols import TokenCounter
-from hybridagi_steps.records.plan import PlanStep, PlanStepType
 
 FILE_TOKENS = 8_000
 """Tokens that the contents of all files of a step may take together."""

@@ -15,10 +15,10 @@ from typing import Any, Literal
 from hybridagi_steps.errors import UnknownStepError
 from hybridagi_steps.planning.accounting import Spent, TokenUsage
 from hybridagi_steps.planning.comparison import Comparison, compare
+from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.waves import StepState
 from hybridagi_steps.planning.work import Problem
 from hybridagi_steps.protocols import TokenCounter
-from hybridagi_steps.records.plan import Plan, PlanStep
 from hybridagi_steps.token_counters import EstimatingCounter
 
 _MOST_TOLD = 200

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.planning.dispatching import Dispatcher
-from hybridagi_steps.records.plan import PlanStep
+from hybridagi_steps.planning.plan import PlanStep
 
 
 class Resuming:

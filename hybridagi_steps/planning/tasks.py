@@ -20,8 +20,8 @@ from typing import Any, Literal, NamedTuple, cast
 
 from hybridagi_steps.errors import WorkspaceError
 from hybridagi_steps.planning.command import CommandResult, run_command
+from hybridagi_steps.planning.plan import Plan
 from hybridagi_steps.planning.snapshot import IGNORED
-from hybridagi_steps.records.plan import Plan
 
 FINISH_TOOL = "finish_step"
 """The call that ends a step in a replay; its arguments are `summary` and `artifacts`."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from hybridagi_steps.errors import InvalidPlanError
-from hybridagi_steps.records.plan import Plan, PlanStep
+from hybridagi_steps.planning.plan import Plan, PlanStep
 
 
 class StepState(StrEnum):

@@ -15,8 +15,8 @@ from hybridagi_steps import errors
 from hybridagi_steps.errors import StepsError
 from hybridagi_steps.planning.accounting import LMCall
 from hybridagi_steps.planning.changes import Changes
+from hybridagi_steps.planning.plan import PlanStep
 from hybridagi_steps.planning.workspace import Workspace
-from hybridagi_steps.records.plan import PlanStep
 
 
 class Problem(BaseModel):

@@ -17,11 +17,11 @@ from typing import Any
 
 from hybridagi_steps.planning.comparison import LAST, compare
 from hybridagi_steps.planning.orchestrator import Orchestrator
+from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.replaying import replaying_lm
 from hybridagi_steps.planning.tasks import Task, tasks
 from hybridagi_steps.planning.work import Finished, Work
 from hybridagi_steps.planning.workspace import Workspace
-from hybridagi_steps.records.plan import Plan, PlanStep
 from hybridagi_steps.token_counters import is_estimate, token_counter
 from tests.benchmarks.conditions import conditions
 from tests.benchmarks.tables import Table, number, print_json, print_tables

@@ -10,7 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hybridagi_steps.records.plan import Plan, PlanStep
+    from hybridagi_steps.planning.plan import Plan, PlanStep
 
 MOST_STEPS_DRAWN = 60
 MOST_STEPS_LISTED = 200

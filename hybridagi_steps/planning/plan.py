@@ -2,7 +2,7 @@
 
 A plan is a plain value. It can say what is wrong with it, in which order its steps may run and what
 hangs on a step; it runs nothing and reads no file. Its text form is read and written by
-plan_text.py, its JSON form by plan_json.py. Nothing is refused on construction that a person may
+plan_parser.py, its JSON form by plan_json.py. Nothing is refused on construction that a person may
 want to look at and mend: `check` is what a plan must pass before anything is spent on it.
 """
 
@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from hybridagi_steps.errors import InvalidPlanError, PlanParseError
-from hybridagi_steps.records.artifact_shape import check_shape
+from hybridagi_steps.planning.artifact_types import check_shape
 
 STEP_ID = re.compile(r"\w[\w.\-]{0,99}")
 """What a step may be called, so that a list of ids needs no quotes."""
@@ -120,7 +120,7 @@ class PlanStep(BaseModel):
     artifacts: list[ArtifactName] = []
     """Names of what it hands on."""
     shapes: Annotated[dict[ArtifactName, Any], AfterValidator(_shapes)] = {}
-    """The shape each artifact must have; see artifact_shape.py. No entry: any value."""
+    """The shape each artifact must have; see artifact_types.py. No entry: any value."""
     notes: dict[ArtifactName, Name] = {}
     """What an artifact is, in words, for the step that makes it."""
 
@@ -155,7 +155,7 @@ class Plan(BaseModel):
             PlanParseError: It cannot be read; names line and field.
             InvalidPlanError: It can be read and not be run; names every problem.
         """
-        from hybridagi_steps.records.plan_text import read_plan
+        from hybridagi_steps.planning.plan_parser import read_plan
 
         plan = cls.model_validate(read_plan(text))
         try:
@@ -171,7 +171,7 @@ class Plan(BaseModel):
 
     def to_text(self) -> str:
         """Return the plan in its text form; `parse` gives back an equal plan."""
-        from hybridagi_steps.records.plan_text import write_plan
+        from hybridagi_steps.planning.plan_parser import write_plan
 
         return write_plan(self)
 
@@ -253,7 +253,7 @@ class Plan(BaseModel):
 
     def _repr_html_(self) -> str:
         """Show the plan and its dependencies in a notebook."""
-        from hybridagi_steps.records.plan_display import plan_html
+        from hybridagi_steps.planning.plan_display import plan_html
 
         return plan_html(self)
 

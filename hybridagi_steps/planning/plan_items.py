@@ -11,9 +11,15 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from hybridagi_steps.records.artifact_shape import ALIASES, BRACKETS, KINDS, named_shape, read_shape
-from hybridagi_steps.records.plan import clean_name
-from hybridagi_steps.records.plan_lines import key_of
+from hybridagi_steps.planning.artifact_types import (
+    ALIASES,
+    BRACKETS,
+    KINDS,
+    named_shape,
+    read_shape,
+)
+from hybridagi_steps.planning.plan import clean_name
+from hybridagi_steps.planning.plan_lines import key_of
 
 _NOTHING = re.compile(
     r"(?:none|n/?a|null|nil|empty|nothing|not applicable|[-–—]+)\.?"

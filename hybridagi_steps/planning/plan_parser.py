@@ -16,8 +16,8 @@ from typing import Any
 from pydantic import ValidationError as PydanticError
 
 from hybridagi_steps.errors import PlanParseError
-from hybridagi_steps.records.plan import STEP_ID, Plan, PlanStep, PlanStepType, clean_name
-from hybridagi_steps.records.plan_items import (
+from hybridagi_steps.planning.plan import STEP_ID, Plan, PlanStep, PlanStepType, clean_name
+from hybridagi_steps.planning.plan_items import (
     Artifact,
     read_artifacts,
     read_files,
@@ -25,7 +25,7 @@ from hybridagi_steps.records.plan_items import (
     write_artifact,
     write_names,
 )
-from hybridagi_steps.records.plan_lines import Key, Line, escaped, is_rule, plan_lines, unescaped
+from hybridagi_steps.planning.plan_lines import Key, Line, escaped, is_rule, plan_lines, unescaped
 
 MOST_CHARACTERS = 1_000_000
 """Longest text read as a plan."""
@@ -70,7 +70,7 @@ def read_plan(text: str) -> dict[str, Any]:
     Raises:
         PlanParseError: It cannot be read; names line and field.
     """
-    from hybridagi_steps.records.plan_json import find_json, plan_from_json
+    from hybridagi_steps.planning.plan_json import find_json, plan_from_json
 
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlanParseError(f"expected the text of a plan, got {type(text).__name__}")

@@ -15,8 +15,8 @@ from typing import Any, cast
 from pydantic import ValidationError as PydanticError
 
 from hybridagi_steps.errors import PlanParseError
-from hybridagi_steps.records.plan import PlanStep
-from hybridagi_steps.records.plan_items import Artifact, read_artifact, read_files, read_names
+from hybridagi_steps.planning.plan import PlanStep
+from hybridagi_steps.planning.plan_items import Artifact, read_artifact, read_files, read_names
 
 _FENCED = re.compile(r"^[ \t]{0,80}```(?:json|JSON)?[ \t]{0,80}\n(?=\s{0,200}[{\[])", re.MULTILINE)
 _BARE = re.compile(r"^[ \t]{0,80}(?=[{\[])", re.MULTILINE)
