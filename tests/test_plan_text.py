@@ -228,6 +228,12 @@ def test_what_stands_behind_a_last_list_is_no_part_of_it() -> None:
         ('{"steps": [{"id": "a", "goal": "g", "files": [{}]}]}', None, "steps[0].files.0"),
         ('{"steps": [{"goal": "g"}]}', None, "steps[0].id"),
         ("[" * 100_000, 1, "steps"),
+        ('{"steps": [%s]}' % ("9" * 5_000), 1, "steps"),
+        (
+            '{"steps": [{"id": "a", "goal": "g", "artifacts": ["x"], "shapes": 3}]}',
+            None,
+            "steps[0].shapes",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_its_place(
@@ -273,6 +279,19 @@ def test_json_is_read_bare_fenced_and_with_other_names() -> None:
         json.dumps({"plan": {"steps": {"1": {**step, "step_id": None}}}}),
     ):
         assert Plan.parse(text).steps == plan.steps
+
+
+def test_json_names_steps_and_types_as_text_does() -> None:
+    steps = [
+        {"id": "Read the code", "type": "research", "goal": "g"},
+        {"name": "Then write", "objective": "h", "dependencies": ["read the code"]},
+        {"id": 3, "goal": "", "description": "d", "depends_on": "Then write", "artifacts": "a, b"},
+    ]
+    plan = Plan.parse(json.dumps({"name": None, "title": "P", "steps": steps}))
+    assert [step.id for step in plan.steps] == ["read_the_code", "then_write", "3"]
+    assert [step.dependencies for step in plan.steps] == [[], ["read_the_code"], ["then_write"]]
+    assert (plan.name, plan.steps[0].name, plan.steps[0].type) == ("P", "Read the code", "analyze")
+    assert (plan.steps[2].goal, plan.steps[2].artifacts) == ("d", ["a", "b"])
 
 
 # What is written reads back the same, whatever it holds.

@@ -2,7 +2,7 @@ r"""The shapes of artifacts: what a plan may demand of the values that its steps
 
 A shape is JSON data that a person and a small model can both write: a kind (`"text"`, `"integer"`
 …), a pattern (`"/\d+/"`), an object of shapes (`{"host": "text"}`) or a list of one shape
-(`["text"]`); as text it is understood without the quotes, too (`{host: [text]}`). Pydantic does the
+(`["text"]`); as text it is JSON that needs no quotes (`{host: [text]}`). Pydantic does the
 checking, so patterns run on its engine, which takes linear time whatever a model wrote. Where
 artifacts are kept, and which step makes them, is no concern of this module.
 """
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, ConfigDict, StringConstraints, TypeAdapter, create_model
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, create_model
 from pydantic import ValidationError as PydanticError
 from pydantic_core import SchemaError
 
@@ -43,6 +43,7 @@ ALIASES = {
 """What other languages call the kinds; upper and lower case are the same."""
 
 MAX_DEPTH = 16
+_TOO_DEEP = f"a shape may be {MAX_DEPTH} levels deep at most"
 BRACKETS = ("[", "{")
 """What the text of a list or an object begins with."""
 
@@ -50,13 +51,24 @@ _MOST_SHOWN = 100
 _GENERIC = re.compile(r"(list|array|dict|mapping)\s*\[([^\n]*)\]", re.IGNORECASE)
 _LIST_OF = re.compile(r"(?:list|array)\s+of\s+([^\n]+)", re.IGNORECASE)
 _PATTERN = re.compile(r"/((?:[^/\\\n]|\\[^\n])+)/")
+_WORDS = "|".join([*KINDS, *ALIASES])
+_LEADING_KIND = re.compile(
+    rf"(?:(?:list|array|dict|mapping)\s?\[[^\n]{{0,200}}\]|(?:list|array)\s+of\s+\w+|{_WORDS})"
+    r"(?=\s*$|\s+[-–—]\s|\s*[,;(])",
+    re.IGNORECASE,
+)
+_LEADING_PATTERN = re.compile(_PATTERN.pattern + r"(?=\s*$|\s+[-–—(])")
 _STRICT = ConfigDict(strict=True, extra="allow")
-_QUOTED = re.compile(r'"(?:[^"\\\n]|\\[^\n])*"|\'[^\'\\\n]*\'')
-_FIELD = re.compile(r"\w[\w .\-]*")
-_WORD = re.compile(r"\w[^\[\]{},:\"'/\n]*")
-_LIST_WORD = re.compile(r"(?:list|array)\s*(?=\[)", re.IGNORECASE)
-_OBJECT_WORD = re.compile(r"(?:dict|mapping)\s*\[[^\[\]\n]*\]", re.IGNORECASE)
-_BLANKS = re.compile(r"\s*")
+_TOKEN = re.compile(
+    r"\s*(?:"
+    r"(?P<dropped>(?:list|array)\s*(?=\[)|,(?=\s*\}))"
+    r"|(?P<mark>[\[\]{},:])"
+    r"|(?P<text>\"(?:[^\"\\\n]|\\[^\n])*\"|'[^'\\\n]*'|/(?:[^/\\\n]|\\[^\n])+/"
+    r"|(?:dict|mapping)\s*\[[^\[\]\n]*\]|\w[^\[\]{},:\"'/\n]*)"
+    r")",
+    re.IGNORECASE,
+)
+"""What a shape is written of: JSON's marks, and texts that need no quotes."""
 
 
 def shape_problem(shape: Any, value: Any) -> str | None:
@@ -75,7 +87,7 @@ def shape_problem(shape: Any, value: Any) -> str | None:
     if shape is None:
         return None
     try:
-        _adapter(shape).validate_python(value)
+        _adapter(_in_own_words(shape)).validate_python(value)
     except PydanticError as error:
         faults = error.errors(include_url=False, include_input=False, include_context=False)
         return "; ".join(f"{_place(fault['loc'])}{fault['msg']}" for fault in faults)
@@ -90,18 +102,19 @@ def check_shape(shape: Any) -> Any:
     """
     if shape is None:
         return None
-    _adapter(shape)
-    return _in_own_words(shape)
+    known = _in_own_words(shape)
+    _adapter(known)
+    return known
 
 
 def named_shape(text: str, depth: int = 0) -> Any:
-    """Return the shape that a word such as `str`, `Integer` or `list[int]` stands for, else None.
+    """Return the shape that a text such as `str`, `list[int]` or `{"n": integer}` means, else None.
 
-    A list of something unknown is a list. What begins with a bracket is read as `read_shape` does.
+    A list of something unknown is a list.
     """
     if text.strip()[:1] in BRACKETS:
         try:
-            return _whole_shape(text)
+            return _in_own_words(text)
         except ValueError:
             return None
     word = text.strip().lower()
@@ -120,81 +133,46 @@ def named_shape(text: str, depth: int = 0) -> Any:
     return "list" if shape is None else [shape]
 
 
-def read_shape(text: str, start: int = 0, depth: int = 0) -> tuple[Any, int]:
-    """Return the shape that stands in a text, with quotes or without, and where it ends.
+def leading_shape(text: str) -> tuple[Any, str]:
+    """Return the shape at the beginning of a text, None where there is none, and what follows it.
 
-    Args:
-        text: As `[integer]`, `{"host": text, "port": integer}` or `["/[a-z]+/"]`.
-        start: Where it begins.
-        depth: How many shapes are around it.
-
-    Raises:
-        ValueError: No shape begins there.
+    What begins with a bracket and is no shape is returned as one, for `check_shape` to refuse.
     """
-    if depth > MAX_DEPTH:
-        raise ValueError(f"a shape may be {MAX_DEPTH} levels deep at most")
-    place = _after_blanks(text, start)
-    if (found := _LIST_WORD.match(text, place)) is not None:
-        return read_shape(text, found.end(), depth)
-    if text[place : place + 1] == "[":
-        inner, place = read_shape(text, place + 1, depth + 1)
-        return [inner], _closed(text, place, "]")
-    if text[place : place + 1] == "{":
-        return _read_fields(text, place + 1, depth)
-    if (found := _QUOTED.match(text, place)) is not None:
-        return check_shape(_unquoted(found[0])), found.end()
-    if (found := _PATTERN.match(text, place)) is not None:
-        return found[0], found.end()
-    if (found := _OBJECT_WORD.match(text, place)) is not None:
-        return "object", found.end()
-    found = _WORD.match(text, place)
-    word = found[0].strip() if found is not None else text[place : place + _MOST_SHOWN]
-    if found is None or (shape := named_shape(word)) is None:
-        raise ValueError(f"not a shape: {word[:_MOST_SHOWN]!r}. {_expected()}")
-    return shape, found.end()
+    if text[:1] in BRACKETS:
+        try:
+            shape, end = _bracketed(text)
+        except ValueError:
+            return text, ""
+        return shape, text[end:]
+    if (pattern := _LEADING_PATTERN.match(text)) is not None:
+        return pattern[0], text[pattern.end() :]
+    # What it is a list of stays as the note where it is no kind.
+    many = _LIST_OF.match(text) is not None
+    if (kind := _LEADING_KIND.match(text)) is not None:
+        shape = named_shape(kind[0])
+        return shape, text if many and shape == "list" else text[kind.end() :]
+    return ("list" if many else None), text
 
 
-def _read_fields(text: str, place: int, depth: int) -> tuple[dict[str, Any], int]:
-    """Return an object of shapes, whose opening brace was read."""
-    fields: dict[str, Any] = {}
-    while True:
-        place = _after_blanks(text, place)
-        if text[place : place + 1] == "}":  # a comma may stand behind the last field
-            return fields, place + 1
-        found = _QUOTED.match(text, place) or _FIELD.match(text, place)
-        if found is None:
-            raise ValueError(f"not a shape: {text[:_MOST_SHOWN]!r}. {_expected()}")
-        place = _closed(text, found.end(), ":")
-        fields[_unquoted(found[0])], place = read_shape(text, place, depth + 1)
-        place = _after_blanks(text, place)
-        if text[place : place + 1] == ",":
-            place += 1
-        else:
-            return fields, _closed(text, place, "}")
-
-
-def _whole_shape(text: str) -> Any:
-    """Return the shape that a whole text is.
-
-    Raises:
-        ValueError: It is none.
-    """
-    shape, end = read_shape(text)
-    _closed(text, end, "")
-    return shape
-
-
-def _closed(text: str, place: int, mark: str) -> int:
-    """Return the place behind a mark, or the end of the text where no mark is given."""
-    place = _after_blanks(text, place)
-    if text[place : place + len(mark)] != mark or (not mark and place < len(text)):
-        raise ValueError(f"not a shape: {text[:_MOST_SHOWN]!r}. {_expected()}")
-    return place + len(mark)
-
-
-def _after_blanks(text: str, place: int) -> int:
-    found = _BLANKS.match(text, place)
-    return found.end() if found is not None else place
+def _bracketed(text: str) -> tuple[Any, int]:
+    """Return what stands in the brackets that a text begins with, as JSON data, and its end."""
+    written: list[str] = []
+    depth = end = 0
+    while (found := _TOKEN.match(text, end)) is not None:
+        end, mark = found.end(), found["mark"]
+        if found["text"]:
+            written.append(json.dumps(_unquoted(found["text"])))
+        elif mark:
+            written.append(mark)
+            depth += (mark in "[{") - (mark in "]}")
+        if depth == 0:
+            break
+        if depth > MAX_DEPTH:
+            raise ValueError(_TOO_DEEP)
+    try:
+        return json.loads("".join(written)), end
+    except ValueError as error:
+        raise _no_shape(text[:_MOST_SHOWN]) from error
 
 
 def _unquoted(text: str) -> str:
@@ -206,17 +184,40 @@ def _unquoted(text: str) -> str:
         return text[1:-1]
 
 
-def _in_own_words(shape: Any) -> Any:
-    """Translate the aliases in a shape that is known to be one."""
+def _in_own_words(shape: Any, depth: int = 0) -> Any:
+    """Return a shape with its aliases and texts translated, so that only KINDS and patterns stay.
+
+    Raises:
+        ValueError: It is no shape, or too deep.
+    """
+    if depth > MAX_DEPTH:
+        raise ValueError(_TOO_DEEP)
     if isinstance(shape, str):
-        return shape if _PATTERN.fullmatch(shape) else named_shape(shape)
-    if isinstance(shape, list):
-        return [_in_own_words(inner) for inner in shape]  # pyright: ignore[reportUnknownVariableType]
-    return {name: _in_own_words(inner) for name, inner in shape.items()}
+        return _text_in_own_words(shape, depth)
+    if isinstance(shape, list) and len(shape) == 1:  # pyright: ignore[reportUnknownArgumentType]
+        return [_in_own_words(shape[0], depth + 1)]
+    if isinstance(shape, dict):
+        fields = cast("dict[str, Any]", shape)
+        return {name: _in_own_words(inner, depth + 1) for name, inner in fields.items()}
+    raise _no_shape(shape)
+
+
+def _text_in_own_words(text: str, depth: int) -> Any:
+    if _PATTERN.fullmatch(text) is not None:
+        return text
+    if text.strip()[:1] in BRACKETS:
+        shape, end = _bracketed(text)
+        if text[end:].strip():
+            raise _no_shape(text[:_MOST_SHOWN])
+        return _in_own_words(shape, depth)
+    if (shape := named_shape(text)) is None:
+        raise _no_shape(text[:_MOST_SHOWN])
+    return shape
 
 
 def _adapter(shape: Any) -> TypeAdapter[Any]:
-    kind = _as_type(shape, 0)
+    """Return what checks a shape that is in this module's words."""
+    kind = _as_type(shape)
     # A model brings its own configuration and refuses another.
     config = None if isinstance(kind, type(BaseModel)) else ConfigDict(strict=True)
     try:
@@ -225,45 +226,28 @@ def _adapter(shape: Any) -> TypeAdapter[Any]:
         raise ValueError(f"not a pattern that can be matched: {shape!r} ({error})") from error
 
 
-def _as_type(shape: Any, depth: int) -> Any:
-    """Translate a shape into a type that pydantic checks."""
-    if depth > MAX_DEPTH:
-        raise ValueError(f"a shape may be {MAX_DEPTH} levels deep at most")
-    if isinstance(shape, str):
-        return _named(shape, depth)
-    if isinstance(shape, list) and len(shape) == 1:  # pyright: ignore[reportUnknownArgumentType]
-        return list[_as_type(shape[0], depth + 1)]  # pyright: ignore[reportUnknownArgumentType]
+def _as_type(shape: Any) -> Any:
+    if isinstance(shape, list):
+        return list[_as_type(shape[0])]
     if isinstance(shape, dict):
-        return _as_model(shape, depth)  # pyright: ignore[reportUnknownArgumentType]
-    raise ValueError(f"not a shape: {shape!r}. {_expected()}")
+        # By alias: a field may have a name that Python cannot hold.
+        fields: dict[str, Any] = {
+            f"field_{number}": (_as_type(inner), Field(alias=name))
+            for number, (name, inner) in enumerate(cast("dict[str, Any]", shape).items())
+        }
+        return create_model("object", __config__=_STRICT, **fields)
+    if shape in KINDS:
+        return KINDS[shape]
+    # \A and \z: the whole text has to match, so that `/\d+/` does not accept "about 3".
+    pattern = shape[1:-1].replace("\\/", "/")
+    return Annotated[str, StringConstraints(pattern=rf"\A(?:{pattern})\z")]
 
 
-def _as_model(shape: dict[str, Any], depth: int) -> type[BaseModel]:
-    """Translate an object of shapes; names that Python cannot hold are checked by alias."""
-    from pydantic import Field
-
-    fields: dict[str, Any] = {
-        f"field_{number}": (_as_type(inner, depth + 1), Field(alias=name))
-        for number, (name, inner) in enumerate(shape.items())
-    }
-    return create_model("object", __config__=_STRICT, **fields)
-
-
-def _named(shape: str, depth: int) -> Any:
-    if (pattern := _PATTERN.fullmatch(shape)) is not None:
-        # \A and \z: the whole text has to match, so that `/\d+/` does not accept "about 3".
-        matched = rf"\A(?:{pattern[1].replace(chr(92) + '/', '/')})\z"
-        return Annotated[str, StringConstraints(pattern=matched)]
-    known = _whole_shape(shape) if shape.strip()[:1] in BRACKETS else named_shape(shape)
-    if isinstance(known, str):
-        return KINDS[known]
-    if known is not None:
-        return _as_type(known, depth)
-    raise ValueError(f"not a shape: {shape!r}. {_expected()}")
-
-
-def _expected() -> str:
-    return f'Use {", ".join(KINDS)}, "/pattern/", {{"field": shape}} or [shape].'
+def _no_shape(found: Any) -> ValueError:
+    return ValueError(
+        f'not a shape: {found!r}. Use {", ".join(KINDS)}, "/pattern/", {{"field": shape}} or '
+        "[shape]."
+    )
 
 
 def _place(location: tuple[int | str, ...]) -> str:

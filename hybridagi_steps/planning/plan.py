@@ -1,34 +1,69 @@
 """Plan: a requirement cut into small steps that know what they need and what they hand on.
 
 A plan is a plain value. It can say what is wrong with it, in which order its steps may run and what
-hangs on a step; it runs nothing and reads no file. Its text form is read and written by
-plan_parser.py, its JSON form by plan_json.py. Nothing is refused on construction that a person may
-want to look at and mend: `check` is what a plan must pass before anything is spent on it.
+hangs on a step, and write itself as text; it runs nothing and reads no file. plan_parser.py reads
+what others write. Nothing is refused on construction that a person may want to look at and mend:
+`check` is what a plan must pass before anything is spent on it.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
 from itertools import islice
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
+from pydantic_core import PydanticSerializationError
 
 from hybridagi_steps.errors import InvalidPlanError, PlanParseError
 from hybridagi_steps.planning.artifact_types import check_shape
-
-STEP_ID = re.compile(r"\w[\w.\-]{0,99}")
-"""What a step may be called, so that a list of ids needs no quotes."""
+from hybridagi_steps.planning.plan_parser import (
+    STEP_ID,
+    clean_name,
+    escaped,
+    quoted,
+    read_plan,
+    refusal,
+)
 
 MOST_CIRCLES_NAMED = 10
 MOST_NAMES_LISTED = 20
+MOST_STEPS_DRAWN = 60
+MOST_STEPS_LISTED = 200
 
-_BRACKETS = {"[]", "()", "{}", "<>"}
-_MARKS = "*`\"'"
 _DRIVE = re.compile(r"[A-Za-z]:")
+_HTML = """\
+<div class='hybridagi-steps-plan'>
+<p><strong>{{ plan.name or "plan" }}</strong> · {{ plan.steps | length }} steps</p>
+<p style='white-space:pre-wrap'>{{ plan.description }}</p>
+{% if problems %}<p>This plan cannot be run:</p>
+<ul>{% for problem in problems %}<li>{{ problem }}</li>{% endfor %}</ul>{% endif %}
+{{ graph | safe }}
+<style>.hybridagi-steps-plan :is(th, td)
+  {text-align: left; vertical-align: top; padding: .2em .6em}</style>
+<table>
+<tr><th>step<th>type<th>goal<th>files<th>waits for<th>hands on</tr>
+{% for step in shown %}
+<tr><td>{{ step.id }}<td>{{ step.type.value }}<td>{{ step.goal }}<td>{{ step.files | join(", ") }}
+<td>{{ step.dependencies | join(", ") }}<td>{{ step.artifacts | join(", ") }}</tr>
+{% endfor %}
+</table>
+{% if plan.steps | length > shown | length %}
+<p>… and {{ plan.steps | length - shown | length }} more steps</p>{% endif %}
+</div>
+"""
 
 
 class PlanStepType(StrEnum):
@@ -49,45 +84,12 @@ def clean_text(value: Any) -> Any:
     return "\n".join(line.rstrip() for line in plain.split("\n")).strip()
 
 
-def clean_name(value: Any) -> Any:
-    """Return a text as one line without the quotes, brackets or emphasis around it."""
-    if not isinstance(value, str):
-        return value
-    name = " ".join(value.replace("\0", "").split())
-    while (inner := _inside(name)) is not None:
-        name = inner
-    return name
-
-
-def _inside(name: str) -> str | None:
-    """Return what stands inside the marks around a whole name, None when there are none."""
-    mark = name[:1]
-    if mark + name[-1:] in _BRACKETS:
-        inner = name[1:-1].strip()
-        return inner if inner and not set(inner) & set("[](){}<>") else None
-    if not mark or mark not in _MARKS or name[-1] != mark:
-        return None
-    inner = name.strip(mark)
-    wraps = min(len(name) - len(name.lstrip(mark)), len(name) - len(name.rstrip(mark)))
-    return name[wraps:-wraps].strip() if inner.strip() and mark not in inner else None
-
-
 def _step_id(value: str) -> str:
     if STEP_ID.fullmatch(value) is None:
         raise ValueError(
             f"{value!r} is no step id: use letters, digits, '_', '-' and '.', at most 100"
         )
     return value
-
-
-def _shapes(value: dict[str, Any]) -> dict[str, Any]:
-    shapes: dict[str, Any] = {}
-    for name, shape in value.items():
-        try:
-            shapes[name] = check_shape(shape)
-        except ValueError as error:
-            raise ValueError(f"artifact {name}: {error}") from error
-    return shapes
 
 
 Text = Annotated[str, BeforeValidator(clean_text)]
@@ -119,7 +121,7 @@ class PlanStep(BaseModel):
     """Artifacts it cannot work without; it sees all those of its dependencies either way."""
     artifacts: list[ArtifactName] = []
     """Names of what it hands on."""
-    shapes: Annotated[dict[ArtifactName, Any], AfterValidator(_shapes)] = {}
+    shapes: dict[ArtifactName, Annotated[Any, AfterValidator(check_shape)]] = {}
     """The shape each artifact must have; see artifact_types.py. No entry: any value."""
     notes: dict[ArtifactName, Name] = {}
     """What an artifact is, in words, for the step that makes it."""
@@ -155,12 +157,13 @@ class Plan(BaseModel):
             PlanParseError: It cannot be read; names line and field.
             InvalidPlanError: It can be read and not be run; names every problem.
         """
-        from hybridagi_steps.planning.plan_parser import read_plan
-
-        plan = cls.model_validate(read_plan(text))
+        data, lines = read_plan(text)
         try:
-            plan.to_text().encode()
-        except UnicodeEncodeError as error:
+            plan = cls.model_validate(data)
+            plan.model_dump_json()
+        except ValidationError as error:
+            raise refusal(error, lines) from error
+        except PydanticSerializationError as error:
             raise PlanParseError(
                 "the plan holds a lone surrogate, half of a character that neither a model nor a "
                 "file can be given; write the character itself."
@@ -171,9 +174,10 @@ class Plan(BaseModel):
 
     def to_text(self) -> str:
         """Return the plan in its text form; `parse` gives back an equal plan."""
-        from hybridagi_steps.planning.plan_parser import write_plan
-
-        return write_plan(self)
+        lines = [_field("PLAN", self.name) or "PLAN:", _field("DESCRIPTION", self.description)]
+        for step in self.steps:
+            lines += ["", *_step_fields(step)]
+        return "\n".join([*(line for line in lines if line is not None), "", "END_PLAN"]) + "\n"
 
     def check(self) -> None:
         """Pass if the plan can be run.
@@ -203,7 +207,9 @@ class Plan(BaseModel):
                 *_artifact_problems(step),
             )
         ]
-        return [*self._duplicate_ids(), *of_steps, *self._cycles()]
+        counts = Counter(step.id for step in self.steps)
+        twice = [f"{n} steps have the id {name!r}" for name, n in counts.items() if n > 1]
+        return [*twice, *of_steps, *self._cycles()]
 
     def step(self, step_id: str) -> PlanStep:
         """Return the step with this id.
@@ -253,9 +259,32 @@ class Plan(BaseModel):
 
     def _repr_html_(self) -> str:
         """Show the plan and its dependencies in a notebook."""
-        from hybridagi_steps.planning.plan_display import plan_html
+        from jinja2 import Environment
 
-        return plan_html(self)
+        from hybridagi_steps.display.graph_drawing import graph_svg
+
+        ids = self._ids()
+        nodes = [
+            {"id": step.id, "label": step.title, "kind": step.type.value, "title": step.goal}
+            for step in self.steps
+        ]
+        edges = [
+            {"source": dependency, "target": step.id}
+            for step in self.steps
+            for dependency in step.dependencies
+            if dependency in ids
+        ]
+        html = (
+            Environment(autoescape=True)
+            .from_string(_HTML)
+            .render(
+                plan=self,
+                problems=self.problems(),
+                graph=graph_svg(nodes, edges, limit=MOST_STEPS_DRAWN) if nodes else "",
+                shown=self.steps[:MOST_STEPS_LISTED],
+            )
+        )
+        return html.encode("utf-8", "replace").decode()  # a notebook stores no lone surrogates
 
     def _ids(self) -> dict[str, int]:
         """Return every id and where it stands first."""
@@ -263,12 +292,6 @@ class Plan(BaseModel):
         for place, step in enumerate(self.steps):
             ids.setdefault(step.id, place)
         return ids
-
-    def _duplicate_ids(self) -> list[str]:
-        seen: dict[str, int] = {}
-        for step in self.steps:
-            seen[step.id] = seen.get(step.id, 0) + 1
-        return [f"{count} steps have the id {name!r}" for name, count in seen.items() if count > 1]
 
     def _need_problems(self, step: PlanStep, makers: dict[str, list[str]]) -> list[str]:
         if not step.needs:
@@ -309,6 +332,32 @@ class Plan(BaseModel):
         ids, around = self._ids(), circle[:-1]
         start = min(range(len(around)), key=lambda place: ids[around[place]])
         return " → ".join([*around[start:], *around[:start], around[start]])
+
+
+def _step_fields(step: PlanStep) -> list[str | None]:
+    artifacts = "".join(f"\n- {_artifact_text(step, name)}" for name in step.artifacts)
+    return [
+        f"STEP: {step.id}",
+        _field("NAME", step.name),
+        _field("TYPE", step.type.value),
+        _field("GOAL", step.goal),
+        _field("DESCRIPTION", step.description),
+        _field("FILES", ", ".join(map(quoted, step.files))),
+        _field("DEPENDENCIES", ", ".join(map(quoted, step.dependencies))),
+        _field("NEEDS", ", ".join(map(quoted, step.needs))),
+        f"ARTIFACTS:{artifacts}" if artifacts else None,
+    ]
+
+
+def _artifact_text(step: PlanStep, name: str) -> str:
+    text, shape, note = quoted(name), step.shapes.get(name), step.notes.get(name)
+    if shape is not None:
+        text += f": {shape if isinstance(shape, str) else json.dumps(shape, ensure_ascii=False)}"
+    return f"{text} - {note}" if note else text
+
+
+def _field(key: str, value: str) -> str | None:
+    return f"{key}: {escaped(value)}" if value else None
 
 
 def file_problem(path: str) -> str | None:

@@ -1,171 +1,397 @@
-"""The text form of plans: PLAN, DESCRIPTION, then STEP after STEP, END_PLAN.
+"""Reading plans: what people and language models write as text or as JSON, as data for `Plan`.
 
-Knows fields and what they mean; plan_lines.py finds the keys, plan_items.py reads the lists,
-plan_json.py the JSON form. A reader of lines rather than a grammar: models wrap plans in markdown,
-leave lines out and add prose, so nearly every line is valid as text, and a context-free grammar
-would have to accept everything anyway; a line reader refuses only what it names.
+Text and JSON give the same fields, and one way leads from there. Knows keys, markdown and the many
+forms of lists; what a plan must hold it leaves to the models of plan.py. A reader of lines rather
+than a grammar: models wrap plans in markdown, leave lines out and add prose, so nearly every line
+is valid as text, and what a line means hangs on lines far away (fences, keys in capitals). Every
+pattern is bounded, so no text takes more than linear time.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass, field
+from bisect import bisect
+from collections.abc import Mapping, Sequence
+from itertools import chain, islice, pairwise
 from textwrap import dedent
-from typing import Any
+from typing import Any, NamedTuple, cast
 
-from pydantic import ValidationError as PydanticError
+from pydantic import ValidationError
 
 from hybridagi_steps.errors import PlanParseError
-from hybridagi_steps.planning.plan import STEP_ID, Plan, PlanStep, PlanStepType, clean_name
-from hybridagi_steps.planning.plan_items import (
-    Artifact,
-    read_artifacts,
-    read_files,
-    read_names,
-    write_artifact,
-    write_names,
-)
-from hybridagi_steps.planning.plan_lines import Key, Line, escaped, is_rule, plan_lines, unescaped
+from hybridagi_steps.planning.artifact_types import leading_shape, named_shape
 
 MOST_CHARACTERS = 1_000_000
 """Longest text read as a plan."""
+STEP_ID = re.compile(r"\w[\w.\-]{0,99}")
+"""What a step may be called, so that a list of ids needs no quotes."""
 
-_LISTS = {"FILES", "DEPENDENCIES", "NEEDS", "ARTIFACTS"}
-_HEADER_FIELDS = {"PLAN", "NAME", "DESCRIPTION"}
+FIELDS = {
+    "id": ("id", "step_id", "step"),
+    "name": ("name", "title"),
+    "type": ("type", "step_type"),
+    "goal": ("goal", "objective"),
+    "description": ("description",),
+    "files": ("files", "file", "required_files"),
+    "dependencies": ("dependencies", "depends_on", "dependency"),
+    "needs": ("needs", "inputs"),
+    "artifacts": ("artifacts", "artifact", "expected_artifacts", "outputs"),
+}
+"""Every field of a step, and the names that models give to it; the first one counts."""
+_JSON_STEP = {**FIELDS, "shapes": ("shapes",), "notes": ("notes",)}
+_JSON_PLAN = {
+    "name": ("name", "title", "plan"),
+    "description": ("description",),
+    "steps": ("steps",),
+}
+_KEYS = {"plan": "plan", "plan_name": "plan"} | {
+    name: field for field, names in FIELDS.items() for name in names if name != "id"
+}
+_TEXT_NAMES = {"id": "STEP", "shapes": "ARTIFACTS", "notes": "ARTIFACTS"}
+_NAME_LISTS = {"files", "dependencies", "needs"}
+_LISTS = {*_NAME_LISTS, "artifacts"}
 _SYNONYMS = {
-    PlanStepType.ANALYZE: "analyze analyse analysis examine inspect investigate research review",
-    PlanStepType.GENERATE: "generate generation create implement build write add",
-    PlanStepType.MODIFY: "modify modification update edit change fix refactor",
-    PlanStepType.VALIDATE: "validate validation verify verification test check",
-    PlanStepType.CLEANUP: "cleanup clean optimize optimise document finalize finalise",
+    "analyze": "analyze analyse analysis examine inspect investigate research review",
+    "generate": "generate generation create implement build write add",
+    "modify": "modify modification update edit change fix refactor",
+    "validate": "validate validation verify verification test check",
+    "cleanup": "cleanup clean optimize optimise document finalize finalise",
 }
 _TYPES = {word: kind for kind, words in _SYNONYMS.items() for word in words.split()}
+
+_HEAD = 90
+_KEY = re.compile(
+    r"(?P<lead>(?:[\s>#+•-]|\*(?=\s)|\d{1,3}[.)]\s){0,20})"  # quote marks, headings, bullets
+    r"(?P<mark>\*{1,3}|_{1,2}|`)?"
+    r"(?P<key>[A-Za-z]{2,12}(?:[ _-][A-Za-z]{2,12})?)"
+    r"(?:[ ]{0,3}\#?(?P<number>\d{1,4}))?"
+    r"(?P<closed>\*{1,3}|_{1,2}|`)?"
+    r"[ \t]{0,5}[:：]"
+)
+_END = re.compile(r"[\s>#*_`=-]{0,20}END[ _-]?(?:OF[ _-])?PLAN[\s*_`.=:-]{0,20}", re.IGNORECASE)
+_FENCE = re.compile(r"\s{0,40}`{3,}(?P<info>[^`]*)")
+_RULE = re.compile(r"\s{0,40}(?:-{3,}|={3,}|\*{3,}|_{3,}|\.{3,}|…)\s*")
+
+_BRACKETS = {"[]", "()", "{}", "<>"}
+_MARKS = "*`\"'"
+_NOTHING = re.compile(
+    r"(?:none|n/?a|null|nil|empty|nothing|not applicable|[-–—]+)\.?"
+    r"(?:\s+(?:required|needed|yet|\([^()]*\)|[-–—].*))?",
+    re.IGNORECASE,
+)
+_BULLET = re.compile(r"(?:[-*+•]|\d{1,4}[.)])\s+")
 _BULLETS = ("-", "*", "•", "+")
+_DASHED = re.compile(r"\s[-–—]\s")
+_BARE = re.compile(r"[\w./@+][\w./@+\-]*")
+_STRING = r'"(?:[^"\\\n]|\\[^\n])*"'
+_QUOTED = re.compile(rf"(?P<name>{_STRING})")
+_MARK = re.compile(
+    rf"{_STRING}|(?<=:)[^\S\n]*/(?:[^/\\\n]|\\[^\n])+/"  # what holds no marks
+    r'|(?P<mark>[()\[\]{},;\n]|"[^\n]*)'
+)
+_DEPTH = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
+_DASH = re.compile(r"\s*[-–—]\s+")
+_NAMED = r"(?:\s{0,9}:(?:\s|$)|\s{1,9}[-–—]\s|\s{1,9}\()"
+_ARTIFACT = re.compile(rf"(?P<name>\S+?){_NAMED}")
+_DESCRIBED = re.compile(rf"(?:{_STRING}|\S+?){_NAMED}")
+
 _JSON_START = re.compile(r"\s*[{\[]")
+_JSON_FENCED = re.compile(
+    r"^[ \t]{0,80}```(?:json|JSON)?[ \t]{0,80}\n\s{0,200}(?=[{\[])", re.MULTILINE
+)
+_JSON_BARE = re.compile(r"^[ \t]{0,80}(?=[{\[])", re.MULTILINE)
+_MOST_STARTS_TRIED = 20
 
 
-@dataclass
-class _Value:
+class Key(NamedTuple):
+    """A line that begins a field: `number` is that of `STEP 3:`, `rest` what the colon precedes."""
+
+    field: str
+    number: str
+    rest: str
+    upper: bool
+
+
+class Artifact(NamedTuple):
+    """One entry of a list of artifacts."""
+
+    name: Any
+    shape: Any
+    note: Any
+
+
+class _Value(NamedTuple):
     """One field: the line of its key, and its own lines."""
 
     line: int
     lines: list[str]
 
 
-@dataclass
-class _Block:
-    """The header of a plan, or one step."""
-
-    line: int
-    number: str = ""
-    values: dict[str, _Value] = field(default_factory=dict[str, _Value])
-
-
-def read_plan(text: str) -> dict[str, Any]:
-    """Return what a plan's text says, as data for `Plan`.
+def read_plan(text: str) -> tuple[dict[str, Any], list[dict[str, int]]]:
+    """Return what a text says of a plan, and for each step the lines its fields stand in.
 
     Args:
         text: Text or JSON form, at most 1,000,000 characters.
 
+    Returns:
+        Data for `Plan`, which is still to be checked; the lines are empty for JSON.
+
     Raises:
         PlanParseError: It cannot be read; names line and field.
     """
-    from hybridagi_steps.planning.plan_json import find_json, plan_from_json
-
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlanParseError(f"expected the text of a plan, got {type(text).__name__}")
     if len(text) > MOST_CHARACTERS:
         raise PlanParseError(f"{len(text):,} characters are more than {MOST_CHARACTERS:,}")
-    lines = [] if _JSON_START.match(text) else plan_lines(text)
-    if not any(line.key and line.key.field == "STEP" for line in lines):
-        return plan_from_json(find_json(text))
-    header, *steps = _blocks(lines)
-    return {**_read_header(header), "steps": _read_steps(steps)}
+    header, *steps = [{}] if _JSON_START.match(text) else _blocks(text)
+    if not steps:
+        return _json_plan(_find_json(text)), []
+    about = _fields(header, "plan")
+    plan = {
+        "name": about["plan"] or about.get("name", ""),
+        "description": about["description"],
+        "steps": _steps([_fields(step, "id") for step in steps]),
+    }
+    return plan, [{name: value.line for name, value in step.items()} for step in steps]
 
 
-def write_plan(plan: Plan) -> str:
-    """Return a plan in its text form."""
-    lines = [_field("PLAN", plan.name) or "PLAN:", _field("DESCRIPTION", plan.description)]
-    for step in plan.steps:
-        lines += ["", *_step_fields(step)]
-    return "\n".join([*(line for line in lines if line is not None), "", "END_PLAN"]) + "\n"
+def refusal(error: ValidationError, lines: list[dict[str, int]]) -> PlanParseError:
+    """Return why what was read is no plan, with the place in the text or in the JSON."""
+    fault = error.errors(include_url=False)[0]
+    place, message = fault["loc"], fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "enum" or fault["type"].endswith("_type"):
+        message += f", not {fault['input']!r:.60}"
+    if place[2:] == ("goal",) and isinstance(fault["input"], str):
+        message = "the step says nothing of what it is for; give it a GOAL"
+    inside = [str(part) for part in place]
+    if place[2:3] == ("shapes",) and len(place) > 3:
+        message, inside = f"artifact {inside[3]}: {message}", inside[:3]
+    if not lines or len(place) < 3:
+        steps = f"steps[{inside[1]}]" if len(place) > 1 else inside[0]
+        return PlanParseError(message, field=".".join([steps, *inside[2:]]))
+    step, name = lines[cast("int", place[1])], _TEXT_NAMES.get(inside[2], inside[2].upper())
+    return PlanParseError(message, line=step.get(name.lower(), step["id"]), field=name)
 
 
-def _step_fields(step: PlanStep) -> list[str | None]:
-    artifacts = [
-        write_artifact(Artifact(name, step.shapes.get(name), step.notes.get(name, "")))
-        for name in step.artifacts
-    ]
+# Names and texts, in a plan and around it.
+
+
+def clean_name(value: Any) -> Any:
+    """Return a text as one line without the quotes, brackets or emphasis around it."""
+    if not isinstance(value, str):
+        return value
+    name = " ".join(value.replace("\0", "").split())
+    while (inner := _inside(name)) is not None:
+        name = inner
+    return name
+
+
+def _inside(name: str) -> str | None:
+    """Return what stands inside the marks around a whole name, None when there are none."""
+    mark = name[:1]
+    if mark + name[-1:] in _BRACKETS:
+        inner = name[1:-1].strip()
+        return inner if inner and not set(inner) & set("[](){}<>") else None
+    if not mark or mark not in _MARKS or name[-1] != mark:
+        return None
+    inner = name.strip(mark)
+    wraps = min(len(name) - len(name.lstrip(mark)), len(name) - len(name.rstrip(mark)))
+    return name[wraps:-wraps].strip() if inner.strip() and mark not in inner else None
+
+
+def quoted(name: str) -> str:
+    """Return a name as it stands in a list: in quotes where it could be misread."""
+    bare = _BARE.fullmatch(name) and not name.startswith("./")
+    if bare and _NOTHING.fullmatch(name) is None and key_of(f"{name}:") is None:
+        return name
+    return json.dumps(name, ensure_ascii=False)
+
+
+def escaped(text: str) -> str:
+    """Return a text whose lines after the first cannot be taken for keys, ends or fences."""
+    first, *more = text.split("\n")
+    unpaired = _fence_pairs(more)[1]
+    for n, line in enumerate(more):
+        place = _special_from(line)
+        if place is not None and (unpaired or _fence_info(line) is None):
+            more[n] = f"{line[:place]}\\{line[place:]}"
+    return "\n".join([first, *more])
+
+
+def _unescaped(line: str) -> str:
+    place = _special_from(line)
+    return line if place is None else line[:place] + line[place:].removeprefix("\\")
+
+
+def _special_from(line: str) -> int | None:
+    """Return where a key, an end or a fence begins, behind backslashes or not, else None."""
+    text = line.lstrip()
+    plain = text.lstrip("\\")
+    special = key_of(plain) or any(each.fullmatch(plain) for each in (_END, _RULE, _FENCE))
+    return len(line) - len(text) if special else None
+
+
+# The lines of a text: which are keys, which are literal, where the plan begins and ends.
+
+
+def key_of(line: str) -> Key | None:
+    """Return the key that a line begins with, None when it is text."""
+    found = _KEY.match(line[:_HEAD])
+    if found is None:
+        return None
+    name = _KEYS.get(re.sub("[ -]", "_", found["key"].lower()))
+    if name is None or (found["number"] and name != "id"):
+        return None
+    rest, mark = line[found.end() :], found["mark"] or ""
+    if mark and not found["closed"]:
+        rest = rest.lstrip()
+        # `**GOAL:** text` closes behind the colon, `**GOAL: text**` at the end.
+        rest = (
+            rest.removeprefix(mark) if rest.startswith(mark) else rest.rstrip().removesuffix(mark)
+        )
+    return Key(name, found["number"] or "", rest.strip(), found["key"].isupper())
+
+
+def _fence_info(line: str) -> str | None:
+    found = _FENCE.fullmatch(line)
+    return found["info"].strip() if found else None
+
+
+def _fence_pairs(lines: list[str]) -> tuple[list[tuple[int, int]], list[int]]:
+    """Match the fences in lines; return the pairs and the lines left over."""
+    opened: list[int] = []
+    pairs: list[tuple[int, int]] = []
+    for n, line in enumerate(lines):
+        info = _fence_info(line)
+        if info is None:
+            continue
+        if opened and not info:
+            pairs.append((opened.pop(), n))
+        else:
+            opened.append(n)
+    return pairs, opened
+
+
+def _visible(keys: list[Key | None]) -> list[Key | None]:
+    """Forget keys in small letters where the plan writes its fields in capitals.
+
+    Then `- Name: the user's name` inside a description is text, as it was meant.
+    """
+    groups = {name: name if name in {"plan", "id"} else "" for name in _KEYS.values()}
+    capital = {groups[key.field] for key in keys if key and key.upper}
     return [
-        f"STEP: {step.id}",
-        _field("NAME", step.name),
-        _field("TYPE", step.type.value),
-        _field("GOAL", step.goal),
-        _field("DESCRIPTION", step.description),
-        _field("FILES", write_names(step.files)),
-        _field("DEPENDENCIES", write_names(step.dependencies)),
-        _field("NEEDS", write_names(step.needs)),
-        "\n".join(["ARTIFACTS:", *(f"- {item}" for item in artifacts)]) if artifacts else None,
+        key if key and (key.upper or groups[key.field] not in capital) else None for key in keys
     ]
 
 
-def _field(key: str, value: str) -> str | None:
-    return f"{key}: {escaped(value)}" if value else None
-
-
-def _blocks(lines: list[Line]) -> list[_Block]:
-    """Cut lines into the header and the steps, each into its fields."""
-    blocks = [_Block(lines[0].number)]
-    current = _Value(lines[0].number, [])
-    for line in lines:
-        if line.drop:
+def _blocks(text: str) -> list[dict[str, _Value]]:
+    """Return the header of the plan inside a text, and its steps, each cut into its fields."""
+    every = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    keys = _visible([key_of(line) for line in every])
+    start, stop = _extent(every, keys)
+    decoration = _forget_literal_keys(every, keys, start, stop)
+    blocks, current = [dict[str, _Value]()], _Value(start + 1, [])
+    for n in range(start, stop):
+        key, block = keys[n], blocks[-1]
+        if n in decoration:
             continue
-        key = line.key
-        if key is None or _is_text_here(key, blocks[-1], header=len(blocks) == 1):
-            current.lines.append(line.text)
+        if key is None or _is_text_here(key, block, header=len(blocks) == 1):
+            current.lines.append(every[n])
             continue
-        if key.field == "PLAN" and blocks[-1].values:
-            raise PlanParseError(
-                "a second plan begins here; give one plan", line=line.number, field="PLAN"
-            )
-        if key.field == "STEP":
-            blocks.append(_Block(line.number, key.number))
-        elif key.field in blocks[-1].values:
-            first = blocks[-1].values[key.field].line
-            raise PlanParseError(
-                f"stands twice, first in line {first}", line=line.number, field=key.field
-            )
-        current = _Value(line.number, [key.rest])
-        blocks[-1].values[key.field] = current
+        if key.field == "plan" and block:
+            message = "a second plan begins here; give one plan"
+            raise PlanParseError(message, line=n + 1, field="PLAN")
+        if key.field == "id":
+            blocks.append(block := {"number": _Value(n + 1, [key.number])})
+        elif key.field in block:
+            message = f"stands twice, first in line {block[key.field].line}"
+            raise PlanParseError(message, line=n + 1, field=key.field.upper())
+        current = block[key.field] = _Value(n + 1, [key.rest])
     return blocks
 
 
-def _is_text_here(key: Key, block: _Block, *, header: bool) -> bool:
+def _extent(every: list[str], keys: list[Key | None]) -> tuple[int, int]:
+    """Return where the plan begins and ends among all lines: nowhere when there is no step.
+
+    It begins at the last PLAN before the steps, else at the first DESCRIPTION. Without END_PLAN it
+    ends at the fence it stands in, else with the text.
+    """
+    fields = [key.field if key else None for key in keys]
+    if "id" not in fields:
+        return 0, 0
+    before = fields[: fields.index("id")]
+    start = len(before)
+    if "plan" in before:
+        start = len(before) - 1 - before[::-1].index("plan")
+    elif "description" in before:
+        start = before.index("description")
+    for n in range(start, len(every)):
+        if _END.fullmatch(every[n]):
+            return start, n
+    if _fence_pairs(every[:start])[1]:
+        last_key = max(n for n, key in enumerate(keys) if key)
+        for n in _fence_pairs(every[start:])[1]:
+            if n + start > last_key:
+                return start, n + start
+    return start, len(every)
+
+
+def _forget_literal_keys(
+    every: list[str], keys: list[Key | None], start: int, stop: int
+) -> set[int]:
+    """Forget keys that are literal code; return the fences around steps, which only decorate."""
+    steps = [n for n in range(start, stop) if (key := keys[n]) and key.field == "id"]
+    decoration: set[int] = set()
+    literal_to = -1
+    for opened, closed in sorted(_fence_pairs(every[start:stop])[0]):
+        opened, closed = opened + start, closed + start
+        if opened <= literal_to:
+            continue
+        if bisect(steps, opened) < bisect(steps, closed):
+            decoration |= {opened, closed}
+        else:
+            keys[opened : closed + 1] = [None] * (closed + 1 - opened)
+            literal_to = closed
+    return decoration
+
+
+def _is_text_here(key: Key, block: Mapping[str, _Value], *, header: bool) -> bool:
     """Whether what looks like a key is part of the text around it."""
-    if key.field in {"PLAN", "STEP"}:
+    if key.field in {"plan", "id"}:
         return False
     if header:
-        return key.field not in _HEADER_FIELDS
-    return not key.upper and key.field in block.values
+        return key.field not in {"name", "description"}
+    return not key.upper and key.field in block
 
 
-def _text(block: _Block, name: str) -> str:
+def _fields(block: Mapping[str, _Value], title: str) -> dict[str, str]:
+    """Return the texts of a block's fields; what stands below its title describes it."""
+    fields = {name: _text(value) for name, value in block.items()}
+    fields |= {name: _without_prose(fields[name]) for name in _LISTS & fields.keys()}
+    first, _, more = fields.get(title, "").strip().partition("\n")
+    described = (more.strip(), fields.get("description"))
+    return {
+        **fields,
+        title: first.strip(),
+        "description": "\n\n".join(part for part in described if part),
+    }
+
+
+def _text(value: _Value) -> str:
     """Return a field's text; lines below an empty key lose the indentation they share."""
-    value = block.values.get(name)
-    if value is None:
-        return ""
-    first, *more = value.lines
-    while more and (is_rule(more[-1]) or not more[-1].strip()):
+    first, *more = value.lines or [""]
+    while more and (_RULE.fullmatch(more[-1]) or not more[-1].strip()):
         more.pop()
-    more = [unescaped(line) for line in more]
+    more = [_unescaped(line) for line in more]
     return "\n".join([first, *more]) if first else dedent("\n".join(more))
 
 
-def _list_text(block: _Block, name: str) -> str:
+def _without_prose(text: str) -> str:
     """Return a list's text; prose after a blank line is no part of it."""
     kept: list[str] = []
     depth, ended = 0, False
-    for line in _text(block, name).split("\n"):
+    for line in text.split("\n"):
         blank = not line.strip()
         if ended and not blank and not line.lstrip().startswith(_BULLETS):
             break
@@ -175,116 +401,62 @@ def _list_text(block: _Block, name: str) -> str:
     return "\n".join(kept)
 
 
-def _first_line(block: _Block, name: str) -> tuple[str, str]:
-    """Return a field's first line with something on it, and the rest."""
-    first, _, rest = _text(block, name).strip().partition("\n")
-    return first.strip(), rest.strip()
+# What steps say, in text or in JSON, as PlanStep takes it.
 
 
-def _read_header(header: _Block) -> dict[str, Any]:
-    name, more = _first_line(header, "PLAN")
-    if "NAME" in header.values:
-        name = name or _text(header, "NAME")
-    description = "\n\n".join(part for part in (more, _text(header, "DESCRIPTION")) if part)
-    return {"name": name, "description": description}
-
-
-def _read_steps(blocks: list[_Block]) -> list[PlanStep]:
-    ids = [_read_id(block) for block in blocks]
-    known = _spellings(blocks, ids)
-    return [_read_step(block, ids[n], known) for n, block in enumerate(blocks)]
-
-
-def _read_step(block: _Block, step_id: str, known: dict[str, str]) -> PlanStep:
-    title, more = _first_line(block, "STEP")
-    name = _text(block, "NAME") or ("" if clean_name(title) == step_id else title)
-    description = "\n\n".join(part for part in (more, _text(block, "DESCRIPTION")) if part)
-    artifacts = read_artifacts(_list_text(block, "ARTIFACTS"))
-    values = {
-        "id": step_id,
-        "type": _read_type(block),
-        "name": name,
-        "goal": _text(block, "GOAL") or description.strip() or name,
-        "description": description,
-        "files": read_files(_list_text(block, "FILES")),
-        "dependencies": _read_dependencies(block, known),
-        "needs": read_names(_list_text(block, "NEEDS")),
-        "artifacts": [artifact.name for artifact in artifacts],
-        "shapes": {item.name: item.shape for item in artifacts if item.shape is not None},
-        "notes": {item.name: item.note for item in artifacts if item.note},
-    }
-    try:
-        return PlanStep.model_validate(values)
-    except PydanticError as error:
-        raise _refused(error, block) from error
-
-
-def _refused(error: PydanticError, block: _Block) -> PlanParseError:
-    fault = error.errors(include_url=False)[0]
-    place = str(fault["loc"][0]) if fault["loc"] else "id"
-    name = {"id": "STEP", "shapes": "ARTIFACTS", "notes": "ARTIFACTS"}.get(place, place.upper())
-    message = fault["msg"].removeprefix("Value error, ")
-    if name == "GOAL":
-        message = "the step says nothing of what it is for; give it a GOAL"
-    line = block.values[name].line if name in block.values else block.line
-    return PlanParseError(message, line=line, field=name)
-
-
-def _read_type(block: _Block) -> PlanStepType:
-    if "TYPE" not in block.values:
-        return PlanStepType.GENERATE
-    value = _first_line(block, "TYPE")[0]
-    word = re.search(r"[^\W\d_]+", value.lower())
-    if word is None or word[0] not in _TYPES:
-        known = ", ".join(PlanStepType)
-        line = block.values["TYPE"].line
-        raise PlanParseError(f"{value!r} is none of {known}", line=line, field="TYPE")
-    return _TYPES[word[0]]
-
-
-def _read_id(block: _Block) -> str:
-    """Return a step's id; a title with blanks becomes one with underscores."""
-    title = clean_name(_first_line(block, "STEP")[0])
-    if STEP_ID.fullmatch(title):
-        return title
-    if step_id := _slug(title)[:100]:
-        return step_id
-    if block.number:
-        return f"step_{block.number}"
-    if step_id := _slug(_text(block, "NAME"))[:100]:
-        return step_id
-    raise PlanParseError("the step has no id", line=block.line, field="STEP")
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^\w.\-]+", "_", text.lower()).strip("_.-")
-
-
-def _spellings(blocks: list[_Block], ids: list[str]) -> dict[str, str]:
-    """Return every way in which a step may be named, and its id; the id itself wins."""
+def _steps(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the fields of steps as `PlanStep` takes them; what is of the wrong kind stays so."""
     known: dict[str, str] = {}
-    for block, step_id in zip(blocks, ids, strict=True):
-        names = [step_id, _text(block, "NAME"), _first_line(block, "STEP")[0]]
-        if block.number:
-            names += [block.number, f"step {block.number}"]
-        for name in names:
-            if spelling := _slug(name):
-                known.setdefault(spelling, step_id)
-    return {**known, **{step_id: step_id for step_id in ids}}
+    for step in given:
+        for name in _identify(step):
+            known.setdefault(name, step["id"])
+    known |= {step["id"]: step["id"] for step in given if isinstance(step.get("id"), str)}
+    return [_step(step, known) for step in given]
 
 
-def _read_dependencies(block: _Block, known: dict[str, str]) -> list[str]:
-    found: list[str] = []
-    for name in read_names(_list_text(block, "DEPENDENCIES")):
-        found.extend(_resolved(name, known))
-    for name in found:
-        if STEP_ID.fullmatch(name) is None:
-            line = block.values["DEPENDENCIES"].line
-            raise PlanParseError(f"{name!r} is no step id", line=line, field="DEPENDENCIES")
-    return list(dict.fromkeys(found))
+def _identify(step: dict[str, Any]) -> set[str]:
+    """Give a step its id, a title with blanks as one with underscores; return what names it."""
+    title, name, number = step.get("id", ""), step.get("name", ""), step.pop("number", "")
+    title = clean_name(str(title) if isinstance(title, int) else title)
+    if not isinstance(title, str):
+        return set()
+    slugs = [_slug(each) for each in (title, f"step {number}" if number else "", name)]
+    step["id"] = title if STEP_ID.fullmatch(title) else next(filter(None, slugs), "")[:100]
+    if not name and title != step["id"]:
+        step["name"] = title
+    return {*slugs, number} - {""}
 
 
-def _resolved(name: str, known: dict[str, str]) -> list[str]:
+def _step(step: dict[str, Any], known: Mapping[str, str]) -> dict[str, Any]:
+    fields = {**step, **{name: _names(step[name]) for name in _NAME_LISTS & step.keys()}}
+    if isinstance(step.get("files"), str):
+        fields["files"] = [name.removeprefix("./") or name for name in fields["files"]]
+    if isinstance(kind := step.get("type"), str):
+        word = re.search(r"[^\W\d_]+", kind.lower())
+        fields["type"] = _TYPES.get(word[0], kind) if word else kind
+    said = (step.get("goal"), step.get("description"), step.get("name"))
+    fields["goal"] = next(filter(None, said), "")
+    waits: Any = fields.get("dependencies")
+    if isinstance(waits, list) and all(isinstance(name, str) for name in cast("list[Any]", waits)):
+        found = [step_id for name in cast("list[str]", waits) for step_id in _resolved(name, known)]
+        fields["dependencies"] = list(dict.fromkeys(found))
+    return {**fields, **_artifacts(step)}
+
+
+def _names(value: Any) -> Any:
+    if isinstance(value, str):
+        return [name for item in _items(value) if (name := _name(item))]
+    if isinstance(value, list):
+        values = cast("list[Any]", value)
+        return [str(item) if isinstance(item, int) else item for item in values]
+    return value
+
+
+def _slug(text: Any) -> str:
+    return re.sub(r"[^\w.\-]+", "_", str(text).lower()).strip("_.-")
+
+
+def _resolved(name: str, known: Mapping[str, str]) -> list[str]:
     """Return the ids a name stands for: one, or several joined by blanks or "and"."""
     for spelling in (name, _slug(name)):
         if spelling in known:
@@ -292,3 +464,184 @@ def _resolved(name: str, known: dict[str, str]) -> list[str]:
     parts = re.split(r"\s+(?:and\s+|&\s+)?", name)
     ids = [known.get(part) or known.get(_slug(part)) for part in parts]
     return [step_id for step_id in ids if step_id] if all(ids) else [name]
+
+
+def _artifacts(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return artifacts, shapes and notes of names, `name: shape` texts, objects or a mapping."""
+    given, plain = fields.get("artifacts"), "shapes" in fields or "notes" in fields
+    if isinstance(given, str):
+        given = _items(given, whole=_DESCRIBED)
+    elif isinstance(given, dict):
+        given = [{"name": name, "shape": shape} for name, shape in given.items()]  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(given, list):
+        return {}
+    read = [_artifact(item, plain=plain) for item in cast("list[Any]", given)]
+    found = {
+        "shapes": {each.name: each.shape for each in read if each.shape is not None},
+        "notes": {each.name: each.note for each in read if each.note},
+    }
+    for name, more in found.items():
+        if isinstance(before := fields.get(name), dict):
+            found[name] = {**cast("dict[str, Any]", before), **more}
+        elif before is not None:
+            found[name] = before
+    return {"artifacts": [each.name for each in read], **found}
+
+
+def _artifact(item: Any, *, plain: bool) -> Artifact:
+    """Return name, shape and note; a `plain` text is a name and nothing else."""
+    if isinstance(item, dict) and isinstance(name := cast("Any", item).get("name"), str):
+        entry = cast("dict[str, Any]", item)
+        return Artifact(name, entry.get("shape"), entry.get("note") or entry.get("description"))
+    if plain or not isinstance(item, str):
+        return Artifact(item, None, "")
+    return _read_artifact(item)
+
+
+# Lists inside a text.
+
+
+def _items(text: str, *, whole: re.Pattern[str] | None = None) -> list[str]:
+    """Return the items of a list in whatever way it is written, `none` and the like left out.
+
+    Args:
+        text: The value of a field, several lines allowed.
+        whole: A bulleted line that begins like this is one item, commas and all.
+    """
+    items: list[str] = []
+    for line in _split(_unbracketed(text), "\n"):
+        bullet = _BULLET.match(line)
+        item = line[bullet.end() :] if bullet else line
+        if bullet and whole is not None and whole.match(item):
+            items.append(item)
+        else:
+            items.extend(_split(_unbracketed(item), ",;"))
+    return [item for item in items if _NOTHING.fullmatch(item) is None]
+
+
+def _split(text: str, separators: str) -> list[str]:
+    """Split at separators outside quotes, brackets and patterns; unbalanced text splits plainly."""
+    cuts, depth = [-1], 0
+    for mark, place in _marks(text):
+        depth = max(0, depth + _DEPTH.get(mark, 0))
+        if mark in separators and depth == 0:
+            cuts.append(place)
+        elif mark[0] == '"':  # no other closes it in its line
+            depth = len(text)
+    pieces = [text[cut + 1 : end] for cut, end in pairwise([*cuts, len(text)])]
+    if depth:
+        pieces = re.split(f"[{separators}]", text)
+    return [piece.strip() for piece in pieces if piece.strip()]
+
+
+def _unbracketed(text: str) -> str:
+    """Return what stands inside the brackets that enclose a whole text."""
+    text = text.strip()
+    if text[:1] + text[-1:] not in {"[]", "()"}:
+        return text
+    depth = 0
+    for mark, place in _marks(text):
+        depth += _DEPTH.get(mark, 0)
+        if depth == 0 and place < len(text) - 1:
+            return text
+    return text[1:-1]
+
+
+def _marks(text: str) -> list[tuple[str, int]]:
+    """Return brackets, separators and lone quotes, and where they stand."""
+    return [(found["mark"], found.start()) for found in _MARK.finditer(text) if found["mark"]]
+
+
+def _name(item: str) -> str:
+    """Return a name without what is put around and behind it."""
+    item = item.strip()
+    if (found := _QUOTED.fullmatch(item)) is not None:
+        try:
+            return str(json.loads(found[0], strict=False))
+        except ValueError:
+            return found[0][1:-1]
+    if item.endswith(")"):
+        item = item.partition(" (")[0]
+    return clean_name(_DASHED.split(item, maxsplit=1)[0])
+
+
+def _read_artifact(item: str) -> Artifact:
+    """Return one artifact from `name`, `name: shape`, `name (note)` or `name: shape - note`."""
+    found = _QUOTED.match(item) or _ARTIFACT.match(item)
+    if found is None:
+        return Artifact(_name(item), None, "")
+    name, rest = _name(item[: found.end("name")]), item[found.end("name") :].strip()
+    if rest.startswith(":"):
+        shape, rest = leading_shape(rest[1:].strip())
+        return Artifact(name, shape, _note(rest))
+    note = _note(rest)
+    if rest.startswith("(") and (shape := named_shape(note)) is not None:
+        return Artifact(name, shape, "")
+    return Artifact(name, None, note)
+
+
+def _note(rest: str) -> str:
+    rest = rest.strip()
+    if (dash := _DASH.match(rest)) is not None:
+        return rest[dash.end() :]
+    if rest.startswith("(") and rest.endswith(")"):
+        return rest[1:-1]
+    return rest.lstrip(",; ")
+
+
+# The JSON form: an object with `steps`, bare, in a fence, or inside other text.
+
+
+def _find_json(text: str) -> Any:
+    """Return the first JSON object or list in a text.
+
+    Raises:
+        PlanParseError: There is none, or it is broken; names the line.
+    """
+    found = chain(_JSON_FENCED.finditer(text), _JSON_BARE.finditer(text))
+    broken: PlanParseError | None = None
+    for start in dict.fromkeys(match.end() for match in islice(found, _MOST_STARTS_TRIED)):
+        try:
+            return json.JSONDecoder().raw_decode(text, start)[0]
+        except (ValueError, RecursionError) as error:
+            line = getattr(error, "lineno", text.count("\n", 0, start) + 1)
+            broken = broken or PlanParseError(f"broken JSON: {error}", line=line, field="steps")
+    raise broken or PlanParseError(
+        "no plan found: expected a line 'STEP: …' with its fields, or a JSON object with 'steps'",
+        line=1 if text.strip() else None,
+        field="STEP",
+    )
+
+
+def _json_plan(value: Any) -> dict[str, Any]:
+    """Return what a JSON value says of a plan, as data for `Plan`.
+
+    Raises:
+        PlanParseError: It has no steps, or one that is no object; names the place.
+    """
+    given: dict[str, Any] = {"steps": value} if isinstance(value, list) else value
+    inner = given.get("plan")
+    plan = _renamed(cast("Any", inner) if isinstance(inner, dict) else given, _JSON_PLAN)
+    if "steps" not in plan:
+        raise PlanParseError("the JSON object has no 'steps'", line=1, field="steps")
+    steps: Any = plan["steps"]
+    if isinstance(steps, dict):
+        named = cast("dict[str, Any]", steps)
+        steps = [{"id": n, **step} if isinstance(step, dict) else step for n, step in named.items()]
+    if not isinstance(steps, list):
+        return plan
+    steps = cast("list[Any]", steps)
+    for number, step in enumerate(steps):
+        if not isinstance(step, dict):
+            message = f"expected a step as an object, got {step!r:.60}"
+            raise PlanParseError(message, field=f"steps[{number}]")
+    return {**plan, "steps": _steps([_renamed(step, _JSON_STEP) for step in steps])}
+
+
+def _renamed(given: dict[str, Any], fields: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the fields that are understood under their own names, null left out."""
+    found = {
+        field: next((given[name] for name in names if given.get(name) is not None), None)
+        for field, names in fields.items()
+    }
+    return {field: value for field, value in found.items() if value is not None}
