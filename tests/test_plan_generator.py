@@ -15,9 +15,11 @@ import pytest
 
 import hybridagi_steps as hs
 from hybridagi_steps import errors
+from hybridagi_steps.planning import plan as plan_module
 from hybridagi_steps.planning.generator import PlanGenerator, new_steps
 from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.plan import Plan, PlanStep
+from hybridagi_steps.planning.plan_parser import read_plan
 from hybridagi_steps.planning.recalling import similar_plan
 from hybridagi_steps.planning.work import Finished, Work
 from hybridagi_steps.planning.workspace import Workspace
@@ -142,3 +144,23 @@ def test_the_plan_of_another_user_is_no_example(memory: hs.StepMemory) -> None:
     with hs.record(memory, user_id="bob"):
         assert similar_plan(memory, "Sort the books") is None
     assert similar_plan(memory, "Sort the books") == books.to_text()
+
+
+def test_what_a_model_wrote_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def counted(text: str) -> Any:
+        read.append(text)
+        return read_plan(text)
+
+    async def execute(work: Work, workspace: Workspace | None) -> Finished:
+        if work.step.id == "look":
+            raise errors.ArtifactError("nothing to see")
+        return Finished()
+
+    monkeypatch.setattr(plan_module, "read_plan", counted)
+    other = "PLAN: p\nSTEP: guess\nGOAL: g\nEND_PLAN"
+    lm = scripted_lm([{"plan": GOOD}, {"plan": other}])
+    result = Orchestrator(executor=execute, lm=lm, max_attempts=1).run("Sort the books.")
+    assert result.success
+    assert read == [GOOD, other]

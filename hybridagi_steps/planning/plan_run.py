@@ -185,23 +185,33 @@ class PlanRun:
 
     async def _plan_and_work(self) -> None:
         if self.plan is None:
-            self.plan = Plan.parse(await self._thought_of(self.resuming.plan(), self._planned))
+            self.plan = await self._thought_of(self.resuming.plan(), self._planned)
+            self.plan.check()
         self._schedule = Schedule(self.plan)
         self.results = {step.id: StepResult(step) for step in self.plan.steps}
         self._tell_plan()
         await self._work_off(self._schedule)
 
-    async def _planned(self) -> str:
+    async def _planned(self) -> Plan:
         """Have a plan made."""
         workspace = self.settings.workspace
         files = [] if workspace is None else await run_sync(workspace.list)
-        plan = await self.settings.planner.acall(
+        return await self.settings.planner.acall(
             requirements=self.requirement, files=files, tools=self.settings.tool_names
         )
-        return plan.to_text()
 
-    async def _thought_of(self, key: str, make: Callable[[], Awaitable[str]]) -> str:
-        return await thought_of(key, make, self.dispatcher, self.ledger)
+    async def _thought_of(self, key: str, make: Callable[[], Awaitable[Plan]]) -> Plan:
+        """Return a plan; only one that was made before a crash, or elsewhere, is read again."""
+        made: dict[str, Plan] = {}
+
+        async def written() -> str:
+            plan = await make()
+            text = plan.to_text()
+            made[text] = plan
+            return text
+
+        text = await thought_of(key, written, self.dispatcher, self.ledger)
+        return made.get(text) or Plan.parse(text, check=False)
 
     async def _work_off(self, schedule: Schedule) -> None:
         """Run all that can be run."""
@@ -279,7 +289,7 @@ class PlanRun:
             Plan(name=schedule.plan.name, steps=[*kept, *steps]).check()
             return steps
 
-        async def ask() -> str:
+        async def ask() -> Plan:
             steps = await self.settings.planner.replan(
                 self.requirement,
                 _finished([self.results[name] for name in self.results if name in done]),
@@ -287,10 +297,9 @@ class PlanRun:
                 "\n".join(f"{name}: {self.results[name].error}" for name in failed),
                 accept,
             )
-            return Plan(steps=steps).to_text()
+            return Plan(steps=steps)
 
-        text = await self._thought_of(self.resuming.replan(self._result.replans), ask)
-        return Plan.parse(text, check=False).steps
+        return (await self._thought_of(self.resuming.replan(self._result.replans), ask)).steps
 
     def _adopt(self, schedule: Schedule, steps: list[PlanStep]) -> None:
         replaced = schedule.undone()
