@@ -98,12 +98,13 @@ class TestEndlessPrompts:
             "{% endfor %}",
             "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
             "{{ m(40) }}",
+            "{{ range(99999)|reject('in', range(99999)|list)|list|length }}",
         ],
     )
     def test_are_stopped(self, prompt: str) -> None:
-        began = time.perf_counter()
+        began = time.thread_time()
         out = GraphInterpreter(chain(say(prompt)), [Speak()])(query="q")
-        assert time.perf_counter() - began < 5
+        assert time.thread_time() - began < 5
         assert out.error is not None
         assert out.error.type == "PromptError"
         assert "turns" in out.error.message
@@ -137,10 +138,7 @@ class TestEndlessPrompts:
             "{{ ('x' * 10000).translate({120: 'y' * 10000})|length }}",
             "{{ ('x' * 10000)|join('y' * 10000)|length }}",
             "{{ ('y' * 10000).join(range(99999)|map('string'))|length }}",
-            "{{ ('x ' * 5000)|wordwrap(1, wrapstring='y' * 10000)|length }}",
-            "{{ ('a.co ' * 2000)|urlize(target='y' * 10000)|length }}",
             "{{ [1]|tojson(indent=1000000000)|length }}",
-            "{{ {('k' * 10000): range(9999)|list}|pprint|length }}",
             "{{ [1]|batch(1000000000, 'x')|list|length }}",
             "{{ [1]|slice(1000000000)|list|length }}",
             "{{ 1|round(1000000000, 'ceil') }}",
@@ -162,6 +160,18 @@ class TestEndlessPrompts:
             "{% set n = namespace(a=[]) %}{% for i in range(99999) %}"
             "{% set n.a = [n.a, 'x' * 10000 ~ i] %}{% endfor %}",
             "{% for a in range(99999) %}{% set b = range(99999)|list %}{% endfor %}",
+            "{% set a, b = [0], [0] %}"
+            + "{% set a, b = [a, a, a, a], [b, b, b, b] %}" * 20
+            + "{{ a == b }}",
+            "{% set a = {'k': 0} %}" + "{% set a = {'k': a, 'l': a} %}" * 24 + "{{ a == a.k }}",
+            "{% set a = [0] %}" + "{% set a = a + a %}" * 30 + "{{ a|length }}",
+            "{% set n = namespace(a=range(9999)|list) %}{% for i in range(400) %}"
+            "{% set n.a = [n.a] %}{% endfor %}{{ n.a|tojson(indent=9)|length }}",
+            "{% set n = namespace() %}{% set n.a = n %}{% set n.b = n %}{{ n }}",
+            "{{ ([[0]] * 100000)|sum(start=[])|length }}",
+            "{{ ('{:1000}' * 90000).format(*range(90000)) }}",
+            "{{ ('%1000d' * 90000) % range(90000)|list }}",
+            "{{ ('x' * 100000)|replace('', 'y' * 100000)|length }}",
         ],
     )
     def test_make_no_gigabytes(self, prompt: str) -> None:
@@ -187,11 +197,17 @@ class TestEndlessPrompts:
             ("{% for b in [1, 2, 3]|batch(2) %}{{ b|join }};{% endfor %}", "12;3;"),
             ("{% for k, v in {'a': 1}|items %}{{ k }}{{ v }}{% endfor %}{{ [1, 2]|sum }}", "a13"),
             ("{% set x %}a{{ query }}{% endset %}{{ x|upper }}{{ 2.345|round(1) }}", "AQ2.3"),
+            ("{{ (('1' * 99999 ~ ' %s') % 1)|length }}", "100001"),
             ("{{ ('y' * 10000)|length }}{{ ('%s' % ('y' * 9999))|length }}", "100009999"),
         ],
     )
     def test_do_what_prompts_do(self, prompt: str, shown: str) -> None:
         assert GraphInterpreter(chain(say(prompt)), [Speak()])(query="q").final_answer == shown
+
+    @pytest.mark.parametrize("name", ["pprint", "striptags", "urlize", "wordwrap", "xmlattr"])
+    def test_filters_that_are_not_on_the_list_are_named(self, name: str) -> None:
+        with pytest.raises(errors.InvalidProgramError, match=f"No filter named '{name}'"):
+            GraphInterpreter(chain(say("{{ query|%s }}" % name)), [Speak()])  # noqa: UP031 - braces
 
     def test_long_loops_are_no_endless_ones(self) -> None:
         prompt = (

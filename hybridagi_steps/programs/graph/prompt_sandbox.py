@@ -1,9 +1,10 @@
 """The sandbox of prompts: what a template may reach, and how much it may make.
 
-Attributes of Python objects cannot be reached at all. A template of twenty characters can still ask
-for gigabytes, or for minutes: so the size of whatever makes a value is looked at first (operators,
-filters, methods, formats, joined pieces), all that one prompt makes is added up, and loops and
-calls are counted and timed.
+Attributes of Python objects cannot be reached at all, and of filters only those on a list. A
+template of twenty characters can still ask for gigabytes, or for minutes. So no value that a
+template makes is longer than a prompt may be, or nested deeply; the few operations whose result can
+be far longer than what they are given are looked at before they run; all that is made is added up;
+turns of loops and calls are counted, and the thread's computing time is looked at with each.
 """
 
 from __future__ import annotations
@@ -11,35 +12,65 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import (
+    Callable,
+    Generator,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    ValuesView,
+)
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from sys import getsizeof
-from types import BuiltinMethodType, MethodType
 from typing import Any, cast
 
-from jinja2 import nodes, pass_context, pass_eval_context
+from jinja2 import nodes, pass_context
 from jinja2.exceptions import SecurityError
-from jinja2.nodes import EvalContext
-from jinja2.runtime import Context, LoopContext, markup_join, str_join
-from jinja2.sandbox import (
-    ImmutableSandboxedEnvironment,
-    SandboxedEscapeFormatter,
-    SandboxedFormatter,
-)
+from jinja2.runtime import Context, LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
-from markupsafe import Markup
 
-from hybridagi_steps.programs.graph.prompt_sizes import FILTERS, METHODS, OPERATORS, allow, weight
-
+MOST_CHARACTERS = 2_000_000
+"""Of a prompt, and of each value that is made on the way."""
 _MOST_BYTES = 128 * 2**20
 """Of all values that one prompt makes."""
+_MOST_ON_THE_WAY = 2**25
+"""Characters that one operation may come to before its result is looked at."""
 _MOST_TURNS = 200_000
 """Turns of loops, and calls, in one prompt: about a tenth of a second if little is done in each."""
 _MOST_SECONDS = 2.0
 """Of this thread's computing time, for turns in which much is done."""
-_COUNTED, _TOGETHER = "counted", "together"
+_MOST_LEVELS = 64
+_LARGEST_NUMBER = 10_000
+"""As a factor, or as a width."""
+
+FILTERS = frozenset(
+    {
+        *("abs", "attr", "batch", "capitalize", "center", "count", "d", "default", "dictsort", "e"),
+        *("escape", "filesizeformat", "first", "float", "format", "groupby", "indent", "int"),
+        *("items", "join", "last", "length", "list", "lower", "map", "max", "min", "random"),
+        *("reject", "rejectattr", "replace", "reverse", "round", "safe", "select", "selectattr"),
+        *("slice", "sort", "string", "sum", "title", "tojson", "trim", "truncate", "unique"),
+        *("upper", "urlencode", "wordcount"),
+    }
+)
+"""The filters that a prompt may use."""
+_GROWING = frozenset(
+    {
+        *("batch", "center", "expandtabs", "indent", "join", "ljust", "replace", "rjust", "round"),
+        *("slice", "to_bytes", "tojson", "translate", "zfill"),
+    }
+)
+"""Filters and methods whose result can be as long as what they are given times an argument."""
+_FORMATTING = frozenset({"format", "format_map"})
+_WIDTH = re.compile(r"(?<!\d)\d++(?=[a-zA-Z.,_%}])")
+_WIDTH_FROM_VALUE = re.compile(r"%[^%a-zA-Z]*\*|\{[^{}]*\{")
+_CONTAINERS = (list, tuple, set, frozenset, KeysView, ValuesView, ItemsView)
+_COUNTED, _CHECKED = "counted", "checked"
 
 
 @dataclass(slots=True)
@@ -51,29 +82,25 @@ class _Allowance:
     until: float = field(default_factory=lambda: time.thread_time() + _MOST_SECONDS)
 
     def take_turn(self, turns: int = 1) -> None:
-        """Count turns, and look at the time.
-
-        Raises:
-            SecurityError: They are too many, or take too long.
-        """
+        """Count turns, and look at the time."""
         self.turns += turns
         if self.turns > _MOST_TURNS or time.thread_time() > self.until:
             raise SecurityError(
                 f"its loops take over {_MOST_TURNS:,} turns, or {_MOST_SECONDS:g} s"
             )
 
-    def add(self, value: Any) -> None:
-        """Count what was made.
-
-        Raises:
-            SecurityError: It is too much.
-        """
-        if isinstance(value, str | bytes):
-            self.bytes_made += getsizeof(value)
-        elif isinstance(value, list | tuple | dict):
-            self.bytes_made += getsizeof(cast("object", value))
+    def made(self, value: Any) -> Any:
+        """Count a value that was made, and return it."""
+        self.take_turn(0)
+        if isinstance(value, Iterator):
+            return cast("Any", value)
+        size = weight(value)
+        allow(size, "a value")
+        # A list holds some four bytes for each letter that it is written with.
+        self.bytes_made += getsizeof(value) if isinstance(value, str | bytes) else 4 * size
         if self.bytes_made > _MOST_BYTES:
             raise SecurityError(f"what it makes on the way takes over {_MOST_BYTES:,} bytes")
+        return value
 
 
 _allowance: ContextVar[_Allowance] = ContextVar("allowance of the prompt that is filled in")
@@ -89,84 +116,125 @@ def allowance() -> Generator[None]:
         _allowance.reset(token)
 
 
-def _made(value: Any) -> Any:
-    """Count a value that was made, or each one that will be."""
-    _allowance.get().add(value)
-    return _watched(value) if _is_iterator(value) else value
+def allow(size: int, what: str, most: int = MOST_CHARACTERS) -> None:
+    """Let something be made.
+
+    Raises:
+        SecurityError: It would have too many characters, or entries.
+    """
+    if size > most:
+        raise SecurityError(f"{what} would make some {size:,} characters, over {most:,} allowed")
 
 
-def _is_iterator(value: Any) -> bool:
-    return isinstance(value, Iterator) and not isinstance(value, LoopContext)
+def weight(value: Any, level: int = 0) -> int:
+    """Return about how many characters a value has as text; what is too long is not read on.
+
+    Raises:
+        SecurityError: It is nested too deeply.
+    """
+    if level > _MOST_LEVELS:
+        raise SecurityError(f"a value of over {_MOST_LEVELS} levels is too large")
+    if isinstance(value, Namespace):
+        value = object.__getattribute__(value, "_Namespace__attrs")
+    if isinstance(value, dict):
+        value = cast("dict[Any, Any]", value).items()
+    if isinstance(value, str | bytes):
+        return 2 + len(value)
+    if isinstance(value, int):
+        return 2 + value.bit_length() // 3
+    total = 2  # a comma and a blank
+    if isinstance(value, _CONTAINERS):
+        for item in cast("Iterable[Any]", value):
+            total += weight(item, level + 1)
+            if total > MOST_CHARACTERS:
+                break
+        return total
+    try:
+        return total + len(str(value))
+    except Exception:  # whoever writes it out will meet the same and say so
+        return total
 
 
-def _listed(values: tuple[Any, ...]) -> tuple[Any, ...]:
+def _number(value: float) -> int:
+    if abs(value) > _LARGEST_NUMBER:
+        raise SecurityError(f"{value:,} is too large a factor or width in a prompt")
+    return int(abs(value))
+
+
+def _check_operation(name: str, args: tuple[Any, ...]) -> None:
+    """Let an operation begin whose result may be far longer than what it is given."""
+    subject, *others = args
+    if name in _FORMATTING:
+        size = _formatted(subject, others)
+    elif name in _GROWING:
+        sizes = [_number(each) if isinstance(each, int) else weight(each) for each in others]
+        size = weight(subject) * max([1, *sizes]) * (_MOST_LEVELS if name == "tojson" else 1)
+    elif name == "sum" and any(isinstance(each, list | tuple) for each in others):
+        size = weight(subject) ** 2  # copied for each that is added
+    else:
+        return
+    allow(size, f"{name!r}", _MOST_ON_THE_WAY)
+
+
+def _formatted(pattern: Any, values: Any) -> int:
+    """Return the most that a format makes: its widths, and every value in every place."""
+    text = str(pattern).replace("{{", "")
+    if _WIDTH_FROM_VALUE.search(text):
+        raise SecurityError("a width that is given as a value may be too large")
+    widths = sum(int(number) for number in _WIDTH.findall(text))
+    return len(text) + widths + weight(values) * (text.count("%") + text.count("{"))
+
+
+def _listed(values: Iterable[Any]) -> tuple[Any, ...]:
     """Return the values with those that can be read but once as lists."""
-    return tuple(list(value) if _is_iterator(value) else value for value in values)
-
-
-def _watched(items: Iterator[Any]) -> Iterator[Any]:
-    taken = _allowance.get()
-    for item in items:
-        taken.take_turn(0)
-        taken.add(item)
-        yield item
+    return tuple(
+        list(cast("Iterator[Any]", value))
+        if isinstance(value, Iterator) and not isinstance(value, LoopContext)
+        else value
+        for value in values
+    )
 
 
 def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that asks how large its result would be, and counts what it made."""
+    """Return a filter that is looked at before it runs, and its result after."""
     begin = 1 if hasattr(function, "jinja_pass_arg") else 0
-    size = FILTERS.get(name)
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        _allowance.get().take_turn(0)  # raises where no prompt is filled in: nothing is made ahead
-        if size is not None:
-            args = _listed(args)
-            allow(size(*args[begin:], **kwargs), f"the filter {name!r}")
-        return _made(function(*args, **kwargs))
+        taken = _allowance.get()  # raises where no prompt is filled in: nothing is made ahead
+        args = _listed(args)
+        _check_operation(name, (*args[begin:], *kwargs.values()))
+        return taken.made(function(*args, **kwargs))
 
     return called
 
 
-class _Sizing:
-    """What a formatter of `str.format` does here: it adds up what one text is filled in with."""
-
-    size = 0
-
-    def convert_field(self, value: Any, conversion: Any) -> Any:
-        """Convert a value, unless its text would be too long."""
-        allow(weight(value), "a format")
-        return cast("Any", super()).convert_field(value, conversion)
-
-    def format_field(self, value: Any, format_spec: str) -> Any:
-        """Format a value, unless that would be too long."""
-        self.size += weight(value) + sum(int(number) for number in re.findall(r"\d+", format_spec))
-        allow(self.size, "a format")
-        return cast("Any", super()).format_field(value, format_spec)
-
-
-class _Formatter(_Sizing, SandboxedFormatter):
-    pass
-
-
-class _EscapeFormatter(_Sizing, SandboxedEscapeFormatter):
-    pass
-
-
-class _Loops(NodeTransformer):
-    """Has the turns of loops counted, and joined pieces measured."""
+class _Watched(NodeTransformer):
+    """Has the turns of loops counted, and what is written as `[…]`, `{…}` or `a ~ b` checked."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - Jinja's name
         """Count the turns of a loop."""
         self.generic_visit(node)
-        node.iter = nodes.Filter(node.iter, _COUNTED, [], [], None, None, lineno=node.lineno)
+        node.iter = _filter(cast("nodes.Expr", node.iter), _COUNTED)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 - Jinja's name
-        """Measure `a ~ b`."""
+        """Write `a ~ b` as `[a, b] | join`."""
         self.generic_visit(node)
-        pieces = nodes.List(node.nodes, lineno=node.lineno)
-        return nodes.Filter(pieces, _TOGETHER, [], [], None, None, lineno=node.lineno)
+        return _filter(nodes.List(node.nodes, lineno=node.lineno), "join")
+
+    def visit_Literal(self, node: nodes.Literal) -> nodes.Expr:  # noqa: N802 - Jinja's name
+        """Check a list, a tuple or a dict that is written out."""
+        self.generic_visit(node)
+        if isinstance(node, nodes.Tuple) and node.ctx != "load":
+            return node
+        return _filter(node, _CHECKED)
+
+    visit_List = visit_Tuple = visit_Dict = visit_Literal  # noqa: N815 - Jinja's names
+
+
+def _filter(node: nodes.Expr, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
@@ -175,31 +243,32 @@ class Sandbox(ImmutableSandboxedEnvironment):
     `{{ order.id }}` reads the key of a dict; methods of texts, lists and dicts may be called.
     """
 
-    intercepted_binops = frozenset(OPERATORS)
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        filters = {name: _guarded(name, each) for name, each in self.filters.items()}
-        self.filters = cast("Any", {**filters, _COUNTED: _counted, _TOGETHER: _together})
+        self.tests = {name: _guarded(name, test) for name, test in self.tests.items()}
+        filters = {name: _guarded(name, self.filters[name]) for name in FILTERS}
+        checked = _guarded(_CHECKED, _as_it_is)
+        self.filters = cast("Any", {**filters, _COUNTED: _counted, _CHECKED: checked})
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Read a template and have the turns of all its loops counted."""
-        tree = _Loops().visit(super()._parse(source, name, filename))
+        """Read a template and have its loops and literals watched."""
+        tree = _Watched().visit(super()._parse(source, name, filename))
         return cast("nodes.Template", tree.set_environment(self))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method, a macro, or a recursive loop, and count that."""
-        _allowance.get().take_turn()
+        taken = _allowance.get()
+        taken.take_turn()
         if isinstance(obj, LoopContext):
             args = tuple(_counted(context, each) for each in args)
-        elif isinstance(obj, BuiltinMethodType | MethodType):
+        else:
             args = _listed(args)
-            for arg in (*args, *kwargs.values()):
-                allow(0 if isinstance(arg, str) else weight(arg), f"{obj.__name__}()")
-            size = METHODS.get(obj.__name__)
-            if size is not None and isinstance(obj.__self__, str | int):
-                allow(size(obj.__self__, *args, **kwargs), f"{obj.__name__}()")
-        return _made(super().call(context, obj, *args, **kwargs))
+            method = getattr(obj, "__wrapped__", obj)  # Jinja wraps `str.format`
+            if isinstance(subject := getattr(method, "__self__", None), str | int):
+                _check_operation(method.__name__, (subject, *args, *kwargs.values()))
+        return taken.made(super().call(context, obj, *args, **kwargs))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Whether `obj.attr` may be read."""
@@ -209,31 +278,26 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Calculate, unless that would fill the memory."""
-        allow(OPERATORS[operator](left, right), repr(operator))
-        return _made(super().call_binop(context, operator, left, right))
-
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Return a `str.format` that measures what it fills in, None for anything else."""
-        if super().wrap_str_format(value) is None:
-            return None
-        text: str = value.__self__
-
-        @functools.wraps(value)
-        def formatted(*args: Any, **kwargs: Any) -> str:
-            if value.__name__ == "format_map":
-                args, kwargs = (), args[0]
-            formatter: Any = _Formatter(self)
-            if isinstance(text, Markup):
-                formatter = _EscapeFormatter(self, escape=text.escape)
-            return type(text)(formatter.vformat(text, args, kwargs))
-
-        return formatted
+        if operator == "%" and isinstance(left, str | bytes):
+            allow(_formatted(left, right), repr(operator), _MOST_ON_THE_WAY)
+        elif operator in {"*", "**"}:
+            numbers = [each for each in (left, right) if isinstance(each, int | float)]
+            if len(numbers) == 2:
+                _ = [_number(each) for each in numbers]
+            elif numbers:
+                text = right if numbers == [left] else left
+                allow(int(weight(text) * abs(numbers[0])), repr(operator))
+        return _allowance.get().made(super().call_binop(context, operator, left, right))
 
     def concat(self, pieces: Iterable[str]) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Join what a macro or a block has written."""
         parts = list(pieces)
-        allow(sum(len(part) for part in parts), "a block")
-        return _made("".join(parts))
+        allow(sum(map(len, parts)), "a block")
+        return _allowance.get().made("".join(parts))
+
+
+def _as_it_is(value: object) -> object:
+    return value
 
 
 @pass_context
@@ -241,10 +305,3 @@ def _counted(_context: Context, items: Iterable[Any]) -> Iterator[Any]:
     for item in items:
         _allowance.get().take_turn()
         yield item
-
-
-@pass_eval_context
-def _together(evaluation: EvalContext, pieces: list[Any]) -> str:
-    """Return `a ~ b`."""
-    allow(weight(pieces), "'~'")
-    return _made(markup_join(pieces) if evaluation.autoescape else str_join(pieces))
