@@ -1,4 +1,4 @@
-r"""The shapes of artifacts: what a plan may demand of the values that its steps hand on.
+r"""Artifacts as a plan names them: how they are written, and the shapes it may demand of them.
 
 A shape is JSON data that a person and a small model can both write: a kind (`"text"`, `"integer"`
 …), a pattern (`"/\d+/"`), an object of shapes (`{"host": "text"}`) or a list of one shape
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, create_model
 from pydantic import ValidationError as PydanticError
@@ -47,6 +47,17 @@ _TOO_DEEP = f"a shape may be {MAX_DEPTH} levels deep at most"
 BRACKETS = ("[", "{")
 """What the text of a list or an object begins with."""
 
+_BRACKETS = {"[]", "()", "{}", "<>"}
+_MARKS = "*`\"'"
+_DASHED = re.compile(r"\s[-–—]\s")
+STRING = r'"(?:[^"\\\n]|\\[^\n])*"'
+"""A text in quotes, as a pattern."""
+_QUOTED = re.compile(rf"(?P<name>{STRING})")
+_DASH = re.compile(r"\s*[-–—]\s+")
+_NAMED = r"(?:\s{0,9}:(?:\s|$)|\s{1,9}[-–—]\s|\s{1,9}\()"
+_ARTIFACT = re.compile(rf"(?P<name>\S+?){_NAMED}")
+DESCRIBED = re.compile(rf"(?:{STRING}|\S+?){_NAMED}")
+"""How an artifact begins about which something is said."""
 _MOST_SHOWN = 100
 _GENERIC = re.compile(r"(list|array|dict|mapping)\s*\[([^\n]*)\]", re.IGNORECASE)
 _LIST_OF = re.compile(r"(?:list|array)\s+of\s+([^\n]+)", re.IGNORECASE)
@@ -69,6 +80,14 @@ _TOKEN = re.compile(
     re.IGNORECASE,
 )
 """What a shape is written of: JSON's marks, and texts that need no quotes."""
+
+
+class Artifact(NamedTuple):
+    """One entry of a list of artifacts."""
+
+    name: Any
+    shape: Any
+    note: Any
 
 
 def shape_problem(shape: Any, value: Any) -> str | None:
@@ -133,7 +152,67 @@ def named_shape(text: str, depth: int = 0) -> Any:
     return "list" if shape is None else [shape]
 
 
-def leading_shape(text: str) -> tuple[Any, str]:
+def clean_name(value: Any) -> Any:
+    """Return a text as one line without the quotes, brackets or emphasis around it."""
+    if not isinstance(value, str):
+        return value
+    name = " ".join(value.replace("\0", "").split())
+    while (inner := _inside(name)) is not None:
+        name = inner
+    return name
+
+
+def _inside(name: str) -> str | None:
+    """Return what stands inside the marks around a whole name, None when there are none."""
+    mark = name[:1]
+    if mark + name[-1:] in _BRACKETS:
+        inner = name[1:-1].strip()
+        return inner if inner and not set(inner) & set("[](){}<>") else None
+    if not mark or mark not in _MARKS or name[-1] != mark:
+        return None
+    inner = name.strip(mark)
+    wraps = min(len(name) - len(name.lstrip(mark)), len(name) - len(name.rstrip(mark)))
+    return name[wraps:-wraps].strip() if inner.strip() and mark not in inner else None
+
+
+def read_name(item: str) -> str:
+    """Return a name without what is put around and behind it."""
+    item = item.strip()
+    if (found := _QUOTED.fullmatch(item)) is not None:
+        try:
+            return str(json.loads(found[0], strict=False))
+        except ValueError:
+            return found[0][1:-1]
+    if item.endswith(")"):
+        item = item.partition(" (")[0]
+    return clean_name(_DASHED.split(item, maxsplit=1)[0])
+
+
+def read_artifact(item: str) -> Artifact:
+    """Return one artifact from `name`, `name: shape`, `name (note)` or `name: shape - note`."""
+    found = _QUOTED.match(item) or _ARTIFACT.match(item)
+    if found is None:
+        return Artifact(read_name(item), None, "")
+    name, rest = read_name(item[: found.end("name")]), item[found.end("name") :].strip()
+    if rest.startswith(":"):
+        shape, rest = _leading_shape(rest[1:].strip())
+        return Artifact(name, shape, _note(rest))
+    note = _note(rest)
+    if rest.startswith("(") and (shape := named_shape(note)) is not None:
+        return Artifact(name, shape, "")
+    return Artifact(name, None, note)
+
+
+def _note(rest: str) -> str:
+    rest = rest.strip()
+    if (dash := _DASH.match(rest)) is not None:
+        return rest[dash.end() :]
+    if rest.startswith("(") and rest.endswith(")"):
+        return rest[1:-1]
+    return rest.lstrip(",; ")
+
+
+def _leading_shape(text: str) -> tuple[Any, str]:
     """Return the shape at the beginning of a text, None where there is none, and what follows it.
 
     What begins with a bracket and is no shape is returned as one, for `check_shape` to refuse.

@@ -28,10 +28,9 @@ from pydantic import (
 from pydantic_core import PydanticSerializationError
 
 from hybridagi_steps.errors import InvalidPlanError, PlanParseError
-from hybridagi_steps.planning.artifact_types import check_shape
+from hybridagi_steps.planning.artifact_types import check_shape, clean_name
 from hybridagi_steps.planning.plan_parser import (
     STEP_ID,
-    clean_name,
     escaped,
     quoted,
     read_plan,

@@ -20,7 +20,14 @@ from typing import Any, NamedTuple, cast
 from pydantic import ValidationError
 
 from hybridagi_steps.errors import PlanParseError
-from hybridagi_steps.planning.artifact_types import leading_shape, named_shape
+from hybridagi_steps.planning.artifact_types import (
+    DESCRIBED,
+    STRING,
+    Artifact,
+    clean_name,
+    read_artifact,
+    read_name,
+)
 
 MOST_CHARACTERS = 1_000_000
 """Longest text read as a plan."""
@@ -73,8 +80,6 @@ _END = re.compile(r"[\s>#*_`=-]{0,20}END[ _-]?(?:OF[ _-])?PLAN[\s*_`.=:-]{0,20}"
 _FENCE = re.compile(r"\s{0,40}`{3,}(?P<info>[^`]*)")
 _RULE = re.compile(r"\s{0,40}(?:-{3,}|={3,}|\*{3,}|_{3,}|\.{3,}|…)\s*")
 
-_BRACKETS = {"[]", "()", "{}", "<>"}
-_MARKS = "*`\"'"
 _NOTHING = re.compile(
     r"(?:none|n/?a|null|nil|empty|nothing|not applicable|[-–—]+)\.?"
     r"(?:\s+(?:required|needed|yet|\([^()]*\)|[-–—].*))?",
@@ -82,20 +87,12 @@ _NOTHING = re.compile(
 )
 _BULLET = re.compile(r"(?:[-*+•]|\d{1,4}[.)])\s+")
 _BULLETS = ("-", "*", "•", "+")
-_DASHED = re.compile(r"\s[-–—]\s")
 _BARE = re.compile(r"[\w./@+][\w./@+\-]*")
-_STRING = r'"(?:[^"\\\n]|\\[^\n])*"'
-_QUOTED = re.compile(rf"(?P<name>{_STRING})")
 _MARK = re.compile(
-    rf"{_STRING}|(?<=:)[^\S\n]*/(?:[^/\\\n]|\\[^\n])+/"  # what holds no marks
+    rf"{STRING}|(?<=:)[^\S\n]*/(?:[^/\\\n]|\\[^\n])+/"  # what holds no marks
     r'|(?P<mark>[()\[\]{},;\n]|"[^\n]*)'
 )
 _DEPTH = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
-_DASH = re.compile(r"\s*[-–—]\s+")
-_NAMED = r"(?:\s{0,9}:(?:\s|$)|\s{1,9}[-–—]\s|\s{1,9}\()"
-_ARTIFACT = re.compile(rf"(?P<name>\S+?){_NAMED}")
-_DESCRIBED = re.compile(rf"(?:{_STRING}|\S+?){_NAMED}")
-
 _JSON_START = re.compile(r"\s*[{\[]")
 _JSON_FENCED = re.compile(
     r"^[ \t]{0,80}```(?:json|JSON)?[ \t]{0,80}\n\s{0,200}(?=[{\[])", re.MULTILINE
@@ -111,14 +108,6 @@ class Key(NamedTuple):
     number: str
     rest: str
     upper: bool
-
-
-class Artifact(NamedTuple):
-    """One entry of a list of artifacts."""
-
-    name: Any
-    shape: Any
-    note: Any
 
 
 class _Value(NamedTuple):
@@ -175,29 +164,6 @@ def refusal(error: ValidationError, lines: list[dict[str, int]]) -> PlanParseErr
 
 
 # Names and texts, in a plan and around it.
-
-
-def clean_name(value: Any) -> Any:
-    """Return a text as one line without the quotes, brackets or emphasis around it."""
-    if not isinstance(value, str):
-        return value
-    name = " ".join(value.replace("\0", "").split())
-    while (inner := _inside(name)) is not None:
-        name = inner
-    return name
-
-
-def _inside(name: str) -> str | None:
-    """Return what stands inside the marks around a whole name, None when there are none."""
-    mark = name[:1]
-    if mark + name[-1:] in _BRACKETS:
-        inner = name[1:-1].strip()
-        return inner if inner and not set(inner) & set("[](){}<>") else None
-    if not mark or mark not in _MARKS or name[-1] != mark:
-        return None
-    inner = name.strip(mark)
-    wraps = min(len(name) - len(name.lstrip(mark)), len(name) - len(name.rstrip(mark)))
-    return name[wraps:-wraps].strip() if inner.strip() and mark not in inner else None
 
 
 def quoted(name: str) -> str:
@@ -445,7 +411,7 @@ def _step(step: dict[str, Any], known: Mapping[str, str]) -> dict[str, Any]:
 
 def _names(value: Any) -> Any:
     if isinstance(value, str):
-        return [name for item in _items(value) if (name := _name(item))]
+        return [name for item in _items(value) if (name := read_name(item))]
     if isinstance(value, list):
         values = cast("list[Any]", value)
         return [str(item) if isinstance(item, int) else item for item in values]
@@ -470,7 +436,7 @@ def _artifacts(fields: dict[str, Any]) -> dict[str, Any]:
     """Return artifacts, shapes and notes of names, `name: shape` texts, objects or a mapping."""
     given, plain = fields.get("artifacts"), "shapes" in fields or "notes" in fields
     if isinstance(given, str):
-        given = _items(given, whole=_DESCRIBED)
+        given = _items(given, whole=DESCRIBED)
     elif isinstance(given, dict):
         given = [{"name": name, "shape": shape} for name, shape in given.items()]  # pyright: ignore[reportUnknownVariableType]
     if not isinstance(given, list):
@@ -495,7 +461,7 @@ def _artifact(item: Any, *, plain: bool) -> Artifact:
         return Artifact(name, entry.get("shape"), entry.get("note") or entry.get("description"))
     if plain or not isinstance(item, str):
         return Artifact(item, None, "")
-    return _read_artifact(item)
+    return read_artifact(item)
 
 
 # Lists inside a text.
@@ -550,43 +516,6 @@ def _unbracketed(text: str) -> str:
 def _marks(text: str) -> list[tuple[str, int]]:
     """Return brackets, separators and lone quotes, and where they stand."""
     return [(found["mark"], found.start()) for found in _MARK.finditer(text) if found["mark"]]
-
-
-def _name(item: str) -> str:
-    """Return a name without what is put around and behind it."""
-    item = item.strip()
-    if (found := _QUOTED.fullmatch(item)) is not None:
-        try:
-            return str(json.loads(found[0], strict=False))
-        except ValueError:
-            return found[0][1:-1]
-    if item.endswith(")"):
-        item = item.partition(" (")[0]
-    return clean_name(_DASHED.split(item, maxsplit=1)[0])
-
-
-def _read_artifact(item: str) -> Artifact:
-    """Return one artifact from `name`, `name: shape`, `name (note)` or `name: shape - note`."""
-    found = _QUOTED.match(item) or _ARTIFACT.match(item)
-    if found is None:
-        return Artifact(_name(item), None, "")
-    name, rest = _name(item[: found.end("name")]), item[found.end("name") :].strip()
-    if rest.startswith(":"):
-        shape, rest = leading_shape(rest[1:].strip())
-        return Artifact(name, shape, _note(rest))
-    note = _note(rest)
-    if rest.startswith("(") and (shape := named_shape(note)) is not None:
-        return Artifact(name, shape, "")
-    return Artifact(name, None, note)
-
-
-def _note(rest: str) -> str:
-    rest = rest.strip()
-    if (dash := _DASH.match(rest)) is not None:
-        return rest[dash.end() :]
-    if rest.startswith("(") and rest.endswith(")"):
-        return rest[1:-1]
-    return rest.lstrip(",; ")
 
 
 # The JSON form: an object with `steps`, bare, in a fence, or inside other text.
