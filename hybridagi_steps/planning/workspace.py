@@ -244,7 +244,13 @@ class Workspace:
         return self._log.handed_on(plan_run, names)
 
     def overlay(self) -> Overlay:
-        """Return a copy of the workspace for one step to work in; close it after use."""
+        """Return a copy of the workspace for one step to work in; close it after use.
+
+        Merges, rollbacks and other copies, of other processes too, wait until it is made; what is
+        written one file at a time with `write` does not.
+
+        Complexity: reads, hashes and writes every file once.
+        """
         return Overlay(self)
 
     def merge(self, changes: Changes) -> None:
@@ -273,7 +279,8 @@ class Workspace:
 
     def manifest(self) -> Manifest:
         """Return what the workspace holds now, by path."""
-        return take_manifest(self.directory, self.limits)
+        with self._alone():
+            return take_manifest(self.directory, self.limits)
 
     @contextmanager
     def _alone(self) -> Generator[None]:
@@ -306,7 +313,9 @@ class Overlay(Workspace):
         root = self._folder.path / "files"
         root.mkdir()
         try:
-            self._base = _copy(workspace, ConfinedDirectory(root))
+            # Alone, so that no half of another step's merge is in the copy.
+            with workspace._alone():  # noqa: SLF001 - of the same class
+                self._base = _copy(workspace, ConfinedDirectory(root))
             super().__init__(
                 root,
                 commands=workspace.commands.listed,
