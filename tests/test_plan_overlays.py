@@ -110,7 +110,7 @@ def test_a_copy_never_holds_half_of_a_merge(
         went_on.set()
 
     copier = threading.Thread(target=copy)
-    put, lock = ChangeLog._put, fcntl.flock  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    put, lock = ChangeLog._put, fcntl.flock  # pyright: ignore[reportPrivateUsage]
 
     def put_slowly(log: ChangeLog, path: str, entry: Entry) -> None:
         if path == "b.txt":
@@ -138,7 +138,7 @@ def test_a_copy_after_a_killed_merge_holds_all_of_it(
         overlay.write("a.txt", "new")
         overlay.write("b.txt", "new")
         changes = overlay.changes()
-    put = ChangeLog._put  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    put = ChangeLog._put  # pyright: ignore[reportPrivateUsage]
 
     def killed(log: ChangeLog, path: str, entry: Entry) -> None:
         if path == "b.txt":
