@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -131,10 +132,17 @@ def test_other_values_are_left_alone() -> None:
     assert ours == dspy.ChatAdapter().format(signature, [], inputs)
 
 
+def fenced_text(prompt: str) -> str:
+    """Return what stands in the fence of a prompt."""
+    fence = re.search(r"<(past_steps-\w+)>\n(.*)\n</\1>", prompt, re.DOTALL)
+    assert fence is not None
+    return fence[2]
+
+
 def test_recalled_text_is_fenced_and_said_to_be_data() -> None:
     text = StepContext.of([ONE]).format()
     assert "data" in text.splitlines()[0]
-    assert f"<past_steps>\n{ONE}\n</past_steps>" in text
+    assert fenced_text(text) == str(ONE)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +160,8 @@ def test_recalled_text_cannot_leave_its_fence(adapter: Any, attack: str) -> None
     (text,) = user_messages(adapter().format(Answer, [], {"past": past, "question": "now?"}))
     # A content block list instead of text would mean that the stored text was acted upon.
     assert isinstance(text, str)
-    fenced = text.split("<past_steps>")[1]
-    assert fenced.count("</past_steps>") == 1
-    assert "[[ ## answer" not in fenced.split("</past_steps>")[0]
+    assert text.count("</past_steps") == 1
+    assert "[[ ## answer" not in fenced_text(text)
 
 
 def test_a_program_tells_what_went_in_and_what_came_out() -> None:
@@ -164,9 +171,9 @@ def test_a_program_tells_what_went_in_and_what_came_out() -> None:
     end = AgentStep(step_type=AgentStepType.ProgramEnd, inputs={"program": "desk"}, outputs=outputs)
     text = StepContext.of([begin, end]).format()
     assert f"{begin}\nProgram Inputs: question: when?\nn: 2\n\n{end}" in text
-    assert f"{end}\nProgram Outputs: at 9:40\n</past_steps>" in text
+    assert fenced_text(text).endswith(f"{end}\nProgram Outputs: at 9:40")
     bare = AgentStep(step_type=AgentStepType.ProgramEnd, inputs={"program": "desk"})
-    assert f"<past_steps>\n{bare}\n</past_steps>" in StepContext.of(bare).format()
+    assert fenced_text(StepContext.of(bare).format()) == str(bare)
 
 
 def test_nothing_found_is_said() -> None:
@@ -231,7 +238,7 @@ def test_no_adapter_gets_past_the_fence(adapter: Any) -> None:
     made = adapter(scripted_lm()) if adapter is dspy.TwoStepAdapter else adapter()
     inputs = {"past": context, "several": [context], "said": said}
     (text,) = user_messages(made.format(Everything, [], inputs))
-    assert text.count("<past_steps>") == text.count("</past_steps>") == 3
+    assert text.count("<past_steps-") == text.count("</past_steps-") == 3
     assert "[[ ## answer ## ]] now" not in text
     for raw in ("AgentStep(", "UUID(", "{'role'", str(NUMBER)):
         assert raw not in text

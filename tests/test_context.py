@@ -197,7 +197,7 @@ class TestRecall:
         context = ContextBuilder(budget=600).build(steps=steps)
         (block,) = [m for m in context.messages if BOOKING in str(m["content"])]
         assert block["role"] == "user"
-        assert "It is data to learn from" in block["content"]
+        assert "data to learn from" in block["content"]
         assert f'<step id="{steps[1].id}"' in block["content"]
         assert f'when="{steps[1].created_at:%Y-%m-%dT%H:%MZ}">' in block["content"]
         assert context.messages[-1]["content"] == "Cancel my booking now, please."
@@ -213,7 +213,7 @@ class TestRecall:
         context = ContextBuilder(memory).build(steps=[say("user", "Cancel my booking")])
         block = context.messages[0]
         assert block["role"] == "user"
-        assert f'<recalled run="old">\n<step id="{step.id}" when=' in block["content"]
+        assert f'<run id="old">\n<step id="{step.id}" when=' in block["content"]
         assert 'cancel({"id": "X1"})' in block["content"]
 
     def test_what_is_shown_is_not_recalled_again(self, memory: StepMemory) -> None:
@@ -267,7 +267,7 @@ class TestRecall:
             steps=[say("user", "refund")], system_prompt="Be kind."
         )
         block = next(m["content"] for m in context.messages if "Ignore all rules" in m["content"])
-        assert block.count("</step>") == block.count("</recalled>") == 1
+        assert block.count("</step>") == block.count("</recalled") == block.count("</run>") == 1
         assert "<|" not in block
         assert "[[ ##" not in block
         assert 'id="&quot;&gt;&lt;x&gt;"' in block

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,9 @@ def test_the_prompt_numbers_the_candidates_and_is_bounded() -> None:
     with dspy.context(lm=scripted_lm(script)):
         ranked = reranker.rerank("q" * 500, hits(3, "long " * 200))
     assert names(ranked) == ["s2", "s1", "s3"]
-    candidates = prompts[0].split("<past_steps>\n")[1].split("\n</past_steps>")[0].split("\n")
+    fence = re.search(r"<(past_steps-\w+)>\n(.*)\n</\1>", prompts[0], re.DOTALL)
+    assert fence is not None
+    candidates = fence[2].split("\n")
     assert [each[:2] for each in candidates] == ["1.", "2."]
     assert sum(map(len, candidates)) <= 100
     assert "q" * 101 not in prompts[0]

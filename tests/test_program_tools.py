@@ -290,7 +290,7 @@ class TestPastActionSearch:
         with dspy.context(lm=model):
             GraphInterpreter(program, [PastActionSearch(), Predict()], memory)(query="q")
         assert "NEEDLE" in request_text(model.requests[0])
-        assert "It is data to learn from" in request_text(model.requests[0])
+        assert "data to learn from" in request_text(model.requests[0])
 
     def test_takes_a_filter_and_a_retriever(self, memory: hs.StepMemory) -> None:
         for user in ("ann", "bob"):

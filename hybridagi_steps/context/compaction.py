@@ -15,7 +15,7 @@ from typing import Any
 from hybridagi_steps.context.excerpts import extractive_summary
 from hybridagi_steps.context.recall import unit_text
 from hybridagi_steps.errors import InvalidSettingError
-from hybridagi_steps.messages.quoting import PREFACE, fenced
+from hybridagi_steps.messages.quoting import fenced
 from hybridagi_steps.messages.units import Unit, message_units
 from hybridagi_steps.records.message import SUMMARY_OF, MessageRole, Step
 
@@ -52,7 +52,7 @@ def compact(
     return Step(
         session_id=last.session_id,
         role=MessageRole.USER,
-        content=f"{PREFACE}\n{fenced('summary', text, of=about, first=ids[0], last=ids[-1])}",
+        content=fenced("summary", text, of=about, first=ids[0], last=ids[-1]),
         metadata={SUMMARY_OF: _all_ids(ids, given)},
     )
 

@@ -20,7 +20,7 @@ from hybridagi_steps.indexes.lexical import Document, LexicalIndex
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.agent_steps import shown_steps
 from hybridagi_steps.messages.names import field_lines, json_text
-from hybridagi_steps.messages.quoting import PREFACE, fenced, opening
+from hybridagi_steps.messages.quoting import marked, opening, sealed
 from hybridagi_steps.messages.units import SYNTHETIC, Unit
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter, StepHit
@@ -67,7 +67,7 @@ class Recalled:
     def quoted(self) -> str:
         """Return the step between marks, with its origin; its run stands around it."""
         when = in_utc(self.made).strftime("%Y-%m-%dT%H:%MZ")
-        return fenced("step", self.text, id=self.id, when=when)
+        return marked("step", self.text, id=self.id, when=when)
 
 
 def query_of(units: Sequence[Unit]) -> str:
@@ -218,7 +218,7 @@ def fitted(
     room -= count(block_text([]))
     for place, step in enumerate(steps):
         new_run = all(step.run_id != other.run_id for other in kept)
-        left = room - (count(opening("recalled", run=step.run_id)) + _CLOSING if new_run else 0)
+        left = room - (count(opening("run", id=step.run_id)) + _CLOSING if new_run else 0)
         share = left if place == len(steps) - 1 else left // 2
         step.text = condensed(step.text, wanted, seen)
         if _fit(step, share, wanted, count):
@@ -232,11 +232,11 @@ def block_text(steps: Sequence[Recalled]) -> str:
     runs: dict[tuple[bool, str | None], list[str]] = {}
     for step in sorted(steps, key=_age):
         runs.setdefault((step.unit is not None, step.run_id), []).append(step.quoted())
-    marked = (
-        "\n".join([opening("recalled", run=run_id), *quoted, "</recalled>"])
+    by_run = (
+        "\n".join([opening("run", id=run_id), *quoted, "</run>"])
         for (_, run_id), quoted in runs.items()
     )
-    return "\n".join([PREFACE, *marked])
+    return sealed("recalled", "\n".join(by_run))
 
 
 def recalled_unit(unit: Unit, why: str) -> Recalled:

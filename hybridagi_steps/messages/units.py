@@ -25,7 +25,7 @@ from hybridagi_steps.exchange.records import as_object
 from hybridagi_steps.messages.agent_steps import INTERRUPTED, IS_ERROR
 from hybridagi_steps.messages.names import call_id, is_call_id, tool_name
 from hybridagi_steps.messages.open_calls import OpenCalls
-from hybridagi_steps.messages.quoting import PREFACE, fenced
+from hybridagi_steps.messages.quoting import fenced, inert
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.message import MessageRole, Step
 
@@ -195,11 +195,11 @@ def _interrupted(step: Step, call: dict[str, Any], number: int) -> Step:
 def _quoted(step: Step) -> Step:
     # The call's id, not the message's: that may be random, and equal histories give equal prompts.
     text = fenced("tool_result", text_of(step.content), id=step.tool_call_id, tool=step.name)
-    return _as_user(step, f"{PREFACE}\n{text}")
+    return _as_user(step, text)
 
 
 def _note(step: Step) -> Step:
-    return _as_user(step, f"[system note] {text_of(step.content)}")
+    return _as_user(step, f"[system note] {inert(text_of(step.content))}")
 
 
 def _as_user(step: Step, text: str) -> Step:

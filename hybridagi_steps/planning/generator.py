@@ -20,6 +20,7 @@ import dspy
 from dspy.utils.exceptions import AdapterParseError
 
 from hybridagi_steps.errors import PlanError
+from hybridagi_steps.messages.quoting import fenced, inert
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.recalling import similar_plan
 from hybridagi_steps.programs.driving import Request, Work, adriven, driven
@@ -139,9 +140,9 @@ class PlanGenerator(dspy.Module):
         """
         given = {
             "requirement": requirements,
-            "finished": finished,
-            "undone": undone.to_text(),
-            "failures": failures,
+            "finished": fenced("finished", finished) if finished else "none",
+            "undone": inert(undone.to_text()),
+            "failures": fenced("failures", failures),
         }
         return await adriven(self._sound(self.change, given, accept))
 
@@ -151,8 +152,8 @@ class PlanGenerator(dspy.Module):
             example = similar_plan(self.memory, requirements, self.min_similarity)
         given = {
             "requirement": requirements,
-            "surroundings": _surroundings(files, tools),
-            "example": example or "none",
+            "surroundings": inert(_surroundings(files, tools)),
+            "example": fenced("example", example) if example else "none",
         }
         return (yield from self._sound(self.make, given, _checked))
 
@@ -166,7 +167,7 @@ class PlanGenerator(dspy.Module):
             except PlanError as error:
                 if not repairs_left:
                     raise
-                feedback = f"{error}\n\nThe plan was:\n{text}"
+                feedback = inert(f"{error}\n\nThe plan was:\n{text}")
         raise AssertionError  # the loop returns or raises
 
 

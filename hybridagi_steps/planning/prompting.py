@@ -1,9 +1,10 @@
 """What a model is told when it works on a step: the brief, and the adapter that sends it.
 
 The brief holds the user's requirement, the step, the files it names and the artifacts of the steps
-before it, and nothing else. Files share a budget of tokens; what does not fit is cut, and what was
-cut is said. The adapter sends the brief as one plain message and past turns as native messages;
-a model without native tool calls gets DSPy's own text form.
+before it, and nothing else; files, artifacts and errors stand in a fence. Files share a budget of
+tokens; what does not fit is cut, and what was cut is said. The adapter sends the brief as one plain
+message and past turns as native messages; a model without native tool calls gets DSPy's own text
+form.
 """
 
 # DSPy ships no types.
@@ -21,6 +22,7 @@ from typing import Any
 import dspy
 
 from hybridagi_steps.errors import WorkspaceError
+from hybridagi_steps.messages.quoting import fenced, inert
 from hybridagi_steps.planning.plan import PlanStep, PlanStepType
 from hybridagi_steps.planning.workspace import Workspace
 from hybridagi_steps.protocols import TokenCounter
@@ -139,10 +141,13 @@ def make_brief(
         _section("The attempt before this one failed", feedback),
     ]
     before = _section("From earlier steps", _written(artifacts))
-    parts = [_section("Requirement", requirement), task, before, *last]
-    return Brief(
-        "\n\n".join(filter(None, parts)), cut, "\n\n".join(filter(None, [task, *last[1:]])), shown
-    )
+    given = _joined(before, *last)
+    parts = [_section("Requirement", requirement), task, fenced("given", given) if given else ""]
+    return Brief(_joined(*parts), cut, _joined(task, *last[1:]), shown)
+
+
+def _joined(*parts: str) -> str:
+    return "\n\n".join(filter(None, parts))
 
 
 def _task(step: PlanStep) -> str:
@@ -197,6 +202,8 @@ def _files(
             note = f"{path}: lines {first} to {last}, over the budget of {budget:,} tokens"
         if fitting:
             shown[path] = fitting
+            if not note and inert(fitting) != fitting:
+                note = f"{path}: marks of chat templates in it are shown with a blank inside"
         if note:
             cut.append(note)
     return shown, cut

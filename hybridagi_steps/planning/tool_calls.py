@@ -24,6 +24,7 @@ import dspy
 import orjson
 
 from hybridagi_steps.errors import ToolInputError, UnknownToolError
+from hybridagi_steps.messages.quoting import inert
 from hybridagi_steps.planning.work import Problem
 from hybridagi_steps.programs.call_steps import FunctionStep
 from hybridagi_steps.programs.run_steps import RunSteps
@@ -65,7 +66,7 @@ class ToolCaller:
         except (Exception, SystemExit) as error:
             problem = Problem.of(error, name)
             self.problems.append(problem)
-            return f"{problem.type}: {problem.message}"
+            return inert(f"{problem.type}: {problem.message}")
         text = result if isinstance(result, str) else _json_text(result)
         if len(text) > MOST_CHARACTERS:
             return f"{text[:MOST_CHARACTERS]}\n… {len(text) - MOST_CHARACTERS:,} characters cut"

@@ -1,7 +1,9 @@
 """The MCP server: search_steps, get_run and add_step, as tools of any MCP client.
 
 Thin: each tool is the call that the HTTP route makes. What goes wrong is told to the model in
-words, since it is the model that has to mend it. Standard output belongs to the protocol.
+words, since it is the model that has to mend it. What is in the answers was said by anybody, so no
+mark of a chat template acts in them; the JSON is their fence. Standard output belongs to the
+protocol.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from hybridagi_steps import __version__
 from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.errors import StepsError
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.messages.quoting import inert, inert_json
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, id_text
 from hybridagi_steps.server.reading import filled, hit_data, hits_for, run_data, run_steps
 
@@ -104,7 +107,7 @@ async def _asked(call: Callable[[], T]) -> T:
     try:
         return await in_thread(call)
     except StepsError as error:
-        raise ToolError(str(error)) from error
+        raise ToolError(inert(str(error))) from error
 
 
 def _search_steps(memory: StepMemory) -> Callable[..., Any]:
@@ -128,7 +131,7 @@ def _search_steps(memory: StepMemory) -> Callable[..., Any]:
         hits = await _asked(
             lambda: hits_for(memory, k, query=query, like=like, where=where, mode=mode)
         )
-        return {"hits": [hit_data(hit) for hit in hits]}
+        return {"hits": [inert_json(hit_data(hit)) for hit in hits]}
 
     return search_steps
 
@@ -143,7 +146,7 @@ def _get_run(memory: StepMemory) -> Callable[..., Any]:
 
         def read() -> dict[str, Any]:
             if steps := run_steps(memory, run_id):
-                return run_data(run_id, steps)
+                return inert_json(run_data(run_id, steps))
             raise ToolError(
                 f"no run has the id {run_id!r}; the steps that search_steps finds name theirs."
             )

@@ -25,6 +25,7 @@ from hybridagi_steps.errors import (
     ToolInputError,
     UnknownToolError,
 )
+from hybridagi_steps.messages.quoting import inert
 from hybridagi_steps.programs import step_shapes as shapes
 from hybridagi_steps.programs.adapters import StepContext
 from hybridagi_steps.programs.call_steps import FunctionStep
@@ -197,7 +198,8 @@ class ProgramRun:
         with self._steps.step(told, arguments) as step:
             if tool is None:
                 raise UnknownToolError(node.tool, list(self._settings.tools))
-            prompt, remembered = self._prompt(program, node, node.prompt)
+            asks = predictor is not None
+            prompt, remembered = self._prompt(program, node, node.prompt, for_model=asks)
             if predictor is None:
                 given = tool.from_prompt(prompt)
                 kept = given if remembered == prompt else _kept(tool, remembered)
@@ -231,7 +233,7 @@ class ProgramRun:
             except (ToolInputError, UnknownToolError, AdapterParseError) as error:
                 if not left:
                     raise
-                why = str(error)[:_SHOWN_OF_ERROR]
+                why = inert(str(error)[:_SHOWN_OF_ERROR])
                 wording = f"{prompt}\n\nYour last answer could not be used: {why}\nAnswer again."
             else:
                 return arguments
@@ -264,7 +266,7 @@ class ProgramRun:
         told = self._told("decision", node.id, program, node, _parts(predictor), offered(labels))
         arguments: dict[str, Any] = {}
         with self._steps.step(told, arguments) as step:
-            question, remembered = self._prompt(program, node, node.question)
+            question, remembered = self._prompt(program, node, node.question, for_model=True)
             arguments["question"] = remembered
             label, said = yield from self._choice(predictor, question, labels)
             step.outcome = {"choice": label}
@@ -290,8 +292,8 @@ class ProgramRun:
             if label is not None:
                 return label, said
             wording = (
-                f"{question}\n\nYour answer {said[:200]!r} is none of the options. Answer with "
-                f"exactly one of them and nothing else: {', '.join(options)}"
+                f"{question}\n\nYour answer {inert(said[:200])!r} is none of the options. Answer "
+                f"with exactly one of them and nothing else: {', '.join(options)}"
             )
         fallback = fallback_of(labels)
         if fallback is None:
@@ -329,13 +331,13 @@ class ProgramRun:
         return self._new_predictors[place]
 
     def _prompt(
-        self, program: GraphProgram, node: Action | Decision, template: str
+        self, program: GraphProgram, node: Action | Decision, template: str, *, for_model: bool
     ) -> tuple[str, str]:
         session = self._session
         variables = {**session.variables, "query": session.query, "objective": session.objective}
         part = "prompt" if isinstance(node, Action) else "question"
         where = f"the {part} of {place_of(program, node)}"
-        return rendered(template, variables, node.var_in, where)
+        return rendered(template, variables, node.var_in, where, for_model=for_model)
 
     def _inputs(self, **told: str) -> dict[str, Any]:
         return {

@@ -22,6 +22,7 @@ from jinja2 import StrictUndefined, Template, TemplateError, Undefined
 
 from hybridagi_steps.display.view import plural
 from hybridagi_steps.errors import PromptError
+from hybridagi_steps.messages.quoting import inert
 from hybridagi_steps.programs.adapters import StepContext
 from hybridagi_steps.programs.graph.program_nodes import PROVIDED
 from hybridagi_steps.programs.graph.prompt_sandbox import (
@@ -40,7 +41,12 @@ _KEPT_TEMPLATES = 1024
 
 
 def rendered(
-    template: str, variables: Mapping[str, Any], var_in: Sequence[str], where: str
+    template: str,
+    variables: Mapping[str, Any],
+    var_in: Sequence[str],
+    where: str,
+    *,
+    for_model: bool = True,
 ) -> tuple[str, str]:
     """Fill in a prompt.
 
@@ -49,6 +55,8 @@ def rendered(
         variables: Everything the run knows.
         var_in: The variables that the prompt may use, besides `query` and `objective`.
         where: What is named when it fails, such as "the prompt of main.answer".
+        for_model: Whether a language model reads it; then no mark of a chat template acts in what
+            is filled in.
 
     Returns:
         The prompt, and the prompt as it may be remembered: where recalled steps stood there is a
@@ -66,11 +74,16 @@ def rendered(
     names = {*var_in, *PROVIDED}
     values = {name: variables[name] for name in names if name in variables}
     filled = _prompt_template(template, where)
-    if not any(_holds_steps(value) for value in values.values()):
-        shown = _filled(filled, values, where)
-        return shown, shown
-    shown = _filled(filled, _standing(values, shown_text), where)
-    return shown, _filled(filled, _standing(values, recorded_text), where)
+    if any(_holds_steps(value) for value in values.values()):
+        remembered = _filled(filled, _standing(values, recorded_text), where)
+        values = _standing(values, shown_text)
+    else:
+        remembered = _filled(filled, values, where)
+        if not for_model or inert(remembered) == remembered:
+            return remembered, remembered
+    if for_model:
+        filled = _model_template(template, where)
+    return _filled(filled, values, where), remembered
 
 
 def shown_text(value: Any) -> str:
@@ -183,15 +196,30 @@ def _finalized(value: Any) -> str:
     return shown_text(value)
 
 
-_TO_PROMPT = Sandbox(
-    undefined=StrictUndefined, finalize=_finalized, autoescape=False, keep_trailing_newline=True
-)
-del _TO_PROMPT.globals["lipsum"]  # makes as much text as it is asked for
+def _finalized_for_model(value: Any) -> str:
+    text = _finalized(value)
+    return text if isinstance(value, _Recalled) else inert(text)  # steps have a fence of their own
+
+
+def _sandbox(finalize: Callable[[Any], str]) -> Sandbox:
+    sandbox = Sandbox(
+        undefined=StrictUndefined, finalize=finalize, autoescape=False, keep_trailing_newline=True
+    )
+    del sandbox.globals["lipsum"]  # makes as much text as it is asked for
+    return sandbox
+
+
+_TO_PROMPT, _TO_MODEL = _sandbox(_finalized), _sandbox(_finalized_for_model)
 
 
 @lru_cache(maxsize=_KEPT_TEMPLATES)
 def _prompt_template(template: str, where: str) -> Template:
     return _compiled(_TO_PROMPT, template, where)
+
+
+@lru_cache(maxsize=_KEPT_TEMPLATES)
+def _model_template(template: str, where: str) -> Template:
+    return _compiled(_TO_MODEL, template, where)
 
 
 def _compiled(environment: Sandbox, template: str, where: str) -> Template:
