@@ -163,6 +163,10 @@ def _admitted(step: AgentStep, redact: Redact | None) -> AgentStep:
         value = fields.get(name)
         if value is not None and type(value) is not UUID:
             _check_id(step, name, value)
+    if fields.get("parent_id") is not None and fields["parent_id"] == fields["id"]:
+        raise InvalidStepError(
+            f"step {str(step.id)[:40]!r} names itself as its parent; the first step has none."
+        )
     extra = step.__pydantic_extra__
     if redact is None and _is_plain(fields) and (not extra or is_json(extra)):
         return step

@@ -21,6 +21,8 @@ Steps: TypeAlias = "AgentStep | Iterable[AgentStep] | AgentStepList"
 """One step, several, or what holds them."""
 StepId = UUID | str
 """A UUID and its text are the same id."""
+_MOST = 2**63 - 1
+"""The largest number of a database."""
 
 
 def in_every_scope(where: Where) -> StepFilter:
@@ -36,8 +38,8 @@ def is_number(value: object) -> bool:
     return not math.isnan(value)
 
 
-def check_page(limit: int, offset: int) -> None:
-    """Check a page of a listing.
+def checked_page(limit: int, offset: int) -> tuple[int, int]:
+    """Return a page of a listing; what no database can count to is as good as everything.
 
     Raises:
         InvalidQueryError: `limit` or `offset` is no number of steps.
@@ -45,6 +47,18 @@ def check_page(limit: int, offset: int) -> None:
     for name, number in (("limit", limit), ("offset", offset)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 0:  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
             raise InvalidQueryError(f"{name} is a number of steps, at least 0; got {number!r}.")
+    return min(limit, _MOST), min(offset, _MOST)
+
+
+def one_id(step_id: StepId) -> str:
+    """Return an id as a text.
+
+    Raises:
+        InvalidQueryError: It is none.
+    """
+    if not isinstance(step_id, str | UUID):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+        raise InvalidQueryError(f"an id is a UUID or a text; got {step_id!r:.60}.")
+    return id_text(step_id)
 
 
 def id_texts(ids: StepId | Iterable[StepId]) -> list[str]:
@@ -53,10 +67,6 @@ def id_texts(ids: StepId | Iterable[StepId]) -> list[str]:
     Raises:
         InvalidQueryError: It is neither, or one of them is none.
     """
-    if isinstance(ids, str | UUID):
-        return [id_text(ids)]
-    several: list[Any] = list(ids) if isinstance(ids, Iterable) else [ids]  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
-    for step_id in several:
-        if not isinstance(step_id, str | UUID):
-            raise InvalidQueryError(f"ids are UUIDs or texts; got {step_id!r:.60}.")
-    return [id_text(step_id) for step_id in several]
+    if isinstance(ids, str | UUID) or not isinstance(ids, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+        return [one_id(ids)]
+    return [one_id(step_id) for step_id in ids]

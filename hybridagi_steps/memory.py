@@ -17,14 +17,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from hybridagi_steps.admission import Redact, admitted, check_vector, checked_redact, redacted
-from hybridagi_steps.arguments import StepId, Steps, Where, check_page, id_texts, in_every_scope
+from hybridagi_steps.arguments import (
+    StepId,
+    Steps,
+    Where,
+    checked_page,
+    id_texts,
+    in_every_scope,
+    one_id,
+)
 from hybridagi_steps.background import START_AT
 from hybridagi_steps.binding import AUTO, EmbedderBinding
 from hybridagi_steps.erasure import Erased, erase, erase_all
 from hybridagi_steps.errors import InvalidStepError, MemoryClosedError, MemoryNotPicklableError
 from hybridagi_steps.lineage import Expand, ancestors
 from hybridagi_steps.protocols import Embedder, RunSummary
-from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
 from hybridagi_steps.retrieval import Mode
 from hybridagi_steps.searching import Searcher
@@ -161,7 +169,7 @@ class StepMemory:
             raise InvalidStepError(f"a score is a finite number, not {value!r}.")
         if feedback is not None and self.redact is not None:
             feedback = redacted(feedback, self.redact)
-        self._open_store.score_run(id_text(run_id), float(value), feedback)
+        self._open_store.score_run(one_id(run_id), float(value), feedback)
 
     def delete(self, ids: StepId | Iterable[StepId]) -> int:
         """Delete steps with their text and embedding; return how many there were."""
@@ -206,7 +214,7 @@ class StepMemory:
 
     def exist(self, step_id: StepId) -> bool:
         """Return whether a step has this id; a UUID and its text are the same."""
-        return bool(self._open_store.get([id_text(step_id)]))
+        return bool(self._open_store.get([one_id(step_id)]))
 
     def get(self, ids: StepId | Iterable[StepId], *, vectors: bool = False) -> AgentStepList:
         """Return steps in the order asked; unknown ids are skipped."""
@@ -233,7 +241,7 @@ class StepMemory:
             InvalidFilterError: An unknown key in `where`.
             InvalidQueryError: `limit` or `offset` is no number of steps.
         """
-        check_page(limit, offset)
+        limit, offset = checked_page(limit, offset)
         found = self._open_store.find(
             StepFilter.of(where), limit=limit, offset=offset, newest_first=newest_first
         )
@@ -245,20 +253,20 @@ class StepMemory:
 
     def parents(self, step_id: StepId) -> AgentStepList:
         """Return the steps that led to this one, nearest first."""
-        return _step_list(ancestors(self._open_store, id_text(step_id)))
+        return _step_list(ancestors(self._open_store, one_id(step_id)))
 
     def children(self, step_id: StepId) -> AgentStepList:
         """Return the steps that name this one as their parent."""
-        return _step_list(self._open_store.children([id_text(step_id)]))
+        return _step_list(self._open_store.children([one_id(step_id)]))
 
     def run(self, run_id: str) -> AgentStepList:
         """Return all steps of a run, by hop."""
-        where = StepFilter(run_id=id_text(run_id), scope=EVERY_SCOPE)
+        where = StepFilter(run_id=one_id(run_id), scope=EVERY_SCOPE)
         return _step_list(self._open_store.find(where, limit=_EVERYTHING))
 
     def runs(self, *, limit: int = 100, offset: int = 0) -> list[RunSummary]:
         """Return what is known of each run, newest first."""
-        check_page(limit, offset)
+        limit, offset = checked_page(limit, offset)
         return self._open_store.runs(limit=limit, offset=offset)
 
     def search(

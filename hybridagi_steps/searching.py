@@ -35,6 +35,7 @@ from hybridagi_steps.errors import (
     InvalidQueryError,
     StepsError,
 )
+from hybridagi_steps.indexes.filter_columns import FEW_RUNS
 from hybridagi_steps.lineage import Expand, context_of
 from hybridagi_steps.protocols import Embedder, FloatVector, Rows, StepStore
 from hybridagi_steps.records.agent_step import AgentStep, id_text
@@ -191,8 +192,9 @@ class Searcher:
 
     def _scope(self, where: StepFilter) -> Scope:
         asked = where.model_dump(exclude_none=True)
-        if asked.keys() <= {"exclude_run_id"}:
-            rows = self._all_but(where.exclude_run_id or [])
+        excluded = where.exclude_run_id or []
+        if asked.keys() <= {"exclude_run_id"} and len(excluded) <= FEW_RUNS:
+            rows = self._all_but(excluded)
         else:
             rows = self._index.filters.rows(where)
         return Scope(self._index.shards(own_only=where.scope is None), rows)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from hybridagi_steps.admission import Redact, admitted
-from hybridagi_steps.arguments import check_page
+from hybridagi_steps.arguments import checked_page
 from hybridagi_steps.branch_compare import BranchComparison, compare
 from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.errors import (
@@ -23,7 +23,7 @@ from hybridagi_steps.errors import (
     UnknownSequenceError,
     UnknownSessionError,
 )
-from hybridagi_steps.message_admission import admitted_messages
+from hybridagi_steps.message_admission import admitted_messages, check_id
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.session_protocols import (
@@ -103,6 +103,8 @@ class SessionRepository:
         """
         if not steps:
             return []
+        for step in steps:
+            check_sequence(step.sequence)
         session_id, first = steps[0].session_id, steps[0].sequence
         if any(step.session_id != session_id for step in steps):
             raise InvalidStepError("a batch is of one session; save each session's by itself.")
@@ -155,6 +157,12 @@ class SessionRepository:
 
         With `branch_id` they go to that branch of the session, such as an attempt under way.
         """
+        ends = expect_last if isinstance(expect_last, tuple) else (expect_last,)
+        for number in (branch_id, *ends):
+            if number is not None:
+                check_sequence(number)
+        if idempotency_key is not None:
+            check_id("idempotency_key", idempotency_key)
 
         def write() -> list[Step]:
             return self.commit_now(
@@ -201,6 +209,7 @@ class SessionRepository:
         self, session_id: str, start_seq: int | None = None, end_seq: int | None = None
     ) -> list[Step]:
         """Return a session's messages in order, both ends included; none for an unknown one."""
+        check_session(session_id, *(n for n in (start_seq, end_seq) if n is not None))
 
         def read() -> list[Step]:
             try:
@@ -217,7 +226,7 @@ class SessionRepository:
             UnknownSessionError: No such session.
             UnknownSequenceError: It has no message there.
         """
-        check_sequence(sequence)
+        check_session(session_id, sequence)
 
         def read() -> Step:
             found = self.store.messages(session_id, sequence, sequence) if sequence > 0 else []
@@ -230,6 +239,7 @@ class SessionRepository:
 
     async def get_last_step(self, session_id: str) -> Step | None:
         """Return the newest message; None when there is none."""
+        check_session(session_id)
 
         def read() -> Step | None:
             try:
@@ -245,6 +255,7 @@ class SessionRepository:
 
     async def get_step_count(self, session_id: str) -> int:
         """Return the number of messages; 0 for an unknown session."""
+        check_session(session_id)
 
         def read() -> int:
             try:
@@ -259,7 +270,7 @@ class SessionRepository:
 
         They stay on their branch, where `attempts` shows it, until `memory.vacuum()`.
         """
-        check_sequence(start_seq)
+        check_session(session_id, start_seq)
 
         def write() -> int:
             try:
@@ -275,7 +286,7 @@ class SessionRepository:
         Raises:
             InvalidQueryError: `limit` or `offset` is no number of sessions.
         """
-        check_page(limit, offset)
+        limit, offset = checked_page(limit, offset)
         return await in_thread(lambda: self.store.sessions(limit=limit, offset=offset))
 
     async def fork(self, session_id: str, sequence: int, new_session_id: str | None = None) -> Fork:
@@ -290,7 +301,9 @@ class SessionRepository:
             InvalidSettingError: `sequence` is no whole number.
             DuplicateSessionError: `new_session_id` is taken.
         """
-        check_sequence(sequence)
+        check_session(session_id, sequence)
+        if new_session_id is not None:
+            check_id("new_session_id", new_session_id)
 
         def write() -> Fork:
             shared = fork_point(self.store, session_id, sequence)
@@ -309,7 +322,7 @@ class SessionRepository:
 
     async def branch_at(self, session_id: str, sequence: int, reason: str = "retry") -> int:
         """Start an attempt after `sequence`; the session stays as it is until `adopt`."""
-        check_sequence(sequence)
+        check_session(session_id, sequence)
         return await in_thread(lambda: self.store.branch_at(session_id, sequence, reason))
 
     async def adopt(
@@ -321,12 +334,14 @@ class SessionRepository:
             SequenceConflictError: It points elsewhere than `expect_branch`, or the branch is not
                 one of this session.
         """
+        check_session(session_id, branch_id, *([] if expect_branch is None else [expect_branch]))
         await in_thread(
             lambda: self.store.adopt(session_id, branch_id, expect_branch=expect_branch)
         )
 
     async def attempts(self, session_id: str) -> list[Attempt]:
         """Return all branches of a session, oldest first, abandoned ones too."""
+        check_session(session_id)
         return await in_thread(lambda: self.store.attempts(session_id))
 
 
@@ -352,7 +367,20 @@ async def compare_branches(
         UnknownSessionError: No such session.
         SequenceConflictError: A branch is not one of this session.
     """
+    check_session(session_id, left, right)
     return await in_thread(lambda: compare(repo.store, session_id, left, right))
+
+
+def check_session(session_id: object, *numbers: object) -> None:
+    """Check the name of a session, and numbers of its messages or branches.
+
+    Raises:
+        InvalidSettingError: The name is no text, or a number no whole number.
+    """
+    if not isinstance(session_id, str):
+        raise InvalidSettingError(f"the id of a session is a text, not {session_id!r:.80}.")
+    for number in numbers:
+        check_sequence(number)
 
 
 def check_sequence(sequence: object) -> None:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from hybridagi_steps.exchange.records import BadRecordError
+from hybridagi_steps.exchange.records import BadRecordError, DoubleKeyError, unique_members
 
 MAX_VALUE_CHARACTERS = 64 * 1024 * 1024
 """Longest value read whole; a longer file must hold a list of values or one value per line."""
@@ -22,6 +22,8 @@ _SPACE = " \t\r\n"
 
 def json_values(pieces: Iterator[bytes]) -> Iterator[tuple[int, Any]]:
     """Yield (line, value) for each value of a document given in pieces of UTF-8.
+
+    An object that has a key twice comes as the error that says so: what follows it can be read.
 
     Raises:
         BadRecordError: From here on it is not JSON; what was yielded before stands.
@@ -50,7 +52,8 @@ class _Buffer:
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
         self._decoder = codecs.getincrementaldecoder("utf-8")()
-        self._json = json.JSONDecoder()
+        self._json = json.JSONDecoder(object_pairs_hook=unique_members)
+        self._lenient = json.JSONDecoder()
         self._bytes = 0
         self._text = ""
         self.position = 0
@@ -72,10 +75,14 @@ class _Buffer:
     def value(self) -> Any:
         """Return the value that begins here and step behind it."""
         wanted = 1
+        refused: DoubleKeyError | None = None
         while True:
             try:
-                value, end = self._json.raw_decode(self._text, self.position)
+                decoder = self._lenient if refused else self._json
+                value, end = decoder.raw_decode(self._text, self.position)
                 break
+            except DoubleKeyError as error:
+                refused = error
             except RecursionError as error:
                 raise BadRecordError("nested too deeply") from error
             except json.JSONDecodeError as error:
@@ -88,7 +95,7 @@ class _Buffer:
                 raise BadRecordError(f"not JSON: {error}") from error
         self.line += self._text.count("\n", self.position, end)
         self.position = end
-        return value
+        return value if refused is None else refused
 
     def _grow(self, wanted: int) -> bool:
         """Read at least `wanted` more characters, or up to the end; False: there are no more."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import stat
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +61,9 @@ class Source:
                     yield Record(1, _whole([value], values))
                     return
                 count += 1
+                if isinstance(value, BadRecordError):
+                    yield Skipped(line, f"item {count}: {value}")
+                    continue
                 yield Record(line, value, f"item {count}: " if count > 1 else "")
             if not count:
                 raise BadRecordError("an empty list")
@@ -158,9 +162,12 @@ def reading_errors(path: Path) -> Generator[None]:
     """Name a file that cannot be opened.
 
     Raises:
-        ExchangeError: It is missing, or may not be read.
+        ExchangeError: It is missing, may not be read, or is no file.
     """
     try:
+        if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
+            # It may never end, and cannot be read a second time.
+            raise ExchangeError(f"{path} is a pipe or a device; write it to a file first.")
         yield
     except FileNotFoundError as error:
         raise ExchangeError(f"there is no file {path}.") from error
@@ -190,6 +197,8 @@ def _whole(items: list[Any], rest: Iterator[tuple[int, Any]]) -> list[Any]:
         BadRecordError: It is too long to be one conversation, or broken.
     """
     for _, value in rest:
+        if isinstance(value, BadRecordError):
+            raise value
         items.append(value)
         if len(items) > MAX_MESSAGES:
             raise BadRecordError(f"one conversation of more than {MAX_MESSAGES:,} messages")

@@ -106,6 +106,10 @@ class BadRecordError(ValueError):
     """A record cannot be read; the message says why. Never leaves this package."""
 
 
+class DoubleKeyError(BadRecordError):
+    """An object has a key twice; what follows it can be read."""
+
+
 def read_each(
     records: Records, read: Callable[[Record], Iterable[Parsed | Skipped]]
 ) -> Iterator[Parsed | Skipped]:
@@ -138,6 +142,20 @@ def line_records(lines: Lines) -> Iterator[Record | Skipped]:
             yield Skipped(number, str(error))
 
 
+def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of a JSON object, for a decoder's `object_pairs_hook`.
+
+    Raises:
+        DoubleKeyError: A key stands twice: readers differ in which of its values they take.
+    """
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise DoubleKeyError(f"the key {twice!r:.80} stands twice in one object")
+    return members
+
+
 def json_record(line: bytes) -> Any:
     """Return the JSON value on a line.
 
@@ -145,10 +163,12 @@ def json_record(line: bytes) -> Any:
     they were written, so that a step can repair them and say so.
 
     Raises:
-        BadRecordError: The line is not JSON.
+        BadRecordError: The line is not JSON, or an object in it has a key twice.
     """
     try:
-        return json.loads(line.decode("utf-8"))
+        return json.loads(line.decode("utf-8"), object_pairs_hook=unique_members)
+    except BadRecordError:
+        raise
     except UnicodeDecodeError as error:
         raise BadRecordError(f"not UTF-8 at byte {error.start}") from error
     except json.JSONDecodeError as error:

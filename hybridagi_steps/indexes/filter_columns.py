@@ -33,6 +33,8 @@ LIST_COSTS = 64
 
 _ABSENT = -1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+FEW_RUNS = 32
+"""So many excluded runs are asked for one by one; of more what remains is asked for."""
 _NOWHERE = np.empty(0, np.int32)
 _Positions = npt.NDArray[np.int32]
 _Flags = npt.NDArray[np.bool_]
@@ -122,9 +124,12 @@ class FilterColumns:
 
     def _by_branches(self, found: Rows, where: StepFilter) -> Rows:
         """Leave out excluded runs, and what stands on branches that no session reads."""
+        excluded = where.exclude_run_id or []
+        if len(excluded) > FEW_RUNS:
+            left = self._store.rows(StepFilter(exclude_run_id=excluded, scope=EVERY_SCOPE))
+            found, excluded = found[np.isin(found, left)], []
         gone = [
-            self._store.rows(StepFilter(run_id=run_id, scope=EVERY_SCOPE))
-            for run_id in where.exclude_run_id or []
+            self._store.rows(StepFilter(run_id=run_id, scope=EVERY_SCOPE)) for run_id in excluded
         ]
         if where.scope is None:
             gone.append(self.hidden())

@@ -68,6 +68,13 @@ class StepFilter(BaseModel):
             return list(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         return value if value is None or isinstance(value, list) else [value]  # pyright: ignore[reportUnknownVariableType]
 
+    @field_validator("min_score", mode="before")
+    @classmethod
+    def _no_boolean(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError("a score is a number")
+        return value
+
     @field_validator("program_id", "run_id", "session_id", mode="before")
     @classmethod
     def _id_text(cls, value: Any) -> Any:

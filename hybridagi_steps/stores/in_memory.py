@@ -378,10 +378,15 @@ def _matching(state: State, where: StepFilter) -> list[Stored]:
         and program_called(stored.step) == where.program
     }
     lineage = {} if where.session_id is None else state.sessions.lineage(where.session_id)
+    gone, tools = frozenset(where.exclude_run_id or ()), frozenset(where.tools or ())
+    any_tool = where.tools is None
+    where = where.model_copy(update={"exclude_run_id": None, "tools": None})  # sets are quicker
     return [
         stored
         for stored in everything
-        if matches(
+        if stored.step.run_id not in gone
+        and (any_tool or tool_used(stored.step) in tools)
+        and matches(
             stored.step,
             where,
             _standing(state, stored, where, lineage),

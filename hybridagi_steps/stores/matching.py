@@ -7,6 +7,7 @@ missing key. Nothing here knows how steps are kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Literal, NamedTuple
 
@@ -31,10 +32,17 @@ def scalar_kind(value: object) -> tuple[ScalarKind, str | int | float | None]:
     if isinstance(value, bool):
         return ("true", None) if value else ("false", None)
     if isinstance(value, int):
-        return "number", value if value in _INTEGERS else float(value)
+        return "number", value if value in _INTEGERS else _as_float(value)
     if isinstance(value, float):
         return "number", value
     return ("text", value) if isinstance(value, str) else ("other", None)
+
+
+def _as_float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def program_called(step: AgentStep) -> str | None:

@@ -2,5 +2,5 @@
 
 import pytest
 
-for _part in ("steps", "filter", "derived", "admin", "session", "branch"):
+for _part in ("steps", "filter", "derived", "admin", "session", "branch", "edge"):
     pytest.register_assert_rewrite(f"{__name__}.{_part}_contract")

@@ -7,7 +7,7 @@ taken inside it. Rows are drawn from a sequence under that lock, so they appear 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 from zlib import crc32
@@ -25,7 +25,7 @@ from hybridagi_steps.stores.postgres.tables import PostgresTables
 from hybridagi_steps.stores.postgres.where import keys_query, metadata_texts, of_metadata
 from hybridagi_steps.stores.sql.lineage import Row, in_range, row_checksums
 from hybridagi_steps.stores.sql.tables import Connection, Encoded
-from hybridagi_steps.stores.sql.where import Condition
+from hybridagi_steps.stores.sql.where import Condition, PlainValue
 from hybridagi_steps.stores.sql.writing import StepWriting
 
 KEYS = """parent_id run_id hop session_id user_id program_id program tool
@@ -123,8 +123,8 @@ class PostgresSteps(PostgresTables, StepWriting):
     def _forget_all(self, connection: Connection) -> None:
         remove_all(connection, self._namespace)
 
-    def _of_metadata(self, key: str, value: str | int | float | bool | None) -> Condition:
-        return of_metadata(key, value)
+    def _of_metadata(self, metadata: Mapping[str, PlainValue]) -> Iterable[Condition]:
+        return of_metadata(metadata)
 
     def _values(self, encoded: Encoded) -> dict[str, Any]:
         """Return a step as a row, its keys taken from it as SQLite takes them from the body."""

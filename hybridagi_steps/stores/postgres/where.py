@@ -7,15 +7,15 @@ for each top-level key with a plain value, the same for values that are the same
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from hybridagi_steps.protocols import StepKey
 from hybridagi_steps.stores.matching import scalar_kind
-from hybridagi_steps.stores.sql.values import is_storable
-from hybridagi_steps.stores.sql.where import KEY_COLUMNS, Condition
+from hybridagi_steps.stores.sql.values import is_storable, many
+from hybridagi_steps.stores.sql.where import KEY_COLUMNS, Condition, PlainValue
 
 _COLUMNS: dict[StepKey, str] = {
     **KEY_COLUMNS,
@@ -34,13 +34,17 @@ def metadata_texts(metadata: Mapping[str, Any] | None) -> list[str] | None:
     return [text for text in texts if text is not None] or None
 
 
-def of_metadata(key: str, value: str | int | float | bool | None) -> Condition:
-    """Return the condition that a metadata key has a value."""
-    if not is_storable(key) or (isinstance(value, str) and not is_storable(value)):
-        return "FALSE", []
-    if isinstance(value, float) and not math.isfinite(value):
-        return "FALSE", []
-    return "k.metadata @> ARRAY[CAST(? AS TEXT)]", [_text(key, value)]
+def of_metadata(metadata: Mapping[str, PlainValue]) -> Iterator[Condition]:
+    """Yield the condition that metadata keys have values: one, however many they are."""
+    if not metadata:
+        return
+    texts = [text for item in metadata.items() for text in item if isinstance(text, str)]
+    numbers = [value for value in metadata.values() if isinstance(value, float)]
+    if all(map(is_storable, texts)) and all(map(math.isfinite, numbers)):
+        asked = many(_text(key, value) for key, value in metadata.items())
+        yield "k.metadata @> CAST(? AS TEXT[])", [asked]
+    else:
+        yield "FALSE", []
 
 
 def keys_query(names: Sequence[StepKey]) -> str:

@@ -6,7 +6,7 @@ Bodies are read in pages, never under a transaction that outlives a call.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from hybridagi_steps.stores.sql.where import (
     SOME_HIDDEN,
     Condition,
     Lines,
+    PlainValue,
     condition,
 )
 
@@ -55,8 +56,8 @@ class StepReading(Tables):
     """Names the runs of a namespace, the one begun last first; `:limit`, `:offset`."""
 
     @abstractmethod
-    def _of_metadata(self, key: str, value: str | int | float | bool | None) -> Condition:
-        """Return the condition that a metadata key has a value."""
+    def _of_metadata(self, metadata: Mapping[str, PlainValue]) -> Iterable[Condition]:
+        """Return the conditions that metadata keys have values."""
 
     def get(self, ids: Sequence[str], *, vectors: bool = False) -> list[AgentStep]:
         """Return the steps with these ids in the order asked."""

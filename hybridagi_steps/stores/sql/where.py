@@ -6,7 +6,7 @@ metadata is looked into is the back-end's to say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -17,8 +17,10 @@ from hybridagi_steps.stores.sql.values import is_storable, many
 
 Condition = tuple[str, list[Any]]
 """SQL with its parameters."""
-OfMetadata = Callable[[str, str | int | float | bool | None], Condition]
-"""Makes the condition that a metadata key has a value."""
+PlainValue = str | int | float | bool | None
+"""A value that a filter compares with."""
+OfMetadata = Callable[[Mapping[str, PlainValue]], Iterable[Condition]]
+"""Makes the conditions that metadata keys have values, in few parameters however many they are."""
 
 _CALLS_OF_PROGRAM = """k.program_id IN (
     SELECT s.id FROM step_view c JOIN agent_step s ON s.row = c.row
@@ -64,7 +66,7 @@ def condition(
 ) -> Condition:
     """Return the WHERE clause for rows `k` of `step_view`."""
     parts = list(_conditions(where, namespace, lines))
-    parts += [of_metadata(key, value) for key, value in (where.metadata or {}).items()]
+    parts += of_metadata(where.metadata or {})
     sql = " AND ".join(part for part, _ in parts)
     return sql, [value for _, values in parts for value in values]
 

@@ -34,7 +34,7 @@ from hybridagi_steps.locks import rest_at_fork
 from hybridagi_steps.outside_files import make_private
 from hybridagi_steps.stores.sqlite.file_lock import FileLock
 from hybridagi_steps.stores.sqlite.schema import latest_version, migrate, version_of
-from hybridagi_steps.stores.sqlite.translation import translated
+from hybridagi_steps.stores.sqlite.translation import translated, unopened
 from hybridagi_steps.stores.waiting import Patience, take, taken
 
 _CHECKPOINT_PAGES = 512
@@ -335,7 +335,7 @@ class Database:
             make_private(self.path)
         except OSError as error:
             self._file_lock.release()
-            raise StorageError(f"{self.path} cannot be created: {error.strerror}.") from error
+            raise unopened(error, self.path) from error
         connection = self._connect()
         try:
             version = version_of(connection, self.path)

@@ -74,6 +74,9 @@ class FileLock:
             os.close(self._descriptor)
             self._descriptor = -1
 
+    def __del__(self) -> None:
+        self.close()  # whoever failed to open the database never closes it
+
     def _open(self) -> int:
         try:
             # Whoever may write the database must be able to take its lock, and nobody else.

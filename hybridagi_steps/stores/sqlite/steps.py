@@ -8,7 +8,7 @@ append.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from zlib import crc32
 
 import numpy as np
@@ -21,7 +21,7 @@ from hybridagi_steps.session_protocols import BranchPosition
 from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.sql.lineage import Row, row_checksums
 from hybridagi_steps.stores.sql.tables import Connection, Encoded
-from hybridagi_steps.stores.sql.where import Condition
+from hybridagi_steps.stores.sql.where import Condition, PlainValue
 from hybridagi_steps.stores.sql.writing import StepWriting
 from hybridagi_steps.stores.sqlite.removal import remove_all, remove_rows
 from hybridagi_steps.stores.sqlite.tables import SqliteTables
@@ -136,5 +136,5 @@ class SqliteSteps(SqliteTables, StepWriting):
     def _forget_all(self, connection: Connection) -> None:
         remove_all(connection, self._namespace)
 
-    def _of_metadata(self, key: str, value: str | int | float | bool | None) -> Condition:
-        return of_metadata(key, value)
+    def _of_metadata(self, metadata: Mapping[str, PlainValue]) -> Iterable[Condition]:
+        return of_metadata(metadata)

@@ -21,6 +21,11 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.stores.checksums import REMEDY
 
+try:
+    import resource
+except ImportError:  # not a POSIX system
+    resource = None
+
 _BUSY = (StorageBusyError, "is held by another writer; try again when it is done")
 _MEANINGS: dict[int, tuple[type[StorageError], str]] = {
     sqlite3.SQLITE_BUSY: _BUSY,
@@ -43,7 +48,7 @@ _OS_MEANINGS: dict[int | None, tuple[type[StorageError], str]] = {
     errno.EROFS: (ReadOnlyStorageError, "is on a disk that cannot be written"),
     errno.EMFILE: (
         StorageBusyError,
-        "cannot be opened, this process has too many open files; close some",
+        "cannot be opened, this process has too many open files; close some, or raise ulimit -n",
     ),
     errno.ENFILE: (
         StorageBusyError,
@@ -54,6 +59,20 @@ _OS_MEANINGS: dict[int | None, tuple[type[StorageError], str]] = {
 _OS_MEANINGS[errno.EPERM] = _OS_MEANINGS[errno.EACCES]
 _NO_ROOM_FOR_INDEX = {sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP}
 
+_FILES_OF_A_DATABASE = 6
+_ROOM_BYTES = 1_000_000
+"""What SQLite may write at once, generously."""
+
+
+def _at_size_limit(path: Path) -> bool:
+    """Whether a file of the memory is about as large as this process may make it."""
+    if resource is None:
+        return False
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    parts = (path.with_name(path.name + end) for end in ("", "-wal", "-shm"))
+    largest = max((part.stat().st_size for part in parts if part.exists()), default=0)
+    return limit != resource.RLIM_INFINITY and largest + _ROOM_BYTES > limit
+
 
 def translated(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> StorageError:
     """Return the error to raise instead of SQLite's own; raise it `from` the original."""
@@ -61,18 +80,37 @@ def translated(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> Storage
     kind, words = _MEANINGS.get(code & 0xFF, _UNKNOWN)
     if code in _NO_ROOM_FOR_INDEX:
         kind, words = _MEANINGS[sqlite3.SQLITE_FULL]
-    if isinstance(error, UnicodeDecodeError) or str(error).startswith(_DAMAGE):
+    elif code & 0xFF == sqlite3.SQLITE_IOERR and _at_size_limit(path):
+        kind, words = (
+            DiskFullError,
+            "cannot grow, this process may write no larger files; ulimit -f",
+        )
+    elif isinstance(error, UnicodeDecodeError) or str(error).startswith(_DAMAGE):
         kind, words = _MEANINGS[sqlite3.SQLITE_CORRUPT]
     if code & 0xFF == sqlite3.SQLITE_CANTOPEN:
-        # SQLite does not say why. The file itself must not be opened to learn that: closing it
-        # again would drop the locks that SQLite has on it.
-        try:
-            os.close(os.open(os.devnull, os.O_RDONLY))
-        except OSError as reason:
+        if reason := _out_of_descriptors():
             return unopened(reason, path)
         if not os.access(path, os.R_OK):
             words = "cannot be read by this user; check its permissions and its folder's"
     return kind(f"{path} {words} ({error}).")
+
+
+def _out_of_descriptors() -> OSError | None:
+    """Return why this process can open no database now; SQLite only says that it could not.
+
+    The file itself must not be opened to learn that: closing it again would drop the locks that
+    SQLite has on it.
+    """
+    opened: list[int] = []
+    try:
+        for _ in range(_FILES_OF_A_DATABASE):
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+    return None
 
 
 def unopened(error: OSError, path: Path) -> StorageError:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from hybridagi_steps.protocols import StepKey
 from hybridagi_steps.stores.matching import scalar_kind
-from hybridagi_steps.stores.sql.values import is_storable
-from hybridagi_steps.stores.sql.where import KEY_COLUMNS, Condition
+from hybridagi_steps.stores.sql.values import is_storable, many
+from hybridagi_steps.stores.sql.where import KEY_COLUMNS, Condition, PlainValue
 
 _METADATA = """EXISTS (
     SELECT 1 FROM json_each(k.metadata) m WHERE m.key = ? AND """
@@ -20,13 +20,26 @@ _KINDS = {
 }
 
 
-def of_metadata(key: str, value: str | int | float | bool | None) -> Condition:
-    """Return the condition that a metadata key has a value."""
-    kind, comparable = scalar_kind(value)
-    if not is_storable(key) or (isinstance(comparable, str) and not is_storable(comparable)):
-        return "FALSE", []
-    sql = f"{_METADATA}{_KINDS[kind]})"
-    return sql, [key] if comparable is None else [key, comparable]
+_MOST_TERMS = 100
+"""SQLite takes 1,000 nested conditions, and 32,766 parameters."""
+_ALL_OF_METADATA = """NOT EXISTS (SELECT 1 FROM json_each(?) w WHERE NOT EXISTS (
+    SELECT 1 FROM json_each(k.metadata) m WHERE m.key = w.value ->> 0 AND CASE w.value ->> 1
+        WHEN 'number' THEN m.type IN ('integer', 'real') AND m.atom = w.value ->> 2
+        WHEN 'text' THEN m.type = 'text' AND m.atom = w.value ->> 2
+        ELSE m.type = w.value ->> 1 END))"""
+
+
+def of_metadata(metadata: Mapping[str, PlainValue]) -> Iterator[Condition]:
+    """Yield the conditions that metadata keys have values: one a key, or one for many."""
+    asked = [(key, *scalar_kind(value)) for key, value in metadata.items()]
+    if not all(is_storable(text) for each in asked for text in each if isinstance(text, str)):
+        yield "FALSE", []
+    elif len(asked) > _MOST_TERMS:
+        yield _ALL_OF_METADATA, [many(asked)]
+    else:
+        for key, kind, comparable in asked:
+            sql = f"{_METADATA}{_KINDS[kind]})"
+            yield sql, [key] if comparable is None else [key, comparable]
 
 
 def keys_query(names: Sequence[StepKey]) -> str:
