@@ -163,10 +163,9 @@ def _admitted(step: AgentStep, redact: Redact | None) -> AgentStep:
         value = fields.get(name)
         if value is not None and type(value) is not UUID:
             _check_id(step, name, value)
-    if fields.get("parent_id") is not None and fields["parent_id"] == fields["id"]:
-        raise InvalidStepError(
-            f"step {str(step.id)[:40]!r} names itself as its parent; the first step has none."
-        )
+    if (parent := fields.get("parent_id")) is not None and _is_same(parent, fields["id"]):
+        step = without_parent(step)
+        fields = vars(step)
     extra = step.__pydantic_extra__
     if redact is None and _is_plain(fields) and (not extra or is_json(extra)):
         return step
@@ -186,6 +185,19 @@ def _admitted(step: AgentStep, redact: Redact | None) -> AgentStep:
         cast("dict[str, Any]", kept.__pydantic_extra__).clear()
         cast("dict[str, Any]", kept.__pydantic_extra__).update(fixed)
     return kept
+
+
+def without_parent(step: AgentStep) -> AgentStep:
+    """Return a step without the link to its parent, and with a note of why."""
+    metadata = step.metadata or {}
+    known = metadata.get("repairs", [])
+    note = f"parent_id: {step.parent_id} cut, it led in a circle"
+    repairs = [*(known if isinstance(known, list) else [known]), note]  # pyright: ignore[reportUnknownVariableType] - JSON
+    return step.model_copy(update={"parent_id": None, "metadata": {**metadata, "repairs": repairs}})
+
+
+def _is_same(one: UUID | str, other: UUID | str) -> bool:
+    return one == other or (type(one) is not type(other) and id_text(one) == id_text(other))
 
 
 def _is_plain(fields: dict[str, Any]) -> bool:

@@ -57,7 +57,7 @@ def one_id(step_id: StepId) -> str:
         InvalidQueryError: It is none.
     """
     if not isinstance(step_id, str | UUID):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
-        raise InvalidQueryError(f"an id is a UUID or a text; got {step_id!r:.60}.")
+        raise InvalidQueryError(f"ids are UUIDs or texts; got {step_id!r:.60}.")
     return id_text(step_id)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from hybridagi_steps.admission import without_parent
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 
 StepsOf = Callable[[Iterable[str]], list[AgentStep]]
@@ -52,7 +53,7 @@ class ParentLinks:
         if parent == own or (own in self._awaited and self._leads_to(own, parent)):
             self._cut += 1
             self._note(own, None)
-            return _cut(step)
+            return without_parent(step)
         self._note(own, parent)
         return step
 
@@ -84,11 +85,3 @@ class ParentLinks:
 
 def _parent_of(step: AgentStep) -> str | None:
     return None if step.parent_id is None else id_text(step.parent_id)
-
-
-def _cut(step: AgentStep) -> AgentStep:
-    metadata = step.metadata or {}
-    known = metadata.get("repairs", [])
-    note = f"parent_id: {step.parent_id} cut, it led in a circle"
-    repairs = [*(known if isinstance(known, list) else [known]), note]  # pyright: ignore[reportUnknownVariableType] - JSON
-    return step.model_copy(update={"parent_id": None, "metadata": {**metadata, "repairs": repairs}})
