@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -102,7 +103,7 @@ def test_a_copy_never_holds_half_of_a_merge(
     other = Workspace(workspace.root, state=workspace.state)
     copied: list[dict[str, bytes]] = []
     went_on = threading.Event()
-    lock_file = str(workspace.state / "lock")
+    lock_file = workspace.state / "lock"
 
     def copy() -> None:
         with other.overlay() as overlay:
@@ -119,7 +120,10 @@ def test_a_copy_never_holds_half_of_a_merge(
         put(log, path, entry)
 
     def seen_lock(file: Any, operation: int) -> None:
-        if threading.current_thread() is copier and getattr(file, "name", "") == lock_file:
+        number = file if isinstance(file, int) else file.fileno()
+        if threading.current_thread() is copier and os.path.samestat(
+            os.fstat(number), lock_file.stat()
+        ):
             went_on.set()
         lock(file, operation)
 
