@@ -23,6 +23,7 @@ from hybridagi_steps import AgentStep, StepMemory
 from hybridagi_steps.context import ContextBuilder, compact
 from hybridagi_steps.messages import from_messages, to_provider
 from hybridagi_steps.messages.quoting import CONTROL_TOKENS, FENCES, ROLES, fenced, inert
+from hybridagi_steps.planning.plan import PlanStep
 from hybridagi_steps.planning.prompting import make_brief
 from hybridagi_steps.planning.tool_calls import ToolCaller
 from hybridagi_steps.planning.workspace import Workspace
@@ -39,7 +40,6 @@ from hybridagi_steps.programs.graph.interpreter import GraphInterpreter
 from hybridagi_steps.programs.lm_reranker import LMStepReranker
 from hybridagi_steps.programs.tools.talking import Speak
 from hybridagi_steps.records.filters import StepHit
-from hybridagi_steps.records.plan import PlanStep
 from hybridagi_steps.testing import scripted_lm
 from hybridagi_steps.token_counters import token_counter
 
