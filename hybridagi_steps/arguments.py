@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
 from hybridagi_steps.errors import InvalidQueryError
+from hybridagi_steps.protocols import UNREVOKED
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 
@@ -29,6 +30,14 @@ def in_every_scope(where: Where) -> StepFilter:
     """Return a filter that sees trial runs too, unless one scope is asked for."""
     asked = StepFilter.of(where)
     return asked if asked.scope else asked.model_copy(update={"scope": EVERY_SCOPE})
+
+
+def for_recall(where: Where) -> StepFilter:
+    """Return a filter that sees no revoked step, unless their scope is asked for."""
+    asked = StepFilter.of(where)
+    if asked.scope != EVERY_SCOPE:
+        return asked
+    return asked.model_copy(update={"scope": UNREVOKED})
 
 
 def is_number(value: object) -> bool:

@@ -107,7 +107,9 @@ def erase(store: Any, where: StepFilter, namespace: str, beside: Path | None) ->
         messages, steps = store.delete_session(name)
         count += steps if doomed.messages else messages + steps
     rest = [id_text(step.id) for step in store.iter_steps(in_every_scope(where))]
-    return Erased(count + store.delete(rest), unreached)
+    count += store.delete(rest)
+    store.forget_revocations(where)
+    return Erased(count, unreached)
 
 
 def erase_all(store: Any, namespace: str, beside: Path | None) -> Erased:

@@ -7,7 +7,7 @@ once. A walk goes on behind steps that may not be shown, and leaves them out.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from hybridagi_steps.protocols import AgentStepStore
 from hybridagi_steps.records.agent_step import AgentStep, id_text
@@ -24,6 +24,16 @@ _FOLLOWERS_SEEN = 1_000
 
 Shown = Callable[[AgentStep], bool]
 """Whether a step may be shown."""
+
+
+class HiddenIds(NamedTuple):
+    """Ids of the steps that recall leaves out."""
+
+    abandoned: Collection[str]
+    revoked: Collection[str]
+
+
+NOTHING_HIDDEN = HiddenIds((), ())
 
 
 def _anything(_: AgentStep) -> bool:
@@ -95,7 +105,7 @@ def context_of(
     step: AgentStep,
     expand: Expand,
     where: StepFilter,
-    hidden: Collection[str] = (),
+    hidden: HiddenIds = NOTHING_HIDDEN,
 ) -> list[AgentStep]:
     """Return what `expand` asks for around a step: steps of the filter's user and scope alone.
 
@@ -104,12 +114,13 @@ def context_of(
         step: The step.
         expand: What to bring.
         where: The filter the step was found with; its other conditions do not count here.
-        hidden: Ids of the steps on branches that no session reads.
+        hidden: What is left out.
     """
     around = StepFilter(user_id=where.user_id, scope=where.scope)
 
     def shown(found: AgentStep) -> bool:
-        standing = Standing(in_session=True, hidden=id_text(found.id) in hidden)
+        name = id_text(found.id)
+        standing = Standing(True, name in hidden.abandoned, name in hidden.revoked)
         return matches(found, around, standing, score=None, calls=())
 
     if expand == "parents":

@@ -22,6 +22,7 @@ from hybridagi_steps.arguments import (
     Steps,
     Where,
     checked_page,
+    for_recall,
     id_texts,
     in_every_scope,
     one_id,
@@ -29,11 +30,17 @@ from hybridagi_steps.arguments import (
 from hybridagi_steps.background import START_AT
 from hybridagi_steps.binding import AUTO, EmbedderBinding
 from hybridagi_steps.erasure import Erased, erase, erase_all
-from hybridagi_steps.errors import InvalidStepError, MemoryClosedError, MemoryNotPicklableError
+from hybridagi_steps.errors import (
+    InvalidFilterError,
+    InvalidStepError,
+    MemoryClosedError,
+    MemoryNotPicklableError,
+)
 from hybridagi_steps.lineage import Expand, ancestors
 from hybridagi_steps.protocols import Embedder, RunSummary
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
+from hybridagi_steps.records.revocation import Revocation
 from hybridagi_steps.retrieval import Mode
 from hybridagi_steps.searching import Searcher
 from hybridagi_steps.step_index import IN_MEMORY, cache_path
@@ -205,6 +212,46 @@ class StepMemory:
         self._forget_cache()
         return erased
 
+    def revoke(
+        self, where: Where, *, reason: str | None = None, dry_run: bool = False
+    ) -> Revocation:
+        """Take matching steps, and all that descends from them, out of recall.
+
+        A step descends from what its `metadata.recalled` names, the call of a program from the
+        steps inside, its end from the call. `find`, `search`, retrievers and contexts show none of
+        them but under the scope `revoked`; steps recorded later that descend from them are hidden,
+        too. Steps that come to match later are not. Nothing is deleted: `reinstate` undoes it.
+
+        Args:
+            where: The source, trial runs included unless a scope is named.
+            reason: Why, for `revocations`.
+            dry_run: Only tell what would be hidden.
+
+        Raises:
+            InvalidFilterError: No condition at all, or an unknown key.
+            InvalidStepError: `reason` is no text.
+        """
+        asked = StepFilter.of(where)
+        if not asked.model_dump(exclude_none=True):
+            raise InvalidFilterError("revoke needs at least one condition, such as sources.")
+        if reason is not None and not isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+            raise InvalidStepError(f"a reason is a text, not {type(reason).__name__}.")
+        if reason is not None and self.redact is not None:
+            reason = redacted(reason, self.redact)
+        return self._open_store.revoke(in_every_scope(asked), reason, dry_run=dry_run)
+
+    def reinstate(self, revocation_id: str) -> Revocation:
+        """Undo a revocation; what another one hides stays hidden.
+
+        Raises:
+            UnknownRevocationError: There is none with this id.
+        """
+        return self._open_store.reinstate(revocation_id)
+
+    def revocations(self) -> list[Revocation]:
+        """Return what was revoked, when and why, oldest first, undone revocations included."""
+        return self._open_store.revocations()
+
     def vacuum(self) -> None:
         """Delete what no session reads any more, and give the space of what is deleted back."""
         self._open_store.vacuum()
@@ -243,7 +290,7 @@ class StepMemory:
         """
         limit, offset = checked_page(limit, offset)
         found = self._open_store.find(
-            StepFilter.of(where), limit=limit, offset=offset, newest_first=newest_first
+            for_recall(where), limit=limit, offset=offset, newest_first=newest_first
         )
         return _step_list(found)
 
@@ -295,7 +342,7 @@ class StepMemory:
             EmbedderError: The embedder failed; `mode="lexical"` works without it.
         """
         return self._search.search(
-            query, k, StepFilter.of(where), mode=mode, expand=expand, min_score=min_score
+            query, k, for_recall(where), mode=mode, expand=expand, min_score=min_score
         )
 
     # -- keeping

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.filters import StepFilter, StepHit
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
+from hybridagi_steps.records.revocation import Revocation
 
 FloatMatrix = npt.NDArray[np.float32]
 """Vectors as rows, shape (n, d)."""
@@ -25,12 +26,16 @@ Rows = npt.NDArray[np.int64]
 """Row numbers of a store."""
 StepKey = Literal[
     "user_id", "program_id", "program", "call_id", "tool", "step_type", "scope", "status",
-    "created_at",
+    "created_at", "source",
 ]  # fmt: skip
 """What a filter looks at and what never changes; `program` is that which a ProgramCall or
-ProgramEnd names, `call_id` the id of a ProgramCall."""
+ProgramEnd names, `call_id` the id of a ProgramCall, `source` what `source_of` says."""
 ABANDONED = "abandoned"
 """The scope that steps on branches show in which no session reads."""
+REVOKED = "revoked"
+"""The scope that revoked steps show."""
+UNREVOKED = "* but revoked"
+"""The scope that shows all but revoked steps: what `*` is to whoever recalls."""
 
 
 class Embedder(Protocol):
@@ -220,7 +225,8 @@ class Position(NamedTuple):
     vector: int
     tombstone: int
     branch: int
-    """How often branches began or ceased to be read: what they hide may be others since."""
+    """How often branches began or ceased to be read, or steps were revoked or reinstated: what is
+    hidden may be others since."""
 
 
 class Frontier(NamedTuple):
@@ -244,6 +250,21 @@ class Changes(NamedTuple):
     removed: list[int]
 
 
+class Hidden(NamedTuple):
+    """Rows that recall leaves out, each ascending."""
+
+    abandoned: Rows
+    """On branches that no session reads."""
+    revoked: Rows
+    """Revoked, or descending from what is."""
+
+    def under(self, scope: str | None) -> Rows:
+        """Return the rows that a scope leaves out."""
+        if scope is None:
+            return np.union1d(self.abandoned, self.revoked)
+        return self.revoked[:0] if scope in (EVERY_SCOPE, REVOKED) else self.revoked
+
+
 class FilterStore(Protocol):
     """What filters are answered from."""
 
@@ -251,8 +272,8 @@ class FilterStore(Protocol):
         """Return the rows that match, ascending."""
         ...
 
-    def hidden_rows(self) -> Rows:
-        """Return the rows of AgentSteps that stand on branches no session reads, ascending."""
+    def hidden_rows(self) -> Hidden:
+        """Return the rows of AgentSteps that recall leaves out."""
         ...
 
     def step_keys(
@@ -396,7 +417,36 @@ class IndexedStore(DerivedStore, FilterStore, Protocol):
     """What an index in memory follows."""
 
 
-class StepStore(AgentStepStore, RunStore, IndexedStore, StoreAdmin, Protocol):
+class RevocationStore(Protocol):
+    """Takes steps, and what descends from them, out of recall, and gives them back.
+
+    A step descends from those that its `metadata.recalled` names; the call of a program descends
+    from the steps inside, and its end from the call. Steps stored later that descend from what is
+    revoked are hidden, too.
+    """
+
+    def revoke(self, where: StepFilter, reason: str | None, *, dry_run: bool = False) -> Revocation:
+        """Hide the steps that match now and all that descend from them; a dry run only tells."""
+        ...
+
+    def reinstate(self, revocation_id: str) -> Revocation:
+        """Undo a revocation; what another one hides stays hidden. Undone ones are left as they are.
+
+        Raises:
+            UnknownRevocationError: There is none with this id.
+        """
+        ...
+
+    def revocations(self) -> list[Revocation]:
+        """Return all revocations that are kept, oldest first."""
+        ...
+
+    def forget_revocations(self, where: StepFilter) -> None:
+        """Forget revocations that name a purged user or session, and hide no step any more."""
+        ...
+
+
+class StepStore(AgentStepStore, RunStore, IndexedStore, StoreAdmin, RevocationStore, Protocol):
     """All of it: what a back-end implements."""
 
     def iter_steps(self, where: StepFilter) -> Iterator[AgentStep]:

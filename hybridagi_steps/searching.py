@@ -36,8 +36,8 @@ from hybridagi_steps.errors import (
     StepsError,
 )
 from hybridagi_steps.indexes.filter_columns import FEW_RUNS
-from hybridagi_steps.lineage import Expand, context_of
-from hybridagi_steps.protocols import Embedder, FloatVector, Rows, StepStore
+from hybridagi_steps.lineage import NOTHING_HIDDEN, Expand, HiddenIds, context_of
+from hybridagi_steps.protocols import Embedder, FloatVector, Hidden, Rows, StepStore
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
 from hybridagi_steps.records.step_text import own_text, text_hash, whole_text
@@ -76,6 +76,7 @@ class Searcher:
         self._index = StepIndex(store, store.identity().store_id, cache)
         self._lock = threading.Lock()
         self._deriver = Deriver(store, self._embedder, timeout_seconds)
+        self._hidden_ids: tuple[Hidden | None, HiddenIds] = (None, NOTHING_HIDDEN)
         self._backlog: Iterator[int] = iter(())
         self._background = BackgroundWork(self._background_batch)
 
@@ -101,7 +102,7 @@ class Searcher:
             ranked = search(
                 self._index, queries, k, scope=self._scope(where), mode=mode, min_score=min_score
             )
-            hidden = self._index.filters.hidden() if expand else np.empty(0, np.int64)
+            hidden = self._index.filters.hidden() if expand else None
         return self._hits(ranked, expand, where, hidden)
 
     def catch_up(self) -> Iterator[int]:
@@ -200,12 +201,13 @@ class Searcher:
         return Scope(self._index.shards(own_only=where.scope is None), rows)
 
     def _all_but(self, run_ids: Iterable[str]) -> Rows | None:
-        """Return all rows but those of some runs and abandoned ones; None when all may be found.
+        """Return all rows but those of some runs and hidden ones; None when all may be found.
 
         Those are few rows to ask for, instead of nearly all.
         """
         wheres = [StepFilter(run_id=run_id, scope=EVERY_SCOPE) for run_id in run_ids]
-        gone = [self._index.filters.hidden(), *(self._store.rows(where) for where in wheres)]
+        hidden = self._index.filters.hidden().under(None)
+        gone = [hidden, *(self._store.rows(where) for where in wheres)]
         if not sum(map(len, gone)):
             return None
         held = self._index.columns.held()
@@ -248,12 +250,25 @@ class Searcher:
                     return row
         return None
 
+    def _ids_of(self, hidden: Hidden) -> HiddenIds:
+        """Return the ids of hidden steps; read again only when others are hidden than before."""
+        if self._hidden_ids[0] is not hidden:
+            ids = (
+                {id_text(step.id) for step in self._store.read(rows.tolist()).values()}
+                for rows in hidden
+            )
+            self._hidden_ids = hidden, HiddenIds(*ids)
+        return self._hidden_ids[1]
+
     def _hits(
-        self, ranked: list[RankedRow], expand: Expand | None, where: StepFilter, hidden: Rows
+        self,
+        ranked: list[RankedRow],
+        expand: Expand | None,
+        where: StepFilter,
+        hidden: Hidden | None,
     ) -> list[StepHit]:
         steps = self._store.read([hit.row for hit in ranked])
-        # Few: what retries and forks left behind.
-        abandoned = {id_text(step.id) for step in self._store.read(hidden.tolist()).values()}
+        known = self._ids_of(hidden) if hidden is not None else NOTHING_HIDDEN
         return [
             StepHit.model_construct(
                 step=step,
@@ -261,7 +276,7 @@ class Searcher:
                 dense_score=hit.dense,
                 lexical_score=hit.lexical,
                 why=hit.why(own_stems(step, hit.words)),
-                context=context_of(self._store, step, expand, where, abandoned) if expand else [],
+                context=context_of(self._store, step, expand, where, known) if expand else [],
             )
             for hit in ranked
             if (step := steps.get(hit.row)) is not None

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from hybridagi_steps.protocols import Rows
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step
 
@@ -187,10 +186,6 @@ class BranchStore(Protocol):
 
     def attempts(self, session_id: str) -> list[Attempt]:
         """Return all branches of a session, oldest first, abandoned ones too."""
-        ...
-
-    def hidden_rows(self) -> Rows:
-        """Return the rows of AgentSteps on branches that no session reads that far, ascending."""
         ...
 
 

@@ -54,7 +54,10 @@ STEPS = st.fixed_dictionaries(
         "scope": st.sampled_from([None, None, "compile:1", "abandoned"]),
         "status": st.sampled_from(["ok", "error"]),
         "score": st.none() | st.floats(0, 1),
-        "metadata": st.none() | st.dictionaries(FEW, st.integers(0, 1), max_size=2),
+        "metadata": st.none()
+        | st.dictionaries(FEW, st.integers(0, 1), max_size=2)
+        | st.sampled_from([{"source": {"kind": "import", "name": "f"}}, {"format": "openai"}])
+        | st.lists(st.sampled_from(IDS), max_size=2).map(lambda ids: {"recalled": ids}),
     }
 )
 FILTERS = st.fixed_dictionaries(
@@ -71,9 +74,11 @@ FILTERS = st.fixed_dictionaries(
         "min_score": st.floats(0, 1),
         "since": MOMENTS,
         "until": MOMENTS,
-        "scope": st.sampled_from(["*", "compile:1", "abandoned", "evaluate:2"]),
+        "scope": st.sampled_from(["*", "compile:1", "abandoned", "revoked", "* but revoked"]),
         "exclude_run_id": st.lists(FEW, max_size=2),
         "metadata": st.dictionaries(FEW, st.integers(0, 1), max_size=1),
+        "sources": st.lists(st.sampled_from(["f", "openai", "import"]), max_size=2),
+        "trust": st.sampled_from(["own", "team", "imported"]),
     },
 )
 OFTEN: list[dict[str, Any]] = [
@@ -82,6 +87,7 @@ OFTEN: list[dict[str, Any]] = [
     {"tools": ["a", "b"]},
     {"program": "a"},
     {"scope": "abandoned"},
+    {"scope": "* but revoked", "trust": "team"},
     {},
 ]
 """Asked again and again, so that what is kept of an answer must follow what happens."""
@@ -205,6 +211,13 @@ class Histories(RuleBasedStateMachine):
         for store in self.writers(turn):
             if session in {known.session_id for known in store.sessions(limit=99)}:
                 store.fork(session, self.within(store, session, after), f"fork-{self.said}")
+
+    @rule(turn=st.booleans(), user_id=FEW, undo=st.booleans())
+    def revoke(self, turn: bool, user_id: str, undo: bool) -> None:
+        for store in self.writers(turn):
+            done = store.revoke(StepFilter(user_id=user_id, scope="*"), None)
+            if undo and done.id is not None:
+                store.reinstate(store.revocations()[0].id or "")
 
     @rule(turn=st.booleans(), clear=st.booleans())
     def begin_anew(self, turn: bool, clear: bool) -> None:

@@ -7,6 +7,7 @@
     │   └── DuplicateStepError                 its id is taken, or stands twice in one call
     ├── UnknownStepError (KeyError)            no step has this id
     ├── UnknownRunError (KeyError)             no run has this id
+    ├── UnknownRevocationError (KeyError)      no revocation has this id
     ├── InvalidFilterError (ValueError)        an unknown key or a value of the wrong kind
     ├── InvalidQueryError (ValueError)         an empty query, k below 1, an unknown mode
     ├── VectorError (ValueError)
@@ -83,6 +84,7 @@ from hybridagi_steps.errors.memory import (
     StepTooLargeError,
     StorageBusyError,
     StorageError,
+    UnknownRevocationError,
     UnknownRunError,
     UnknownStepError,
     UnsupportedAddressError,
@@ -162,6 +164,7 @@ __all__ = [
     "StorageError",
     "ToolInputError",
     "UnknownProgramError",
+    "UnknownRevocationError",
     "UnknownRunError",
     "UnknownSequenceError",
     "UnknownSessionError",

@@ -52,6 +52,16 @@ class UnknownStepError(StepsError, KeyError):
         self.step_id = step_id
 
 
+class UnknownRevocationError(StepsError, KeyError):
+    """No revocation has this id."""
+
+    def __init__(self, revocation_id: str) -> None:
+        super().__init__(
+            f"no revocation has the id {revocation_id!r}; memory.revocations() lists them."
+        )
+        self.revocation_id = revocation_id
+
+
 class UnknownRunError(StepsError, KeyError):
     """No run has this id."""
 

@@ -18,7 +18,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps.protocols import ABANDONED, FilterStore, Rows, StepKey
+from hybridagi_steps.protocols import (
+    ABANDONED,
+    REVOKED,
+    UNREVOKED,
+    FilterStore,
+    Hidden,
+    Rows,
+    StepKey,
+)
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 
@@ -48,7 +56,7 @@ class FilterColumns:
         """Read from `store`, when first asked."""
         self._store = store
         self._newest = 0
-        self._hidden: Rows | None = None
+        self._hidden: Hidden | None = None
         self._asked, self._answer = "", np.empty(0, np.int64)
         self._forget()
 
@@ -74,13 +82,13 @@ class FilterColumns:
         asked = repr(vars(where))  # its lists might be changed afterwards
         if asked != self._asked:
             self._hold(_names(where))
-            found = self._by_branches(self._rows.values[self._matching(where)], where)
+            found = self._but_hidden(self._rows.values[self._matching(where)], where)
             found.flags.writeable = False
             self._asked, self._answer = asked, found
         return self._answer
 
-    def hidden(self) -> Rows:
-        """Return the rows on branches that no session reads, as the store last said."""
+    def hidden(self) -> Hidden:
+        """Return the rows that recall leaves out, as the store last said."""
         if self._hidden is None:
             self._hidden = self._store.hidden_rows()
         return self._hidden
@@ -122,8 +130,8 @@ class FilterColumns:
             self._columns["program_id"].values[found], list(enclosing)
         )
 
-    def _by_branches(self, found: Rows, where: StepFilter) -> Rows:
-        """Leave out excluded runs, and what stands on branches that no session reads."""
+    def _but_hidden(self, found: Rows, where: StepFilter) -> Rows:
+        """Leave out excluded runs, and what is abandoned or revoked."""
         excluded = where.exclude_run_id or []
         if len(excluded) > FEW_RUNS:
             left = self._store.rows(StepFilter(exclude_run_id=excluded, scope=EVERY_SCOPE))
@@ -131,8 +139,7 @@ class FilterColumns:
         gone = [
             self._store.rows(StepFilter(run_id=run_id, scope=EVERY_SCOPE)) for run_id in excluded
         ]
-        if where.scope is None:
-            gone.append(self.hidden())
+        gone.append(self.hidden().under(where.scope))
         if not any(map(len, gone)):
             return found
         return found[~np.isin(found, np.concatenate(gone))]
@@ -277,7 +284,7 @@ def _is_for_the_store(where: StepFilter) -> bool:
         or where.session_id is not None
         or where.min_score is not None
         or bool(where.metadata)
-        or where.scope == ABANDONED
+        or where.scope in (ABANDONED, REVOKED)
     )
 
 
@@ -303,7 +310,13 @@ def _equalities(where: StepFilter) -> Iterator[tuple[StepKey, Sequence[str | Non
         yield "status", where.status
     if where.step_types is not None:
         yield "step_type", where.step_types
-    if where.scope != EVERY_SCOPE:
+    if where.sources is not None:
+        yield "source", where.sources
+    if where.trust in ("own", "team"):
+        yield "source", [None]
+    if where.trust == "own" and where.user_id is None:
+        yield "user_id", [None]
+    if where.scope not in (EVERY_SCOPE, UNREVOKED):
         yield "scope", [where.scope]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -25,6 +25,10 @@ from hybridagi_steps.records.message import from_local, in_utc
 
 EVERY_SCOPE = "*"
 """The value of `scope` that shows a user's own history and all trial runs."""
+Trust = Literal["own", "team", "imported"]
+"""Where steps may come from: recorded here by one user, by anybody, or from anywhere."""
+
+_LEVELS: tuple[Trust, ...] = ("imported", "team", "own")
 
 
 class StepFilter(BaseModel):
@@ -60,8 +64,13 @@ class StepFilter(BaseModel):
     """Steps of this user."""
     metadata: dict[str, str | int | float | bool | None] | None = None
     """Top-level metadata keys with exactly these values."""
+    sources: list[str] | None = None
+    """Steps that came from one of these: a file's name, or `mcp`."""
+    trust: Trust | None = None
+    """Least trust: `own` (recorded here by `user_id`, without one by nobody), `team` (recorded here
+    by anybody), `imported` (all)."""
 
-    @field_validator("step_types", "tools", "status", "exclude_run_id", mode="before")
+    @field_validator("step_types", "tools", "status", "exclude_run_id", "sources", mode="before")
     @classmethod
     def _one_or_more(cls, value: Any) -> Any:
         if isinstance(value, set | frozenset | tuple):
@@ -145,6 +154,8 @@ def _both(key: str, one: Any, two: Any) -> Any:
         return max(one, two)
     if key == "until":
         return min(one, two)
+    if key == "trust":
+        return max(one, two, key=_LEVELS.index)
     if key == "metadata":
         clash = any(name in two and not _same(value, two[name]) for name, value in one.items())
         return None if clash else {**one, **two}

@@ -35,6 +35,7 @@ STATUS: Mapping[type[StepsError], int] = {
     errors.InvalidStepError: 422,
     errors.UnknownStepError: 404,
     errors.UnknownRunError: 404,
+    errors.UnknownRevocationError: 404,
     errors.InvalidFilterError: 422,
     errors.InvalidQueryError: 422,
     errors.VectorError: 422,

@@ -29,6 +29,7 @@ from hybridagi_steps.protocols import (
     NEWEST,
     Changes,
     Frontier,
+    Hidden,
     PendingText,
     Position,
     Rows,
@@ -40,8 +41,10 @@ from hybridagi_steps.protocols import (
 )
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.stores.body import decode_body, encode_body
 from hybridagi_steps.stores.commits import refuse_twice
+from hybridagi_steps.stores.in_memory_revocations import InMemoryRevocations, mark_late
 from hybridagi_steps.stores.in_memory_sessions import InMemorySessions
 from hybridagi_steps.stores.in_memory_state import RunScore, State, Stored
 from hybridagi_steps.stores.matching import Standing, matches, program_called, tool_used
@@ -50,7 +53,7 @@ from hybridagi_steps.stores.run_scores import check_score
 _PAGE = 500
 
 
-class InMemoryStepStore(InMemorySessions):
+class InMemoryStepStore(InMemorySessions, InMemoryRevocations):
     """Implements `StepStore`; see protocols.py for the contract. Safe for any number of threads."""
 
     def __init__(
@@ -97,7 +100,7 @@ class InMemoryStepStore(InMemorySessions):
     ) -> list[AgentStep]:
         """Return one page of the steps that match."""
         with self._opened() as state:
-            found = _matching(state, where)
+            found = self._matching(state, where)
             if where.run_id is not None:
                 found.sort(key=lambda stored: stored.place)
             if newest_first:
@@ -107,14 +110,15 @@ class InMemoryStepStore(InMemorySessions):
     def rows(self, where: StepFilter) -> Rows:
         """Return the rows that match, ascending."""
         with self._opened() as state:
-            return np.array([stored.row for stored in _matching(state, where)], dtype=np.int64)
+            return np.array([stored.row for stored in self._matching(state, where)], dtype=np.int64)
 
-    def hidden_rows(self) -> Rows:
-        """Return the rows on branches that no session reads, ascending."""
+    def hidden_rows(self) -> Hidden:
+        """Return the rows that recall leaves out."""
         with self._opened() as state:
             hides = state.sessions.hides
-            found = [row for row, stored in state.steps.items() if hides(stored.pin)]
-            return np.array(found, dtype=np.int64)
+            abandoned = [row for row, stored in state.steps.items() if hides(stored.pin)]
+            revoked = sorted(state.rows[step_id] for step_id in _revoked(state))
+            return Hidden(np.array(abandoned, np.int64), np.array(revoked, np.int64))
 
     def step_keys(
         self, names: Sequence[StepKey], *, after: int, limit: int
@@ -256,6 +260,7 @@ class InMemoryStepStore(InMemorySessions):
             rows = [state.rows[step_id] for step_id in asked if step_id in state.rows]
             state.remove(sorted(rows))
             state.remove_empty_runs()
+            state.remove_marks()
             return len(rows)
 
     def clear(self) -> None:
@@ -329,6 +334,34 @@ class InMemoryStepStore(InMemorySessions):
             "an in-memory store lives in one process only; use a file to share steps."
         )
 
+    def _matching(self, state: State, where: StepFilter) -> list[Stored]:
+        everything = state.steps.values()
+        calls = {
+            stored.id
+            for stored in everything
+            if where.program is not None
+            and stored.step.step_type == "ProgramCall"
+            and program_called(stored.step) == where.program
+        }
+        lineage = {} if where.session_id is None else state.sessions.lineage(where.session_id)
+        revoked = _revoked(state)
+        gone, tools = frozenset(where.exclude_run_id or ()), frozenset(where.tools or ())
+        any_tool = where.tools is None
+        where = where.model_copy(update={"exclude_run_id": None, "tools": None})  # sets are quicker
+        return [
+            stored
+            for stored in everything
+            if stored.step.run_id not in gone
+            and (any_tool or tool_used(stored.step) in tools)
+            and matches(
+                stored.step,
+                where,
+                _standing(state, stored, where, lineage)._replace(revoked=stored.id in revoked),
+                score=state.score(stored),
+                calls=calls,
+            )
+        ]
+
     @contextmanager
     def _opened(self) -> Generator[State]:
         """Give the state while nobody else has it."""
@@ -348,6 +381,7 @@ _KEYS: dict[StepKey, Callable[[Stored], str | None]] = {
     "scope": lambda stored: stored.step.scope,
     "status": lambda stored: stored.step.status,
     "created_at": lambda stored: stored.step.created_at.isoformat(),
+    "source": lambda stored: source_of(stored.step.metadata),
 }
 
 
@@ -368,32 +402,10 @@ def _pending(state: State, row: int) -> PendingText:
     return PendingText(row, decode_body(state.steps[row].body), parent, shown)
 
 
-def _matching(state: State, where: StepFilter) -> list[Stored]:
-    everything = state.steps.values()
-    calls = {
-        stored.id
-        for stored in everything
-        if where.program is not None
-        and stored.step.step_type == "ProgramCall"
-        and program_called(stored.step) == where.program
-    }
-    lineage = {} if where.session_id is None else state.sessions.lineage(where.session_id)
-    gone, tools = frozenset(where.exclude_run_id or ()), frozenset(where.tools or ())
-    any_tool = where.tools is None
-    where = where.model_copy(update={"exclude_run_id": None, "tools": None})  # sets are quicker
-    return [
-        stored
-        for stored in everything
-        if stored.step.run_id not in gone
-        and (any_tool or tool_used(stored.step) in tools)
-        and matches(
-            stored.step,
-            where,
-            _standing(state, stored, where, lineage),
-            score=state.score(stored),
-            calls=calls,
-        )
-    ]
+def _revoked(state: State) -> set[str]:
+    """Return the ids of all steps that are revoked."""
+    mark_late(state)
+    return {step_id for marks in state.marks.values() for step_id in marks}
 
 
 def _standing(state: State, stored: Stored, where: StepFilter, lineage: dict[int, int]) -> Standing:

@@ -16,6 +16,7 @@ import numpy as np
 
 from hybridagi_steps.protocols import FloatVector, Position, TextRow, VectorRow
 from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.revocation import Revocation
 from hybridagi_steps.records.step_text import own_text, text_hash
 from hybridagi_steps.session_protocols import BranchPosition
 from hybridagi_steps.stores.body import decode_body
@@ -87,6 +88,13 @@ class State:
     stale: set[int] = field(default_factory=set[int])
     tombstones: list[int] = field(default_factory=list[int])
     sessions: Branches = field(default_factory=Branches)
+    revocations: dict[str, Revocation] = field(default_factory=dict[str, Revocation])
+    marks: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    """Ids of the steps that each revocation in force hides."""
+    revoked_through: int = 0
+    """What descends from a marked step and has a higher row is not marked yet."""
+    revoked_moved: int = 0
+    """How often steps were revoked or reinstated."""
 
     def cleared(self) -> State:
         """Return an empty state of the next epoch."""
@@ -96,7 +104,7 @@ class State:
 
     def position(self) -> Position:
         """Return how far a follower can follow."""
-        moved = self.sessions.moved
+        moved = self.sessions.moved + self.revoked_moved
         return Position(self.epoch, self.last_text, self.last_vector, len(self.tombstones), moved)
 
     def add_step(
@@ -160,7 +168,15 @@ class State:
         rows = [row for row, pin in pinned if pin.sequence > kept.get(pin.branch_id, OPEN_END)]
         self.remove(rows)
         self.remove_empty_runs()
+        self.remove_marks()
         return messages, len(rows)
+
+    def remove_marks(self) -> None:
+        """Forget the marks of steps that are gone, and revocations that hide none any more."""
+        for name, marks in list(self.marks.items()):
+            marks &= self.rows.keys()
+            if not marks:
+                del self.marks[name], self.revocations[name]
 
     def remove_empty_runs(self) -> None:
         """Forget runs without steps and what was said about them."""

@@ -11,9 +11,10 @@ import math
 from collections.abc import Collection
 from typing import Literal, NamedTuple
 
-from hybridagi_steps.protocols import ABANDONED
+from hybridagi_steps.protocols import ABANDONED, REVOKED, UNREVOKED
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.provenance import source_of
 
 Scalar = str | int | float | bool | None
 ScalarKind = Literal["null", "true", "false", "number", "text", "other"]
@@ -64,6 +65,8 @@ class Standing(NamedTuple):
     """Whether it belongs to the lineage of the session asked for, if any."""
     hidden: bool
     """Whether it stands on a branch that no session reads that far."""
+    revoked: bool = False
+    """Whether it was revoked, or descends from a step that was."""
 
 
 def matches(
@@ -84,7 +87,7 @@ def matches(
         calls: Ids of the ProgramCalls that name `where.program`.
     """
     return (
-        _in_scope(step, where.scope, hidden=standing.hidden)
+        _in_scope(step, where.scope, standing)
         and standing.in_session
         and (where.run_id is None or step.run_id == where.run_id)
         and (where.user_id is None or step.user_id == where.user_id)
@@ -97,15 +100,29 @@ def matches(
         and (where.tools is None or tool_used(step) in where.tools)
         and _in_program(step, where, calls)
         and _has_metadata(step, where)
+        and _from_source(step, where)
     )
 
 
-def _in_scope(step: AgentStep, scope: str | None, *, hidden: bool) -> bool:
+def _in_scope(step: AgentStep, scope: str | None, standing: Standing) -> bool:
+    if scope == REVOKED:
+        return standing.revoked or step.scope == scope
+    if standing.revoked and scope != EVERY_SCOPE:
+        return False
     if scope is None:
-        return step.scope is None and not hidden
+        return step.scope is None and not standing.hidden
     if scope == ABANDONED:
-        return hidden or step.scope == scope
-    return scope in (EVERY_SCOPE, step.scope)
+        return standing.hidden or step.scope == scope
+    return scope in (EVERY_SCOPE, UNREVOKED, step.scope)
+
+
+def _from_source(step: AgentStep, where: StepFilter) -> bool:
+    source = source_of(step.metadata)
+    return (
+        (where.sources is None or source in where.sources)
+        and (where.trust in (None, "imported") or source is None)
+        and (where.trust != "own" or step.user_id == where.user_id)
+    )
 
 
 def _in_program(step: AgentStep, where: StepFilter, calls: Collection[str]) -> bool:

@@ -10,6 +10,7 @@ from conformance.admin_contract import AdminContract
 from conformance.branch_contract import BranchContract
 from conformance.derived_contract import DerivedContract, RunContract
 from conformance.filter_contract import FilterContract
+from conformance.revocation_contract import RevocationContract
 from conformance.session_contract import SessionContract
 from conformance.steps_contract import StepsContract
 
@@ -21,6 +22,7 @@ class StepStoreContract(
     DerivedContract,
     SessionContract,
     BranchContract,
+    RevocationContract,
     AdminContract,
 ):
     """All of it."""

@@ -25,7 +25,7 @@ _INVARIANTS = {
     **BRANCH_INVARIANTS,
 }
 _TABLES = """agent_step run step_text embedding tombstone stale_text branch session message
-    append_key message_token namespace""".split()  # noqa: SIM905 - names read better so
+    append_key message_token revocation revoked namespace""".split()  # noqa: SIM905 - names read better so
 _BYTES = """SELECT CAST(coalesce(sum(pg_total_relation_size(c.oid)), 0) AS BIGINT)
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = ? AND c.relkind = 'r'"""

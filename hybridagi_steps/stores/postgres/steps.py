@@ -17,6 +17,7 @@ import numpy as np
 from hybridagi_steps.errors import DuplicateStepError
 from hybridagi_steps.protocols import Rows, StepKey
 from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.session_protocols import BranchPosition
 from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.matching import program_called, tool_used
@@ -29,7 +30,7 @@ from hybridagi_steps.stores.sql.where import Condition, PlainValue
 from hybridagi_steps.stores.sql.writing import StepWriting
 
 KEYS = """parent_id run_id hop session_id user_id program_id program tool
-    step_type scope status score created_at metadata""".split()  # noqa: SIM905 - names read better so
+    step_type scope status score created_at metadata source""".split()  # noqa: SIM905 - names read better so
 """The columns of a step that filters look at."""
 _COLUMNS = ("namespace", "id", "body", "checksum", *KEYS)
 _NAMES = ", ".join(_COLUMNS)
@@ -58,12 +59,15 @@ _SAVE_VECTOR = """INSERT INTO embedding
         s.scope IS NOT NULL
     FROM agent_step s JOIN namespace n ON n.id = s.namespace
     WHERE s.namespace = ? AND s.row = ? ON CONFLICT (row) DO NOTHING"""
+_RECALLED = """CASE WHEN strpos(s.body, '"recalled":[') > 0
+    THEN CAST(s.body AS json) -> 'metadata' ->> 'recalled' END"""
 
 
 class PostgresSteps(PostgresTables, StepWriting):
     """What PostgreSQL says about steps and messages in its own way."""
 
     _runs = _RUNS
+    _recalled = _RECALLED
     _save_text = _SAVE_TEXT
     _save_vector = _SAVE_VECTOR
 
@@ -148,6 +152,7 @@ class PostgresSteps(PostgresTables, StepWriting):
             "score": _number(step.score),
             "created_at": step.created_at.isoformat(),
             "metadata": metadata_texts(step.metadata),
+            "source": source_of(step.metadata),
         }
 
 

@@ -14,7 +14,8 @@ from hybridagi_steps.protocols import StoreIdentity
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.stores.sql.branches import BranchTables
 from hybridagi_steps.stores.sql.checked_tables import CHECKED_TABLES, changed_rows
-from hybridagi_steps.stores.sql.runs import remove_empty_runs, runs_of
+from hybridagi_steps.stores.sql.revocations import RevocationTables
+from hybridagi_steps.stores.sql.runs import remove_empty_runs, remove_marks, runs_of
 from hybridagi_steps.stores.sql.salvage import Salvaged
 from hybridagi_steps.stores.sql.tables import Connection
 from hybridagi_steps.stores.sql.values import is_storable
@@ -81,7 +82,7 @@ INVARIANTS = {
 _SHOWN_ROWS = 5
 
 
-class AdminTables(BranchTables):
+class AdminTables(BranchTables, RevocationTables):
     """Implements `StoreAdmin`; see protocols.py for the contract."""
 
     def places(self) -> list[str]:
@@ -123,6 +124,7 @@ class AdminTables(BranchTables):
             runs = runs_of(connection, self._namespace, rows)
             self._forget(connection, rows)
             remove_empty_runs(connection, self._namespace, runs)
+            remove_marks(connection, self._namespace)
         return len(rows)
 
     def clear(self) -> None:

@@ -25,7 +25,7 @@ from hybridagi_steps.stores.sql.lineage import (
     tip_of,
     widen_reach,
 )
-from hybridagi_steps.stores.sql.runs import remove_empty_runs, runs_of
+from hybridagi_steps.stores.sql.runs import remove_empty_runs, remove_marks, runs_of
 from hybridagi_steps.stores.sql.sessions import SessionTables
 from hybridagi_steps.stores.sql.tables import Connection
 from hybridagi_steps.stores.sql.values import many
@@ -159,6 +159,7 @@ class BranchTables(SessionTables):
         runs = runs_of(connection, self._namespace, rows)
         self._forget(connection, sorted(rows))
         remove_empty_runs(connection, self._namespace, runs)
+        remove_marks(connection, self._namespace)
         gone = many([branch for branch, last in limited.items() if last == 0])
         connection.execute(
             "DELETE FROM branch WHERE id IN (SELECT value FROM json_each(?))", (gone,)

@@ -166,6 +166,7 @@ class DerivedTables(Tables):
         stale = [(self._namespace, row) for row in self._stale(connection, rows)]
         connection.executemany(_MARK, stale)
         connection.execute(_TEXTS_ADVANCE, {"namespace": self._namespace})
+        self._mark_late(connection)
         return len(stale)
 
     def _save_vectors(

@@ -1,4 +1,4 @@
-"""Which runs steps belong to, and the statements that forget runs and whole namespaces."""
+"""Which runs steps belong to, and the statements that forget runs, marks, whole namespaces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ _FORGET_RUNS = """DELETE FROM run
     WHERE namespace = ? AND run_id IN (SELECT value FROM json_each(?))
     AND NOT EXISTS (SELECT 1 FROM step_view k
                     WHERE k.namespace = run.namespace AND k.run_id = run.run_id)"""
+_FORGET_MARKS = (
+    """DELETE FROM revoked WHERE namespace = ? AND NOT EXISTS (SELECT 1 FROM agent_step s
+       WHERE s.namespace = revoked.namespace AND s.id = revoked.step_id)""",
+    """DELETE FROM revocation WHERE namespace = ? AND undone_at IS NULL
+       AND id NOT IN (SELECT m.revocation FROM revoked m
+                      WHERE m.namespace = revocation.namespace)""",
+)
 FORGET_NAMESPACE = (
+    "DELETE FROM revoked WHERE namespace = :namespace",
+    "DELETE FROM revocation WHERE namespace = :namespace",
     "DELETE FROM tombstone WHERE namespace = :namespace",
     "DELETE FROM step_text WHERE namespace = :namespace",
     "DELETE FROM embedding WHERE namespace = :namespace",
@@ -27,8 +36,8 @@ FORGET_NAMESPACE = (
     "DELETE FROM message WHERE namespace = :namespace",
     "DELETE FROM session WHERE namespace = :namespace",
     "DELETE FROM branch WHERE namespace = :namespace",
-    """UPDATE namespace SET epoch = epoch + 1, texts_through = 0, vectors_through = 0
-       WHERE id = :namespace""",
+    """UPDATE namespace SET epoch = epoch + 1, texts_through = 0, vectors_through = 0,
+       revoked_through = 0 WHERE id = :namespace""",
 )
 """Forgets everything of a namespace that every database keeps; followers start again."""
 
@@ -43,3 +52,9 @@ def remove_empty_runs(connection: Connection, namespace: int, runs: Sequence[str
     """Remove those of `runs` that no step is left of."""
     if runs:
         connection.execute(_FORGET_RUNS, (namespace, many(runs)))
+
+
+def remove_marks(connection: Connection, namespace: int) -> None:
+    """Remove the marks of revoked steps that are gone, and revocations that hide none any more."""
+    for statement in _FORGET_MARKS:
+        connection.execute(statement, (namespace,))

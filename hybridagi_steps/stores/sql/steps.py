@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from hybridagi_steps.errors import UnknownRunError
-from hybridagi_steps.protocols import Rows, RunSummary
+from hybridagi_steps.protocols import Hidden, Rows, RunSummary
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.stores.checksums import checked_vector, damaged, row_checksum
@@ -21,6 +21,8 @@ from hybridagi_steps.stores.sql.tables import Connection, Tables
 from hybridagi_steps.stores.sql.values import is_storable, many
 from hybridagi_steps.stores.sql.where import (
     HIDDEN_ROWS,
+    KEY_COLUMNS,
+    REVOKED_ROWS,
     SOME_HIDDEN,
     Condition,
     Lines,
@@ -54,6 +56,12 @@ class StepReading(Tables):
 
     _runs: str
     """Names the runs of a namespace, the one begun last first; `:limit`, `:offset`."""
+    _source: str = KEY_COLUMNS["source"]
+    """SQL of where row `k` of `step_view` comes from, NULL when it was recorded here."""
+
+    @abstractmethod
+    def _late_revoked(self, connection: Connection) -> list[str]:
+        """Return the ids of steps that descend from revoked ones, and are not marked yet."""
 
     @abstractmethod
     def _of_metadata(self, metadata: Mapping[str, PlainValue]) -> Iterable[Condition]:
@@ -95,11 +103,17 @@ class StepReading(Tables):
         with self._db.reading() as connection:
             return np.array(self._matching(connection, where), dtype=np.int64)
 
-    def hidden_rows(self) -> Rows:
-        """Return the rows on branches that no session reads, ascending."""
-        with self._db.asking() as connection:
-            found = self._column(connection, HIDDEN_ROWS, self._namespace)
-        return np.array(sorted(found), dtype=np.int64)
+    def hidden_rows(self) -> Hidden:
+        """Return the rows that recall leaves out."""
+        abandoned, revoked = list[int](), list[int]()
+        with self._db.reading() as connection:
+            lines = self._lines(connection)
+            if lines.hides:
+                abandoned = self._column(connection, HIDDEN_ROWS, self._namespace)
+            if lines.late is not None:
+                asked = (self._namespace, self._namespace, many(lines.late))
+                revoked = self._column(connection, REVOKED_ROWS, *asked)
+        return Hidden(*(np.array(sorted({*rows}), np.int64) for rows in (abandoned, revoked)))
 
     def read(self, rows: Sequence[int]) -> dict[int, AgentStep]:
         """Return the steps in these rows."""
@@ -149,11 +163,16 @@ class StepReading(Tables):
         return dict(connection.execute(_ROWS_BY_ID, (self._namespace, asked)).fetchall())
 
     def _condition(self, connection: Connection, where: StepFilter) -> Condition:
-        """Return the WHERE clause, given what the branches say in this transaction."""
-        hides = connection.execute(SOME_HIDDEN, (self._namespace,)).fetchone() is not None
-        asked = where.session_id
-        pinned = [] if asked is None else steps_of(connection, self._namespace, asked)
-        return condition(where, self._namespace, Lines(hides, pinned), self._of_metadata)
+        """Return the WHERE clause, given what is hidden in this transaction."""
+        lines, asked = self._lines(connection), where.session_id
+        if asked is not None:
+            lines = lines._replace(pinned=steps_of(connection, self._namespace, asked))
+        return condition(where, self._namespace, lines, self._of_metadata, self._source)
+
+    def _lines(self, connection: Connection) -> Lines:
+        key = (self._namespace, self._namespace)
+        hides, revokes = connection.execute(SOME_HIDDEN, key).fetchone()
+        return Lines(bool(hides), self._late_revoked(connection) if revokes else None, [])
 
     def _matching(self, connection: Connection, where: StepFilter) -> list[int]:
         sql, values = self._condition(connection, where)

@@ -104,6 +104,9 @@ class Tables(ABC):
     def _keep_up(self, connection: Connection) -> None:  # noqa: B027 - a hook
         """Make sure that every step has its keys where they belong."""
 
+    def _mark_late(self, connection: Connection) -> None:  # noqa: B027 - a hook
+        """Mark the steps that descend from revoked ones and were stored since."""
+
     @abstractmethod
     def _insert_all(
         self,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from hybridagi_steps.protocols import ABANDONED, StepKey
+from hybridagi_steps.protocols import ABANDONED, REVOKED, UNREVOKED, StepKey
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.stores.sql.values import is_storable, many
@@ -25,13 +25,19 @@ OfMetadata = Callable[[Mapping[str, PlainValue]], Iterable[Condition]]
 _CALLS_OF_PROGRAM = """k.program_id IN (
     SELECT s.id FROM step_view c JOIN agent_step s ON s.row = c.row
     WHERE c.namespace = ? AND c.program = ? AND c.step_type = 'ProgramCall')"""
-SOME_HIDDEN = """SELECT 1 FROM branch
-    WHERE namespace = ? AND reach < 9223372036854775807 LIMIT 1"""
-"""Finds a row when some branch is not read to its end."""
+SOME_HIDDEN = """SELECT
+    EXISTS (SELECT 1 FROM branch WHERE namespace = ? AND reach < 9223372036854775807),
+    EXISTS (SELECT 1 FROM revoked WHERE namespace = ?)"""
+"""Tells whether some branch is not read to its end, and whether some step is revoked."""
 HIDDEN_ROWS = """SELECT s.row FROM branch b JOIN agent_step s
     ON s.namespace = b.namespace AND s.branch_id = b.id AND s.sequence > b.reach
     WHERE b.namespace = ? AND b.reach < 9223372036854775807"""
 """The steps on branches that no session reads that far."""
+REVOKED_ROWS = """SELECT s.row FROM revoked m
+    JOIN agent_step s ON s.namespace = m.namespace AND s.id = m.step_id WHERE m.namespace = ?
+    UNION ALL SELECT s.row FROM agent_step s
+    WHERE s.namespace = ? AND s.id IN (SELECT value FROM json_each(?))"""
+"""The steps that are revoked, and those of some ids."""
 _OF_SESSION = """k.row IN (SELECT value FROM json_each(?) UNION ALL
     SELECT u.row FROM step_view u
     WHERE u.namespace = ? AND u.session_id = ? AND u.branch_id IS NULL)"""
@@ -48,24 +54,27 @@ KEY_COLUMNS: dict[StepKey, str] = {
     "scope": "k.scope",
     "status": "k.status",
     "created_at": "k.created_at",
+    "source": "k.source",
 }
 """Each step key as a column of `k`, a row of `step_view`."""
 
 
 class Lines(NamedTuple):
-    """What the branches say about steps at this moment."""
+    """What branches and revocations say about steps at this moment."""
 
     hides: bool
     """Whether some steps are abandoned."""
+    late: list[str] | None
+    """Ids of the steps that are revoked and not marked yet; None when nothing is revoked."""
     pinned: list[int]
     """Rows of the steps in the lineage of the session asked for, if any."""
 
 
 def condition(
-    where: StepFilter, namespace: int, lines: Lines, of_metadata: OfMetadata
+    where: StepFilter, namespace: int, lines: Lines, of_metadata: OfMetadata, source: str
 ) -> Condition:
-    """Return the WHERE clause for rows `k` of `step_view`."""
-    parts = list(_conditions(where, namespace, lines))
+    """Return the WHERE clause for rows `k` of `step_view`; `source` says how they tell theirs."""
+    parts = [*_conditions(where, namespace, lines), *_from_source(where, source)]
     parts += of_metadata(where.metadata or {})
     sql = " AND ".join(part for part, _ in parts)
     return sql, [value for _, values in parts for value in values]
@@ -73,7 +82,7 @@ def condition(
 
 def _conditions(where: StepFilter, namespace: int, lines: Lines) -> Iterator[Condition]:
     yield "k.namespace = ?", [namespace]
-    yield from _in_scope(where.scope, namespace, lines.hides)
+    yield from _in_scope(where.scope, namespace, lines)
     yield from _equal("k.run_id", where.run_id)
     yield from _of_session(where.session_id, namespace, lines.pinned)
     yield from _equal("k.user_id", where.user_id)
@@ -102,17 +111,33 @@ def _conditions(where: StepFilter, namespace: int, lines: Lines) -> Iterator[Con
             yield "FALSE", []
 
 
-def _in_scope(scope: str | None, namespace: int, hides: bool) -> Iterator[Condition]:
-    """A user's own history, one scope, or everything; what is abandoned is a scope of its own."""
+def _in_scope(scope: str | None, namespace: int, lines: Lines) -> Iterator[Condition]:
+    """A user's own history, one scope, or all; what is abandoned or revoked is a scope of its own.
+
+    Revoked steps stand in no other scope; `*` alone, which is for keeping a memory, has them.
+    """
     hidden = f"k.row IN ({HIDDEN_ROWS})"
+    revoked = f"k.row IN ({REVOKED_ROWS})", [namespace, namespace, many(lines.late or ())]
     if scope is None:
         yield "k.scope IS NULL", []
-        if hides:
+        if lines.hides:
             yield f"NOT {hidden}", [namespace]
     elif scope == ABANDONED:
         yield f"(k.scope = ? OR {hidden})", [scope, namespace]
-    elif scope != EVERY_SCOPE:
+    elif scope == REVOKED and lines.late is not None:
+        yield f"(k.scope = ? OR {revoked[0]})", [scope, *revoked[1]]
+    elif scope not in (EVERY_SCOPE, UNREVOKED):
         yield from _equal("k.scope", scope)
+    if lines.late is not None and scope not in (EVERY_SCOPE, REVOKED):
+        yield f"NOT {revoked[0]}", revoked[1]
+
+
+def _from_source(where: StepFilter, source: str) -> Iterator[Condition]:
+    yield from _one_of(source, where.sources)
+    if where.trust in ("own", "team"):
+        yield f"{source} IS NULL", []
+    if where.trust == "own" and where.user_id is None:
+        yield "k.user_id IS NULL", []
 
 
 def _of_session(session_id: str | None, namespace: int, pinned: list[int]) -> Iterator[Condition]:

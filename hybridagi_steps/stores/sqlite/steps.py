@@ -25,7 +25,7 @@ from hybridagi_steps.stores.sql.where import Condition, PlainValue
 from hybridagi_steps.stores.sql.writing import StepWriting
 from hybridagi_steps.stores.sqlite.removal import remove_all, remove_rows
 from hybridagi_steps.stores.sqlite.tables import SqliteTables
-from hybridagi_steps.stores.sqlite.where import keys_query, of_metadata
+from hybridagi_steps.stores.sqlite.where import RECALLED, SOURCE, keys_query, of_metadata
 
 _NEXT_ROW = """max(coalesce((SELECT max(row) FROM agent_step), 0),
     (SELECT value FROM meta WHERE key = 'row_floor')) + 1"""
@@ -70,6 +70,7 @@ class SqliteSteps(SqliteTables, StepWriting):
     """What SQLite says about steps and messages in its own way."""
 
     _runs = _RUNS
+    _source, _recalled = SOURCE, RECALLED
     _save_text = _SAVE_TEXT
     _save_vector = _SAVE_VECTOR
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from hybridagi_steps.protocols import StepKey
+from hybridagi_steps.records.provenance import CHAT_FORMATS
 from hybridagi_steps.stores.matching import scalar_kind
 from hybridagi_steps.stores.sql.values import is_storable, many
 from hybridagi_steps.stores.sql.where import KEY_COLUMNS, Condition, PlainValue
@@ -18,6 +19,18 @@ _KINDS = {
     "number": "m.type IN ('integer', 'real') AND m.atom = ?",
     "text": "m.type = 'text' AND m.atom = ?",
 }
+
+SOURCE = f"""CASE WHEN json_type(k.metadata, '$.source.kind') = 'text' THEN coalesce(
+        CASE WHEN json_type(k.metadata, '$.source.name') = 'text'
+             THEN nullif(json_extract(k.metadata, '$.source.name'), '') END,
+        json_extract(k.metadata, '$.source.kind'))
+    WHEN json_extract(k.metadata, '$.format') IN ({", ".join(map(repr, CHAT_FORMATS))})
+    THEN json_extract(k.metadata, '$.format') END"""
+"""Where a step comes from, as `source_of` says."""
+RECALLED = """CASE WHEN instr(k.metadata, '"recalled"')
+    THEN json_extract(k.metadata, '$.recalled') END"""
+"""What a step recalled."""
+_COLUMNS: dict[StepKey, str] = {**KEY_COLUMNS, "source": SOURCE}
 
 
 _MOST_TERMS = 100
@@ -47,7 +60,7 @@ def keys_query(names: Sequence[StepKey]) -> str:
 
     A list is read several times as fast as so many rows.
     """
-    asked = ", ".join(["k.row AS row", *(f"{KEY_COLUMNS[name]} AS {name}" for name in names)])
+    asked = ", ".join(["k.row AS row", *(f"{_COLUMNS[name]} AS {name}" for name in names)])
     lists = ", ".join(f"json_group_array({name})" for name in ("row", *names))
     return f"""SELECT {lists} FROM (SELECT {asked}
         FROM step_view k WHERE k.namespace = ? AND k.row > ? ORDER BY k.row LIMIT ?)"""  # noqa: S608 - columns are ours

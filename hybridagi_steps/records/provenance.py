@@ -1,0 +1,57 @@
+"""Provenance: where a step comes from, and what was recalled into its prompt, as metadata says it.
+
+`metadata.source` says that a step came from outside: `kind` (`import`, `mcp`), and of an import
+`format`, `name` (the file), `at` (UTC) and `before` (what the file itself said there). A step that
+was recorded here has no such key. `metadata.recalled` lists ids of steps and messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+SOURCE, RECALLED = "source", "recalled"
+"""The keys of `metadata`."""
+CHAT_FORMATS = (
+    "anthropic", "dspy", "langchain", "langgraph", "mlflow", "openai", "otlp", "toolbench",
+)  # fmt: skip
+"""What `metadata.format` says of a step that was imported before imports wrote their source."""
+_LONGEST_HISTORY = 5
+
+
+def source_of(metadata: Mapping[str, Any] | None) -> str | None:
+    """Return the name of where a step came from, else its kind; None when it was recorded here."""
+    if not metadata:
+        return None
+    source = metadata.get(SOURCE)
+    if isinstance(source, dict):
+        kind, name = cast("dict[str, Any]", source).get("kind"), cast("Any", source).get("name")
+        if isinstance(kind, str):
+            return name if isinstance(name, str) and name else kind
+    known = metadata.get("format")
+    return known if isinstance(known, str) and known in CHAT_FORMATS else None
+
+
+def from_outside(metadata: Mapping[str, Any] | None, source: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata that say where they came from, whatever they said of it themselves."""
+    before = (metadata or {}).get(SOURCE)
+    if before is None:
+        return {**(metadata or {}), SOURCE: dict(source)}
+    return {**(metadata or {}), SOURCE: {**source, "before": _cut(before, _LONGEST_HISTORY)}}
+
+
+def recalled_by(metadata: Mapping[str, Any] | None) -> list[str]:
+    """Return the ids of what stood in a step's prompt."""
+    found = (metadata or {}).get(RECALLED)
+    if not isinstance(found, list):
+        return []
+    return [step_id for step_id in cast("list[Any]", found) if isinstance(step_id, str)]
+
+
+def _cut(before: Any, kept: int) -> Any:
+    """Return a history without what lies further back than so many imports."""
+    if not isinstance(before, dict) or "before" not in before:
+        return cast("Any", before)
+    history = cast("dict[str, Any]", before)
+    rest = {key: value for key, value in history.items() if key != "before"}
+    return {**rest, "before": _cut(history["before"], kept - 1)} if kept > 1 else rest

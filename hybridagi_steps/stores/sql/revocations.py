@@ -1,0 +1,195 @@
+"""Revocations in a database: marks on the ids of steps, and what descends from them since.
+
+All that descends from a revoked step is marked when it is revoked. What is stored later is told by
+readers, from the few rows behind `namespace.revoked_through`, and marked by whoever saves words. As
+long as nothing is revoked both is one look at an empty table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+
+from hybridagi_steps.errors import UnknownRevocationError
+from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.ids import new_id
+from hybridagi_steps.records.message import utc_now
+from hybridagi_steps.records.revocation import Revocation
+from hybridagi_steps.stores.descent import (
+    Kin,
+    descendants,
+    filter_keys,
+    filter_text,
+    kept_filter,
+    names_owner,
+    recalled_ids,
+    recallers,
+)
+from hybridagi_steps.stores.sql.steps import StepReading
+from hybridagi_steps.stores.sql.tables import Connection
+from hybridagi_steps.stores.sql.values import is_storable, many
+
+_IDS = """SELECT s.id FROM agent_step s
+    WHERE +s.namespace = ? AND s.row IN (SELECT value FROM json_each(?)) ORDER BY s.row"""
+_LINKED = """SELECT s.id, CASE WHEN k.step_type = 'ProgramEnd' THEN k.program_id END, {recalled}
+    FROM step_view k JOIN agent_step s ON s.row = k.row
+    WHERE k.namespace = ? AND k.row > ?
+        AND (k.step_type = 'ProgramEnd' OR {recalled} IS NOT NULL)"""
+_CALLS = """SELECT p.id FROM agent_step s
+    JOIN step_view k ON k.namespace = s.namespace AND k.row = s.row
+    JOIN agent_step p ON p.namespace = s.namespace AND p.id = k.program_id
+    WHERE s.namespace = ? AND s.id IN (SELECT value FROM json_each(?))"""
+_MARKED = """SELECT revocation, step_id FROM revoked
+    WHERE namespace = ? AND step_id IN (SELECT value FROM json_each(?))"""
+_IN_FORCE = "SELECT 1 FROM revoked WHERE namespace = ? LIMIT 1"
+_LAST = """SELECT n.revoked_through, (SELECT max(row) FROM agent_step)
+    FROM namespace n WHERE n.id = ?"""
+_THROUGH = "UPDATE namespace SET revoked_through = ? WHERE id = ?"
+_KEEP = """INSERT INTO revocation
+    (namespace, id, filter, reason, created_at, matched, descended) VALUES (?, ?, ?, ?, ?, ?, ?)"""
+_MARK = """INSERT INTO revoked (namespace, revocation, step_id) VALUES (?, ?, ?)
+    ON CONFLICT DO NOTHING"""
+_COUNT = "UPDATE revocation SET descended = descended + ? WHERE namespace = ? AND id = ?"
+_UNMARK = "DELETE FROM revoked WHERE namespace = ? AND revocation = ?"
+_UNDO = "UPDATE revocation SET undone_at = ? WHERE namespace = ? AND id = ? AND undone_at IS NULL"
+_LISTED = """SELECT id, filter, reason, created_at, matched, descended, undone_at FROM revocation
+    WHERE namespace = ? ORDER BY created_at, id"""
+_HOLDS_MARKS = "SELECT DISTINCT revocation FROM revoked WHERE namespace = ?"
+_FORGET = """DELETE FROM revocation
+    WHERE namespace = ? AND id IN (SELECT value FROM json_each(?))"""
+
+
+class RevocationTables(StepReading):
+    """Implements `RevocationStore`; see protocols.py for the contract."""
+
+    _recalled: str
+    """SQL of what row `k` with its step `s` recalled, a JSON list, NULL when nothing."""
+
+    def revoke(self, where: StepFilter, reason: str | None, *, dry_run: bool = False) -> Revocation:
+        """Hide the steps that match, and all that descends from them."""
+        self._catch_up()
+        with self._db.reading() if dry_run else self._db.writing() as connection:
+            rows = many(self._matching(connection, where))
+            seeds = self._column(connection, _IDS, self._namespace, rows)
+            found = descendants(seeds, *self._links(connection, self._told(connection, after=0)))
+            told = Revocation(
+                None if dry_run or not found else str(new_id()),
+                kept_filter(where),
+                reason,
+                utc_now(),
+                len(seeds),
+                len(found) - len(seeds),
+                step_ids=found,
+            )
+            if told.id is not None:
+                self._mark_late(connection)
+                self._keep(connection, told)
+        return told
+
+    def reinstate(self, revocation_id: str) -> Revocation:
+        """Undo a revocation."""
+        key = (self._namespace, revocation_id)
+        with self._db.writing() as connection:
+            known = self._listing(connection)
+            if revocation_id not in known:
+                raise UnknownRevocationError(revocation_id)
+            self._mark_late(connection)
+            connection.execute(_UNMARK, key)
+            connection.execute(_UNDO, (utc_now().isoformat(), *key))
+            return self._listing(connection)[revocation_id]
+
+    def revocations(self) -> list[Revocation]:
+        """Return all revocations that are kept, oldest first."""
+        with self._db.reading() as connection:
+            return list(self._listing(connection, self._late(connection)).values())
+
+    def forget_revocations(self, where: StepFilter) -> None:
+        """Forget revocations that name a purged user or session, and hide no step any more."""
+        with self._db.writing() as connection:
+            hiding = set(self._column(connection, _HOLDS_MARKS, self._namespace))
+            known = self._listing(connection).items()
+            gone = [name for name, each in known if names_owner(each.where, where)]
+            idle = many([name for name in gone if name not in hiding])
+            connection.execute(_FORGET, (self._namespace, idle))
+
+    def _late_revoked(self, connection: Connection) -> list[str]:
+        return [step_id for ids in self._late(connection).values() for step_id in ids]
+
+    def _late(self, connection: Connection) -> dict[str, list[str]]:
+        """Return, by revocation, the steps not marked yet that descend from what it hides."""
+        through, last = connection.execute(_LAST, (self._namespace,)).fetchone()
+        told = self._told(connection, after=through) if last is not None and last > through else []
+        sources = {source for _, ids in told for source in ids if is_storable(source)}
+        late: dict[str, list[str]] = {}
+        for revocation, seeds in self._marked(connection, sorted(sources)).items():
+            found = descendants(seeds, *self._links(connection, told))
+            known = {*self._marked(connection, found).get(revocation, ())}
+            late[revocation] = [step_id for step_id in found if step_id not in known]
+        return late
+
+    def _marked(self, connection: Connection, ids: Sequence[str]) -> dict[str, list[str]]:
+        """Return those of some ids that each revocation hides."""
+        marked: dict[str, list[str]] = {}
+        for revocation, step_id in connection.execute(_MARKED, (self._namespace, many(ids))):
+            marked.setdefault(revocation, []).append(step_id)
+        return marked
+
+    def _mark_late(self, connection: Connection) -> None:
+        if connection.execute(_IN_FORCE, (self._namespace,)).fetchone() is None:
+            return
+        for revocation, ids in self._late(connection).items():
+            self._mark(connection, revocation, ids)
+            connection.execute(_COUNT, (len(ids), self._namespace, revocation))
+        self._advance(connection)
+
+    def _keep(self, connection: Connection, told: Revocation) -> None:
+        values = (told.id, filter_text(told.where), told.reason, told.created_at.isoformat())
+        counts = (told.matched, told.descended)
+        connection.execute(_KEEP, (self._namespace, *values, *counts))
+        self._mark(connection, str(told.id), told.step_ids)
+        self._advance(connection)
+
+    def _mark(self, connection: Connection, revocation: str, ids: Sequence[str]) -> None:
+        marks = [(self._namespace, revocation, step_id) for step_id in ids]
+        connection.executemany(_MARK, marks)
+
+    def _advance(self, connection: Connection) -> None:
+        _, last = connection.execute(_LAST, (self._namespace,)).fetchone()
+        connection.execute(_THROUGH, (last or 0, self._namespace))
+
+    def _told(self, connection: Connection, after: int) -> list[tuple[str, list[str]]]:
+        """Return the steps above a row that name others they came from, with those.
+
+        The end of a program came from its call.
+        """
+        query = _LINKED.format(recalled=self._recalled)
+        found = connection.execute(query, (self._namespace, after))
+        return [
+            (step_id, [*recalled_ids(recalled), *([] if call_id is None else [call_id])])
+            for step_id, call_id, recalled in found
+        ]
+
+    def _links(
+        self, connection: Connection, told: Iterable[tuple[str, Sequence[str]]]
+    ) -> tuple[Kin, Kin]:
+        def linked(ids: Sequence[str]) -> list[str]:
+            return self._column(connection, _CALLS, self._namespace, many(ids))
+
+        return recallers(told), linked
+
+    def _listing(
+        self, connection: Connection, late: Mapping[str, Sequence[str]] | None = None
+    ) -> dict[str, Revocation]:
+        found = connection.execute(_LISTED, (self._namespace,))
+        return {
+            name: Revocation(
+                name,
+                filter_keys(where),
+                reason,
+                datetime.fromisoformat(made),
+                matched,
+                descended + len((late or {}).get(name, ())),
+                None if undone is None else datetime.fromisoformat(undone),
+            )
+            for name, where, reason, made, matched, descended, undone in found
+        }
