@@ -45,11 +45,13 @@ if TYPE_CHECKING:
     from hybridagi_steps.programs.recorder import StepRecorder
     from hybridagi_steps.programs.recording import Recorded, in_context, record, record_step
     from hybridagi_steps.programs.retriever import StepReranker, StepRetriever
+    from hybridagi_steps.recalls import note_recalled
     from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
     from hybridagi_steps.records.event import StepDelta, StepEvent, StepEventType
     from hybridagi_steps.records.filters import StepFilter, StepHit
     from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
     from hybridagi_steps.records.predictions import AgentStepList, Query, QueryList, QueryWithSteps
+    from hybridagi_steps.records.revocation import Revocation
     from hybridagi_steps.records.run import RunMetrics
     from hybridagi_steps.running.config import AgentSession, StepRunnerConfig, ToolRequest
     from hybridagi_steps.running.durable import DurableRunner
@@ -89,6 +91,7 @@ __all__ = [
     "QueryList",
     "QueryWithSteps",
     "Recorded",
+    "Revocation",
     "RunHook",
     "RunMetrics",
     "RunVetoed",
@@ -124,6 +127,7 @@ __all__ = [
     "get_context_summary",
     "idempotent",
     "in_context",
+    "note_recalled",
     "plots",
     "ready_agent",
     "ready_agents",
@@ -166,6 +170,7 @@ _HOMES: dict[str, str | None] = {
     "QueryList": "records.predictions",
     "QueryWithSteps": "records.predictions",
     "Recorded": "programs.recording",
+    "Revocation": "records.revocation",
     "RunHook": "running.hooks",
     "RunMetrics": "records.run",
     "RunVetoed": "running.stopping",
@@ -201,6 +206,7 @@ _HOMES: dict[str, str | None] = {
     "get_context_summary": "context.session",
     "idempotent": "running.tool_gate",
     "in_context": "programs.recording",
+    "note_recalled": "recalls",
     "plots": None,
     "ready_agent": "programs.graph.ready_agents",
     "ready_agents": "programs.graph.ready_agents",

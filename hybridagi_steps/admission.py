@@ -22,8 +22,9 @@ from hybridagi_steps.errors import (
     InvalidVectorError,
     StepTooDeepError,
 )
-from hybridagi_steps.records.agent_step import AgentStep, id_text, repaired
+from hybridagi_steps.records.agent_step import AgentStep, as_id, id_text, repaired
 from hybridagi_steps.records.json_values import MAX_DEPTH, is_json, too_deep
+from hybridagi_steps.records.provenance import RECALLED, recalled_by
 
 Redact = Callable[[str], str]
 """Takes what a program said, returns what may be kept of it."""
@@ -35,7 +36,7 @@ _VALUES = ("inputs", "outputs", "metadata")
 _CONVENTION = frozenset(
     """inputs outputs metadata purpose tool arguments args result observation program options choice
     reasoning error type message repairs truncated redaction_failed joins step steps messages role
-    content score value left_out""".split()  # noqa: SIM905 - a paragraph reads better than its quotes
+    content score value left_out recalled source kind format name at before""".split()  # noqa: SIM905 - a paragraph reads better than its quotes
 )
 """Keys by which steps are read; none of them is a secret."""
 _PAYLOADS = frozenset(("data", "file_data"))
@@ -121,6 +122,22 @@ def redacted(value: Any, redact: Redact) -> Any:
             name = f"{wanted}'{twice[wanted] + 1}"
         payload = key in _PAYLOADS and isinstance(item, str)
         kept[name] = _text(redact, item, payload=True) if payload else redacted(item, redact)
+    return kept
+
+
+def redacted_fields(fields: dict[str, Any], redact: Redact) -> dict[str, Any]:
+    """Return a step's fields redacted, but for the UUIDs of what it recalled, which say nothing.
+
+    Raises:
+        InvalidStepError: `redact` returned something else than a string.
+    """
+    kept: dict[str, Any] = redacted(fields, redact)
+    recalled = recalled_by(fields.get("metadata"))
+    if recalled and len(recalled) == len(kept["metadata"][RECALLED]):
+        pairs = zip(recalled, kept["metadata"][RECALLED], strict=True)
+        kept["metadata"][RECALLED] = [
+            name if isinstance(as_id(name), UUID) else said for name, said in pairs
+        ]
     return kept
 
 
@@ -229,7 +246,7 @@ def has_lone_surrogate(text: str) -> bool:
 
 def _redacted_or_refused(step: AgentStep, values: dict[str, Any], redact: Redact) -> dict[str, Any]:
     try:
-        return redacted(values, redact)
+        return redacted_fields(values, redact)
     except InvalidStepError:
         raise
     except Exception as error:

@@ -38,6 +38,7 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.lineage import Expand, ancestors
 from hybridagi_steps.protocols import Embedder, RunSummary
+from hybridagi_steps.recalls import note_steps
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
 from hybridagi_steps.records.revocation import Revocation
@@ -341,9 +342,11 @@ class StepMemory:
             InvalidFilterError: An unknown key in `where`.
             EmbedderError: The embedder failed; `mode="lexical"` works without it.
         """
-        return self._search.search(
+        hits = self._search.search(
             query, k, for_recall(where), mode=mode, expand=expand, min_score=min_score
         )
+        note_steps(step for hit in hits for step in (hit.step, *hit.context))
+        return hits
 
     # -- keeping
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, overload
 from hybridagi_steps.arguments import Where
 from hybridagi_steps.context.compaction import Summarise, compact, expand, replaced, summarised
 from hybridagi_steps.context.excerpts import extractive_summary, identifiers, words
-from hybridagi_steps.context.layout import Layout, Quoted, least_tokens, planned
+from hybridagi_steps.context.layout import Layout, Quoted, least_tokens, planned, recalled_in
 from hybridagi_steps.context.recall import (
     Search,
     block_text,
@@ -39,8 +39,9 @@ from hybridagi_steps.messages.provider_out import (
 )
 from hybridagi_steps.messages.units import Unit, message_units
 from hybridagi_steps.protocols import TokenCounter
+from hybridagi_steps.recalls import note_steps
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.filters import StepFilter, Trust
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.token_counters import (
     MESSAGE_TOKENS,
@@ -66,6 +67,11 @@ class Context:
     steps: list[Step]
     """The messages without the system prompt, as Steps."""
     _originals: list[Step] = field(default_factory=list[Step], repr=False)
+
+    @property
+    def recalled(self) -> list[str]:
+        """Ids of the older steps, and messages, that it quotes."""
+        return recalled_in(self.steps)
 
     @overload
     def for_provider(self, style: Literal["openai"] = "openai") -> list[dict[str, Any]]: ...
@@ -115,6 +121,7 @@ class ContextBuilder:
         *,
         counter: CounterChoice = "auto",
         where: Where = None,
+        trust: Trust | None = None,
     ) -> None:
         """Set what every context of this builder gets.
 
@@ -129,6 +136,8 @@ class ContextBuilder:
             where: Which steps of the memory may be recalled. Unless it names a `user_id`, only
                 those of the user that the running code is recorded for, else of the only user that
                 the session's steps name, else those of no user; None stands for all users.
+            trust: Least trust of a step that may be recalled, as in `where`: `own`, `team`, or
+                `imported`, which is all. What is not the user's own says where it comes from.
 
         Raises:
             InvalidMemoryError: The memory is none.
@@ -143,6 +152,8 @@ class ContextBuilder:
             _check_number("recent", recent, 1)
         self.memory, self.budget, self.recent, self.k = memory, budget, recent, k
         self.where = None if where is None else StepFilter.of(where)
+        if trust is not None:
+            self.where = StepFilter(trust=trust).and_(self.where or StepFilter())
         self._count = MessageCounter(token_counter(counter))
         self._reader = SessionReader(memory)
 
@@ -190,6 +201,8 @@ class ContextBuilder:
             receipt.kept.append(ReceiptEntry("system", "the system prompt", cost))
         layout = self._laid_out(units, costs, self.budget - needed, query, source, receipt)
         layout.report(receipt, source, self._count)
+        if layout.recalled is not None:
+            note_steps(layout.recalled.steps)
         receipt.dropped += [
             source.entry(message, f"stands in summary {standing[message.id]}", 0)
             for unit in (conversation.units if standing else ())

@@ -6,7 +6,7 @@ where there is room; a conversation that would not begin with a user gets a synt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hybridagi_steps.context.compaction import summarised
@@ -22,6 +22,13 @@ from hybridagi_steps.token_counters import MessageCounter
 OPENING_MESSAGE = {"role": MessageRole.USER.value, "content": OPENING}
 RECALLED_STEPS = "recalled_steps"
 """Metadata key: ids of the steps that a recall message quotes."""
+
+
+def recalled_in(messages: Iterable[Step]) -> list[str]:
+    """Return the ids of the steps that messages quote."""
+    return [
+        step_id for step in messages for step_id in (step.metadata or {}).get(RECALLED_STEPS, ())
+    ]
 
 
 @dataclass(slots=True)

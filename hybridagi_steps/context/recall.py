@@ -22,9 +22,11 @@ from hybridagi_steps.messages.agent_steps import shown_steps
 from hybridagi_steps.messages.names import field_lines, json_text
 from hybridagi_steps.messages.quoting import marked, opening, sealed
 from hybridagi_steps.messages.units import SYNTHETIC, Unit
+from hybridagi_steps.recalls import unnoted
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.message import MessageRole, Step, in_utc
+from hybridagi_steps.records.provenance import source_of
 
 _RANK_OFFSET = 60
 _OVERFETCH = 20
@@ -62,12 +64,14 @@ class Recalled:
     why: str
     unit: Unit | None = None
     """The unit of this session it is, if it is one."""
+    origin: str | None = None
+    """Where it comes from, in a few words; None when it is of the user whose context this is."""
     tokens: int = 0
 
     def quoted(self) -> str:
         """Return the step between marks, with its origin; its run stands around it."""
         when = in_utc(self.made).strftime("%Y-%m-%dT%H:%MZ")
-        return marked("step", self.text, id=self.id, when=when)
+        return marked("step", self.text, id=self.id, when=when, origin=self.origin)
 
 
 def query_of(units: Sequence[Unit]) -> str:
@@ -132,12 +136,13 @@ class Search:
         return new
 
     def _found(self, memory: StepMemory, query: str, k: int) -> list[StepHit]:
-        try:
-            return memory.search(query, k, where=self.where)
-        except EmbedderError as error:
-            if (note := f"searched by words only: {error}") not in self.notes:
-                self.notes.append(note)
-            return memory.search(query, k, where=self.where, mode="lexical")
+        with unnoted():  # what is quoted of it is noted
+            try:
+                return memory.search(query, k, where=self.where)
+            except EmbedderError as error:
+                if (note := f"searched by words only: {error}") not in self.notes:
+                    self.notes.append(note)
+                return memory.search(query, k, where=self.where, mode="lexical")
 
     def _says_something_new(self, step: AgentStep) -> bool:
         if id_text(step.id) in self.shown_ids:
@@ -170,7 +175,10 @@ def found(query: str, k: int, older: Sequence[Unit], search: Search) -> list[Rec
     for place, hit in enumerate(search.hits(query, k)):
         unit = by_step.get(id_text(hit.step.id))
         why = f"similar: {hit.why}" if hit.why else "similar"
-        rank(recalled_unit(unit, why) if unit else _recalled_step(hit.step, why), place)
+        if unit:
+            rank(recalled_unit(unit, why), place)
+        else:
+            rank(_recalled_step(hit.step, why, search.where.user_id), place)
     best = sorted(ranked.values(), key=lambda scored: -scored[0])
     return [step for _, step in best[:k]]
 
@@ -251,8 +259,12 @@ def _age(step: Recalled) -> tuple[bool, int, datetime]:
     return step.unit is not None, step.unit.place if step.unit else 0, step.made
 
 
-def _recalled_step(step: AgentStep, why: str) -> Recalled:
-    return Recalled(id_text(step.id), step.run_id, step.created_at, step_lines(step), why)
+def _recalled_step(step: AgentStep, why: str, user_id: str | None) -> Recalled:
+    origin = None if step.user_id == user_id else "another user"
+    if (source := source_of(step.metadata)) is not None:
+        origin = f"imported: {source}"
+    told = (id_text(step.id), step.run_id, step.created_at, step_lines(step), why)
+    return Recalled(*told, origin=origin)
 
 
 def _fit(step: Recalled, room: int, wanted: Collection[str], count: Count) -> bool:

@@ -171,7 +171,7 @@ def recallable(memory: StepMemory | None, source: Source, where: StepFilter | No
     name. Whoever is not known to be somebody gets the steps of nobody.
     """
     asked = where or StepFilter()
-    if memory is None or "user_id" in asked.model_fields_set:
+    if memory is None or asked.says_whose:
         return Recallable(asked, of_nobody=False)
     user = _recorded_user(memory) or _only_user(memory, source)
     if user is None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hybridagi_steps.programs.recorder import active_user_id
+from hybridagi_steps.recalls import note_steps, unnoted
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
 
@@ -35,14 +36,16 @@ def similar_plan(memory: Any, requirement: str, min_similarity: float = 0.0) -> 
     if not requirement.strip():
         return None
     where = {"program": ORCHESTRATOR, "step_types": ["ProgramCall"], **_own(memory)}
-    hits: Iterable[StepHit] = memory.search(requirement, k=_CANDIDATES, where=where)
+    with unnoted():
+        hits: Iterable[StepHit] = memory.search(requirement, k=_CANDIDATES, where=where)
     for hit in hits:
         if hit.score < min_similarity:
             break
         if (hit.step.inputs or {}).get("program") != ORCHESTRATOR:
             continue
-        if plan := _plan_of(memory, hit.step):
-            return plan
+        if (end := _end_of(memory, hit.step)) is not None:
+            note_steps([hit.step, end])
+            return str((end.outputs or {})["plan"])
     return None
 
 
@@ -54,6 +57,7 @@ def earlier_work(memory: Any, key: str) -> AgentStep | None:
     steps: list[AgentStep] = list(found.steps)
     if not steps or (steps[0].outputs or {}).get("changed_files"):
         return None
+    note_steps(steps)
     return steps[0]
 
 
@@ -63,8 +67,8 @@ def _own(memory: Any) -> dict[str, Any]:
     return {} if user_id is None else {"user_id": user_id}
 
 
-def _plan_of(memory: Any, call: AgentStep) -> str | None:
-    """Return the plan with which a run of a plan succeeded."""
+def _end_of(memory: Any, call: AgentStep) -> AgentStep | None:
+    """Return the end of a plan's run that succeeded: it holds the plan."""
     if call.run_id is None:
         return None
     ends = {"run_id": str(call.run_id), "step_types": ["ProgramEnd"], "program": ORCHESTRATOR}
@@ -72,5 +76,5 @@ def _plan_of(memory: Any, call: AgentStep) -> str | None:
     for end in found:
         plan = (end.outputs or {}).get("plan")
         if end.status == "ok" and str(end.program_id) == str(call.id) and isinstance(plan, str):
-            return plan
+            return end
     return None

@@ -21,6 +21,7 @@ import dspy
 from pydantic import Field, model_validator
 
 from hybridagi_steps.context.builder import Context
+from hybridagi_steps.context.layout import recalled_in
 from hybridagi_steps.messages.names import field_lines
 from hybridagi_steps.messages.provider_in import from_messages
 from hybridagi_steps.messages.provider_out import to_provider
@@ -147,12 +148,14 @@ class StepMessages(dspy.Type):
 
     messages: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
     """In OpenAI's form; a leading system message joins DSPy's own."""
+    recalled: list[str] = Field(default_factory=list[str])
+    """Ids of the steps that are quoted in them; no part of the prompt."""
 
     @model_validator(mode="before")
     @classmethod
     def _from_messages(cls, value: Any) -> Any:
         messages = _provider_messages(value)
-        return value if messages is None else {"messages": messages}
+        return value if messages is None else {"messages": messages, "recalled": _quoted(value)}
 
     @classmethod
     def of(cls, messages: Any) -> Self:
@@ -164,7 +167,9 @@ class StepMessages(dspy.Type):
         """
         # Outside of validation, which would wrap the error.
         native = _provider_messages(messages)
-        return cls.model_validate(messages) if native is None else cls(messages=native)
+        if native is None:
+            return cls.model_validate(messages)
+        return cls(messages=native, recalled=_quoted(messages))
 
     def format(self) -> str:
         """Return the messages as text, for adapters that know no native ones."""
@@ -254,6 +259,15 @@ def _provider_messages(value: Any) -> list[dict[str, Any]] | None:
     if not all(isinstance(item, Step) for item in items):
         items = from_messages(items)
     return to_provider(items)
+
+
+def _quoted(value: Any) -> list[str]:
+    """Return the ids of the steps that messages quote, as far as they say so."""
+    if isinstance(value, Context):
+        return value.recalled
+    if isinstance(value, dict):
+        return cast("dict[str, Any]", value).get("recalled") or []
+    return recalled_in(item for item in value if isinstance(item, Step))
 
 
 def _step_of(item: Any) -> Any:

@@ -110,9 +110,11 @@ class CallSteps:
         predict = call.subject
         arguments = shapes.predict_arguments(predict, call.inputs)
         loop = _loop_around(call)
+        call.note_recalled(shapes.steps_in_demos(predict, call.inputs))
         if loop is not None:
             if exception is None and loop.thinks_with(predict) and call.parent is not None:
                 self._keep_idle_thought(call.parent, loop)
+                call.parent.recalled.update(call.recalled)
                 doing: Doing = call.state
                 fields = shapes.output_fields(outputs)
                 fields["next_thought"] = fields.get("next_thought") or doing.said

@@ -24,6 +24,7 @@ from hybridagi_steps.admission import MAX_ID_LENGTH
 from hybridagi_steps.errors import InvalidStepError
 from hybridagi_steps.locks import ForkSafeLock
 from hybridagi_steps.programs.strands import Strand
+from hybridagi_steps.recalls import Recalled
 from hybridagi_steps.records.ids import new_id
 
 _BRANCHES_KEPT = 256
@@ -37,6 +38,8 @@ class Tail(NamedTuple):
 
     hop: int
     step_id: UUID
+    recalled: tuple[str, ...] = ()
+    """What it says that it recalled: what follows it may hold the same."""
 
 
 Tails = tuple[Tail, ...]
@@ -164,12 +167,13 @@ class Run:
         problems: Receives what recording failed at.
     """
 
-    __slots__ = ("__weakref__", "_hop", "_lock", "id", "path", "problems")
+    __slots__ = ("__weakref__", "_hop", "_lock", "id", "path", "problems", "recalled")
 
     def __init__(self, strand: Strand, problems: list[Any]) -> None:
         self.id = str(new_id())
         self.problems = problems
         self.path = Path(strand)
+        self.recalled: dict[str, None] = {}
         self._hop = 0
         # Held while a step is stored, so that hops have no gap and parents precede children on
         # disk; reentrant, because storing may run a redaction that is itself a program.
@@ -184,7 +188,7 @@ class Run:
         """Call `store(hop, step_id)`; the hop is used up unless it raises or answers False."""
         with self._lock:
             tail = Tail(self._hop, step_id or new_id())
-            if store(*tail) is not False:
+            if store(tail.hop, tail.step_id) is not False:
                 self._hop += 1
             return tail
 
@@ -225,9 +229,18 @@ class Call:
     """Kept in the metadata of its steps."""
     cuts: list[str] = field(default_factory=list[str])
     """What of its inputs was not kept whole, when they were copied before it ran."""
+    recalled: dict[str, None] = field(default_factory=dict[str, None])
+    """Ids of the steps and messages that came into its prompts or into its hands."""
     watch: Callable[[Any, bool], None] | None = None
     """Is given each of its steps as it was written, and whether that could be stored."""
     started: float = field(default_factory=time.perf_counter)
+
+    def note_recalled(self, recalled: Recalled) -> None:
+        """Note what it was given of other runs."""
+        own = self.run.id if self.run is not None else None
+        self.recalled.update(
+            (name, None) for name, run in recalled.items() if run != own or not run
+        )
 
     @property
     def elapsed_ms(self) -> float:

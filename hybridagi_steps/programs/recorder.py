@@ -36,6 +36,7 @@ from hybridagi_steps.programs.step_writer import (
     note_problem,
 )
 from hybridagi_steps.programs.strands import Strand, current_strand, settle
+from hybridagi_steps.recalls import Recalled, listen
 from hybridagi_steps.records.agent_step import AgentStep
 
 P = ParamSpec("P")
@@ -297,6 +298,13 @@ class StepRecorder(BaseCallback):
     on_interpreter_execute_start = on_interpreter_tool_call_start = _on_level_start
     on_interpreter_execute_end = on_interpreter_tool_call_end = _on_level_end
 
+    def note_recalled(self, recalled: Recalled) -> None:
+        """Note what was handed to the running code: to the call it is in, else to the block."""
+        if (call := self._parent()) is not None:
+            call.note_recalled(recalled)
+        elif (run := self._run) is not None:
+            run.recalled.update((name, None) for name, of in recalled.items() if of != run.id)
+
     def _parent(self) -> Call | None:
         return self._shared.tree.find(ACTIVE_CALL_ID.get())
 
@@ -359,6 +367,14 @@ def active_run_ids(memory: Any) -> list[str]:
     """
     runs = [recorder.active_run for recorder in active_recorders() if recorder.memory is memory]
     return list(dict.fromkeys(run.id for run in runs if run is not None))
+
+
+def _note_recalled(recalled: Recalled) -> None:
+    for recorder in active_recorders():
+        recorder.note_recalled(recalled)
+
+
+listen(_note_recalled)
 
 
 def active_user_id(memory: Any) -> str | None:

@@ -28,6 +28,7 @@ import dspy
 from hybridagi_steps.arguments import is_number
 from hybridagi_steps.errors import InvalidMemoryError, InvalidQueryError
 from hybridagi_steps.protocols import Reranker
+from hybridagi_steps.recalls import note_steps, unnoted
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.predictions import Query, QueryList, QueryWithSteps
@@ -150,10 +151,12 @@ class StepRetriever(dspy.Module):
         wanted = self.k if k is None else _checked_k(k)
         question, texts = _question(asked)
         scope = self._scope(where)
-        hits = [] if scope is None else self._found(question, wanted, scope)
+        with unnoted():
+            hits = [] if scope is None else self._found(question, wanted, scope)
         if self.reranker is not None:
             hits = reranked(self.reranker, "\n".join(texts), hits)
         hits = hits[:wanted]
+        note_steps(hit.step for hit in hits)
         if self.reverse:
             hits = hits[::-1]
         return QueryWithSteps.from_hits(texts, hits, distances=[self._apart(hit) for hit in hits])
@@ -196,7 +199,7 @@ class StepRetriever(dspy.Module):
         if hidden := active_run_ids(self.memory):
             keys["exclude_run_id"] = hidden
         user_id = active_user_id(self.memory)
-        if user_id is not None and "user_id" not in asked.model_fields_set:
+        if user_id is not None and not asked.says_whose:
             keys["user_id"] = user_id
         return asked.and_(StepFilter(**keys))
 

@@ -21,10 +21,13 @@ from typing import Any, Literal, NamedTuple, cast, get_args, get_origin
 import dspy
 from pydantic import BaseModel
 
+from hybridagi_steps.programs.values import steps_held
+
 _FIELD_MARK = re.compile(r"\[\[ ## \w+ ## \]\]")
 _SCOPE_CANCELLED = "Cancelled via cancel scope"
 """How anyio's message begins."""
 REASONING = ("reasoning", "rationale")
+_PLAIN = (str, int, float, bool, type(None))
 _CALL_OPTIONS = ("signature", "demos", "config", "lm", "_trace")
 
 
@@ -109,6 +112,14 @@ def predict_arguments(predict: Any, inputs: Mapping[str, Any]) -> dict[str, Any]
     fields = signature_of(predict, inputs).input_fields
     named: dict[str, Any] = inputs.get("kwargs") or {}
     return {key: value for key, value in named.items() if key in fields or key not in _CALL_OPTIONS}
+
+
+def steps_in_demos(predict: Any, inputs: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the steps in a predictor's demos, which stand in its prompt, each with its run."""
+    demos = (inputs.get("kwargs") or {}).get("demos", predict.demos)
+    values = [value for demo in demos or () for value in dict(demo).values()]
+    held = [value for value in values if not isinstance(value, _PLAIN)]
+    return steps_held(held) if held else {}
 
 
 def signature_of(predict: Any, inputs: Mapping[str, Any]) -> Any:

@@ -12,16 +12,20 @@ from collections.abc import Callable
 from typing import Any, Protocol
 from uuid import UUID
 
-from hybridagi_steps.admission import Redact, redacted
+from hybridagi_steps.admission import Redact, redacted_fields
 from hybridagi_steps.errors import InvalidMemoryError, RecordingError, StepsError
 from hybridagi_steps.programs.call_tree import Call, Run, Tail, Tails, parent_and_joins
 from hybridagi_steps.programs.values import fitted, plain_fields, without_texts
+from hybridagi_steps.recalls import Recalled
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, repaired
 from hybridagi_steps.records.message import StepMetrics, utc_now
+from hybridagi_steps.records.provenance import RECALLED
 from hybridagi_steps.records.unvalidated import unvalidated
 
 _log = logging.getLogger("hybridagi_steps")
 _PROBLEMS_KEPT = 1000
+MOST_RECALLED = 64
+"""Ids in `metadata.recalled` of one step, at most; `recalled_more` counts what is not listed."""
 _UNCHANGING = (str, int, float, bool, type(None))
 
 
@@ -72,8 +76,12 @@ class StepWriter:
         if all(type(value) in _UNCHANGING for value in call.inputs.values()):
             return
         keep_bytes = getattr(self.memory, "redact", None) is None
-        copied, _ = plain_fields({"inputs": call.inputs}, call.cuts, keep_bytes=keep_bytes)
+        seen: dict[str, str | None] = {}
+        copied, _ = plain_fields(
+            {"inputs": call.inputs}, call.cuts, keep_bytes=keep_bytes, seen=seen
+        )
         call.inputs = copied["inputs"]
+        call.note_recalled(seen)
 
     def write(
         self,
@@ -97,7 +105,7 @@ class StepWriter:
         try:
             parent_id, joins = parent_and_joins(follows)
             values = {"inputs": inputs, "outputs": outputs, "metadata": _metadata(call, joins)}
-            fields = self._clean(run, step_type, values, call.cuts)
+            fields, recalled = self._clean(run, step_type, values, call, follows)
 
             def store(hop: int, step_id: UUID) -> Any:
                 nonlocal written
@@ -124,7 +132,7 @@ class StepWriter:
                 written = unvalidated(AgentStep, values, {})
                 return self._keep(written) if stored else False
 
-            shown = run.commit(store, call.step_id)
+            shown = run.commit(store, call.step_id)._replace(recalled=tuple(recalled))
             tail = shown if stored else None
         except Exception as error:
             note_problem(run.problems, f"the {step_type.value} was not stored", error)
@@ -139,16 +147,25 @@ class StepWriter:
         run: Run,
         step_type: AgentStepType,
         values: dict[str, Any],
-        known_cuts: list[str],
-    ) -> dict[str, Any]:
-        """Return the three JSON fields: detached, redacted, repaired and small enough."""
-        cuts = list(known_cuts)
+        call: Call,
+        follows: Tails,
+    ) -> tuple[dict[str, Any], list[str]]:
+        """Return the three JSON fields: detached, redacted, repaired and small enough.
+
+        With them comes what the step recalled.
+        """
+        cuts, seen = list(call.cuts), dict[str, str | None]()
         redact: Redact | None = getattr(self.memory, "redact", None)
-        fields, small = plain_fields(values, cuts, keep_bytes=redact is None)
+        fields, small = plain_fields(values, cuts, keep_bytes=redact is None, seen=seen)
+        recalled = recalled_so_far(call, run, follows, seen)
+        if recalled:
+            fields["metadata"][RECALLED] = recalled[:MOST_RECALLED]
+        if len(recalled) > MOST_RECALLED:
+            fields["metadata"]["recalled_more"] = len(recalled) - MOST_RECALLED
         fields = repaired(fields)  # before, since keys that are no text hide from redaction
         if redact is not None:
             try:
-                fields = redacted(fields, redact)
+                fields = redacted_fields(fields, redact)
             except Exception as error:
                 note_problem(run.problems, f"redacting the {step_type.value} failed", error)
                 fields = _without_texts(fields, redact)
@@ -158,7 +175,33 @@ class StepWriter:
         if cuts:
             fields["metadata"] = {**(fields["metadata"] or {}), "truncated": cuts}
         fields["metadata"] = fields["metadata"] or None
-        return fields
+        return fields, recalled[:MOST_RECALLED]
+
+
+def recalled_so_far(call: Call, run: Run, follows: Tails, seen: Recalled) -> list[str]:
+    """Return the ids of what may stand in the prompt of a step.
+
+    That is what the step was given or gives back, what was handed to the calls around it, and what
+    the steps it follows had recalled: what a program does with a text nobody can see, so it counts
+    as handed on. When it gets long, steps before stand for what they had recalled themselves.
+
+    Args:
+        call: The call that the step tells of.
+        run: Its run, whose own steps are not recalled.
+        follows: The steps before it.
+        seen: The steps among its values, each with its run.
+    """
+    above: Call | None = call
+    fresh = {**run.recalled, **{name: None for name, run_id in seen.items() if run_id != run.id}}
+    while above is not None:
+        fresh.update(above.recalled)
+        above = above.parent
+    carried = {name: None for tail in follows for name in tail.recalled}
+    ids = [*carried, *(name for name in fresh if name not in carried)]
+    if len(ids) > MOST_RECALLED:
+        named = (str(tail.step_id) for tail in follows if tail.recalled)
+        ids = list({**dict.fromkeys(named), **fresh})
+    return ids
 
 
 def note_problem(problems: list[RecordingError], what: str, error: BaseException) -> None:
@@ -186,7 +229,7 @@ def _without_texts(fields: dict[str, Any], redact: Redact) -> dict[str, Any]:
     The memory redacts once more and refuses what it cannot redact.
     """
     try:
-        return redacted(without_texts(fields), redact)
+        return redacted_fields(without_texts(fields), redact)
     except Exception:
         _log.debug("recording: redact fails on its own replacement text", exc_info=False)
         return {"inputs": None, "outputs": None, "metadata": {"redaction_failed": True}}

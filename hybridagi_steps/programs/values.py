@@ -27,8 +27,8 @@ import dspy
 import orjson
 from pydantic import BaseModel
 
-from hybridagi_steps.admission import redacted
-from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.admission import redacted_fields
+from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.json_values import json_value
 
@@ -62,7 +62,11 @@ def plain(value: Any, cuts: list[str], path: str = "") -> Any:
 
 
 def plain_fields(
-    fields: dict[str, Any], cuts: list[str], *, keep_bytes: bool = True
+    fields: dict[str, Any],
+    cuts: list[str],
+    *,
+    keep_bytes: bool = True,
+    seen: dict[str, str | None] | None = None,
 ) -> tuple[dict[str, Any], bool]:
     """Return plain copies of a step's fields, and whether they surely fit into one step.
 
@@ -71,23 +75,39 @@ def plain_fields(
         cuts: Receives "path: what was left out" for each value that was not kept whole.
         keep_bytes: Whether a few bytes may stay, as base64 text, in which no redaction could find
             anything.
+        seen: Receives the ids of the steps and messages among the values, each with its run.
     """
     copied: dict[str, Any] = {}
     size = 0
     for name, value in fields.items():
-        copy = _Copy(cuts, name, keep_bytes=keep_bytes)
+        copy = _Copy(cuts, name, keep_bytes=keep_bytes, seen=seen)
         copied[name] = copy.of(value, 0)
         size += copy.size
     return copied, size <= _SURELY_SMALL
 
 
+def steps_held(value: Any) -> dict[str, str | None]:
+    """Return the ids of the steps and messages anywhere in a value, each with its run."""
+    seen: dict[str, str | None] = {}
+    plain_fields({"": value}, [], seen=seen)
+    return seen
+
+
 class _Copy:
     """One traversal: knows what it stands inside of, so that cycles and floods end."""
 
-    __slots__ = ("_characters", "_cuts", "_inside", "_keep_bytes", "_left", "_path")
+    __slots__ = ("_characters", "_cuts", "_inside", "_keep_bytes", "_left", "_path", "_seen")
 
-    def __init__(self, cuts: list[str], path: str, *, keep_bytes: bool = True) -> None:
+    def __init__(
+        self,
+        cuts: list[str],
+        path: str,
+        *,
+        keep_bytes: bool = True,
+        seen: dict[str, str | None] | None = None,
+    ) -> None:
         self._cuts = cuts
+        self._seen: dict[str, str | None] = {} if seen is None else seen
         self._keep_bytes = keep_bytes
         self._path = path
         self._left = _MOST_VALUES
@@ -163,11 +183,14 @@ class _Copy:
         if isinstance(value, dspy.History):
             return self._history(value, depth)
         if type(value).__name__ == "StepMessages":
+            self._seen.update(dict.fromkeys(value.recalled))
             return self._stood_for(f"history of {len(value.messages)} messages", value.messages)
         if type(value).__name__ == "REPLHistory":
             return self._stood_for(f"history of {len(value)} entries", len(value))
         if isinstance(value, dspy.Image | dspy.Audio | dspy.File):
             return self._medium(value)
+        if steps := _steps_in(value):
+            self._seen.update((id_text(step.id), step.run_id) for step in steps)
         short = _short_form(value)
         if short is not None:
             return short
@@ -263,6 +286,13 @@ def _short_form(value: Any) -> Any:
     return None
 
 
+def _steps_in(value: Any) -> list[AgentStep] | None:
+    """Return the steps that a value stands for."""
+    if isinstance(value, AgentStep | StepHit):
+        return [value.step if isinstance(value, StepHit) else value]
+    return _steps(value)
+
+
 def _steps(value: Any) -> list[AgentStep] | None:
     """Return the steps of an AgentStepList, a QueryWithSteps or a StepContext."""
     if not isinstance(value, dspy.Example | dspy.Type):
@@ -291,13 +321,13 @@ def _fields(value: Any) -> Mapping[Any, Any] | None:
     return fields
 
 
-def without_texts(value: Any) -> Any:
-    """Return `value` with every text replaced, names of its own included: redaction failed."""
+def without_texts(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a step's fields with every text replaced, names of theirs too: redaction failed."""
 
     def hidden(_text: str) -> str:
         return REDACTION_FAILED
 
-    return redacted(value, hidden)
+    return redacted_fields(value, hidden)
 
 
 def fitted(fields: dict[str, Any], cuts: list[str]) -> dict[str, Any]:

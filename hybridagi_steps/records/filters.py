@@ -128,6 +128,12 @@ class StepFilter(BaseModel):
             raise InvalidFilterError(f"filter keys are text, not {odd[0]!r}.", key=str(odd[0]))
         return cls(**conditions)
 
+    @property
+    def says_whose(self) -> bool:
+        """Whether it says whose steps: a user's, or everybody's; `own` ones are somebody's."""
+        everybody = "user_id" in self.model_fields_set and self.trust != "own"
+        return self.user_id is not None or everybody
+
     def and_(self, other: StepFilter) -> StepFilter | None:
         """Return a filter in which both hold, None when no step can pass both.
 

@@ -13,7 +13,9 @@ from uuid import UUID
 
 from hybridagi_steps.context import ContextBuilder
 from hybridagi_steps.errors import ContextBudgetError, MessageError
+from hybridagi_steps.messages.agent_steps import shown_steps
 from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.running.answering import Prompt, tool_turn
 from hybridagi_steps.running.execution import Start
 from hybridagi_steps.running.rounds import ToolTurn
@@ -99,10 +101,15 @@ def earlier(run: ActiveRun, last: int) -> Messages:
         return []
     builder = ContextBuilder(budget=run.config.context_budget or _NO_LIMIT, recent=None, k=0)
     try:
-        return builder.build(steps=steps).messages
+        context = builder.build(steps=steps)
     except ContextBudgetError as error:
         run.error("context", error)
         return []
+    # The session's own line is no recall, but for what somebody else's file says of it.
+    imported = [step for step in context.steps if source_of(step.metadata) is not None]
+    ids = [name for step in imported for name in shown_steps(step) or [step.id]]
+    run.recorder.note_recalled(dict.fromkeys(ids))
+    return context.messages
 
 
 _NO_LIMIT = 2**31

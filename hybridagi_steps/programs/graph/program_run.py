@@ -47,6 +47,8 @@ from hybridagi_steps.programs.graph.run_state import (
 from hybridagi_steps.programs.run_steps import RunSteps
 from hybridagi_steps.programs.tools.graph_tool import CallProgram, GraphTool, ToolUse
 from hybridagi_steps.programs.tools.talking import Speak
+from hybridagi_steps.programs.values import steps_held
+from hybridagi_steps.recalls import tell
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.predictions import AgentStepList, QueryWithSteps
 
@@ -337,6 +339,7 @@ class ProgramRun:
         variables = {**session.variables, "query": session.query, "objective": session.objective}
         part = "prompt" if isinstance(node, Action) else "question"
         where = f"the {part} of {place_of(program, node)}"
+        tell(steps_held([variables.get(name) for name in node.var_in]))  # of earlier runs, too
         return rendered(template, variables, node.var_in, where, for_model=for_model)
 
     def _inputs(self, **told: str) -> dict[str, Any]:

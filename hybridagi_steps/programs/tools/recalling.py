@@ -18,6 +18,7 @@ from hybridagi_steps.errors import InvalidMemoryError
 from hybridagi_steps.programs.graph.prompt_rendering import shown_text
 from hybridagi_steps.programs.retriever import StepRetriever, Where
 from hybridagi_steps.programs.tools.graph_tool import Asked, GraphTool, ToolUse
+from hybridagi_steps.recalls import unnoted
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.predictions import QueryWithSteps
 
@@ -68,13 +69,14 @@ class PastActionSearch(GraphTool):
         hidden = [*(retriever.where.exclude_run_id or []), *use.run_ids]
         query = shown_text(use.arguments["query"])
         # Of twice as many, those that are searches themselves are left out. Not called as a module:
-        # the Action's step tells what happens here.
-        found = StepRetriever.forward(
-            retriever,
-            query,
-            k=2 * retriever.k,
-            where={"exclude_run_id": hidden} if hidden else None,
-        )
+        # the Action's step tells what happens here, and what it gave.
+        with unnoted():
+            found = StepRetriever.forward(
+                retriever,
+                query,
+                k=2 * retriever.k,
+                where={"exclude_run_id": hidden} if hidden else None,
+            )
         hits = [hit for hit in found.hits if hit.step.tool != self.name][: retriever.k]
         return QueryWithSteps.from_hits(query, hits)
 

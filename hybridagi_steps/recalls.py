@@ -1,0 +1,71 @@
+"""Recall as it happens: what hands steps out says so, what records a program listens.
+
+A memory, a retriever or a context cannot know whether a program is being recorded, and must not
+load what records it. So it notes here which steps it gave; a recorder adds them to the call that
+is running, whose prompt may hold them from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Protocol
+from uuid import UUID
+
+from hybridagi_steps.records.agent_step import id_text
+
+
+class _OfARun(Protocol):
+    @property
+    def id(self) -> str | UUID: ...
+    @property
+    def run_id(self) -> str | None: ...
+
+
+Recalled = Mapping[str, str | None]
+"""Ids of steps and messages, each with the run it belongs to, None where that is not known."""
+
+_listeners: list[Callable[[Recalled], None]] = []
+_quiet: ContextVar[bool] = ContextVar("hybridagi_steps_recall_quiet", default=False)
+
+
+def note_recalled(ids: Iterable[str | UUID]) -> None:
+    """Say that the running program's next prompts hold these steps or messages.
+
+    Retrievers, searches, contexts and steps given to predictors are noted by themselves; this is
+    for text that a program took from elsewhere. Outside of recorded code it does nothing.
+
+    Args:
+        ids: Ids of steps or messages; they are kept in `metadata.recalled` of what follows.
+    """
+    told = [ids] if isinstance(ids, str | UUID) else ids
+    tell({id_text(one): None for one in told})
+
+
+def note_steps(steps: Iterable[_OfARun]) -> None:
+    """Say that these steps were handed out."""
+    if _listeners and not _quiet.get():
+        tell({id_text(step.id): step.run_id for step in steps})
+
+
+@contextmanager
+def unnoted() -> Generator[None]:
+    """Note nothing inside: whoever asks says itself what of the answer it hands on."""
+    token = _quiet.set(True)
+    try:
+        yield
+    finally:
+        _quiet.reset(token)
+
+
+def listen(listener: Callable[[Recalled], None]) -> None:
+    """Have everything told to `listener` that is noted from now on."""
+    _listeners.append(listener)
+
+
+def tell(recalled: Recalled) -> None:
+    """Say that these were handed out."""
+    if recalled:
+        for listener in _listeners:
+            listener(recalled)
