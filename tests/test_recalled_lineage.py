@@ -20,7 +20,7 @@ import pytest
 from conformance.making import step
 
 import hybridagi_steps as hs
-from hybridagi_steps.programs import GraphProgram
+from hybridagi_steps.programs import Action, GraphProgram
 from hybridagi_steps.programs.step_writer import MOST_RECALLED
 from hybridagi_steps.programs.tools import PastActionSearch, Predict
 from hybridagi_steps.recalls import unnoted
@@ -273,8 +273,15 @@ def test_a_graph_program_that_searches_its_past(memory: hs.StepMemory) -> None:
         out = agent("first", "past", "answer")(query="?")
     assert out.finish_reason == "finished"
     assert recalled(run.steps.steps) == [[], [], ["1"], ["1"], ["1"]]
+    found = out.session.variables["found"]
+    later = GraphProgram("main", var_in=["found"])
+    later.add(Action("first", "Predict", "think", "{{query}}"))
+    later.add(Action("answer", "Predict", "answer", "{{found}}", var_in=["found"]))
+    later.connect("start", "first").connect("first", "answer").connect("answer", "end")
+    again = hs.GraphInterpreter([later], tools=[Predict()], memory=memory)
+    session = hs.ProgramSession(variables={"found": found})
     with dspy.context(lm=answers()), hs.record(memory) as run:
-        agent("first", "answer")(query="?", session=out.session)
+        again(query="?", session=session)
     assert recalled(run.steps.steps) == [[], [], ["1"], ["1"]], "a variable of the run before"
 
 
