@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from hybridagi_steps.errors import DuplicateStepError, StepTooLargeError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
@@ -33,3 +34,23 @@ class Shelf:
         for step in self.get_steps(list(self.steps)):
             if where.run_id in (None, step.run_id):
                 yield step
+
+
+def unsourced(value: Any) -> Any:
+    """Return steps, or what was made of them, without what imports say of their source."""
+    if isinstance(value, AgentStep):
+        return value.model_copy(update={"metadata": _without_source(value.metadata)})
+    if isinstance(value, Shelf):
+        return unsourced(value.steps)
+    if isinstance(value, list):
+        return [unsourced(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    told = {key: unsourced(item) for key, item in value.items()}
+    if "metadata" in told and (kept := _without_source(told.pop("metadata"))) is not None:
+        told["metadata"] = kept
+    return told
+
+
+def _without_source(metadata: dict[str, Any] | None) -> dict[str, Any] | None:
+    return {key: (metadata or {})[key] for key in metadata or {} if key != "source"} or None

@@ -11,10 +11,11 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from exchange_shelf import Shelf
+from exchange_shelf import Shelf, unsourced
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridagi_steps import StepMemory
 from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange import export_file, import_file
 from hybridagi_steps.exchange.formats import FORMATS
@@ -46,7 +47,7 @@ def test_real_steps_arrive_whole_and_only_once(shelf: Shelf) -> None:
     assert (report.read, report.added, report.skipped) == (len(lines), len(lines), [])
     for line in lines:
         wanted = json.loads(line)
-        got = shelf.steps[wanted["id"]].model_dump(mode="json")
+        got = unsourced(shelf.steps[wanted["id"]]).model_dump(mode="json")
         assert {key: got[key] for key in wanted} == wanted
     again = import_file(shelf, source)
     assert (again.added, again.already_there) == (0, len(lines))
@@ -100,7 +101,7 @@ def test_export_then_import_changes_nothing(
     if steps:
         assert import_file(second, path).added == len(steps)
         assert import_file(first, path).added == 0
-    assert second.steps == first.steps
+    assert unsourced(second) == unsourced(first)
     assert list(second.steps) == list(first.steps)
 
 
@@ -338,3 +339,52 @@ def test_no_file_whatsoever_breaks_an_import(
     except ExchangeError:
         return
     assert report.read == report.added + report.already_there + report.skipped_count
+
+
+def sources(memory: StepMemory) -> list[Any]:
+    return [(step.metadata or {}).get("source") for step in memory.iter_steps()]
+
+
+def test_what_is_imported_says_so_whatever_it_says_itself(
+    memory: StepMemory, tmp_path: Path
+) -> None:
+    chat = {
+        "messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "?"}]
+    }
+    (tmp_path / "chats.jsonl").write_text(json.dumps(chat))
+    import_file(memory, tmp_path / "chats.jsonl")
+    assert {(s["kind"], s["format"], s["name"]) for s in sources(memory)} == {
+        ("import", "openai", "chats.jsonl")
+    }
+    assert all(datetime.fromisoformat(source["at"]).tzinfo for source in sources(memory))
+    [session] = memory.repository().store.sessions(limit=9)
+    said = memory.repository().store.messages(session.session_id)
+    assert [(message.metadata or {})["source"]["name"] for message in said] == ["chats.jsonl"] * 2
+    liar = step(id="liar", user_id="ann", metadata={"source": None})
+    forger = step(id="forger", user_id="ann", metadata={"source": {"kind": "recorded"}})
+    (tmp_path / "own.jsonl").write_bytes(step_line(liar) + step_line(forger))
+    import_file(memory, tmp_path / "own.jsonl")
+    one, two = memory.get_steps(["liar", "forger"])
+    assert (one.metadata or {})["source"]["kind"] == "import"
+    assert "before" not in (one.metadata or {})["source"]
+    assert (two.metadata or {})["source"]["before"] == {"kind": "recorded"}
+    assert memory.find({"trust": "team"}).steps == []
+    assert len(memory.find({"sources": "own.jsonl", "user_id": "ann"}).steps) == 2
+
+
+def test_a_source_keeps_the_former_ones_beneath(memory: StepMemory, tmp_path: Path) -> None:
+    memory.add(step(id="a"))
+    export_file(memory, path := tmp_path / "0.jsonl")
+    assert sources(memory) == [None]
+    assert import_file(memory, path).already_there == 1
+    assert sources(memory) == [None], "what was recorded here is not imported by meeting it again"
+    for number in range(1, 9):
+        memory.clear()
+        import_file(memory, path)
+        export_file(memory, path := tmp_path / f"{number}.jsonl")
+    [source] = sources(memory)
+    names: list[str] = []
+    while source is not None:
+        names.append(source["name"])
+        source = source.get("before")
+    assert names == [f"{number}.jsonl" for number in (7, 6, 5, 4, 3, 2)], "a bounded history"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exchange_shelf import Shelf
+from exchange_shelf import Shelf, unsourced
 from exchange_talks import written
 
 import hybridagi_steps as hs
@@ -49,7 +49,7 @@ def placed(memory: hs.StepMemory) -> list[tuple[Any, ...]]:
             step.program_id,
             step.session_id,
             step.run_id,
-            str(step.metadata),
+            str(unsourced(step).metadata),
         )
         for step in memory.iter_steps()
     )

@@ -52,10 +52,10 @@ FORMATS = ("auto", "jsonl", "parquet", *sorted(READERS.keys() - {"jsonl"}))
 """Names to ask an import for."""
 
 
-def parse_as(name: str, records: Records) -> Iterator[Entry]:
-    """Return the steps of records in a format; `auto` lets the records tell it."""
+def parse_as(name: str, records: Records) -> tuple[str, Iterator[Entry]]:
+    """Return the format of records and their steps; `auto` lets the records tell it."""
     if name != "auto":
-        return READERS[name].parse(records)
+        return name, READERS[name].parse(records)
     rest = iter(records)
     seen: list[Record | Skipped] = []
     for record in rest:
@@ -65,7 +65,8 @@ def parse_as(name: str, records: Records) -> Iterator[Entry]:
             break
     else:
         found = None
-    return READERS[found or "jsonl"].parse(chain(seen, rest))
+    found = found or "jsonl"
+    return found, READERS[found].parse(chain(seen, rest))
 
 
 def format_of(value: Any) -> str | None:

@@ -43,7 +43,8 @@ from hybridagi_steps.exchange.session_import import SessionImport, Unit
 from hybridagi_steps.exchange.trace_import import TraceImport
 from hybridagi_steps.exchange.vector_origins import VectorOrigins
 from hybridagi_steps.records.agent_step import AgentStep, id_text
-from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.message import Step, utc_now
+from hybridagi_steps.records.provenance import from_outside
 
 BATCH = 500
 """Steps stored in one transaction."""
@@ -96,6 +97,8 @@ def import_file(
 ) -> ImportReport:
     """Store the steps of a file; importing it again changes nothing.
 
+    Every step and message says so in `metadata.source`, whatever the file itself says there.
+
     Args:
         memory: Where to store.
         path: A JSON, JSONL or Parquet file.
@@ -112,8 +115,11 @@ def import_file(
     if format not in FORMATS:
         raise ExchangeError(f"unknown format {format!r}; known formats: {', '.join(FORMATS)}.")
     defaults = {"session_id": session_id, "user_id": user_id}
-    importer = _Importer(memory, {key: value for key, value in defaults.items() if value})
-    with _source(Path(path), format) as (records, read_so_far):
+    with _source(Path(path), format) as (found, records, read_so_far):
+        source = {"kind": "import", "format": found, "name": Path(path).name}
+        source["at"] = utc_now().isoformat()
+        given = {key: value for key, value in defaults.items() if value}
+        importer = _Importer(memory, given, source)
         for batch in _batches(records):
             importer.take(batch)
             if progress is not None:
@@ -134,20 +140,20 @@ def check_file(path: str | os.PathLike[str]) -> None:
 @contextmanager
 def _source(
     file: Path, format_name: str
-) -> Generator[tuple[Iterator[Entry], Callable[[int], tuple[int, int]]]]:
-    """Open a file; give its steps, and a function from the last line to (done, total)."""
+) -> Generator[tuple[str, Iterator[Entry], Callable[[int], tuple[int, int]]]]:
+    """Open a file; give its format and steps, and a function from a line to (done, total)."""
     with reading_errors(file):
         is_parquet = format_name in ("auto", "parquet") and parquet.is_parquet(file)
     if is_parquet:
         rows = parquet.row_count(file)
-        yield parquet.parse(file), lambda row: (row, rows)
+        yield "parquet", parquet.parse(file), lambda row: (row, rows)
         return
     if format_name == "parquet":
         raise ExchangeError(f"{file} is no Parquet file.")
     with opened(file) as source:
         total = file.stat().st_size
-        steps = parse_as(format_name, source.records())
-        yield steps, lambda _: (min(source.bytes_read, total), total)
+        found, steps = parse_as(format_name, source.records())
+        yield found, steps, lambda _: (min(source.bytes_read, total), total)
 
 
 def _batches(records: Iterable[Entry]) -> Iterator[list[Entry]]:
@@ -187,8 +193,8 @@ def _says_less(step: AgentStep, known: AgentStep) -> bool:
 class _Importer:
     """Stores batches and keeps count."""
 
-    def __init__(self, memory: Writable, defaults: dict[str, Any]) -> None:
-        self._memory, self._defaults = memory, defaults
+    def __init__(self, memory: Writable, defaults: dict[str, Any], source: dict[str, Any]) -> None:
+        self._memory, self._defaults, self._from = memory, defaults, source
         self._added = self._already_there = self._skipped_count = 0
         self._skipped: list[tuple[int, str]] = []
         repository = getattr(memory, "repository", None)
@@ -319,7 +325,11 @@ class _Importer:
         """Hold messages with the steps since the last ones until their session ends."""
         if len(self._units) >= BATCH:
             self._store_units()
-        self._units.append(Unit(line, messages, self._unit))
+        told = [
+            message.model_copy(update={"metadata": from_outside(message.metadata, self._from)})
+            for message in messages
+        ]
+        self._units.append(Unit(line, told, self._unit))
         self._unit = []
 
     def _store_units(self) -> None:
@@ -360,8 +370,9 @@ class _Importer:
         step, defaults = record.step, self._defaults
         if record.said is not None:
             defaults = {"session_id": record.said.line or step.run_id, **defaults}
-        missing = {k: v for k, v in defaults.items() if v and getattr(step, k) is None}
-        return record._replace(step=step.model_copy(update=missing)) if missing else record
+        known: dict[str, Any] = {"metadata": from_outside(step.metadata, self._from)}
+        known |= {k: v for k, v in defaults.items() if v and getattr(step, k) is None}
+        return record._replace(step=step.model_copy(update=known))
 
     def _skip(self, line: int, reason: str) -> None:
         self._skipped_count += 1

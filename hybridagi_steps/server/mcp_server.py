@@ -24,6 +24,7 @@ from hybridagi_steps.errors import StepsError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.quoting import inert, inert_json
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, id_text
+from hybridagi_steps.records.provenance import from_outside
 from hybridagi_steps.server.reading import filled, hit_data, hits_for, run_data, run_steps
 
 T = TypeVar("T")
@@ -126,7 +127,7 @@ def _search_steps(memory: StepMemory) -> Callable[..., Any]:
             k: Most hits wanted, 1 to 200.
             mode: By meaning and words, or one of them.
             where: Conditions: session_id, run_id, program, program_id, step_types, tools, status,
-                min_score, since, until, scope, exclude_run_id, user_id, metadata.
+                min_score, since, until, scope, exclude_run_id, user_id, metadata, sources, trust.
         """
         hits = await _asked(
             lambda: hits_for(memory, k, query=query, like=like, where=where, mode=mode)
@@ -191,7 +192,7 @@ def _add_step(memory: StepMemory) -> Callable[..., Any]:
             run_id=run_id,
             session_id=session_id,
             score=score,
-            metadata=metadata,
+            metadata=from_outside(metadata, {"kind": "mcp"}),
         )
 
         def add() -> dict[str, Any]:

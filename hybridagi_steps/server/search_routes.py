@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
 
 from hybridagi_steps.records.agent_step import AgentStepType, StepStatus
-from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.filters import StepFilter, Trust
 from hybridagi_steps.server import shapes
 from hybridagi_steps.server.answers import answer
 from hybridagi_steps.server.openapi import problems
@@ -71,6 +71,10 @@ class SearchAsked(BaseModel):
     """Not the steps of these runs; repeat it for several."""
     user_id: Text | None = None
     """Steps of this user."""
+    sources: list[Text] | None = None
+    """Steps that came from one of these: a file's name, or `mcp`; repeat it for several."""
+    trust: Trust | None = None
+    """Least trust: recorded here by the user (`own`), by anybody (`team`), or all (`imported`)."""
     metadata: Annotated[str, Field(max_length=1_000)] | None = Field(
         default=None,
         json_schema_extra={
