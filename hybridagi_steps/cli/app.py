@@ -13,6 +13,7 @@ from hybridagi_steps.cli import (
     keeping,
     plan,
     reading,
+    revocations,
     serve,
     sessions,
     worker,
@@ -59,6 +60,7 @@ app.command("verify")(keeping.verify)
 app.command("reembed")(keeping.reembed)
 app.command("vacuum")(keeping.vacuum)
 app.command("purge")(keeping.purge)
+app.command("revoke")(revocations.revoke)
 app.command("plan")(plan.plan)
 app.command("serve")(serve.serve)
 app.command("mcp")(serve.mcp)

@@ -17,8 +17,10 @@ from hybridagi_steps.cli.options import (
     Scope,
     Session,
     Since,
+    Sources,
     Status,
     Tools,
+    Trust,
     Types,
     Until,
     User,
@@ -125,6 +127,8 @@ def export_steps(
     until: Until = None,
     scope: Scope = None,
     metadata: Metadata = None,
+    sources: Sources = None,
+    trust: Trust = None,
     db: Db = DEFAULT_DB,
     namespace: Namespace = "default",
 ) -> None:
@@ -143,6 +147,8 @@ def export_steps(
         until=until,
         scope=scope,
         metadata=metadata,
+        sources=sources,
+        trust=trust,
     )
     if salvage:
         if vectors or format_name not in ("auto", "jsonl") or where != step_filter():

@@ -16,8 +16,10 @@ from hybridagi_steps.cli.options import (
     Scope,
     Session,
     Since,
+    Sources,
     Status,
     Tools,
+    Trust,
     Types,
     Until,
     User,
@@ -101,6 +103,8 @@ def purge(
     until: Until = None,
     scope: Scope = None,
     metadata: Metadata = None,
+    sources: Sources = None,
+    trust: Trust = None,
     db: Db = DEFAULT_DB,
     namespace: Namespace = "default",
     as_json: AsJson = False,
@@ -120,6 +124,8 @@ def purge(
         until=until,
         scope=scope,
         metadata=metadata,
+        sources=sources,
+        trust=trust,
     )
     if not where.model_dump(exclude_none=True):
         raise typer.BadParameter("purge needs a filter: --run, --session, --user, --until, …")

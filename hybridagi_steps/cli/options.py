@@ -69,6 +69,19 @@ Metadata = Annotated[
     typer.Option("--metadata", help="Only with this value; repeatable.", metavar="KEY=VALUE"),
 ]
 
+Sources = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source", help="Only what came from this file, or mcp; repeatable.", metavar="NAME"
+    ),
+]
+Trust = Annotated[
+    str | None,
+    typer.Option(
+        "--trust", help="Only own (recorded here by --user), team (by anybody) or imported (all)."
+    ),
+]
+
 
 def existing(db: str, namespace: str) -> AbstractContextManager[StepMemory]:
     """Open the memory in a file that is there, or on a server.

@@ -1,0 +1,121 @@
+"""The command that takes a source, with all that descends from it, out of recall and back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hybridagi_steps.cli.options import (
+    DEFAULT_DB,
+    AsJson,
+    Db,
+    Metadata,
+    Namespace,
+    Run,
+    Scope,
+    Session,
+    Since,
+    Sources,
+    Status,
+    Tools,
+    Trust,
+    Types,
+    Until,
+    User,
+    existing,
+    named,
+    step_filter,
+)
+
+if TYPE_CHECKING:
+    from hybridagi_steps.records.revocation import Revocation
+
+
+def revoke(
+    undo: Annotated[
+        str | None, typer.Option("--undo", help="Take this revocation back.", metavar="ID")
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List what was revoked.")] = False,
+    reason: Annotated[str | None, typer.Option("--reason", help="Why, for the list.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is hit.")] = False,
+    run: Run = None,
+    session: Session = None,
+    user: User = None,
+    types: Types = None,
+    tools: Tools = None,
+    status: Status = None,
+    since: Since = None,
+    until: Until = None,
+    scope: Scope = None,
+    metadata: Metadata = None,
+    sources: Sources = None,
+    trust: Trust = None,
+    db: Db = DEFAULT_DB,
+    namespace: Namespace = "default",
+    as_json: AsJson = False,
+) -> None:
+    """Hide what a filter names, and all that descends from it, from every search."""
+    where = step_filter(
+        run_id=run,
+        session_id=session,
+        user_id=user,
+        step_types=types,
+        tools=tools,
+        status=status,
+        since=since,
+        until=until,
+        scope=scope,
+        metadata=metadata,
+        sources=sources,
+        trust=trust,
+    )
+    filtered = bool(where.model_dump(exclude_none=True))
+    if (undo is not None) + listed + filtered != 1:
+        raise typer.BadParameter("give a filter (--source, --run, --user, …), --undo ID or --list.")
+    with existing(db, namespace) as memory:
+        if listed:
+            _show(memory.revocations(), as_json=as_json)
+            return
+        done = (
+            memory.revoke(where, reason=reason, dry_run=dry_run)
+            if undo is None
+            else memory.reinstate(undo)
+        )
+    if as_json:
+        _show([done], as_json=True)
+        return
+    what = f"{done.matched:,} steps and {done.descended:,} that descend from them"
+    if undo is not None:
+        typer.echo(f"{what} are back in {named(db)}.")
+    elif dry_run:
+        typer.echo(f"{what} would be hidden in {named(db)}.")
+    elif done.id is None:
+        typer.echo(f"nothing matched: no step is hidden in {named(db)}.")
+    else:
+        typer.echo(f"{what} are hidden in {named(db)}; --undo {done.id} takes it back.")
+
+
+def _show(found: list[Revocation], *, as_json: bool) -> None:
+    from hybridagi_steps.cli import output
+
+    if as_json:
+        output.print_json([_told(each) for each in found])
+        return
+    table = output.table("id", "when", "steps", "filter", "reason", "undone", right=("steps",))
+    for each in found:
+        undone = "" if each.undone_at is None else f"{each.undone_at:%Y-%m-%d %H:%M}"
+        conditions = ", ".join(f"{key}={value}" for key, value in each.where.items())
+        counts = f"{each.matched:,} + {each.descended:,}"
+        row = (each.id or "", f"{each.created_at:%Y-%m-%d %H:%M}", counts, conditions)
+        table.add_row(*map(output.plain, (*row, each.reason or "", undone)))
+    output.console().print(table)
+
+
+def _told(revocation: Revocation) -> dict[str, Any]:
+    """Return a revocation as JSON, times as ISO texts."""
+    values = asdict(revocation)
+    for name in ("created_at", "undone_at"):
+        values[name] = None if values[name] is None else values[name].isoformat()
+    return values
