@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from hybridagi_steps.errors import DuplicateStepError, StepTooLargeError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
@@ -43,10 +43,10 @@ def unsourced(value: Any) -> Any:
     if isinstance(value, Shelf):
         return unsourced(value.steps)
     if isinstance(value, list):
-        return [unsourced(item) for item in value]
+        return [unsourced(item) for item in cast("list[Any]", value)]
     if not isinstance(value, dict):
         return value
-    told = {key: unsourced(item) for key, item in value.items()}
+    told = {key: unsourced(item) for key, item in cast("dict[str, Any]", value).items()}
     if "metadata" in told and (kept := _without_source(told.pop("metadata"))) is not None:
         told["metadata"] = kept
     return told

@@ -45,8 +45,8 @@ def past(number: int, **values: Any) -> hs.AgentStep:
 
 def recalled(steps: Any) -> list[list[str]]:
     """The numbers of the old steps that each step names."""
-    numbers = {str(name): str(n) for n, name in enumerate(OLD)}
-    found = [(each.metadata or {}).get("recalled", []) for each in steps]
+    numbers: dict[str, str] = {str(name): str(n) for n, name in enumerate(OLD)}
+    found: list[list[str]] = [(each.metadata or {}).get("recalled", []) for each in steps]
     return [[numbers.get(name, name) for name in names] for names in found]
 
 
@@ -311,7 +311,8 @@ def test_the_list_is_bounded_and_the_steps_before_stand_for_the_rest(
         for names in (many, OLD, [UUID(int=n + 500) for n in range(99)]):
             with run_of(names):
                 dspy.Predict("question -> answer")(question="x")
-    first, second, third = run.steps.steps
+    steps: Any = run.steps.steps
+    first, second, third = steps
     assert first.metadata["recalled"] == [str(name) for name in many]
     assert second.metadata["recalled"] == [str(first.id), *map(str, OLD)]
     assert len(third.metadata["recalled"]) == MOST_RECALLED

@@ -91,12 +91,8 @@ def search(
         raise typer.BadParameter(f"--min-score is a number from 0 to 1, not {min_score}.")
     if (text is None) == (like is None):
         raise typer.BadParameter("say what to look for: either TEXT or --like ID.")
-    options: dict[str, Any] = {
-        "where": where,
-        "mode": mode,
-        "expand": expand,
-        "min_score": min_score,
-    }
+    options: dict[str, Any] = {"where": where, "mode": mode, "expand": expand}
+    options["min_score"] = min_score
     with existing(db, namespace) as memory:
         hits = _found(memory, text, like, k, options)
     _print_hits(hits, as_json=as_json)

@@ -85,16 +85,19 @@ def revoke(
         )
     if as_json:
         _show([done], as_json=True)
-        return
-    what = f"{done.matched:,} steps and {done.descended:,} that descend from them"
-    if undo is not None:
-        typer.echo(f"{what} are back in {named(db)}.")
-    elif dry_run:
-        typer.echo(f"{what} would be hidden in {named(db)}.")
-    elif done.id is None:
-        typer.echo(f"nothing matched: no step is hidden in {named(db)}.")
     else:
-        typer.echo(f"{what} are hidden in {named(db)}; --undo {done.id} takes it back.")
+        typer.echo(_outcome(done, named(db), dry_run=dry_run))
+
+
+def _outcome(done: Revocation, db: str, *, dry_run: bool) -> str:
+    what = f"{done.matched:,} steps and {done.descended:,} that descend from them"
+    if done.undone_at is not None:
+        return f"{what} are back in {db}."
+    if dry_run:
+        return f"{what} would be hidden in {db}."
+    if done.id is None:
+        return f"nothing matched: no step is hidden in {db}."
+    return f"{what} are hidden in {db}; --undo {done.id} takes it back."
 
 
 def _show(found: list[Revocation], *, as_json: bool) -> None:

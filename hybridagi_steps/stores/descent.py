@@ -45,8 +45,9 @@ def recallers(recalled: Iterable[tuple[str, Sequence[str]]]) -> Kin:
 
 def recalled_ids(text: str | None) -> list[str]:
     """Return the ids in a step's `metadata.recalled`, as the database gives it."""
-    held = text is not None and text.startswith("[")
-    return recalled_by({RECALLED: orjson.loads(text)}) if held else []
+    if text is None or not text.startswith("["):
+        return []
+    return recalled_by({RECALLED: orjson.loads(text)})
 
 
 def kept_filter(where: StepFilter) -> dict[str, Any]:
