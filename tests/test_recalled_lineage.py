@@ -331,6 +331,7 @@ class run_of:  # noqa: N801 - reads as a statement
         from hybridagi_steps.programs.recorder import active_recorders
 
         [recorder] = active_recorders()
+        assert recorder.run is not None
         recorder.run.recalled = {str(name): None for name in self.names}
 
     def __exit__(self, *_: object) -> None:

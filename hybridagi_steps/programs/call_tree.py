@@ -237,6 +237,8 @@ class Call:
 
     def note_recalled(self, recalled: Recalled) -> None:
         """Note what it was given of other runs."""
+        if not recalled:
+            return
         own = self.run.id if self.run is not None else None
         self.recalled.update(
             (name, None) for name, run in recalled.items() if run != own or not run

@@ -132,7 +132,9 @@ class StepWriter:
                 written = unvalidated(AgentStep, values, {})
                 return self._keep(written) if stored else False
 
-            shown = run.commit(store, call.step_id)._replace(recalled=tuple(recalled))
+            shown = run.commit(store, call.step_id)
+            if recalled:
+                shown = shown._replace(recalled=tuple(recalled))
             tail = shown if stored else None
         except Exception as error:
             note_problem(run.problems, f"the {step_type.value} was not stored", error)
@@ -157,11 +159,11 @@ class StepWriter:
         cuts, seen = list(call.cuts), dict[str, str | None]()
         redact: Redact | None = getattr(self.memory, "redact", None)
         fields, small = plain_fields(values, cuts, keep_bytes=redact is None, seen=seen)
-        recalled = recalled_so_far(call, run, follows, seen)
-        if recalled:
-            fields["metadata"][RECALLED] = recalled[:MOST_RECALLED]
-        if len(recalled) > MOST_RECALLED:
-            fields["metadata"]["recalled_more"] = len(recalled) - MOST_RECALLED
+        if recalled := recalled_so_far(call, run, follows, seen):
+            if len(recalled) > MOST_RECALLED:
+                fields["metadata"]["recalled_more"] = len(recalled) - MOST_RECALLED
+                del recalled[MOST_RECALLED:]
+            fields["metadata"][RECALLED] = recalled
         fields = repaired(fields)  # before, since keys that are no text hide from redaction
         if redact is not None:
             try:
@@ -175,7 +177,7 @@ class StepWriter:
         if cuts:
             fields["metadata"] = {**(fields["metadata"] or {}), "truncated": cuts}
         fields["metadata"] = fields["metadata"] or None
-        return fields, recalled[:MOST_RECALLED]
+        return fields, recalled
 
 
 def recalled_so_far(call: Call, run: Run, follows: Tails, seen: Recalled) -> list[str]:
@@ -192,11 +194,18 @@ def recalled_so_far(call: Call, run: Run, follows: Tails, seen: Recalled) -> lis
         seen: The steps among its values, each with its run.
     """
     above: Call | None = call
-    fresh = {**run.recalled, **{name: None for name, run_id in seen.items() if run_id != run.id}}
+    fresh = dict(run.recalled)
     while above is not None:
-        fresh.update(above.recalled)
+        fresh |= above.recalled
         above = above.parent
-    carried = {name: None for tail in follows for name in tail.recalled}
+    for name, run_id in seen.items():
+        if run_id is None or run_id != run.id:
+            fresh[name] = None
+    carried: dict[str, None] = {}
+    for tail in follows:
+        carried |= dict.fromkeys(tail.recalled)
+    if not fresh and not carried:
+        return []
     ids = [*carried, *(name for name in fresh if name not in carried)]
     if len(ids) > MOST_RECALLED:
         named = (str(tail.step_id) for tail in follows if tail.recalled)
