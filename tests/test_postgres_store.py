@@ -42,11 +42,13 @@ from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.step_index import cache_path
 from hybridagi_steps.stores import open_store
 from hybridagi_steps.stores.address import secrets_of, shown_address
+from hybridagi_steps.stores.body import encode_body
 
 psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 
-from hybridagi_steps.stores.postgres import PostgresStepStore  # noqa: E402
+from hybridagi_steps.stores.postgres import PostgresStepStore, schema  # noqa: E402
 from hybridagi_steps.stores.postgres.spelling import spelled  # noqa: E402
+from hybridagi_steps.stores.postgres.where import metadata_texts  # noqa: E402
 
 SECRET = "hunter2"  # noqa: S105 - what must be shown nowhere
 FORKED = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
@@ -838,3 +840,30 @@ class TestWithoutDriver:
             pytest.raises(InvalidSettingError, match="database="),
         ):
             DurableRunner(memory=memory)
+
+
+def test_a_database_of_the_first_schema_is_brought_up_to_date(postgres_address: str) -> None:
+    first, *later = schema.migrations()
+    steps = [step(id="a", metadata={"format": 5}), step(id="chat", metadata={"format": "openai"})]
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        psycopg.connect(postgres_address, autocommit=True) as connection,
+    ):
+        patch.setattr(schema, "migrations", lambda: [first])
+        connection.execute("SET search_path TO hybridagi_steps")
+        schema.migrate(connection, "the database")
+        connection.execute("INSERT INTO namespace (name) VALUES ('default')")
+        for each in steps:
+            values = (each.id, each.created_at, metadata_texts(each.metadata), encode_body(each))
+            connection.execute(
+                """INSERT INTO agent_step
+                (namespace, id, hop, step_type, status, created_at, metadata, body)
+                VALUES (1, %s, 0, 'Action', 'ok', %s, %s, %s)""",
+                values,
+            )
+    with closing(open_store(postgres_address)) as store:
+        assert ids(store.find(StepFilter(trust="team"), limit=9)) == ["a"]
+        assert store.revoke(StepFilter(sources=["openai"]), None).matched == 1
+        assert ids(store.find(StepFilter(), limit=9)) == ["a"]
+        assert store.verify() == []
+    assert later

@@ -158,9 +158,16 @@ def test_a_file_of_an_earlier_schema_is_brought_up_to_date(
                 "INSERT INTO agent_step (namespace, id, body) VALUES (1, 'a', ?)",
                 (encode_body(step(id="a")),),
             )
+            chat = encode_body(step(id="chat", metadata={"format": "openai"}))
+            connection.execute(
+                "INSERT INTO agent_step (namespace, id, body) VALUES (1, 'chat', ?)", (chat,)
+            )
     with closing(SqliteStepStore(path)) as store:
-        assert ids(store.find(EVERYTHING, limit=9)) == ["a"]
+        assert ids(store.find(EVERYTHING, limit=9)) == ["a", "chat"]
         assert store.position().branch == 0
+        assert ids(store.find(StepFilter(trust="team"), limit=9)) == ["a"]
+        assert store.revoke(StepFilter(sources=["openai"]), None).matched == 1
+        assert ids(store.find(StepFilter(), limit=9)) == ["a"]
         assert store.verify() == []
     assert later
 

@@ -3,8 +3,8 @@
 CREATE TABLE revocation (
     namespace INTEGER NOT NULL,
     id TEXT COLLATE "C" NOT NULL,
-    filter TEXT NOT NULL,                       -- which steps were revoked, as JSON
-    reason TEXT,
+    filter TEXT COLLATE "C" NOT NULL,           -- which steps were revoked, as JSON
+    reason TEXT COLLATE "C",
     created_at TEXT COLLATE "C" NOT NULL,
     matched BIGINT NOT NULL,
     descended BIGINT NOT NULL,
