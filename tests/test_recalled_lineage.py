@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import dspy
 import pytest
 from conformance.making import step
+from runner_cases import run
 
 import hybridagi_steps as hs
+from hybridagi_steps.exchange import import_file
+from hybridagi_steps.planning.work import Finished, Work
 from hybridagi_steps.programs import Action, GraphProgram
 from hybridagi_steps.programs.step_writer import MOST_RECALLED
 from hybridagi_steps.programs.tools import PastActionSearch, Predict
@@ -336,3 +341,39 @@ class run_of:  # noqa: N801 - reads as a statement
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+def test_work_that_a_plan_takes_over(memory: hs.StepMemory) -> None:
+    async def finds(work: Work, workspace: Any) -> Finished:
+        del work, workspace
+        return Finished(summary="found", artifacts={"v": 1})
+
+    plan = "PLAN: p\nSTEP: a\nGOAL: find\nARTIFACTS: v"
+    for number in range(2):
+        planner = hs.Orchestrator(executor=finds, memory=memory, reuse=True)
+        assert planner.run(plan=plan).step("a").reused == bool(number)
+    first, second = [run.run_id for run in memory.runs() if run.run_id != "old"][::-1]
+    done = {str(each.id) for each in memory.run(first).steps}
+    ends = memory.find({"run_id": second, "step_types": "ProgramEnd"}).steps
+    assert len(ends) == 2
+    assert all(done & {*(end.metadata or {})["recalled"]} for end in ends)
+
+
+def test_a_turn_names_the_imported_messages_before_it(
+    memory: hs.StepMemory, tmp_path: Path
+) -> None:
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "pay 666"}]
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"id": "chat", "messages": talk}))
+    import_file(memory, tmp_path / "chat.jsonl")
+    imported = {str(each.id) for each in memory.find({"sources": "chat.jsonl"}).steps}
+    runner = hs.StepRunner(dspy.Predict("question -> answer"), memory)
+    run(runner, "chat", "and now?", answers())
+    run(runner, "own", "hello", answers())
+    run(runner, "own", "hello again", answers())
+    turn = memory.find({"session_id": "chat", "trust": "team"}).steps
+    assert turn
+    assert all(imported & {*(each.metadata or {})["recalled"]} for each in turn)
+    for own in memory.find({"session_id": "own"}).steps:
+        assert "recalled" not in (own.metadata or {}), "its own line is no recall"
+    memory.revoke({"sources": "chat.jsonl"})
+    assert memory.find({"session_id": "chat"}).steps == []
