@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -38,6 +38,9 @@ Salvage = Annotated[
         "something is not whole.",
     ),
 ]
+if TYPE_CHECKING:
+    from hybridagi_steps.records.filters import StepFilter
+
 NAMED = 10
 """Skipped records shown; --json shows more."""
 
@@ -133,9 +136,6 @@ def export_steps(
     namespace: Namespace = "default",
 ) -> None:
     """Write steps to a file, by default all of them as JSONL."""
-    from hybridagi_steps.cli.finding import check_session
-    from hybridagi_steps.exchange import export_file
-
     where = step_filter(
         run_id=run,
         session_id=session,
@@ -156,11 +156,20 @@ def export_steps(
                 "--salvage writes everything that is whole, as jsonl; choose among it on import."
             )
         _salvage(file, db, namespace)
-        return
+    else:
+        _export(file, format_name, where, vectors, db, namespace)
+
+
+def _export(
+    file: str, format_name: str, where: StepFilter, vectors: bool, db: str, namespace: str
+) -> None:
+    from hybridagi_steps.cli.finding import check_session
+    from hybridagi_steps.exchange import export_file
+
     left_out: list[str] = []
     with existing(db, namespace) as memory:
-        if session is not None:
-            check_session(memory, session)
+        if where.session_id is not None:
+            check_session(memory, where.session_id)
         count = export_file(
             memory, file, format=format_name, where=where, vectors=vectors, left_out=left_out.append
         )

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from conformance.making import SessionStepStore, ids, message, said, step
-from hybridagi_steps.deriving import derive_texts
+from conformance.making import SessionStepStore, ids, message, said, save_pending, step
 from hybridagi_steps.errors import UnknownRevocationError
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
@@ -118,7 +117,7 @@ class RevocationContract:
         store.append([recalling("fresh", id="c")])
         assert seen(store) == ["fresh", "c"], "what matches later is not revoked"
         assert store.revocations()[0].descended == 3
-        derive_texts(store)  # whoever saves words marks what came since
+        save_pending(store)  # whoever saves words marks what came since
         store.append([recalling("b", id="d"), recalling("a", "b", "d", id="e")])
         store.append([step(id="end", step_type="ProgramEnd", program_id="call")])
         assert seen(store) == ["fresh", "c"]
