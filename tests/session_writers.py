@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from conformance.making import message, step
+from faults.processes import piped
 
 from hybridagi_steps.stores import Durability
 from hybridagi_steps.stores.sqlite import SqliteStepStore
@@ -36,17 +37,7 @@ def start(
     path: Path, work: Callable[[SqliteStepStore, int], None], durability: Durability
 ) -> Writer:
     """Let a child process `work` on a store; it gets the pipe to acknowledge on."""
-    reading, writing = os.pipe()
-    if process_id := os.fork():
-        os.close(writing)
-        return Writer(process_id, reading)
-    failed = 1
-    try:
-        os.close(reading)
-        work(SqliteStepStore(path, durability=durability), writing)
-        failed = 0
-    finally:
-        os._exit(failed)
+    return Writer(*piped(lambda pipe: work(SqliteStepStore(path, durability=durability), pipe)))
 
 
 def for_ever(name: str) -> Callable[[SqliteStepStore, int], NoReturn]:

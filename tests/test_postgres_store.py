@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 from conformance.making import EVERYTHING, ids, message, save_pending, step
+from faults.processes import piped
 from typer.testing import CliRunner
 
 from hybridagi_steps import StepMemory
@@ -70,23 +71,6 @@ def run_sql(address: str, *statements: str) -> list[Any]:
     return rows
 
 
-def in_child(work: Callable[[int], None]) -> tuple[int, int]:
-    """Let a forked process work; return its id, and the pipe it acknowledges on."""
-    reading, writing = os.pipe()
-    if process_id := os.fork():
-        os.close(writing)
-        return process_id, reading
-    failed = 1
-    try:
-        os.close(reading)
-        work(writing)
-        failed = 0
-    except BaseException:  # noqa: BLE001, RUF100 - shown, since nobody else would
-        traceback.print_exc()
-    finally:
-        os._exit(failed)
-
-
 def lines_of(pipe: int) -> list[str]:
     """Return the whole lines that were acknowledged until the pipe ended."""
     with os.fdopen(pipe, "rb") as reading:
@@ -116,7 +100,7 @@ class TestProcesses:
         acknowledged: list[str] = []
         for chance in range(6):
             children = [
-                in_child(lambda pipe, name=f"{chance}{who}": write(name, pipe)) for who in "ab"
+                piped(lambda pipe, name=f"{chance}{who}": write(name, pipe)) for who in "ab"
             ]
             for process_id, pipe in children:
                 threading.Event().wait(0.15 + 0.05 * chance)
@@ -147,7 +131,7 @@ class TestProcesses:
                 os.write(pipe, b"inside\n")
                 threading.Event().wait(60)
 
-        process_id, pipe = in_child(stop_half_way)
+        process_id, pipe = piped(stop_half_way)
         assert os.read(pipe, 7) == b"inside\n"
         os.kill(process_id, signal.SIGKILL)
         os.waitpid(process_id, 0)
@@ -214,7 +198,7 @@ class TestProcesses:
                     save_pending(other)
             os.write(pipe, b"done\n")
 
-        children = [in_child(lambda pipe, name=name: write(name, pipe)) for name in "ab"]
+        children = [piped(lambda pipe, name=name: write(name, pipe)) for name in "ab"]
         position, rows, texts, vectors = Position(0, 0, 0, 0, 0), list[int](), {0}, {0}
         ended = 0
         while ended < 2 or store.position() != position:
@@ -242,9 +226,7 @@ class TestProcesses:
                 store.append([step(id=name)])
             os.write(pipe, b"done\n")
 
-        children = [
-            in_child(lambda pipe, name=str(n): open_and_write(pipe, name)) for n in range(6)
-        ]
+        children = [piped(lambda pipe, name=str(n): open_and_write(pipe, name)) for n in range(6)]
         for process_id, pipe in children:
             assert lines_of(pipe) == ["done"]
             assert os.waitpid(process_id, 0)[1] == 0
@@ -271,7 +253,7 @@ class TestProcesses:
         thread.start()
         at_work.wait(20)
         children = [
-            in_child(lambda pipe, n=n: _append_and_say(store, f"child {n}", pipe)) for n in range(5)
+            piped(lambda pipe, n=n: _append_and_say(store, f"child {n}", pipe)) for n in range(5)
         ]
         for process_id, pipe in children:
             assert lines_of(pipe) == ["done"]

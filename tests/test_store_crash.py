@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import numpy as np
-import pytest
 from conformance.making import step
+from faults.processes import piped
 from session_writers import SESSION, for_ever, start
 
 from hybridagi_steps.protocols import TextRow, VectorRow
@@ -30,7 +30,6 @@ class Child(NamedTuple):
     acknowledgements: int
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_kill_nine_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     path = tmp_path / "steps.db"
     chance = random.Random(9)
@@ -44,15 +43,8 @@ def test_kill_nine_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
 
 
 def _start(path: Path, number: int) -> Child:
-    reading, writing = os.pipe()
-    if process_id := os.fork():
-        os.close(writing)
-        return Child(process_id, reading)
-    try:
-        os.close(reading)
-        _write_for_ever(path, str(number), "full" if number % 2 else "normal", writing)
-    finally:
-        os._exit(1)
+    durability: Durability = "full" if number % 2 else "normal"
+    return Child(*piped(lambda pipe: _write_for_ever(path, str(number), durability, pipe)))
 
 
 def _write_for_ever(path: Path, name: str, durability: Durability, pipe: int) -> NoReturn:
@@ -111,7 +103,6 @@ def _check(path: Path, acknowledged: dict[str, int]) -> None:
             assert [found.hop for found in whole] == list(range(kept[run_id]))
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_kill_nine_loses_no_message_and_leaves_no_half_unit(tmp_path: Path) -> None:
     path = tmp_path / "steps.db"
     chance = random.Random(5)

@@ -165,12 +165,16 @@ def _watched(folder: Path, task: dict[str, Any]) -> Tally:
     if isinstance(shim, Path):
         environment["LD_PRELOAD"] = str(shim)
     command = [sys.executable, "-m", __package__, "--inside", inside]
-    process = subprocess.Popen(command, env=environment, start_new_session=True, cwd=root)
-    tally = Tally()
+    told, tally = folder / "stderr", Tally()
+    with told.open("wb") as stderr:
+        process = subprocess.Popen(
+            command, env=environment, start_new_session=True, cwd=root, stderr=stderr
+        )
     try:
         code = process.wait(task["seconds"] + PATIENCE_SECONDS)
         if not result.exists():
-            tally.found("untyped_errors", f"the attack itself ended with {code}")
+            last = told.read_text("utf-8", "replace").strip().rpartition("\n")[2]
+            tally.found("untyped_errors", f"the attack itself ended with {code}: {last[:300]}")
         else:
             tally = Tally(**json.loads(result.read_bytes()))
     except subprocess.TimeoutExpired:

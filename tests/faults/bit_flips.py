@@ -48,7 +48,7 @@ def attack(setting: Setting) -> Tally:
         outcome = ask(partial(_answers, copy / "steps.db"), LONGEST_ANSWER_SECONDS)
         if tally.outcome(outcome, what):
             tally.checked += steps
-            _compare(tally, right[steps], outcome.value, what, where, changed)
+            compare(tally, right[steps], outcome.value, what, where, changed)
             seen["by verify"] += bool(outcome.value["verify"])
             seen["by a typed error of one question"] += outcome.value["refused"]
         elif outcome.typed:
@@ -59,7 +59,7 @@ def attack(setting: Setting) -> Tally:
     return tally
 
 
-def _compare(
+def compare(
     tally: Tally,
     right: dict[str, Any],
     found: dict[str, Any],

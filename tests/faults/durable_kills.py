@@ -12,7 +12,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from .harness import LONGEST_ANSWER_SECONDS, Setting, Tally, opened
 from .processes import ask, fork, kill
@@ -146,7 +146,7 @@ def _wrong_in(session: str, line: list[Any], handed_out: list[str]) -> list[str]
     for run in handed_out:
         if asked.count(run) != 1:
             wrong.append(f"{session}: the question of {run} stands there {asked.count(run)} times")
-    asked_for: list[dict[str, Any]] = [call for one in line for call in one.tool_calls or []]
+    asked_for = [cast("dict[str, Any]", call) for one in line for call in one.tool_calls or ()]
     calls = [call["id"] for call in asked_for]
     results = [one.tool_call_id for one in line if one.is_tool_step()]
     if calls != results or len(set(calls)) != len(calls):

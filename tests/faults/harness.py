@@ -269,10 +269,12 @@ class Ledger:
 
     def _look_for_erased(self, what: str, right: dict[str, list[State]]) -> None:
         """Read every byte of every file: what was purged is in none."""
-        if self.folder is None:
+        words = [word for states in right.values() for word in expected.words_erased(states, 12)]
+        if not words:
             return
-        words = [word for states in right.values() for word in expected.words_erased(states, 30)]
-        for path in sorted(self.folder.rglob("*")) if words else []:
+        server = self.setting.server
+        folder = self.folder if server is None else server.files_of(self.address)
+        for path in sorted(folder.rglob("*")) if folder is not None else ():
             content = path.read_bytes() if path.is_file() else b""
             for word in words:
                 if word.encode() in content:

@@ -58,6 +58,19 @@ def fork(work: Callable[[], Any]) -> int:
         os._exit(code)
 
 
+def piped(work: Callable[[int], Any]) -> tuple[int, int]:
+    """Let a child work; return its process id, and the end of the pipe that it acknowledges on."""
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        os.close(reading)
+        work(writing)
+
+    process_id = fork(write)
+    os.close(writing)
+    return process_id, reading
+
+
 def kill(process_id: int) -> None:
     """End a child that may have ended already, and take leave of it."""
     os.kill(process_id, signal.SIGKILL)
@@ -78,16 +91,12 @@ def ended_within(process_id: int, seconds: float) -> int | None:
 
 def ask(work: Callable[[], Any], seconds: float) -> Outcome:
     """Let a child work, and return what it returned, as JSON, within a time."""
-    reading, writing = os.pipe()
 
-    def answer() -> None:
-        os.close(reading)
-        outcome = _tried(work)
+    def answer(writing: int) -> None:
         with os.fdopen(writing, "w") as pipe:
-            json.dump(outcome._asdict(), pipe)
+            json.dump(_tried(work)._asdict(), pipe)
 
-    child = fork(answer)
-    os.close(writing)
+    child, reading = piped(answer)
     told = b""
     give_up = time.monotonic() + seconds
     with os.fdopen(reading, "rb", buffering=0) as pipe:
@@ -189,6 +198,13 @@ class Server:
         with psycopg.connect(str(self._server.get_uri()), autocommit=True) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
+
+    def files_of(self, address: str) -> Path:
+        """Return the folder of a database's files, with all that is committed written to them."""
+        name = address.partition("?")[0].rpartition("/")[2]
+        self.run("CHECKPOINT")
+        [(oid,)] = self.run(f"SELECT oid FROM pg_database WHERE datname = '{name}'")
+        return self.folder / "base" / str(oid)
 
     def processes(self) -> list[int]:
         """Return the ids of the server's processes, the first of all first."""

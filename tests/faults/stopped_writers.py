@@ -52,7 +52,7 @@ def _fill(address: str) -> None:
 
 def _trial(ledger: Ledger, shim: Shim, seen: Counter[str]) -> bool:
     tally, chance = ledger.tally, ledger.setting.chance
-    after = chance.randint(1, 60)
+    after = chance.randint(1, 60 if chance.random() < 0.5 else 600)
 
     def ready(_: StepMemory) -> None:
         if not shim.there:
