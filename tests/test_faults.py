@@ -58,7 +58,7 @@ class Changing(StepMemory):
 class Keeping(StepMemory):
     """Leaves a copy of its file behind before it purges."""
 
-    def purge(self, where: Any) -> int:
+    def purge(self, where: Any) -> Any:
         path = Path(self.address)
         self.vacuum()  # so that what is purged is in the file itself
         path.with_name("copy").write_bytes(path.read_bytes())
