@@ -52,5 +52,6 @@ def test_messages_share_nothing() -> None:
 
 def test_a_field_from_a_later_version_is_passed_over() -> None:
     written = encode_message(MESSAGE)
+    assert isinstance(written.body, str)
     later = written._replace(body='{"mood": 1, ' + written.body[1:])
     assert read_back(later) == MESSAGE

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from hybridagi_steps import StepMemory
 from hybridagi_steps.cli.app import app
-from hybridagi_steps.deriving import derive_texts, derive_vectors
+from hybridagi_steps.deriving import Deriver
 from hybridagi_steps.embedders.hashing import HashingEmbedder
 from hybridagi_steps.errors import DamagedFileError, StepsError
 from hybridagi_steps.exchange import import_file, salvage_file
@@ -50,8 +50,7 @@ def fill(path: Path) -> None:
     with closing(SqliteStepStore(path, durability="normal")) as store:
         store.append(steps[:30])
         store.set_embedder(embedder.model_id, embedder.dimension)
-        derive_texts(store)
-        derive_vectors(store, embedder)
+        assert sum(Deriver(store, lambda: embedder, 30.0).save_all(vectors=True))
         for name in ("a", "b"):
             said = [message(f"{name} says {n}", id=f"{name}{n}") for n in range(1, 10)]
             pinned = [step(id=f"{name}.{n}", run_id=f"run-{name}") for n in range(3)]
