@@ -8,6 +8,7 @@ from typing import Any, cast
 from hybridagi_steps.errors import DuplicateStepError, StepTooLargeError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.message import Step
 
 
 class Shelf:
@@ -37,8 +38,8 @@ class Shelf:
 
 
 def unsourced(value: Any) -> Any:
-    """Return steps, or what was made of them, without what imports say of their source."""
-    if isinstance(value, AgentStep):
+    """Return steps, messages, or what was made of them, without what imports say of them."""
+    if isinstance(value, AgentStep | Step):
         return value.model_copy(update={"metadata": _without_source(value.metadata)})
     if isinstance(value, Shelf):
         return unsourced(value.steps)

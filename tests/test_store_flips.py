@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 from conformance.making import EVERYTHING, message, step
+from exchange_shelf import unsourced
 from typer.testing import CliRunner
 
 from hybridagi_steps import StepMemory
@@ -309,12 +310,13 @@ def test_a_salvage_of_a_whole_file_loses_nothing(whole: bytes, tmp_path: Path) -
     named, store = salvaged(path, tmp_path)
     with closing(store), closing(SqliteStepStore(path)) as old:
         assert named == []
-        assert {str(s.id): s for s in store.iter_steps(EVERYTHING)} == {
+        assert {str(s.id): unsourced(s) for s in store.iter_steps(EVERYTHING)} == {
             str(s.id): s for s in old.iter_steps(EVERYTHING)
         }
         for name in SESSIONS:
-            assert store.messages(name) == old.messages(name)
-            assert store.pinned_steps(name) == old.pinned_steps(name)
+            assert [unsourced(found) for found in store.messages(name)] == old.messages(name)
+            pinned = store.pinned_steps(name)
+            assert [unsourced(found) for found in pinned] == old.pinned_steps(name)
         assert store.runs(limit=99)[0].run_id
         assert {r.run_id: r.score for r in store.runs(limit=99)} == {
             r.run_id: r.score for r in old.runs(limit=99)
