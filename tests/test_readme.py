@@ -77,8 +77,6 @@ def modules() -> list[str]:
 
 
 OF_EXTRAS = (
-    "tests.benchmarks.peers.",
-    "tests.benchmarks.streams",
     "hybridagi_steps.planning.durable",
     "hybridagi_steps.running.dbos_engine",
     "hybridagi_steps.running.durable_worker",
