@@ -219,7 +219,7 @@ def test_a_rollback_that_fails_keeps_the_result_and_tells_the_end(workspace: Wor
     assert (result.status, result.rolled_back) == ("failed", False)
     assert statuses(result) == {"a": "failed"}
     assert isinstance(result.error, errors.WorkspaceError)
-    for part in ("down", "could not be rolled back", "is gone", str(result.snapshot)):
+    for part in ("down", "could not be rolled back", "is not in the state", str(result.snapshot)):
         assert part in str(result.error)
     assert told[-1].type.value == "run_failed"
 

@@ -836,7 +836,12 @@ def test_a_database_of_the_first_schema_is_brought_up_to_date(postgres_address: 
         schema.migrate(connection, "the database")
         connection.execute("INSERT INTO namespace (name) VALUES ('default')")
         for each in steps:
-            values = (each.id, each.created_at, metadata_texts(each.metadata), encode_body(each))
+            values = (
+                each.id,
+                each.created_at.isoformat(),
+                metadata_texts(each.metadata),
+                encode_body(each),
+            )
             connection.execute(
                 """INSERT INTO agent_step
                 (namespace, id, hop, step_type, status, created_at, metadata, body)

@@ -172,6 +172,7 @@ class TestWhoIsOneTooMany:
             assert stopped.json() == {"run_id": run.run_id, "cancelled": True}
             assert chat.result(PATIENCE_SECONDS)[-1].kind == "run_cancelled"
             assert served.events(run.run_id)[-1].kind == "run_cancelled"
+            slow.go.set()
 
     def test_figures_do_not_wait_for_one_another(
         self, memory: StepMemory, clients: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
