@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
@@ -41,10 +40,10 @@ def for_recall(where: Where) -> StepFilter:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a number that others can be compared with."""
+    """Whether a value is a number that others can be compared with: NaN is not even itself."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return not math.isnan(value)
+    return value == value
 
 
 def checked_page(limit: int, offset: int) -> tuple[int, int]:

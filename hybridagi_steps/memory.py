@@ -8,8 +8,8 @@ threads, from several processes and after a fork.
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -25,6 +25,7 @@ from hybridagi_steps.arguments import (
     for_recall,
     id_texts,
     in_every_scope,
+    is_number,
     one_id,
 )
 from hybridagi_steps.background import START_AT
@@ -172,9 +173,8 @@ class StepMemory:
             UnknownRunError: No step carries this run id.
             InvalidStepError: The value is no finite number.
         """
-        number = isinstance(value, int | float) and not isinstance(value, bool)  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
-        if not number or not math.isfinite(value):
-            raise InvalidStepError(f"a score is a finite number, not {value!r}.")
+        if not is_number(value) or not -sys.float_info.max <= value <= sys.float_info.max:
+            raise InvalidStepError("a score is a finite number that a float can hold.")
         if feedback is not None and self.redact is not None:
             feedback = redacted(feedback, self.redact)
         self._open_store.score_run(one_id(run_id), float(value), feedback)

@@ -8,6 +8,7 @@ what changes from one to the next stands at the end. The newest unit is never cu
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -150,7 +151,8 @@ class ContextBuilder:
         _check_number("k", k, 0)
         if recent is not None:
             _check_number("recent", recent, 1)
-        self.memory, self.budget, self.recent, self.k = memory, budget, recent, k
+        self.memory, self.budget, self.recent = memory, budget, recent
+        self.k = min(k, sys.maxsize)
         self.where = None if where is None else StepFilter.of(where)
         if trust is not None:
             self.where = StepFilter(trust=trust).and_(self.where or StepFilter())

@@ -26,6 +26,7 @@ from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.session_protocols import BranchPosition, MessageTokenStore
+from hybridagi_steps.sessions import check_session
 from hybridagi_steps.token_counters import MessageCounter
 
 log = logging.getLogger("hybridagi_steps")
@@ -134,11 +135,13 @@ def source_of(
     """Return the messages of a session or of steps; for an empty one, what the query says.
 
     Raises:
-        InvalidSettingError: Neither is given, or both, or no memory, or steps of no known kind.
+        InvalidSettingError: Neither is given, or both, or no memory, or of no known kind.
         UnknownSessionError: The memory has no such session.
     """
     if (session_id is None) == (steps is None):
         raise InvalidSettingError("a context is built of either session_id=… or steps=….")
+    if session_id is not None:
+        check_session(session_id)
     source = _given(_as_list(steps)) if session_id is None else reader.read(session_id)
     if all(message.role is MessageRole.SYSTEM for message in source.messages):
         said = query if query and query.strip() else OPENING

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 
-from hybridagi_steps import AgentStep, StepMemory
+from hybridagi_steps import AgentStep, ContextBuilder, StepMemory
 from hybridagi_steps.errors import (
     InvalidFilterError,
     InvalidQueryError,
@@ -263,9 +263,17 @@ class EdgeContract:
     def test_a_score_is_a_number(self, filled: StepMemory) -> None:
         with pytest.raises(InvalidFilterError, match="min_score"):
             filled.find({"min_score": True})
-        for value in (True, "1", None, float("nan")):
+        for value in (True, "1", None, float("nan"), 10**400, -(10**5_000)):
             with pytest.raises(InvalidStepError):
                 filled.score("run1", value)  # pyright: ignore[reportArgumentType]
+
+    def test_contexts_are_of_sessions_and_recall_any_number(self, filled: StepMemory) -> None:
+        said = {"role": "user", "content": "find"}
+        told(filled, filled.repository().append, "s", said)
+        assert ContextBuilder(filled, k=10**30).build(session_id="s").messages
+        for session_id in NO_IDS[1:]:
+            with pytest.raises(InvalidSettingError, match="the id of a session"):
+                ContextBuilder(filled).build(session_id=session_id)
 
     def test_excluding_many_runs_takes_linear_time(self, filled: StepMemory) -> None:
         """A tenth of the runs, more than one by one, against a hundred thousand."""
