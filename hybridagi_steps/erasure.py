@@ -38,7 +38,8 @@ class Erased(int):
 
     Attributes:
         unreached: Files that may still hold some of it, which this memory could not open: a queue
-            that is gone or held by others, a workspace's folder that is away.
+            that is gone or held by others, a workspace's folder that is away, statistics of a
+            PostgreSQL database that belongs to another user.
     """
 
     unreached: tuple[str, ...]

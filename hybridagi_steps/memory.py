@@ -203,15 +203,16 @@ class StepMemory:
         forks keep what they read; of a user nobody does: see `erasure`.
 
         Returns:
-            A number whose `unreached` names files that may still hold some of it.
+            A number whose `unreached` names files that may still hold some of it, and PostgreSQL's
+            statistics where only the database's owner could rewrite them.
 
         Raises:
             InvalidFilterError: No condition at all; `clear` deletes everything.
         """
         erased = erase(self._open_store, StepFilter.of(where), self.namespace, self._file)
-        self._open_store.compact()
+        beyond = self._open_store.compact()
         self._forget_cache()
-        return erased
+        return Erased(erased, (*erased.unreached, *beyond))
 
     def revoke(
         self, where: Where, *, reason: str | None = None, dry_run: bool = False

@@ -400,8 +400,12 @@ class StoreAdmin(Protocol):
         """Delete what no session reads any more, and `compact`."""
         ...
 
-    def compact(self) -> None:
-        """Give space back to the system; nothing that was deleted is left in any file."""
+    def compact(self) -> tuple[str, ...]:
+        """Give space back to the system; nothing that was deleted is left in any file.
+
+        Returns:
+            Places that may still hold some of it, which this store may not rewrite.
+        """
         ...
 
     def verify(self) -> list[str]:

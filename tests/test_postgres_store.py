@@ -659,23 +659,53 @@ class TestTexts:
         only_kept |= {"run.feedback", "step_text.tokens", "embedding.model"}
         assert {name for (name,) in found} == only_kept
 
-    def test_what_was_erased_is_in_no_table(self, own_server: Any) -> None:
-        word = "orchidaceous"
-        with StepMemory(str(own_server.get_uri()), embedder="hashing") as memory:
-            for n in range(30):
-                memory.add(step(id=str(n), user_id="u", inputs={"purpose": f"{word} {n}"}))
-            memory.add(step(id="other", inputs={"purpose": "plain"}))
+    @pytest.mark.parametrize("others", [0, 3])
+    def test_what_was_erased_is_in_no_table(self, own_server: Any, others: int) -> None:
+        word, address = "orchidaceous", str(own_server.get_uri())
+        with StepMemory(address, embedder="hashing") as memory:
+            for n in range(60):
+                _live(memory, f"{word}{n % 30}", "u")
+            for n in range(others):
+                _live(memory, f"plain{n}", "other")
+            assert memory.search(word, 3)
             memory.flush()
-            assert memory.purge({"user_id": "u"}) == 30
-        run_sql(str(own_server.get_uri()), "CHECKPOINT")
-        tables = Path(own_server.pgdata, "base")
-        assert [
-            f for f in tables.rglob("*") if f.is_file() and word.encode() in f.read_bytes()
-        ] == []
+            run_sql(address, "ANALYZE")  # as the server does by itself
+            erased = memory.purge({"user_id": "u"})
+            assert (erased, erased.unreached) == (120, ())
+            assert _files_with(own_server, word) == []
+            assert memory.stats()["steps"] == others
+
+    def test_old_statistics_that_cannot_be_rewritten_are_named(
+        self, new_postgres_server: Callable[[], Any]
+    ) -> None:
+        server = new_postgres_server()
+        with _user(str(server.get_uri()), "owner") as address:
+            run_sql(str(server.get_uri()), "CREATE SCHEMA hybridagi_steps AUTHORIZATION owner")
+            with StepMemory(address, embedder="hashing") as memory:
+                memory.add(step(id="a", user_id="u"))
+                erased = memory.purge({"user_id": "u"})
+                assert erased == 1
+                assert [place.split()[-1] for place in erased.unreached] == ["pg_statistic"]
 
     def test_statements_are_spelled_for_postgres(self) -> None:
         sql = "SELECT 1 WHERE +s.row IN (SELECT value FROM json_each(:rows)) AND a = ?"
         assert spelled(sql) == b"SELECT 1 WHERE s.row = ANY(%(rows)s) AND a = %s"
+
+
+def _live(memory: StepMemory, word: str, user: str) -> None:
+    """Write a word wherever a memory takes one."""
+    store: Any = memory._open_store
+    told = {"user_id": user, "run_id": f"run {word}", "session_id": f"session {word}"}
+    one = step(**told, inputs={"purpose": f"{word} does"}, metadata={word: word})
+    store.commit(f"session {word}", [message(f"{word} says")], [one])
+    memory.score(f"run {word}", 1, f"{word} was good")
+
+
+def _files_with(server: Any, word: str) -> list[str]:
+    """Return the tables' files that hold a word."""
+    run_sql(str(server.get_uri()), "CHECKPOINT")
+    files = [path for path in Path(server.pgdata, "base").rglob("*") if path.is_file()]
+    return [path.name for path in files if word.encode() in path.read_bytes()]
 
 
 class TestAbove:
@@ -848,7 +878,10 @@ def test_a_database_of_the_first_schema_is_brought_up_to_date(postgres_address: 
                 VALUES (1, %s, 0, 'Action', 'ok', %s, %s, %s)""",
                 values,
             )
+        connection.execute("ANALYZE")
     with closing(open_store(postgres_address)) as store:
+        bodies = "SELECT 1 FROM pg_stats WHERE tablename = 'agent_step' AND attname = 'body'"
+        assert run_sql(postgres_address, bodies, "ANALYZE", bodies) == []
         assert ids(store.find(StepFilter(trust="team"), limit=9)) == ["a"]
         assert store.revoke(StepFilter(sources=["openai"]), None).matched == 1
         assert ids(store.find(StepFilter(), limit=9)) == ["a"]

@@ -39,6 +39,16 @@ _NOW = b"SELECT CAST(CAST(pg_current_xact_id() AS TEXT) AS BIGINT) %% 4294967296
 _READERS = b"""SELECT count(*) FROM pg_catalog.pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_xmin IS NOT NULL
         AND age(backend_xmin) > age(CAST(CAST(%s AS TEXT) AS xid))"""
+# With no row at all the server would keep the statistics of those that are gone.
+_REFRESH_STATISTICS = b"""BEGIN;
+    INSERT INTO agent_step (row, namespace, id, hop, body) VALUES (0, 0, '', 0, '');
+    INSERT INTO run (namespace, run_id) VALUES (0, '');
+    ANALYZE agent_step, run;
+    DELETE FROM agent_step WHERE row = 0;
+    DELETE FROM run WHERE namespace = 0;
+    COMMIT"""
+_MAY_REWRITE_STATISTICS = b"""SELECT pg_has_role(datdba, 'USAGE') FROM pg_catalog.pg_database
+    WHERE datname = current_database()"""
 _PAGE = 1000
 _PAUSE_SECONDS = 0.02
 
@@ -46,10 +56,14 @@ _PAUSE_SECONDS = 0.02
 class PostgresAdmin(PostgresSteps, AdminTables):
     """Implements `StoreAdmin`; see protocols.py for the contract."""
 
-    def compact(self) -> None:
+    def compact(self) -> tuple[str, ...]:
         """Rewrite the tables without what was deleted; writers wait meanwhile.
 
         The server's write-ahead log and its backups are not ours to rewrite.
+
+        Returns:
+            Where keys of what was deleted may still lie: the planner's statistics, unless this user
+            owns the database.
 
         Raises:
             StorageBusyError: A transaction that may still see what was deleted lasts too long.
@@ -63,9 +77,12 @@ class PostgresAdmin(PostgresSteps, AdminTables):
                     f"{self._db.name}: the tables belong to another user; only that one can "
                     "give space back."
                 )
+            raw.execute(_REFRESH_STATISTICS)
+            reached = raw.execute(_MAY_REWRITE_STATISTICS).fetchone() == (True,)
             self._wait_for_readers(raw)
-            for table in _TABLES:
+            for table in (*_TABLES, *(["pg_catalog.pg_statistic"] if reached else [])):
                 raw.execute(f"VACUUM (FULL) {table}".encode())
+        return () if reached else (f"{self._db.name} pg_statistic",)
 
     def verify(self) -> list[str]:
         """Check what this library relies on, in all namespaces."""

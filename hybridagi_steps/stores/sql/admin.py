@@ -96,8 +96,8 @@ class AdminTables(BranchTables, RevocationTables):
             connection.execute(_NOTE_PLACE, (f"place:{place}", place))
 
     @abstractmethod
-    def compact(self) -> None:
-        """Give space back; nothing deleted is left in any file."""
+    def compact(self) -> tuple[str, ...]:
+        """Give space back; nothing deleted is left in any file but those returned."""
 
     def identity(self) -> StoreIdentity:
         """Return the store's id and the namespace's embedder."""

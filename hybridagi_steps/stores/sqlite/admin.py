@@ -36,7 +36,7 @@ _WAL_RESET_FIXED = (3, 51, 3)
 class SqliteAdmin(SqliteSteps, AdminTables):
     """Implements `StoreAdmin`; see protocols.py for the contract."""
 
-    def compact(self) -> None:
+    def compact(self) -> tuple[str, ...]:
         """Give space back. Nothing deleted is left in any file."""
         with self._db.writing() as connection:
             empty_leftovers(connection)
@@ -44,6 +44,7 @@ class SqliteAdmin(SqliteSteps, AdminTables):
             for namespace in self._column(connection, "SELECT id FROM namespace"):
                 add_checksums(connection, namespace)
         self._db.compact()
+        return ()
 
     def verify(self) -> list[str]:
         """Check the file as SQLite does, then what this library relies on, in all namespaces."""
