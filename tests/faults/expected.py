@@ -100,7 +100,10 @@ def right_states(start: State, entries: Iterable[Entry]) -> list[State]:
             states = after
         else:
             partly = [cut_short(state, entry.operation) for state in states]
-            states = [*after, *states, *(state for state in partly if state is not None)]
+            pairs = zip(after, states, strict=True)
+            # Only who was told that it is erased may rely on it.
+            done: list[State] = [{**new, "erased": old["erased"]} for new, old in pairs]
+            states = [*done, *states, *(state for state in partly if state is not None)]
         assert len(states) <= 300, "too many operations without an answer"
     return states
 
