@@ -80,6 +80,8 @@ class Session:
     updated_at: str
     forked_from: str | None = None
     forked_at: int | None = None
+    written: int = 0
+    """Grows with every write to any session, as no clock does."""
 
 
 class UsedKey(NamedTuple):
@@ -95,6 +97,7 @@ class Branches:
     """All sessions of a store."""
 
     last_branch: int = 0
+    last_write: int = 0
     branches: dict[int, Branch] = field(default_factory=dict[int, Branch])
     sessions: dict[str, Session] = field(default_factory=dict[str, Session])
     keys: dict[tuple[str, str], UsedKey] = field(default_factory=dict[tuple[str, str], UsedKey])
@@ -156,14 +159,21 @@ class Branches:
         now, forked_at = utc_now().isoformat(), None if forked_from is None else shared
         session = Session(session_id, branch, now, now, forked_from, forked_at)
         self.sessions[session_id] = session
+        self.note_write(session)
         self._move()
         return session
+
+    def note_write(self, session: Session) -> None:
+        """Note that a session was written now, after all others."""
+        session.updated_at = utc_now().isoformat()
+        self.last_write += 1
+        session.written = self.last_write
 
     def point(self, session_id: str, branch: Branch) -> None:
         """Let a session point at a branch."""
         session = self.sessions[session_id]
         session.branch, branch.pointed = branch, True
-        session.updated_at = utc_now().isoformat()
+        self.note_write(session)
         self._move()
 
     def _move(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from hybridagi_steps.errors import DuplicateStepError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.ids import new_id
-from hybridagi_steps.records.message import Step, utc_now
+from hybridagi_steps.records.message import Step
 from hybridagi_steps.session_protocols import Attempt, BranchPosition, SessionSummary
 from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.checksums import as_bytes
@@ -90,7 +90,7 @@ class InMemorySessions(ABC):
             if idempotency_key is not None:
                 used = UsedKey(branch, end.sequence + 1, branch.end.sequence)
                 held.keys[session_id, idempotency_key] = used
-            held.sessions[session_id].updated_at = utc_now().isoformat()
+            held.note_write(held.sessions[session_id])
         return placed(messages, session_id, end.sequence)
 
     def messages(
@@ -156,8 +156,8 @@ class InMemorySessions(ABC):
     def sessions(self, *, limit: int, offset: int = 0) -> list[SessionSummary]:
         """Return sessions, the one written last first."""
         with self._opened() as state:
-            named = sorted(state.sessions.sessions.values(), key=lambda session: session.id)
-            newest = sorted(named, key=lambda session: session.updated_at, reverse=True)
+            held = state.sessions.sessions.values()
+            newest = sorted(held, key=lambda session: session.written, reverse=True)
             return [_summary(session) for session in newest[offset : offset + limit]]
 
     def fork(self, session_id: str, sequence: int, new_session_id: str | None = None) -> str:

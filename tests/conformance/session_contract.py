@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -24,12 +26,23 @@ from hybridagi_steps.errors import (
     StepTooLargeError,
     UnknownSessionError,
 )
+from hybridagi_steps.records import message as record
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import MessageRole, StepMetrics
 from hybridagi_steps.session_protocols import BranchPosition
 
 CALLS = [{"id": "c1", "type": "function", "function": {"name": "find", "arguments": "{}"}}]
 IMAGE = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": "data:,x"}}]
+
+
+class _Backwards:
+    """Stands for `datetime`; each look at the clock is a day before the last one."""
+
+    def __init__(self, days: Iterator[int]) -> None:
+        self._days = days
+
+    def now(self, zone: Any) -> datetime:
+        return datetime(2030, 1, 1, tzinfo=zone) - timedelta(days=next(self._days))
 
 
 class SessionContract:
@@ -259,6 +272,38 @@ class SessionContract:
         made, written = map(datetime.fromisoformat, (newest.created_at, newest.updated_at))
         assert timedelta(0) < written - made < timedelta(minutes=1)
         assert (newest.forked_from, newest.forked_at) == (None, None)
+
+    def test_sessions_come_by_their_last_write_whatever_the_clock_says(
+        self, store: SessionStepStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def order() -> str:
+            return "".join(found.session_id for found in store.sessions(limit=9))
+
+        days = itertools.count(1)
+        monkeypatch.setattr(record, "datetime", _Backwards(days))
+        for name in "abc":
+            store.commit(name, said(2))
+        assert order() == "cba"
+        attempt = store.branch_at("a", 1)
+        store.commit("b", [], [step()])
+        assert order() == "bca"
+        store.commit("a", said(1), branch_id=attempt)
+        assert order() == "abc"
+        store.commit("c", said(1))
+        store.adopt("a", attempt)
+        assert order() == "acb"
+        store.fork("b", 1, "d")
+        store.hide_from("c", 2)
+        assert order() == "cdab"
+        store.delete_session("c")
+        store.commit("b", said(1))
+        assert order() == "bda"
+        newest, older, _ = store.sessions(limit=9)
+        assert newest.updated_at < older.updated_at, "it is shown as the clock told it"
+        store.hide_from("d", 1)
+        store.sweep()
+        store.commit("a", said(1))
+        assert order() == "adb"
 
     def test_a_long_or_odd_first_message_is_cut(self, store: SessionStepStore) -> None:
         store.commit("long", [message("x" * 5000)])

@@ -22,6 +22,7 @@ from hybridagi_steps.stores.sql.lineage import (
     narrow_reach,
     new_branch,
     session_row,
+    take_number,
     tip_of,
     widen_reach,
 )
@@ -152,6 +153,7 @@ class BranchTables(SessionTables):
             if wanted is None or branch in wanted or limited.get(parent, fork) < fork:
                 limited[branch] = last
         messages, rows = 0, list[int]()
+        take_number(connection)
         for branch, last in limited.items():
             rows += self._column(connection, _STEPS_BEYOND, self._namespace, branch, last)
             connection.execute(_FORGET_TOKENS, (branch, last))
@@ -180,6 +182,7 @@ class BranchTables(SessionTables):
         branch = branch_of(connection, self._namespace, session_id, branch_id)
         if (session := session_row(connection, self._namespace, session_id)) is not None:
             moved = session._replace(branch_id=branch)
+            take_number(connection)
             change_session(connection, self._namespace, session_id, moved)
         connection.execute(_POINTED, (branch,))
         if branch != tip:

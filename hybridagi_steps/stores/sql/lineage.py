@@ -72,10 +72,14 @@ _END = """SELECT coalesce((SELECT max(sequence) FROM message WHERE branch_id = b
 _SESSION = """SELECT branch_id, created_at, updated_at, forked_from, forked_at, checksum
     FROM session WHERE namespace = ? AND id = ?"""
 _NEW_SESSION = """INSERT INTO session
-    (namespace, id, branch_id, created_at, updated_at, forked_from, forked_at, checksum)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
-_CHANGE = """UPDATE session SET branch_id = ?, updated_at = ?, checksum = ?
+    (namespace, id, branch_id, created_at, updated_at, forked_from, forked_at, checksum, written)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, (SELECT number FROM next_write))"""
+_CHANGE = """UPDATE session SET branch_id = ?, updated_at = ?, checksum = ?,
+        written = (SELECT number FROM next_write)
     WHERE namespace = ? AND id = ?"""
+# A message takes a number by itself, as its row.
+_TAKE_NUMBER = """UPDATE meta SET value = (SELECT number FROM next_write)
+    WHERE key = 'write_floor'"""
 _OWNER = "SELECT session_id FROM branch WHERE namespace = ? AND id = ?"
 _NEW_BRANCH = """INSERT INTO branch
     (namespace, session_id, parent_id, fork_sequence, reach, pointed, reason, created_at, checksum)
@@ -186,13 +190,22 @@ def insert_session(
 ) -> None:
     """Add a session."""
     values = (namespace, session_id, *row)
+    take_number(connection)
     connection.execute(_NEW_SESSION, (*values, row_checksum(*values)))
+
+
+def take_number(connection: Connection) -> None:
+    """Let the next write have a higher number than all before, deleted messages included."""
+    connection.execute(_TAKE_NUMBER)
 
 
 def change_session(
     connection: Connection, namespace: int, session_id: str, row: SessionRow
 ) -> None:
-    """Note where a session points, and that it was written now."""
+    """Note where a session points, and that it was written now.
+
+    Who has not just added a message to it takes a number first.
+    """
     row = row._replace(updated_at=utc_now().isoformat())
     checksum = row_checksum(namespace, session_id, *row)
     values = (row.branch_id, row.updated_at, checksum, namespace, session_id)

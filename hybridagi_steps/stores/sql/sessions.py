@@ -51,6 +51,7 @@ from hybridagi_steps.stores.sql.lineage import (
     rows,
     said,
     session_row,
+    take_number,
     tip_of,
 )
 from hybridagi_steps.stores.sql.tables import Connection
@@ -62,7 +63,7 @@ _USED = """SELECT branch_id, first, last FROM append_key
 _USE = "INSERT INTO append_key VALUES (?, ?, ?, ?, ?, ?)"
 _SESSIONS = """SELECT id, branch_id, created_at, updated_at, forked_from, forked_at, checksum
     FROM session
-    WHERE namespace = ? ORDER BY updated_at DESC, id LIMIT ? OFFSET ?"""
+    WHERE namespace = ? ORDER BY written DESC LIMIT ? OFFSET ?"""
 _SAVE_TOKENS = """INSERT INTO message_token (message_row, counter, tokens)
     SELECT row, ?, ? FROM message WHERE namespace = ? AND id = ?
     ON CONFLICT (message_row, counter) DO UPDATE SET tokens = excluded.tokens"""
@@ -122,6 +123,8 @@ class SessionTables(StepWriting):
             if idempotency_key is not None:
                 key = (self._namespace, session_id, idempotency_key)
                 connection.execute(_USE, (*key, branch, last + 1, last + len(added)))
+            if not added:
+                take_number(connection)
             change_session(connection, self._namespace, session_id, session)
         return placed(messages, session_id, last)
 

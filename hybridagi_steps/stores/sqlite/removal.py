@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hybridagi_steps.stores.sql.lineage import take_number
 from hybridagi_steps.stores.sql.runs import FORGET_NAMESPACE, runs_of
 from hybridagi_steps.stores.sql.tables import Connection
 from hybridagi_steps.stores.sql.values import many
@@ -48,5 +49,6 @@ def remove_rows(connection: Connection, namespace: int, rows: Sequence[int]) -> 
 def remove_all(connection: Connection, namespace: int) -> None:
     """Remove everything of one namespace; followers start again."""
     connection.execute(_RAISE_FLOOR)
+    take_number(connection)
     for statement in _FORGET_ALL:
         connection.execute(statement, {"namespace": namespace})

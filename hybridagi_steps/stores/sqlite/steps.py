@@ -46,8 +46,8 @@ _FIRST_ROW = f"SELECT {_NEXT_ROW}"
 _INSERT_AT = """INSERT INTO agent_step (row, namespace, id, body, checksum, branch_id, sequence)
     VALUES (?, ?, ?, ?, ?, ?, ?)"""
 _INSERT_MESSAGE = """INSERT INTO message
-    (namespace, branch_id, sequence, id, said, body, said_checksum, checksum)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
+    (row, namespace, branch_id, sequence, id, said, body, said_checksum, checksum)
+    VALUES ((SELECT number FROM next_write), ?, ?, ?, ?, ?, ?, ?, ?)"""
 _RUNS = """SELECT run_id FROM (
         SELECT run_id, min(row) AS row FROM step_key
         WHERE namespace = :namespace AND run_id IS NOT NULL GROUP BY run_id
