@@ -301,7 +301,7 @@ class SessionContract:
         newest, older, _ = store.sessions(limit=9)
         assert newest.updated_at < older.updated_at, "it is shown as the clock told it"
         store.hide_from("d", 1)
-        store.sweep()
+        store.vacuum()
         store.commit("a", said(1))
         assert order() == "adb"
 
