@@ -210,8 +210,10 @@ class StepMemory:
             InvalidFilterError: No condition at all; `clear` deletes everything.
         """
         erased = erase(self._open_store, StepFilter.of(where), self.namespace, self._file)
-        beyond = self._open_store.compact()
-        self._forget_cache()
+        try:
+            beyond = self._open_store.compact()
+        finally:
+            self._forget_cache()
         return Erased(erased, (*erased.unreached, *beyond))
 
     def revoke(
@@ -256,8 +258,10 @@ class StepMemory:
 
     def vacuum(self) -> None:
         """Delete what no session reads any more, and give the space of what is deleted back."""
-        self._open_store.vacuum()
-        self._forget_cache()
+        try:
+            self._open_store.vacuum()
+        finally:
+            self._forget_cache()
 
     # -- reading
 

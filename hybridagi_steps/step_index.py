@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.errors import DamagedFileError
-from hybridagi_steps.indexes.cache_file import load_cache, save_cache
+from hybridagi_steps.indexes.cache_file import erase_cache, load_cache, save_cache
 from hybridagi_steps.indexes.columns import StepColumns
 from hybridagi_steps.indexes.faiss_index import FaissIndex
 from hybridagi_steps.indexes.filter_columns import FilterColumns
@@ -158,10 +158,14 @@ class StepIndex:
         return saved
 
     def forget_cache(self) -> None:
-        """Delete the cache file: what was deleted from the store must not live on in it."""
+        """Delete the cache file: what was deleted from the store must not live on in it.
+
+        Raises:
+            StorageError: It can be neither removed nor emptied.
+        """
         self._unsaved = len(self.columns)
         if self._cache is not None:
-            self._cache.unlink(missing_ok=True)
+            erase_cache(self._cache)
 
     def take_in(
         self, texts: Mapping[int, TextRow], vectors: Mapping[int, VectorRow], since: Position

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
+from hybridagi_steps.errors import StorageBusyError, StorageError
 
 CANARY = "qzx9917"
 
@@ -137,3 +140,63 @@ def test_the_words_of_another_user_or_of_a_trial_cannot_be_probed(memory: StepMe
         memory.clear()
         memory.add(pair(**owner))
         assert "second" not in found(memory)
+
+
+ERASING_FROM_A_FILE = [*ERASING[:3], *ERASING[4:], lambda memory: memory.vacuum()]
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EPERM])
+@pytest.mark.parametrize(
+    "erase", ERASING_FROM_A_FILE, ids=["delete", "purge", "purge a session", "clear", "vacuum"]
+)
+def test_an_index_that_cannot_be_removed_is_emptied_or_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    erase: Callable[[StepMemory], Any],
+    code: int,
+) -> None:
+    path, stuck = tmp_path / "s.db", OSError(code, os.strerror(code))
+    others = [
+        AgentStep(step_type=AgentStepType.Action, inputs={"purpose": f"thing {n}"})
+        for n in range(2_000)
+    ]
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise stuck
+
+    for truncate in (os.truncate, refuse):
+        with StepMemory(path, embedder="hashing") as memory:
+            memory.add([*pair(), *others])
+            memory.flush()
+        (cache,) = tmp_path.glob("*.index")
+        assert cache.stat().st_size
+        with StepMemory(path) as memory, monkeypatch.context() as failing:
+            failing.setattr(Path, "unlink", refuse)
+            failing.setattr(os, "truncate", truncate)
+            if truncate is refuse:
+                with pytest.raises(StorageError, match=f"gone from the memory, but {cache} still"):
+                    erase(memory)
+            else:
+                erase(memory)
+                assert cache.read_bytes() == b""
+            assert erase in ERASING_FROM_A_FILE[-1:] or not memory.exist("first")
+        with StepMemory(path) as memory:
+            memory.clear()
+        assert not cache.exists()
+
+
+def test_a_purge_that_cannot_give_space_back_forgets_the_index_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    with StepMemory(path, embedder="hashing") as memory:
+        memory.add(pair())
+        memory.add(AgentStep(step_type=AgentStepType.Action) for _ in range(2_000))
+        memory.flush()
+    assert [*tmp_path.glob("*.index")]
+    with StepMemory(path, timeout_seconds=0.1) as memory:
+        with closing(sqlite3.connect(path)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM agent_step").fetchone()
+            with pytest.raises(StorageBusyError):
+                memory.purge({"session_id": "s"})
+        assert not memory.exist("first")
+        assert not [*tmp_path.glob("*.index")]

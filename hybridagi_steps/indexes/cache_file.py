@@ -26,6 +26,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from hybridagi_steps.errors import StorageError
+
 Array = npt.NDArray[Any]
 
 _MAGIC = b"HGSTEPS\x01"
@@ -100,6 +102,26 @@ def load_cache(
     except (OSError, MemoryError) as error:
         _log.warning("the cache %s cannot be read: %s", path, error)
     return None
+
+
+def erase_cache(path: Path) -> None:
+    """Remove a cache file, or empty it where it cannot be removed.
+
+    Raises:
+        StorageError: Neither can be done, so what was erased elsewhere lives on in it.
+    """
+    try:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            os.truncate(path, 0)
+            _log.info("the cache %s was emptied, since it cannot be removed: %s", path, error)
+    except OSError as error:
+        raise StorageError(
+            f"what was deleted is gone from the memory, but {path} still holds words and vectors "
+            f"of it, and can be neither removed nor emptied ({error.strerror}). Remove that file, "
+            "or call vacuum() once it can be written."
+        ) from error
 
 
 class _UnusableCacheError(Exception):
