@@ -142,7 +142,7 @@ def test_the_words_of_another_user_or_of_a_trial_cannot_be_probed(memory: StepMe
         assert "second" not in found(memory)
 
 
-ERASING_FROM_A_FILE = [*ERASING[:3], *ERASING[4:], lambda memory: memory.vacuum()]
+ERASING_FROM_A_FILE = [*ERASING[:3], *ERASING[4:], StepMemory.vacuum]
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EPERM])

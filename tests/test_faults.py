@@ -205,6 +205,18 @@ def test_a_bit_that_alters_an_answer_is_reported(tmp_path: Path) -> None:
     assert flipped({"steps": ["b"]}) == flipped({"hits": ["b", "a"]}) == 1
 
 
+@pytest.mark.parametrize(
+    ("verify", "lost"),
+    [([], 1), (["keys without a step"], 1), (["s.db-wal is damaged: …"], 0)],
+)
+def test_steps_of_a_damaged_log_are_lost_unless_it_is_named(verify: list[str], lost: int) -> None:
+    tally = Tally()
+    whole: dict[str, Any] = {"steps": ["a", "b"], "runs": [], "sessions": [], "hits": ["a"]}
+    found = {**whole, "steps": ["a"], "verify": verify}
+    bit_flips.compare(tally, whole, found, "a flip", "write-ahead log", Counter())
+    assert tally.lost == lost
+
+
 def runs(line: Tally) -> Callable[..., command.Line]:
     """Return what stands for running an attack."""
 
