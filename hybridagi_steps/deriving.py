@@ -47,7 +47,7 @@ from hybridagi_steps.records.step_text import (
     whole_text,
     window_text,
 )
-from hybridagi_steps.stores.waiting import taken
+from hybridagi_steps.stores.waiting import Patience, taken
 
 TEXT_BATCH = 1_000
 VECTOR_BATCH = 500
@@ -80,16 +80,17 @@ class Deriver:
     """Computes what is pending in one store, by several threads at once if they ask."""
 
     def __init__(
-        self, store: DerivedStore, embedder: Callable[[], Embedder], timeout_seconds: float
+        self, store: DerivedStore, embedder: Callable[[], Embedder], patience: Patience
     ) -> None:
         """Derive from `store`; `embedder` is called when vectors are first needed.
 
         Args:
             store: What is derived from and saved to.
             embedder: Gives the embedder, checked against the store's.
-            timeout_seconds: How long one thread waits for the batch of another.
+            patience: How long one thread waits for the batches of others; `catch_up` takes what
+                that took off it, until `shared` ends.
         """
-        self._store, self._embedder, self._seconds = store, embedder, timeout_seconds
+        self._store, self._embedder, self._patience = store, embedder, patience
         self._turn = threading.Lock()
         self._last: Held | None = None
         self._last_with_vectors: Held | None = None
@@ -149,7 +150,7 @@ class Deriver:
         """
         through = frontier.row
         text_at, vector_at = 0, 0 if vectors else through
-        seconds, stale = self._seconds, 0
+        seconds, stale = self._patience.seconds, 0
         while text_at < through or vector_at < through:
             with taken(self._turn, seconds, "the indexing of new steps") as seconds:
                 texts, text_at = self._texts(text_at, through)
@@ -157,6 +158,8 @@ class Deriver:
             if texts or made:
                 stale += self._saved(texts, made, held)
                 yield len(texts) + len(made)
+        if held is not None:  # else the thread may be another when this goes on
+            self._patience.seconds = seconds
         return stale
 
     def _texts(self, after: int, through: int) -> tuple[list[TextRow], int]:

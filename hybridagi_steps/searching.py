@@ -43,7 +43,7 @@ from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
 from hybridagi_steps.records.step_text import own_text, text_hash, whole_text
 from hybridagi_steps.retrieval import Mode, RankedRow, Scope, SearchQuery, search
 from hybridagi_steps.step_index import StepIndex
-from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS, taken
+from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS, Patience, taken
 
 MAX_QUERY_LENGTH = 20_000
 """Characters of a query that are looked at."""
@@ -68,14 +68,15 @@ class Searcher:
         """Search `store`; `embedder` is called when vectors are first needed.
 
         What `redact` takes out of steps it takes out of queries: they go to the same embedder.
-        One thread waits for another no longer than `timeout_seconds`.
+        A search waits for other threads no longer than `timeout_seconds`, all its waits together.
         """
-        self._store, self._redact, self._seconds = store, redact, timeout_seconds
+        self._store, self._redact = store, redact
+        self._patience = Patience(timeout_seconds)
         self._ask_embedder = embedder
         self._unbound = ("", 0)
         self._index = StepIndex(store, store.identity().store_id, cache)
         self._lock = threading.Lock()
-        self._deriver = Deriver(store, self._embedder, timeout_seconds)
+        self._deriver = Deriver(store, self._embedder, self._patience)
         self._hidden_ids: tuple[Hidden | None, HiddenIds] = (None, NOTHING_HIDDEN)
         self._backlog: Iterator[int] = iter(())
         self._background = BackgroundWork(self._background_batch)
@@ -92,17 +93,23 @@ class Searcher:
     ) -> list[StepHit]:
         """Do what `StepMemory.search` says."""
         asked = [self._redacted(item) for item in _checked(query, k, mode, expand, min_score)]
-        held = self._caught_up(vectors=mode != "lexical")
-        texts = [own_text(item) if isinstance(item, AgentStep) else item for item in asked]
-        # A hosted embedder takes its time; nobody else has to wait for it.
-        vectors = [None] * len(texts) if mode == "lexical" else self._embedded(texts)
-        with self._indexed():
-            self._follow_with(held)
-            queries = list(map(self._query, asked, texts, vectors))
-            ranked = search(
-                self._index, queries, k, scope=self._scope(where), mode=mode, min_score=min_score
-            )
-            hidden = self._index.filters.hidden() if expand else None
+        with self._patience.shared():
+            held = self._caught_up(vectors=mode != "lexical")
+            texts = [own_text(item) if isinstance(item, AgentStep) else item for item in asked]
+            # A hosted embedder takes its time; nobody else has to wait for it.
+            vectors = [None] * len(texts) if mode == "lexical" else self._embedded(texts)
+            with self._indexed():
+                self._follow_with(held)
+                queries = list(map(self._query, asked, texts, vectors))
+                ranked = search(
+                    self._index,
+                    queries,
+                    k,
+                    scope=self._scope(where),
+                    mode=mode,
+                    min_score=min_score,
+                )
+                hidden = self._index.filters.hidden() if expand else None
         return self._hits(ranked, expand, where, hidden)
 
     def catch_up(self) -> Iterator[int]:
@@ -111,7 +118,8 @@ class Searcher:
 
     def with_vectors(self, ids: Sequence[str]) -> list[AgentStep]:
         """Return steps with their vectors, whether the store could save them yet or not."""
-        held = self._caught_up(vectors=True)
+        with self._patience.shared():
+            held = self._caught_up(vectors=True)
         steps = self._store.get(ids, vectors=True)
         without = [step for step in steps if step.vector is None] if held.vectors else []
         if without:
@@ -160,7 +168,7 @@ class Searcher:
 
     def _indexed(self) -> AbstractContextManager[float]:
         """Hold the index; other threads' searches wait."""
-        return taken(self._lock, self._seconds, "the index of this memory")
+        return taken(self._lock, self._patience.seconds, "the index of this memory")
 
     def _embedder(self) -> Embedder:
         """Return the embedder; the store is told of it now or, when somebody writes, later."""

@@ -34,6 +34,7 @@ from hybridagi_steps.step_index import StepIndex
 from hybridagi_steps.stores import open_store
 from hybridagi_steps.stores.in_memory import InMemoryStepStore
 from hybridagi_steps.stores.sqlite import SqliteStepStore
+from hybridagi_steps.stores.waiting import Patience
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 MOMENTS = st.integers(-2, 2).map(lambda n: NOON + timedelta(microseconds=n * 500_000))
@@ -102,7 +103,7 @@ class Follower:
 
     def agrees(self, where: StepFilter) -> Rows:
         """Return the rows of a filter, which must be those that the store gives."""
-        for _ in Deriver(self.store, HashingEmbedder, 30).save_all(vectors=False):
+        for _ in Deriver(self.store, HashingEmbedder, Patience(30)).save_all(vectors=False):
             continue
         self.index.follow("", 0)
         found = self.index.filters.rows(where)
@@ -296,6 +297,7 @@ def test_a_search_with_a_filter_finds_what_another_process_wrote(tmp_path: Path)
     script = """
 import sys
 from hybridagi_steps import AgentStep, StepMemory
+from hybridagi_steps.stores.waiting import Patience
 with StepMemory(sys.argv[1], embedder="hashing") as memory:
     memory.add(AgentStep(id="s9", step_type="Action", user_id="u1",
                          inputs={"purpose": "refund ticket 9"}))

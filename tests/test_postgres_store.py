@@ -379,6 +379,21 @@ class TestConnections:
         with pytest.raises(StorageError, match="does not exist"):
             open_store(postgres_database.replace("/postgres?", "/nothing?"))
 
+    def test_a_write_does_not_begin_to_wait_anew(self, postgres_address: str) -> None:
+        with (
+            closing(PostgresStepStore(postgres_address, timeout_seconds=2.0)) as store,
+            ExitStack() as readers,
+        ):
+            for _ in range(8):
+                readers.enter_context(store._db.reading())
+            store._db._write_turn.acquire()
+            given_back = threading.Timer(0.5, store._db._write_turn.release)
+            given_back.start()
+            with pytest.raises(StorageBusyError, match="all 8 connections") as error:
+                store.append([step()])
+            given_back.join()
+            assert float(str(error.value).split(" for ")[1].split(" s;")[0]) < 2.0
+
     def test_a_transaction_that_still_reads_holds_compaction_back(
         self, postgres_address: str
     ) -> None:

@@ -305,6 +305,22 @@ class TestHeldFile:
         assert len(waits) == threads
         assert max(waits) < threads / 2  # in series the last would wait as often as there are some
 
+    def test_a_search_does_not_begin_to_wait_anew(self, path: Path) -> None:
+        with StepMemory(path, timeout_seconds=2.0) as memory:
+            found(memory, "refund")
+            memory.add(step("news"))
+            searcher = memory._search
+            turn, index = searcher._deriver._turn, searcher._lock
+            with turn, index:  # others derive, others search
+                given_back = threading.Timer(0.5, turn.release)
+                given_back.start()
+                with pytest.raises(StorageBusyError, match="the index of") as error:
+                    found(memory, "refund")
+                given_back.join()
+                assert float(str(error.value).split(" for ")[1].split(" s;")[0]) < 2.0
+                turn.acquire()
+            assert "news" in found(memory, "refund")
+
     @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
     def test_closing_and_forking_wait_no_longer_than_a_writer_of_their_own(

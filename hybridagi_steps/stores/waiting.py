@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import cast
 
 from hybridagi_steps.errors import InvalidSettingError, StorageBusyError
@@ -32,6 +32,10 @@ class Patience(threading.local):
             yield
         finally:
             self.seconds = before
+
+    def shared(self) -> AbstractContextManager[None]:
+        """Let what waits inside a `with` statement take from `seconds` what it took."""
+        return self.at_most(self.seconds)
 
 
 def take(lock: threading.Lock, seconds: float, what: str) -> float:

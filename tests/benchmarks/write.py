@@ -25,7 +25,7 @@ from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.ids import new_id
 from hybridagi_steps.stores import open_store
 from hybridagi_steps.stores.body import encode_body
-from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
+from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS, Patience
 from tests.benchmarks.conditions import conditions, counts
 from tests.benchmarks.corpus import STEPS_PER_RUN, made_steps, payload
 from tests.benchmarks.peers import check_names
@@ -217,7 +217,7 @@ def _drain(folder: Path, embedder: str) -> dict[str, Any]:
         model.embed_documents(["warm up"])
         memory.add(made_steps(BATCH))
         with closing(open_store(str(folder / "drain.db"))) as store:
-            deriver = Deriver(store, lambda: model, DEFAULT_TIMEOUT_SECONDS)
+            deriver = Deriver(store, lambda: model, Patience(DEFAULT_TIMEOUT_SECONDS))
             with Stopwatch() as texts:
                 deque(deriver.save_all(vectors=False), maxlen=0)
             with Stopwatch() as vectors:

@@ -123,7 +123,7 @@ class PostgresDatabase:
     @contextmanager
     def writing(self) -> Generator[SpellingConnection]:
         """Give a writer in a transaction that is committed whole, or rolled back."""
-        with self._turn_taken() as wait, self._connected() as raw:
+        with self._turn_taken() as (raw, wait):
             begin = _BEGIN_WRITING.format(wait=wait, lock=LOCK_CLASS, turn=self.turn)
             raw.execute(begin.encode())
             yield SpellingConnection(raw)
@@ -139,7 +139,7 @@ class PostgresDatabase:
         turn = (
             f"WITH turn AS MATERIALIZED (SELECT pg_advisory_xact_lock({LOCK_CLASS}, {self.turn}))"
         )
-        with self._turn_taken() as wait, self._connected() as raw:
+        with self._turn_taken() as (raw, wait):
             if not wait:
                 return SpellingConnection(raw).execute(f"{turn} {sql}", values).fetchone()
             raw.execute(f"BEGIN; {wait}".encode())
@@ -164,18 +164,24 @@ class PostgresDatabase:
     @contextmanager
     def alone(self) -> Generator[Raw]:
         """Give a connection outside any transaction."""
-        with self._turn_taken(), self._connected() as raw:
+        with self._turn_taken() as (raw, _):
             yield raw
 
     @contextmanager
-    def _turn_taken(self) -> Generator[str]:
-        """Wait for this process's other writers; give the statement that limits the next wait.
+    def _turn_taken(self) -> Generator[tuple[Raw, str]]:
+        """Wait for this process's other writers, then for a connection.
 
-        It is empty where the connection's own limit will do: that spares a round trip.
+        The text is the statement that limits the next wait to what is left of the time; it is
+        empty where the connection's own limit will do: that spares a round trip.
         """
-        with taken(self._write_turn, self.patience.seconds, self.name) as left:
+        until = time.monotonic() + self.patience.seconds
+        with (
+            taken(self._write_turn, self.patience.seconds, self.name) as left,
+            self._connected(left) as raw,
+        ):
+            left = until - time.monotonic()
             enough = left > _MUCH_LEFT * self.timeout_seconds
-            yield "" if enough else f"SET LOCAL lock_timeout TO {_milliseconds(left)};"
+            yield raw, "" if enough else f"SET LOCAL lock_timeout TO {_milliseconds(left)};"
 
     def close(self) -> None:
         """Close every connection, waiting for reads and writes under way."""
@@ -208,9 +214,9 @@ class PostgresDatabase:
             idle.pop().close()
 
     @contextmanager
-    def _connected(self) -> Generator[Raw]:
+    def _connected(self, seconds: float | None = None) -> Generator[Raw]:
         """Lend a connection; what is left of a transaction is rolled back."""
-        raw = self._take()
+        raw = self._take(self.timeout_seconds if seconds is None else seconds)
         try:
             yield raw
         except psycopg.Error as error:
@@ -218,15 +224,15 @@ class PostgresDatabase:
         finally:
             self._give_back(raw)
 
-    def _take(self) -> Raw:
+    def _take(self, seconds: float) -> Raw:
         with self._pool:
             self._refuse_closed()
-            give_up = time.monotonic() + self.timeout_seconds
+            give_up = time.monotonic() + seconds
             while self._out >= _MOST_CONNECTIONS:
                 if not self._pool.wait(give_up - time.monotonic()):
                     raise StorageBusyError(
                         f"{self.name}: all {_MOST_CONNECTIONS} connections of this process were in "
-                        f"use for {self.timeout_seconds:g} s; try again, or give a longer "
+                        f"use for {seconds:g} s; try again, or give a longer "
                         "timeout_seconds."
                     )
                 self._refuse_closed()
