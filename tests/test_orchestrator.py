@@ -128,8 +128,12 @@ def test_steps_run_side_by_side_within_the_limit() -> None:
 
 def test_the_orchestrator_itself_costs_little() -> None:
     plan = plan_of({f"s{n}": [f"s{n - 1}"] if n else [] for n in range(200)})
-    best = min(Orchestrator(executor=nothing).run(plan=plan).duration_ms for _ in range(3))
-    assert best / 200 <= 2.0
+    spent = list[float]()
+    for _ in range(3):
+        begun = time.process_time()
+        Orchestrator(executor=nothing).run(plan=plan)
+        spent.append(time.process_time() - begun)
+    assert min(spent) / 200 <= 0.002  # seconds of CPU for each step
 
 
 def test_a_failure_skips_only_what_depends_on_it() -> None:

@@ -103,11 +103,12 @@ class TestProcesses:
                 piped(lambda pipe, name=f"{chance}{who}": write(name, pipe)) for who in "ab"
             ]
             for process_id, pipe in children:
-                threading.Event().wait(0.15 + 0.05 * chance)
-                os.kill(process_id, signal.SIGKILL)
-                os.waitpid(process_id, 0)
-                acknowledged += lines_of(pipe)
-        assert len(acknowledged) > 50
+                with os.fdopen(pipe) as told:
+                    heard = [told.readline() for _ in range(5 + 3 * chance)]
+                    os.kill(process_id, signal.SIGKILL)
+                    os.waitpid(process_id, 0)
+                    acknowledged += [*heard, *told]
+        assert all(acknowledged)  # each was killed while it wrote
         with closing(PostgresStepStore(postgres_address)) as store:
             stored = set(ids(store.find(EVERYTHING, limit=10**6)))
             deleted = {run.run_id for run in store.runs(limit=99)} and _may_be_deleted(acknowledged)

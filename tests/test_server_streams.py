@@ -11,7 +11,6 @@ import asyncio
 import json
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -486,17 +485,20 @@ class TestLimits:
     def test_a_reader_that_never_reads_is_dropped_and_slows_nobody(
         self, memory: StepMemory
     ) -> None:
-        word = "x" * 20_000
+        word, both_are_there = "x" * 20_000, threading.Event()
 
         async def talkative(messages: list[dict[str, Any]]) -> AsyncIterator[str]:
+            while not both_are_there.is_set():
+                await asyncio.sleep(0.005)
             for _ in range(350):
                 yield word
                 await asyncio.sleep(0.001)
 
-        with serving(memory, talkative, stall_seconds=1.0, run_buffer_bytes=2**26) as served:
+        with serving(memory, talkative, stall_seconds=3.0, run_buffer_bytes=2**26) as served:
             reading = chat(served, "talk", "go")
             lazy = never_reading(served, f"/runs/{reading.run_id}/events")
             until(lambda: served.services.slots.used == 2)
+            both_are_there.set()
             events = reading.ended()
             assert len(answer(events)) == 350 * len(word)
             until(lambda: served.services.slots.used == 0)
@@ -512,8 +514,6 @@ class TestLimits:
             reading = chat(served, "talk", "go")
             told.say("so far")
             until(lambda: text(reading.events) == "so far")
-            began = time.monotonic()
-        assert time.monotonic() - began < 10
         assert reading.ended()[-1].kind == "run_cancelled"
         kept = asyncio.run(memory.repository().get_steps("talk"))[-1]
         assert kept.content == "so far"
