@@ -94,11 +94,11 @@ def erase(store: Any, where: StepFilter, namespace: str, beside: Path | None) ->
     asked = where.model_dump(exclude_none=True)
     if not asked:
         raise InvalidFilterError("purge needs at least one condition; clear() deletes all.")
-    doomed, unreached = doomed_by(store, where), list[str]()
+    doomed, unreached, meant = doomed_by(store, where), list[str](), meant_by(store, where)
     if len(asked) == 1 and asked.keys() <= set(_WHOLE):
         traces = _Traces()
         if "session_id" not in asked:  # which would be its lineage, and so other sessions' as well
-            traces.add(store.iter_steps(in_every_scope(where)))
+            traces.add(step for each in meant for step in store.iter_steps(each))
         for name in doomed.sessions:
             traces.add(step for step in _steps_of(store, name) if step.session_id == name)
         unreached = _erase_outside(store, traces, _queued(store, asked, doomed, namespace), beside)
@@ -107,7 +107,7 @@ def erase(store: Any, where: StepFilter, namespace: str, beside: Path | None) ->
     for name in doomed.sessions:
         messages, steps = store.delete_session(name)
         count += steps if doomed.messages else messages + steps
-    rest = [id_text(step.id) for step in store.iter_steps(in_every_scope(where))]
+    rest = [id_text(step.id) for each in meant for step in store.iter_steps(each)]
     count += store.delete(rest)
     store.forget_revocations(where)
     return Erased(count, unreached)
@@ -121,6 +121,18 @@ def erase_all(store: Any, namespace: str, beside: Path | None) -> Erased:
     unreached = _erase_outside(store, traces, lambda run: run.queue == queue, beside)
     store.clear()
     return Erased(0, unreached)
+
+
+def meant_by(store: Any, where: StepFilter) -> list[StepFilter]:
+    """Return what AgentSteps a filter means, trial runs included; no step passes two of them.
+
+    The id of a durable run stands for the runs of the memory that carried it out.
+    """
+    asked, every = where.model_dump(exclude_none=True), in_every_scope(where)
+    if where.run_id is None or len(asked) > 1:
+        return [every]
+    runs = {where.run_id, *_runs_of(store, where.run_id)}
+    return [every.model_copy(update={"run_id": run}) for run in sorted(runs)]
 
 
 def doomed_by(store: Any, where: StepFilter) -> Doomed:
@@ -266,19 +278,28 @@ def _queued(
             return False
         order: dict[str, Any] = json.loads(run.text)
         if runs is not None:
-            return runs in (run.id, _run_of(store, run.id))
+            return runs == run.id or runs in _runs_of(store, run.id)
         mine = "user_id" in asked and order["user_id"] == asked["user_id"]
         return mine or order["session_id"] in doomed.sessions
 
     return gone
 
 
-def _run_of(store: Any, message_id: str) -> str | None:
-    """Return the run of a durable run's first message."""
+def _runs_of(store: Any, message_id: str) -> set[str]:
+    """Return the runs of a durable run: those of the turn that its first message begins.
+
+    A run that was taken up by another worker is several; a retry of the turn is none of them.
+    """
     if (place := store.place_of(message_id)) is None:
-        return None
-    session_id, sequence = place
-    return next(iter(store.messages(session_id, sequence, sequence))).run_id
+        return set()
+    session_id, first = place
+    for branch in store.attempts(session_id):
+        if branch.forked_at < first <= branch.forked_at + branch.messages:
+            line = store.messages(session_id, first, first + 2 * _PAGE, branch_id=branch.branch_id)
+            turn = next(iter(_turns(line)))
+            if turn and turn[0].id == message_id and turn[0].is_user_step():
+                return {message.run_id for message in turn if message.run_id}
+    return set()
 
 
 def _erase_outside(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import pytest
 from exchange_shelf import unsourced
 
-from hybridagi_steps import AgentStep, StepMemory
+from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.cli import main
 from hybridagi_steps.cli.output import plain
 
@@ -280,6 +281,15 @@ def test_purge_needs_a_filter_and_a_yes(run: Run) -> None:
     )
     assert json.loads(run("stats", "--json").out)["steps"] == 838
     assert "bytes before" in run("vacuum").out
+
+
+def test_purge_of_a_durable_run_counts_the_steps_it_would_erase(run: Run) -> None:
+    with StepMemory("steps.db") as memory:
+        said = {"id": "handed-out", "role": "user", "content": "Hi", "run_id": "in-memory"}
+        asyncio.run(memory.repository().append("chat", said))
+        memory.add(AgentStep(step_type=AgentStepType.Action, run_id="in-memory"))
+    refused(run("purge", "--run", "handed-out"), "1 steps would be erased", "--yes")
+    assert run("purge", "--run", "handed-out", "--yes").out.startswith("1 steps and messages")
 
 
 def test_namespaces_do_not_see_each_other(run: Run) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -304,7 +305,11 @@ def test_durable_runs_are_erased_from_another_process(tmp_path: Path, how: str) 
             assert memory.clear().unreached == ()
             memory.vacuum()
         elif how == "run":
-            assert memory.purge({"run_id": run_id}).unreached == ()
+            erased = memory.purge({"run_id": run_id})
+            assert (erased > 0, erased.unreached) == (True, ())
+            left = {step.session_id for step in memory.iter_steps()}
+            assert left == {"t"}, "no AgentStep of the run stays, all of the other do"
+            assert memory.purge({"run_id": run_id}) == 0
             assert run_id.encode() not in elsewhere.read_bytes()
             assert ANN.encode() in elsewhere.read_bytes(), "the run that waits is another one"
             memory.purge({"session_id": "s"})
@@ -355,6 +360,21 @@ def test_durable_plans_are_erased_with_the_snapshots_of_their_workspace(
     assert (BOB.encode() in left) == (how != "clear")
     snapshots = {each.stem for each in (tmp_path / "state" / "snapshots").iterdir()}
     assert snapshots == {own} | ({other.snapshot} if how != "clear" else set())
+
+
+def test_a_durable_run_means_every_run_of_its_turn_and_no_other(
+    memory: StepMemory, repo: SessionRepository
+) -> None:
+    asked = str(uuid4())
+    first, taken_up = ask(ANN, id=asked, run_id="first"), answer("Hello", run_id="taken-up")
+    run(repo.append("s", [first, taken_up, ask("And?", run_id="next")]))
+    branch = run(repo.branch_at("s", 1))
+    run(repo.adopt("s", branch))
+    run(repo.append("s", answer("Hi", run_id="retried")))
+    for name in ("first", "taken-up", "next", "retried"):
+        memory.add(AgentStep(step_type=AgentStepType.Action, run_id=name))
+    assert memory.purge({"run_id": asked}) == 2
+    assert {each.run_id for each in memory.iter_steps()} == {"next", "retried"}
 
 
 def test_a_queue_that_is_held_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -600,3 +600,14 @@ def test_a_scripted_model_streams_through_the_server(memory: StepMemory) -> None
     assert text(events) == answer(events) == "Paris is the capital."
     assert len([event for event in events if event.kind == "step_delta"]) > 1
     assert events[-1].data["data"]["metrics"]["llm_calls"] == 1
+
+
+def test_retries_are_for_the_user_of_the_turn(memory: StepMemory) -> None:
+    with serving(memory, echo) as served:
+        for user in ("ann", "bob"):
+            body = {"session_id": "shared", "message": "Hello?", "user_id": user}
+            stream(served, "/chat/stream/v2", body)
+        for more in ({}, {"message": "Changed?"}):
+            events = stream(served, "/sessions/shared/retry", {"sequence": 1, **more})
+            made = memory.iter_steps({"run_id": events[0].data["run_id"]})
+            assert {step.user_id for step in made} == {"ann"}

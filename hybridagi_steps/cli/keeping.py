@@ -111,7 +111,7 @@ def purge(
 ) -> None:
     """Erase what a filter names, for good; of --session or --user alone the messages, too."""
     from hybridagi_steps.cli import output
-    from hybridagi_steps.erasure import doomed_by
+    from hybridagi_steps.erasure import doomed_by, meant_by
 
     where = step_filter(
         run_id=run,
@@ -131,9 +131,9 @@ def purge(
         raise typer.BadParameter("purge needs a filter: --run, --session, --user, --until, …")
     with existing(db, namespace) as memory:
         if not yes:
-            everything = where.model_copy(update={"scope": where.scope or "*"})
-            count = sum(1 for _ in memory.iter_steps(everything))
-            sessions = len(doomed_by(memory.repository().store, where).sessions)
+            store = memory.repository().store
+            count = sum(1 for each in meant_by(store, where) for _ in memory.iter_steps(each))
+            sessions = len(doomed_by(store, where).sessions)
             _confirm(count, sessions, named(db))
         erased = memory.purge(where)
     if as_json:

@@ -176,7 +176,7 @@ def recallable(memory: StepMemory | None, source: Source, where: StepFilter | No
     asked = where or StepFilter()
     if memory is None or asked.says_whose:
         return Recallable(asked, of_nobody=False)
-    user = _recorded_user(memory) or _only_user(memory, source)
+    user = _recorded_user(memory) or _user_of(memory, source)
     if user is None:
         return Recallable(asked, of_nobody=True)
     return Recallable(asked.model_copy(update={"user_id": user}), of_nobody=False)
@@ -191,13 +191,21 @@ def _recorded_user(memory: StepMemory) -> str | None:
     return None if active_user_id is None else active_user_id(memory)
 
 
-def _only_user(memory: StepMemory, source: Source) -> str | None:
-    """Return the user that the steps of a conversation name, None for nobody or several."""
-    users = source.users
-    if not source.of_agent_steps:
-        users = {step.user_id for step in memory.iter_steps({"session_id": source.session_id})}
-    named = users - {None}
-    return named.pop() if len(named) == 1 else None
+def _user_of(memory: StepMemory, source: Source) -> str | None:
+    if source.of_agent_steps:
+        return only_user(source.users)
+    steps = memory.iter_steps({"session_id": source.session_id})
+    return only_user(step.user_id for step in steps)
+
+
+def only_user(users: Iterable[str | None]) -> str | None:
+    """Return the one user among those that steps name, None for nobody or several."""
+    only: str | None = None
+    for user in users:
+        if user is not None and only not in (None, user):
+            return None
+        only = user or only
+    return only
 
 
 def _kept_as(message: Step, counter_id: str) -> str:

@@ -32,7 +32,8 @@ class AgentSession:
     session_id: str = field(default_factory=lambda: str(new_id()))
     """Its id; a new session by default."""
     user_id: str | None = None
-    """Whose history the steps are."""
+    """Whose history the steps are; None lets a runner take the user of the turn that is made again,
+    else the only one that the session's steps name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,16 @@
-"""What callers give a runner, looked at before anything is stored."""
+"""What callers give a runner, looked at before anything is stored; and for whom it then acts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
+from hybridagi_steps.arguments import in_every_scope
+from hybridagi_steps.context.sources import only_user
 from hybridagi_steps.errors import InvalidSettingError, MessageError
+from hybridagi_steps.messages.agent_steps import shown_steps
+from hybridagi_steps.programs.recorder import active_user_id
 from hybridagi_steps.records.message import SUMMARY_OF, Step
 from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.hooks import RunHook
@@ -26,6 +31,43 @@ def session_of(session: Any) -> AgentSession:
     if isinstance(given, str):
         return AgentSession(given, getattr(session, "user_id", None))
     raise InvalidSettingError(f"a session is an id or an AgentSession, not {session!r:.80}.")
+
+
+def with_user(memory: Any, session: AgentSession, again: int | None) -> AgentSession:
+    """Return a session with the user that a run in it acts for; may block.
+
+    That is the one it comes with, else whom the running code is recorded for, else the only one
+    that the steps of a turn name which is made again, else the only one of the session's steps.
+
+    Args:
+        memory: Where the session is kept.
+        session: The session.
+        again: The sequence of a message of that turn, None for a new turn.
+    """
+    user = session.user_id or active_user_id(memory)
+    if user is None:
+        store = memory.repository().store
+        if again is not None:
+            user = only_user(_users_of_turn(store, session.session_id, again))
+        user = user or only_user(_users(store, {"session_id": session.session_id}))
+    return replace(session, user_id=user)
+
+
+def _users_of_turn(store: Any, session_id: str, start: int) -> Iterable[str | None]:
+    """Yield whom the steps of a turn name: those of its runs, and those its messages show."""
+    turn: list[Step] = []
+    for message in store.messages(session_id, start, start + _LONGEST_TURN):
+        if turn and message.is_user_step():
+            break
+        turn.append(message)
+    for run_id in dict.fromkeys(message.run_id for message in turn if message.run_id):
+        yield from _users(store, {"run_id": run_id})
+    for step in store.get([step_id for message in turn for step_id in shown_steps(message)]):
+        yield step.user_id
+
+
+def _users(store: Any, where: dict[str, str]) -> Iterable[str | None]:
+    return (step.user_id for step in store.iter_steps(in_every_scope(where)))
 
 
 def check_message(message: Any) -> None:
@@ -114,3 +156,7 @@ async def check_user_message(repo: Any, session_id: str, sequence: Any) -> None:
         f"message {sequence} of session {session_id!r} is {what}; name a message of the user, such "
         f"as {asked[-1] if asked else 'none, there is none'}."
     )
+
+
+_LONGEST_TURN = 512
+"""Messages of a turn that are asked for its user."""

@@ -7,14 +7,22 @@ from contextlib import aclosing
 from typing import Any
 
 from hybridagi_steps.records.event import StepEvent
+from hybridagi_steps.running.config import AgentSession
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.sessions import SessionRepository
 
 
 async def retry_from_sequence(
-    session_id: str, sequence: int, repo: SessionRepository, runner: StepRunner
+    session_id: str | AgentSession, sequence: int, repo: SessionRepository, runner: StepRunner
 ) -> AsyncGenerator[StepEvent]:
     """Keep the user's message at `sequence` and answer it once more; nothing is lost.
+
+    Args:
+        session_id: The session; an AgentSession with a user lets the run act for that one, in place
+            of whom the turn was recorded for.
+        sequence: Where the user's message stands.
+        repo: Where the session is kept.
+        runner: Runs the program.
 
     Raises:
         UnknownSessionError: No such session.
@@ -28,9 +36,20 @@ async def retry_from_sequence(
 
 
 async def edit_from_sequence(
-    session_id: str, sequence: int, message: Any, repo: SessionRepository, runner: StepRunner
+    session_id: str | AgentSession,
+    sequence: int,
+    message: Any,
+    repo: SessionRepository,
+    runner: StepRunner,
 ) -> AsyncGenerator[StepEvent]:
     """Replace the user's message at `sequence` and answer the new one; nothing is lost.
+
+    Args:
+        session_id: As `retry_from_sequence` takes it.
+        sequence: Where the user's message stands.
+        message: What the user says in its place.
+        repo: Where the session is kept.
+        runner: Runs the program.
 
     Raises:
         As `retry_from_sequence`.

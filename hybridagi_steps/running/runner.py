@@ -21,6 +21,7 @@ from typing import Any, NoReturn, Self
 
 import dspy
 
+from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.errors import (
     InvalidMemoryError,
     InvalidSettingError,
@@ -42,6 +43,7 @@ from hybridagi_steps.running.given import (
     config_of,
     hooks_of,
     session_of,
+    with_user,
 )
 from hybridagi_steps.running.listening import voices_of
 from hybridagi_steps.running.register import register_of
@@ -284,7 +286,8 @@ class StepRunner:
         await check_user_message(repo, named.session_id, sequence)
         adopt, branch = await self._attempt(repo, named.session_id, sequence, "retry")
         start = where_it_stands({}, finish=adopt, data={"retry_of": sequence, "branch_id": branch})
-        async with aclosing(self._stream(named, start, branch_id=branch)) as events:
+        stream = self._stream(named, start, branch_id=branch, again=sequence)
+        async with aclosing(stream) as events:
             async for event in events:
                 yield event
 
@@ -311,7 +314,8 @@ class StepRunner:
         adopt, branch = await self._attempt(repo, named.session_id, sequence - 1, "edit")
         data = {"edit_of": sequence, "branch_id": branch}
         start = with_message(message, inputs or {}, finish=adopt, data=data)
-        async with aclosing(self._stream(named, start, branch_id=branch)) as events:
+        stream = self._stream(named, start, branch_id=branch, again=sequence)
+        async with aclosing(stream) as events:
             async for event in events:
                 yield event
 
@@ -355,8 +359,11 @@ class StepRunner:
         *,
         branch_id: int | None = None,
         expect_last: int | None = None,
+        again: int | None = None,
     ) -> AsyncGenerator[StepEvent]:
         """Run and yield the events."""
+        again = expect_last if again is None else again
+        session = await in_thread(partial(with_user, self.memory, session, again))
         line = SessionLine(self.memory, session.session_id, branch_id)
         last = line.find_end()
         if expect_last is not None and last != expect_last:
