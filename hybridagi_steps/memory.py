@@ -254,6 +254,9 @@ class StepMemory:
     def reinstate(self, revocation_id: str) -> Revocation:
         """Undo a revocation; what another one hides stays hidden.
 
+        Returns:
+            The revocation, in `step_ids` the steps that nothing hides any more.
+
         Raises:
             UnknownRevocationError: There is none with this id.
         """

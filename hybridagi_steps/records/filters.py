@@ -28,7 +28,12 @@ EVERY_SCOPE = "*"
 Trust = Literal["own", "team", "imported"]
 """Where steps may come from: recorded here by one user, by anybody, or from anywhere."""
 
-_OPEN = {"scope": EVERY_SCOPE, "trust": "imported", "metadata": {}, "exclude_run_id": []}
+_OPEN: dict[str, Any] = {
+    "scope": EVERY_SCOPE,
+    "trust": "imported",
+    "metadata": {},
+    "exclude_run_id": [],
+}
 """Values with which a condition lets everything pass."""
 _LEVELS: tuple[Trust, ...] = ("imported", "team", "own")
 
