@@ -124,3 +124,15 @@ def test_undoing_says_what_is_visible_again(
     for _ in range(2):
         assert undone(one).startswith(f"{one} was undone before")
     assert undone(two) == f"2 steps are back in {db}.\n"
+
+
+@pytest.mark.parametrize("where", [["--trust", "imported"], ["--scope", "*"]])
+@pytest.mark.parametrize("command", [["purge", "--yes"], ["revoke"]])
+def test_a_filter_that_everything_passes_is_refused(
+    db: str, command: list[str], where: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, *where, "--db", db]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    with hs.StepMemory(db) as memory:
+        assert memory.exist("a")
+        assert memory.revocations() == []

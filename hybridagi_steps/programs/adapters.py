@@ -286,7 +286,7 @@ def _told(step: AgentStep) -> str:
     values = {"ProgramCall": asked, "ProgramEnd": step.outputs}.get(kind)
     name = "Inputs" if kind == "ProgramCall" else "Outputs"
     text = f"{step}\nProgram {name}: {field_lines(values)}" if values else str(step)
-    if not isinstance(step.hop, int):  # a step that was never validated
+    if not isinstance(step.hop, int):  # pyright: ignore[reportUnnecessaryIsInstance] - a step may be unvalidated
         return inert(text)
     head, line_end, rest = text.partition("\n")
     return f"{head}{line_end}{inert(rest)}"
