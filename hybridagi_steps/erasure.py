@@ -39,7 +39,8 @@ class Erased(int):
     Attributes:
         unreached: Files that may still hold some of it, which this memory could not open: a queue
             that is gone or held by others, a workspace's folder that is away, statistics of a
-            PostgreSQL database that belongs to another user.
+            PostgreSQL database that belongs to another user; the database itself when somebody
+            reads it: its old pages go with the next `purge` or `vacuum` after that.
     """
 
     unreached: tuple[str, ...]
@@ -89,11 +90,13 @@ def erase(store: Any, where: StepFilter, namespace: str, beside: Path | None) ->
         beside: The memory's file; None when it is none.
 
     Raises:
-        InvalidFilterError: No condition at all.
+        InvalidFilterError: No condition that leaves anything out.
     """
+    if where.passes_everything:
+        raise InvalidFilterError(
+            "purge needs at least one condition that leaves something out; clear() deletes all."
+        )
     asked = where.model_dump(exclude_none=True)
-    if not asked:
-        raise InvalidFilterError("purge needs at least one condition; clear() deletes all.")
     doomed, unreached, meant = doomed_by(store, where), list[str](), meant_by(store, where)
     if len(asked) == 1 and asked.keys() <= set(_WHOLE):
         traces = _Traces()

@@ -36,6 +36,7 @@ from hybridagi_steps.errors import (
     InvalidStepError,
     MemoryClosedError,
     MemoryNotPicklableError,
+    StorageBusyError,
 )
 from hybridagi_steps.lineage import Expand, ancestors
 from hybridagi_steps.protocols import Embedder, RunSummary
@@ -207,14 +208,18 @@ class StepMemory:
             statistics where only the database's owner could rewrite them.
 
         Raises:
-            InvalidFilterError: No condition at all; `clear` deletes everything.
+            InvalidFilterError: No condition that leaves anything out; `clear` deletes everything.
         """
-        erased = erase(self._open_store, StepFilter.of(where), self.namespace, self._file)
+        store = self._open_store
         try:
-            beyond = self._open_store.compact()
+            erased = erase(store, StepFilter.of(where), self.namespace, self._file)
+            try:
+                beyond = store.compact()
+            except StorageBusyError:  # the rows are gone, which whoever asked must learn
+                beyond = (str(self._file or self.address),)
+            return Erased(erased, (*erased.unreached, *beyond))
         finally:
             self._forget_cache()
-        return Erased(erased, (*erased.unreached, *beyond))
 
     def revoke(
         self, where: Where, *, reason: str | None = None, dry_run: bool = False
@@ -232,12 +237,14 @@ class StepMemory:
             dry_run: Only tell what would be hidden.
 
         Raises:
-            InvalidFilterError: No condition at all, or an unknown key.
+            InvalidFilterError: No condition that leaves anything out, or an unknown key.
             InvalidStepError: `reason` is no text.
         """
         asked = StepFilter.of(where)
-        if not asked.model_dump(exclude_none=True):
-            raise InvalidFilterError("revoke needs at least one condition, such as sources.")
+        if asked.passes_everything:
+            raise InvalidFilterError(
+                "revoke needs at least one condition that leaves something out, such as sources."
+            )
         if reason is not None and not isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
             raise InvalidStepError(f"a reason is a text, not {type(reason).__name__}.")
         if reason is not None and self.redact is not None:
@@ -246,6 +253,9 @@ class StepMemory:
 
     def reinstate(self, revocation_id: str) -> Revocation:
         """Undo a revocation; what another one hides stays hidden.
+
+        Returns:
+            The revocation, in `step_ids` the steps that nothing hides any more.
 
         Raises:
             UnknownRevocationError: There is none with this id.

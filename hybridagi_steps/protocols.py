@@ -436,6 +436,8 @@ class RevocationStore(Protocol):
     def reinstate(self, revocation_id: str) -> Revocation:
         """Undo a revocation; what another one hides stays hidden. Undone ones are left as they are.
 
+        The answer's `step_ids` are the steps that nothing hides any more.
+
         Raises:
             UnknownRevocationError: There is none with this id.
         """

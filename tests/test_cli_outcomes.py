@@ -102,3 +102,37 @@ def test_a_purge_names_what_it_did_not_reach(
     shown = capsys.readouterr()
     assert shown.out.startswith("nothing matched")
     assert away in shown.err
+
+
+def test_undoing_says_what_is_visible_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db = str(tmp_path / "steps.db")
+    with hs.StepMemory(db, embedder="hashing") as memory:
+        owned = [{"user_id": "u"}, {"user_id": "u", "run_id": "r"}, {"run_id": "r"}]
+        memory.add([hs.AgentStep.model_validate({"step_type": "Action", **each}) for each in owned])
+        one = memory.revoke({"user_id": "u"}).id
+        two = memory.revoke({"run_id": "r"}).id
+
+    def undone(revocation: str | None) -> str:
+        assert main(["revoke", "--undo", str(revocation), "--db", db]) == 0
+        return capsys.readouterr().out
+
+    said = undone(one)
+    assert said.startswith("1 steps are back")
+    assert "1 stay hidden" in said
+    for _ in range(2):
+        assert undone(one).startswith(f"{one} was undone before")
+    assert undone(two) == f"2 steps are back in {db}.\n"
+
+
+@pytest.mark.parametrize("where", [["--trust", "imported"], ["--scope", "*"]])
+@pytest.mark.parametrize("command", [["purge", "--yes"], ["revoke"]])
+def test_a_filter_that_everything_passes_is_refused(
+    db: str, command: list[str], where: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, *where, "--db", db]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    with hs.StepMemory(db) as memory:
+        assert memory.exist("a")
+        assert memory.revocations() == []

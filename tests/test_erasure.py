@@ -8,6 +8,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -26,6 +27,7 @@ from hybridagi_steps import (
 )
 from hybridagi_steps.context import compact
 from hybridagi_steps.erasure import ERASED, Erased
+from hybridagi_steps.errors import InvalidFilterError
 from hybridagi_steps.exchange import export_file
 from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.plan import Plan, PlanStep
@@ -197,6 +199,56 @@ def test_a_purge_says_what_it_could_not_reach(tmp_path: Path) -> None:
         assert set(memory.clear().unreached) == set(erased.unreached)
         memory.add(step("ann"))
         assert memory.purge({"tools": "x"}).unreached == ()
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"trust": "imported"},
+        {"scope": "*"},
+        {"metadata": {}, "exclude_run_id": []},
+        {"scope": "*", "trust": "imported"},
+    ],
+)
+def test_a_filter_that_everything_passes_erases_and_revokes_nothing(
+    memory: StepMemory, where: dict[str, Any]
+) -> None:
+    memory.add(step("ann"))
+    for work in (memory.purge, memory.revoke):
+        with pytest.raises(InvalidFilterError, match="condition"):
+            work(where)
+    assert len(memory.find().steps) == 1
+    assert memory.purge({**where, "user_id": "ann"}) == 1
+
+
+def test_a_purge_beside_a_reader_is_counted_and_names_the_database(tmp_path: Path) -> None:
+    path = tmp_path / "steps.db"
+    with StepMemory(path, embedder="hashing", timeout_seconds=0.2) as memory:
+        memory.add([step("ann", text=ANN), step("bob", text=BOB)])
+        assert memory.search(ANN)
+        memory.flush()
+        with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            assert reader.execute("SELECT count(*) FROM agent_step").fetchone() == (2,)
+            erased = memory.purge({"user_id": "ann"})
+            assert (erased, erased.unreached) == (1, (str(path),))
+            indexes = list(tmp_path.glob("*.index"))
+            assert not [each for each in indexes if ANN.encode() in each.read_bytes()]
+            memory.flush()
+            assert [hit.step.user_id for hit in memory.search(ANN)] == ["bob"]
+        assert memory.purge({"user_id": "ann"}).unreached == ()
+    assert ANN.encode() not in everything(tmp_path)
+
+
+def test_a_lock_follows_the_permissions_of_its_database(tmp_path: Path) -> None:
+    path, lock = tmp_path / "steps.db", tmp_path / "steps.db.lock"
+    with StepMemory(path, embedder="hashing") as memory:
+        memory.add(step("ann"))
+    for mode in (0o660, 0o640, 0o600):
+        path.chmod(mode)
+        with StepMemory(path) as memory:
+            memory.add(step("ann"))
+        assert lock.stat().st_mode & 0o777 == mode
 
 
 def test_nothing_known_of_an_author_stays(memory: StepMemory, repo: SessionRepository) -> None:

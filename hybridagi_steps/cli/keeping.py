@@ -127,7 +127,7 @@ def purge(
         sources=sources,
         trust=trust,
     )
-    if not where.model_dump(exclude_none=True):
+    if where.passes_everything:
         raise typer.BadParameter("purge needs a filter: --run, --session, --user, --until, …")
     with existing(db, namespace) as memory:
         if not yes:

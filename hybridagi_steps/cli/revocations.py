@@ -78,6 +78,7 @@ def revoke(
         if listed:
             _show(memory.revocations(), as_json=as_json)
             return
+        before = {each.id for each in memory.revocations() if each.undone_at is not None}
         done = (
             memory.revoke(where, reason=reason, dry_run=dry_run)
             if undo is None
@@ -85,14 +86,18 @@ def revoke(
         )
     if as_json:
         _show([done], as_json=True)
+    elif undo in before:
+        typer.echo(f"{undo} was undone before, {done.undone_at:%Y-%m-%d %H:%M}: nothing changed.")
     else:
         typer.echo(_outcome(done, named(db), dry_run=dry_run))
 
 
 def _outcome(done: Revocation, db: str, *, dry_run: bool) -> str:
-    what = f"{done.matched:,} steps and {done.descended:,} that descend from them"
     if done.undone_at is not None:
-        return f"{what} are back in {db}."
+        rest = done.matched + done.descended - len(done.step_ids)
+        left = f"; {rest:,} stay hidden by another revocation, or were deleted" if rest else ""
+        return f"{len(done.step_ids):,} steps are back in {db}{left}."
+    what = f"{done.matched:,} steps and {done.descended:,} that descend from them"
     if dry_run:
         return f"{what} would be hidden in {db}."
     if done.id is None:

@@ -39,8 +39,8 @@ CONTROL_TOKENS = (
     *("<extra_id_", "<seed:", "</seed:", "<sop>", "<eop>", "<eoh>", "<eoa>", "<reserved_"),
     *("<SPECIAL_", "[gMASK]", "[sMASK]", "[UNUSED_TOKEN_"),
     # Beginnings and ends of texts
-    *("<s>", "</s>", "<bos>", "<eos>", "<pad>", "<unk>", "<mask>", "<BOS_TOKEN>", "<EOS_TOKEN>"),
-    *("<PAD_TOKEN>", "[BOS]", "[EOS]", "[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]"),
+    *("<s>", "</s>", "<bos>", "<eos>", "<pad>", "<unk>", "<mask>", "<eod>", "<cls>", "<sep>"),
+    *("[BOS]", "[EOS]", "[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]"),
     # Thoughts and tool calls of Qwen, Hermes, DeepSeek, Claude, MiniMax
     *("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_calls>", "</tool_calls>"),
     *("<tool_response>", "</tool_response>", "<tools>", "</tools>", "<function=", "</function>"),
@@ -51,6 +51,15 @@ CONTROL_TOKENS = (
     *("### Instruction:", "### Response:", "### Input:"),
 )
 """What chat templates and adapters act upon; a new model's marks are a line here."""
+
+CONTROL_FAMILIES = (
+    ("<", r"[a-z0-9_]{1,40}\|>"),  # closers of Gemma 4
+    ("<", r"[a-z0-9_]{1,40}_token>"),  # Command R
+    ("<", r"_(?:system|user|bot|assistant|end)>"),  # TeleChat
+    ("[", r"\|/?[a-z0-9_]{1,40}\|\]"),  # EXAONE
+    ("-", r"--[ \t]*+step[ \t]*+\d+[ \t]*+---"),  # our own templates of steps
+)
+"""Marks around any word: the first character, and a pattern of what follows it in lower case."""
 
 ROLES = ("Human", "Assistant")
 """Who speaks, to a model that reads `Human:` at the beginning of a line as a turn; `user:` is a key
@@ -69,6 +78,7 @@ _ALIKE = {
     ":": "꞉∶ː",
     "/": "⁄∕",
     "~": "∼〜",
+    "-": "‐‒–−",
 }
 """What looks like a part of a mark, beside what Unicode calls compatible (`＜`, `ｉ`)."""
 _UNSEEN = "\u200b"
@@ -156,6 +166,8 @@ def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
     for token in CONTROL_TOKENS:
         rest = re.escape(token[1:].lower()).replace(r"\ ", r"\s*+")
         rests.setdefault(token[0], []).append(rest)
+    for first, rest in CONTROL_FAMILIES:
+        rests.setdefault(first, []).append(rest)
     behind = "|".join(
         f"(?<={re.escape(first)})(?:{'|'.join(rest)})" for first, rest in rests.items()
     )

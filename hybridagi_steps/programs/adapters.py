@@ -25,13 +25,14 @@ from hybridagi_steps.context.layout import recalled_in
 from hybridagi_steps.messages.names import field_lines
 from hybridagi_steps.messages.provider_in import from_messages
 from hybridagi_steps.messages.provider_out import to_provider
-from hybridagi_steps.messages.quoting import fenced
+from hybridagi_steps.messages.quoting import fenced, inert, sealed
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.predictions import AgentStepList, Query, QueryList, QueryWithSteps
 from hybridagi_steps.records.step_text import cut, own_text
 
+_TAG = "past_steps"
 _NO_STEPS = "(no past steps)"
 
 
@@ -69,7 +70,8 @@ class StepContext(dspy.Type):
 
     def format(self) -> str:
         """Return the steps as they stand in a prompt."""
-        return _fenced("\n\n".join(map(_told, self.steps)))
+        told = "\n\n".join(map(_told, self.steps))
+        return sealed(_TAG, told) if told else _NO_STEPS
 
     def __str__(self) -> str:
         return self.format()
@@ -275,16 +277,23 @@ def _step_of(item: Any) -> Any:
 
 
 def _told(step: AgentStep) -> str:
-    """Return a step's text; of a program also its values, which the templates leave out."""
+    """Return a step's text, inert but for the line of ours that begins it.
+
+    Of a program also its values, which the templates leave out.
+    """
     kind = str(getattr(step.step_type, "value", step.step_type))
     asked = {name: value for name, value in step.arguments.items() if value != step.purpose}
     values = {"ProgramCall": asked, "ProgramEnd": step.outputs}.get(kind)
     name = "Inputs" if kind == "ProgramCall" else "Outputs"
-    return f"{step}\nProgram {name}: {field_lines(values)}" if values else str(step)
+    text = f"{step}\nProgram {name}: {field_lines(values)}" if values else str(step)
+    if not isinstance(step.hop, int):  # pyright: ignore[reportUnnecessaryIsInstance] - a step may be unvalidated
+        return inert(text)
+    head, line_end, rest = text.partition("\n")
+    return f"{head}{line_end}{inert(rest)}"
 
 
 def _fenced(text: str) -> str:
-    return fenced("past_steps", text) if text else _NO_STEPS
+    return fenced(_TAG, text) if text else _NO_STEPS
 
 
 def _written(value: Any) -> Any:

@@ -28,6 +28,13 @@ EVERY_SCOPE = "*"
 Trust = Literal["own", "team", "imported"]
 """Where steps may come from: recorded here by one user, by anybody, or from anywhere."""
 
+_OPEN: dict[str, Any] = {
+    "scope": EVERY_SCOPE,
+    "trust": "imported",
+    "metadata": {},
+    "exclude_run_id": [],
+}
+"""Values with which a condition lets everything pass."""
 _LEVELS: tuple[Trust, ...] = ("imported", "team", "own")
 
 
@@ -133,6 +140,12 @@ class StepFilter(BaseModel):
         """Whether it says whose steps: a user's, or everybody's; `own` ones are somebody's."""
         everybody = "user_id" in self.model_fields_set and self.trust != "own"
         return self.user_id is not None or everybody
+
+    @property
+    def passes_everything(self) -> bool:
+        """Whether no condition leaves any step out; trial runs are not counted as left out."""
+        asked = self.model_dump(exclude_none=True)
+        return all(value == _OPEN.get(key) for key, value in asked.items())
 
     def and_(self, other: StepFilter) -> StepFilter | None:
         """Return a filter in which both hold, None when no step can pass both.

@@ -29,4 +29,5 @@ class Revocation:
     undone_at: datetime | None = None
     """When it was taken back, UTC; None as long as it is in force."""
     step_ids: list[str] = field(default_factory=list[str])
-    """Ids of the steps, those matched first; only in the answer of `revoke`."""
+    """In the answer of `revoke` ids of the steps it hides, those matched first; in the answer of
+    `reinstate` of those that no revocation hides any more; else empty."""

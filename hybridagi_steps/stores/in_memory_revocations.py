@@ -62,11 +62,14 @@ class InMemoryRevocations(ABC):
             if revocation_id not in state.revocations:
                 raise UnknownRevocationError(revocation_id)
             mark_late(state)
-            if state.marks.pop(revocation_id, None) is not None:
-                known = state.revocations[revocation_id]
-                state.revocations[revocation_id] = replace(known, undone_at=utc_now())
+            hidden = state.marks.pop(revocation_id, None)
+            known = state.revocations[revocation_id]
+            if hidden is not None:
+                known = state.revocations[revocation_id] = replace(known, undone_at=utc_now())
                 state.revoked_moved += 1
-            return state.revocations[revocation_id]
+            return replace(
+                known, step_ids=sorted((hidden or set()).difference(*state.marks.values()))
+            )
 
     def revocations(self) -> list[Revocation]:
         """Return all revocations that are kept, oldest first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,8 +104,10 @@ class RevocationContract:
         assert undone.undone_at is not None
         assert seen(store) == everything
         assert store.hidden_rows().revoked.tolist() == []
-        assert store.revocations() == [undone]
-        assert store.reinstate(done.id) == undone, "twice is harmless"
+        assert sorted(undone.step_ids) == sorted([*hidden, "trial"])
+        listed = replace(undone, step_ids=[])
+        assert store.revocations() == [listed]
+        assert store.reinstate(done.id) == listed, "twice is harmless, and brings nothing back"
         assert store.verify() == []
 
     def test_descendants_stored_later_are_hidden_too(self, store: SessionStepStore) -> None:
@@ -139,9 +142,9 @@ class RevocationContract:
         one = store.revoke(StepFilter(user_id="u"), None)
         two = store.revoke(StepFilter(run_id="r"), None)
         assert seen(store) == ["a", "b", "both"]
-        store.reinstate(str(one.id))
+        assert store.reinstate(str(one.id)).step_ids == ["x"]
         assert seen(store) == ["a", "b", "both", "x"]
-        store.reinstate(str(two.id))
+        assert sorted(store.reinstate(str(two.id)).step_ids) == ["xy", "y"]
         assert seen(store) == ["a", "b", "both", "x", "y", "xy"]
         assert [each.undone_at is None for each in store.revocations()] == [False, False]
 

@@ -8,6 +8,7 @@ long as nothing is revoked both is one look at an empty table.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from hybridagi_steps.errors import UnknownRevocationError
@@ -50,6 +51,7 @@ _KEEP = """INSERT INTO revocation
 _MARK = """INSERT INTO revoked (namespace, revocation, step_id) VALUES (?, ?, ?)
     ON CONFLICT DO NOTHING"""
 _COUNT = "UPDATE revocation SET descended = descended + ? WHERE namespace = ? AND id = ?"
+_MARKED_BY = "SELECT step_id FROM revoked WHERE namespace = ? AND revocation = ? ORDER BY step_id"
 _UNMARK = "DELETE FROM revoked WHERE namespace = ? AND revocation = ?"
 _UNDO = "UPDATE revocation SET undone_at = ? WHERE namespace = ? AND id = ? AND undone_at IS NULL"
 _LISTED = """SELECT id, filter, reason, created_at, matched, descended, undone_at FROM revocation
@@ -94,9 +96,12 @@ class RevocationTables(StepReading):
             if revocation_id not in known:
                 raise UnknownRevocationError(revocation_id)
             self._mark_late(connection)
+            hidden = self._column(connection, _MARKED_BY, *key)
             connection.execute(_UNMARK, key)
             connection.execute(_UNDO, (utc_now().isoformat(), *key))
-            return self._listing(connection)[revocation_id]
+            others = {each for ids in self._marked(connection, hidden).values() for each in ids}
+            back = [step_id for step_id in hidden if step_id not in others]
+            return replace(self._listing(connection)[revocation_id], step_ids=back)
 
     def revocations(self) -> list[Revocation]:
         """Return all revocations that are kept, oldest first."""

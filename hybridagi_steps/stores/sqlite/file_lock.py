@@ -81,7 +81,12 @@ class FileLock:
         try:
             # Whoever may write the database must be able to take its lock, and nobody else.
             mode = self._database.stat().st_mode & 0o666 if self._database.exists() else 0o600
-            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+            found = os.fstat(descriptor)
+            # The database's may have changed since, and a new file's are cut by the umask.
+            if found.st_uid == os.geteuid() and found.st_mode & 0o777 != mode:
+                os.fchmod(descriptor, mode)
+            return descriptor
         except OSError as error:
             raise unopened(error, self._path) from error
 
@@ -101,8 +106,8 @@ class FileLock:
             left = begun + seconds - time.monotonic()
             if left <= 0:
                 raise StorageBusyError(
-                    f"{self._database} is held by another writer for {seconds:g} s; try again when "
-                    "it is done, or give a longer timeout_seconds."
+                    f"{self._database} is held by another writer, who was not done in time; try "
+                    "again later, or give a longer timeout_seconds."
                 )
             time.sleep(min(pause_seconds, left))
             pause_seconds = max(pause_seconds * 0.8, _LAST_PAUSE_SECONDS)
