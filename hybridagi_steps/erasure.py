@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hybridagi_steps.arguments import in_every_scope
-from hybridagi_steps.errors import InvalidFilterError, UnknownSessionError
+from hybridagi_steps.errors import UnknownSessionError
 from hybridagi_steps.outside_files import QueuedRun, StateFolder, erase_from_queue, plan_runs
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
@@ -85,17 +85,10 @@ def erase(store: Any, where: StepFilter, namespace: str, beside: Path | None) ->
 
     Args:
         store: Where from.
-        where: Which steps.
+        where: Which steps; some condition of it leaves something out.
         namespace: The memory's, by which queues tell its runs.
         beside: The memory's file; None when it is none.
-
-    Raises:
-        InvalidFilterError: No condition that leaves anything out.
     """
-    if where.passes_everything:
-        raise InvalidFilterError(
-            "purge needs at least one condition that leaves something out; clear() deletes all."
-        )
     asked = where.model_dump(exclude_none=True)
     doomed, unreached, meant = doomed_by(store, where), list[str](), meant_by(store, where)
     if len(asked) == 1 and asked.keys() <= set(_WHOLE):

@@ -210,9 +210,13 @@ class StepMemory:
         Raises:
             InvalidFilterError: No condition that leaves anything out; `clear` deletes everything.
         """
-        store = self._open_store
+        store, asked = self._open_store, StepFilter.of(where)
+        if asked.passes_everything:
+            raise InvalidFilterError(
+                "purge needs at least one condition that leaves something out; clear() deletes all."
+            )
         try:
-            erased = erase(store, StepFilter.of(where), self.namespace, self._file)
+            erased = erase(store, asked, self.namespace, self._file)
             try:
                 beyond = store.compact()
             except StorageBusyError:  # the rows are gone, which whoever asked must learn

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
-from hybridagi_steps.errors import StorageBusyError, StorageError
+from hybridagi_steps.errors import StorageError
 
 CANARY = "qzx9917"
 
@@ -196,7 +196,6 @@ def test_a_purge_that_cannot_give_space_back_forgets_the_index_all_the_same(tmp_
         with closing(sqlite3.connect(path)) as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT count(*) FROM agent_step").fetchone()
-            with pytest.raises(StorageBusyError):
-                memory.purge({"session_id": "s"})
+            assert memory.purge({"session_id": "s"}).unreached == (str(path),)
         assert not memory.exist("first")
         assert not [*tmp_path.glob("*.index")]

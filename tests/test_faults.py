@@ -132,7 +132,7 @@ def test_a_broken_promise_is_counted_as_what_it_is(
     [
         ("DELETE FROM message WHERE sequence = 1", "half_written"),
         ("DELETE FROM message WHERE sequence = 3", "lost"),
-        ("UPDATE message SET said = replace(said, 'first', 'x') WHERE sequence = 1", "silently_changed"),
+        ("UPDATE message SET said = 'x' WHERE sequence = 1", "silently_changed"),
         ("DELETE FROM agent_step WHERE id = 'a.1'", "lost"),
         ("UPDATE run SET score = 0.75", "lost"),
     ],
