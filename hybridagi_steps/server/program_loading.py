@@ -83,7 +83,7 @@ def load_redact(name: str) -> Redact:
     found = _found("--redact", name)
     if not callable(found) or inspect.isclass(found):
         raise InvalidSettingError(f"--redact {name} is no function that takes a text.")
-    return found
+    return cast("Redact", found)
 
 
 def _found(option: str, name: str) -> Any:
