@@ -13,6 +13,7 @@ from hybridagi_steps.cli.options import (
     Db,
     Metadata,
     Namespace,
+    Redact,
     Run,
     Scope,
     Session,
@@ -66,6 +67,7 @@ def import_steps(
     ] = False,
     db: Db = DEFAULT_DB,
     namespace: Namespace = "default",
+    redact: Redact = None,
     as_json: AsJson = False,
 ) -> None:
     """Store the steps of a file; twice is harmless."""
@@ -74,7 +76,7 @@ def import_steps(
     from hybridagi_steps.exchange import check_file, import_file
 
     check_file(file)  # what cannot be read must not leave an empty memory behind
-    with opened(db, namespace) as memory, output.progress("importing") as watch:
+    with opened(db, namespace, redact) as memory, output.progress("importing") as watch:
         report = import_file(
             memory, file, format=format_name, session_id=session, user_id=user, progress=watch
         )

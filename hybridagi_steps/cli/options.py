@@ -30,6 +30,14 @@ Db = Annotated[
     ),
 ]
 Namespace = Annotated[str, typer.Option("--namespace", help="Whose memory inside the file.")]
+Redact = Annotated[
+    str | None,
+    typer.Option(
+        "--redact",
+        help="Called with every text before it is stored; what it returns is kept.",
+        metavar="MODULE:NAME",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Run = Annotated[str | None, typer.Option("--run", help="Only steps of this run.", metavar="ID")]
 Session = Annotated[
@@ -99,18 +107,30 @@ def existing(db: str, namespace: str) -> AbstractContextManager[StepMemory]:
     return opened(db, namespace)
 
 
-def opened(db: str, namespace: str) -> AbstractContextManager[StepMemory]:
+def opened(
+    db: str, namespace: str, redact: str | None = None
+) -> AbstractContextManager[StepMemory]:
     """Open the memory in a file, making the file if it is not there.
+
+    Args:
+        db: The file, or a server's address.
+        namespace: Whose memory in it.
+        redact: Where the function is that redacts what is stored, as `package.module:name`.
 
     Raises:
         typer.BadParameter: It is ":memory:", which ends with the command.
+        InvalidSettingError: There is no such function to redact with.
         StorageError: It is no memory, a damaged one, or cannot be written.
     """
     if db in ("", ":memory:"):
         raise typer.BadParameter(f"--db needs a file; {db!r} would be gone with this command.")
     from hybridagi_steps.memory import StepMemory
 
-    return StepMemory(db, namespace=namespace)
+    if redact is None:
+        return StepMemory(db, namespace=namespace)
+    from hybridagi_steps.server.program_loading import load_redact
+
+    return StepMemory(db, namespace=namespace, redact=load_redact(redact))
 
 
 def named(db: str) -> str:

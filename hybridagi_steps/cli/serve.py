@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridagi_steps.cli.options import DEFAULT_DB, Db, Namespace, opened
+from hybridagi_steps.cli.options import DEFAULT_DB, Db, Namespace, Redact, opened
 from hybridagi_steps.server.settings import CONCURRENCY, LOOPBACK_NAMES, ServerSettings
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def serve(
         int, typer.Option("--max-queue", min=0, help="Most of them that wait for their turn.")
     ] = 16,
     namespace: Namespace = "default",
+    redact: Redact = None,
 ) -> None:
     """Serve sessions, runs and search over HTTP, with a page; prints a token and the address."""
     _check_installed("fastapi", "uvicorn", "prometheus_client", what="The server", extra="server")
@@ -91,7 +92,7 @@ def serve(
         max_concurrency=max_concurrency,
         max_queue=max_queue,
     )
-    with opened(db, namespace) as memory:
+    with opened(db, namespace, redact) as memory:
         runner = None if program is None else load_runner(program, memory, ask_consent=ask)
         app = create_app(memory, known, runner=runner, settings=settings)
         listening = bound(host, port, settings.stall_seconds)
@@ -103,7 +104,7 @@ def serve(
     leave_soon(app.state.services.hub.cut_off, at_once=bool(left))
 
 
-def mcp(db: Db = DEFAULT_DB, namespace: Namespace = "default") -> None:
+def mcp(db: Db = DEFAULT_DB, namespace: Namespace = "default", redact: Redact = None) -> None:
     """Serve search_steps, get_run and add_step to an MCP client over standard input and output."""
     _check_installed("mcp", what="The MCP server", extra="mcp")
     from hybridagi_steps.server.leaving import leave_now
@@ -111,7 +112,7 @@ def mcp(db: Db = DEFAULT_DB, namespace: Namespace = "default") -> None:
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started it may ignore it
     try:
-        with opened(db, namespace) as memory:
+        with opened(db, namespace, redact) as memory:
             serve_stdio(memory)
     except KeyboardInterrupt:
         # The memory is closed; the thread that waits for standard input does not end by itself.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridagi_steps.cli.options import DEFAULT_DB, Db, Namespace, opened
+from hybridagi_steps.cli.options import DEFAULT_DB, Db, Namespace, Redact, opened
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -30,6 +30,7 @@ def worker(
         float, typer.Option("--grace", min=0, help="Seconds that runs get to end when stopped.")
     ] = 10.0,
     namespace: Namespace = "default",
+    redact: Redact = None,
 ) -> None:
     """Carry out runs from a queue, also those that a killed worker left; stop with Ctrl-C."""
     from hybridagi_steps.running.durable import DurableRunner
@@ -37,7 +38,7 @@ def worker(
 
     stop = threading.Event()
     with (
-        opened(db, namespace) as memory,
+        opened(db, namespace, redact) as memory,
         DurableRunner(load_runner(program, memory), database=queue) as durable,
     ):
         _end_when_told(stop)

@@ -1,4 +1,4 @@
-"""The program that a server lets people talk to: named on the command line, loaded once."""
+"""What the command line names as package.module:name: the program to run, what redacts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
+from hybridagi_steps.admission import Redact
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.memory import StepMemory
 
@@ -29,7 +30,7 @@ def load_runner(name: str, memory: StepMemory, *, ask_consent: bool = False) -> 
         InvalidSettingError: There is no such program, it cannot be loaded, or it cannot be made to
             ask.
     """
-    program = _made(_found(name), name, memory)
+    program = _made(_found("--program", name), name, memory)
     from hybridagi_steps.running.config import StepRunnerConfig
     from hybridagi_steps.running.runner import StepRunner
 
@@ -73,10 +74,22 @@ def _leave_to_the_reader(_: object) -> None:
     """Decide nothing: the answer comes through the server."""
 
 
-def _found(name: str) -> Any:
+def load_redact(name: str) -> Redact:
+    """Return the function that `package.module:name` names.
+
+    Raises:
+        InvalidSettingError: There is none, or it cannot be loaded.
+    """
+    found = _found("--redact", name)
+    if not callable(found) or inspect.isclass(found):
+        raise InvalidSettingError(f"--redact {name} is no function that takes a text.")
+    return cast("Redact", found)
+
+
+def _found(option: str, name: str) -> Any:
     module_name, colon, path = name.partition(":")
     if not colon or not module_name or not path:
-        raise InvalidSettingError(f"--program is package.module:name, not {name!r}.")
+        raise InvalidSettingError(f"{option} is package.module:name, not {name!r}.")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -86,7 +99,7 @@ def _found(name: str) -> Any:
             found = getattr(found, part)
     except Exception as error:
         raise InvalidSettingError(
-            f"--program {name} cannot be loaded: {type(error).__name__}: {error}"
+            f"{option} {name} cannot be loaded: {type(error).__name__}: {error}"
         ) from error
     return found
 
