@@ -179,7 +179,6 @@ class Writer:
     def __init__(self, memory: StepMemory, lane: Lane, notes: Path) -> None:
         self.memory, self.lane = memory, lane
         self._notes = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        self._loop = asyncio.Runner()
         self.folder = notes.parent
 
     def note(self, value: dict[str, Any]) -> None:
@@ -230,7 +229,7 @@ class Writer:
         elif kind in ("vacuum", "flush", "clear"):
             getattr(memory, kind)()
         elif kind != "nothing":
-            self._loop.run(self._in_session(operation))
+            asyncio.run(self._in_session(operation))
 
     def _import(self, operation: Operation) -> None:
         source = self.folder / f"{self.lane.name}.jsonl"
