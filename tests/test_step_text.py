@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -171,3 +173,23 @@ def test_calls_that_differ_in_purpose_alone_are_not_the_same() -> None:
         "refund the flight | desk (city=Oslo)",
         "book a hotel | desk (city=Oslo)",
     ]
+
+
+def test_threads_that_stem_at_once_do_not_mix_their_words() -> None:
+    def said(thread: int) -> str:
+        return " ".join(f"x{thread}y{n}izations relationally hopefulness" for n in range(400))
+
+    def stems(thread: int) -> list[str]:
+        return tokens(said(thread))
+
+    pause = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(stems, range(8)))
+    finally:
+        sys.setswitchinterval(pause)
+    for thread, words in enumerate(found):
+        assert words == [
+            stem for n in range(400) for stem in (f"x{thread}y{n}iz", "relation", "hope")
+        ]

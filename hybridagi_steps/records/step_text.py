@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+import threading
 import unicodedata
 from collections.abc import Callable, Collection
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import orjson
@@ -145,14 +146,20 @@ def _normal(text: str) -> str:
 @lru_cache(maxsize=100_000)
 def _stem(word: str) -> str:
     # Porter leaves words of two letters alone, this implementation does not: `ls` is no plural.
-    return word if len(word) <= _SHORTEST_STEMMED else _stemmer().stemWord(word)
+    return word if len(word) <= _SHORTEST_STEMMED else _stemmers.porter.stemWord(word)
 
 
-@lru_cache(maxsize=1)
-def _stemmer() -> Any:
-    import snowballstemmer  # pyright: ignore[reportMissingTypeStubs]
+class _Stemmers(threading.local):
+    """A stemmer for each thread: one holds the word it works on, and two would mix theirs."""
 
-    return snowballstemmer.stemmer("porter")  # pyright: ignore[reportUnknownMemberType]
+    @cached_property
+    def porter(self) -> Any:
+        import snowballstemmer  # pyright: ignore[reportMissingTypeStubs]
+
+        return snowballstemmer.stemmer("porter")  # pyright: ignore[reportUnknownMemberType]
+
+
+_stemmers = _Stemmers()
 
 
 def _words(name: str) -> str:
