@@ -233,7 +233,10 @@ class _Load:
 async def _overload(process: subprocess.Popen[str], load: _Load, seconds: float) -> dict[str, Any]:
     """Measure and overload by turns, so that what else the machine does falls on both; end it."""
     part = seconds / (2 * ROUNDS)
-    await load.closed_loop(part)  # warms up: what it does is not counted
+    # Warms up, until the index is there: what it does is not counted.
+    while not (await load.closed_loop(part)).answered:
+        continue
+    await load.closed_loop(part)
     usual, watch = _rss(process.pid), _Peak(process.pid)
     counts, can, does = _Counts(), list[_Rate](), list[_Rate]()
     for _ in range(ROUNDS):
