@@ -24,9 +24,9 @@ from hybridagi_steps.errors import InvalidStepError, MessageError, StepTooDeepEr
 from hybridagi_steps.records.json_values import MAX_DEPTH, is_json, json_value, too_deep
 from hybridagi_steps.records.message import MessageRole, Step, StepMetrics, from_local, in_utc
 
-_IDS = ("id", "run_id", "tool_call_id", "agent_step_id", "parent_run_id")
+_MESSAGE_IDS = ("id", "run_id", "tool_call_id", "agent_step_id", "parent_run_id")
 _TEXTS = ("name", "content_for_user", "reasoning_content")
-_VALUES = ("content", "tool_calls", *_TEXTS, "metadata")
+_MESSAGE_VALUES = ("content", "tool_calls", *_TEXTS, "metadata")
 _STRUCTURE = frozenset(("id", "type", "tool_use_id", "index"))
 """Keys of tool calls and content parts whose values are no text of anybody."""
 _NESTED = frozenset(("function", "content", "source", "image_url", "cache_control"))
@@ -52,10 +52,12 @@ def admitted_messages(messages: object, session_id: str, redact: Redact | None) 
     """
     check_id("session_id", session_id)
     if isinstance(messages, Step | Mapping):
-        return [_admitted(cast("object", messages), session_id, redact)]
+        return [_admitted_message(cast("object", messages), session_id, redact)]
     if isinstance(messages, str | bytes) or not isinstance(messages, Iterable):
         raise InvalidStepError(f"expected Steps, got {type(messages).__name__}.")
-    return [_admitted(item, session_id, redact) for item in cast("Iterable[object]", messages)]
+    return [
+        _admitted_message(item, session_id, redact) for item in cast("Iterable[object]", messages)
+    ]
 
 
 def check_id(name: str, value: object) -> None:
@@ -85,10 +87,10 @@ def redacted_message(values: Mapping[str, Any], redact: Redact) -> dict[str, Any
     }
 
 
-def _admitted(message: object, session_id: str, redact: Redact | None) -> Step:
+def _admitted_message(message: object, session_id: str, redact: Redact | None) -> Step:
     step = message if isinstance(message, Step) else _from_dict(message, session_id)
     _check_shape(step)
-    values = {name: getattr(step, name, None) for name in _VALUES}
+    values = {name: getattr(step, name, None) for name in _MESSAGE_VALUES}
     for name, value in values.items():
         if (path := too_deep(value, name)) is not None:
             raise StepTooDeepError(step.id, path, MAX_DEPTH)
@@ -111,7 +113,7 @@ def _from_dict(message: object, session_id: str) -> Step:
         raise InvalidStepError(f"expected a Step, got {type(message).__name__}.")
     known = dict(cast("Mapping[str, Any]", message))
     # Before validation, which would refuse what can be repaired.
-    known.update(_repaired({name: known.get(name) for name in _VALUES}))
+    known.update(_repaired({name: known.get(name) for name in _MESSAGE_VALUES}))
     try:
         return Step.model_validate({**known, "session_id": session_id})
     except ValidationError as error:
@@ -126,7 +128,7 @@ def _check_shape(step: Step) -> None:
     Raises:
         InvalidStepError: A field of another type than messages have.
     """
-    for name in _IDS:
+    for name in _MESSAGE_IDS:
         if (value := getattr(step, name, None)) is not None or name == "id":
             check_id(name, value)
     if step.role not in list(MessageRole):

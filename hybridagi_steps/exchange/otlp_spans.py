@@ -59,7 +59,7 @@ def _spans(steps: Sequence[AgentStep]) -> Iterator[dict[str, Any]]:
         if id(step) in ended:
             continue
         end = ends.get(id_text(step.id))
-        span = _span(step, end)
+        span = _step_span(step, end)
         if step.program_id in known and step.program_id != id_text(step.id):
             span["parentSpanId"] = _span_id(step.program_id)
         yield span
@@ -83,14 +83,14 @@ def _ends(steps: Sequence[AgentStep]) -> dict[str, AgentStep]:
     return ends
 
 
-def _span(step: AgentStep, end: AgentStep | None) -> dict[str, Any]:
+def _step_span(step: AgentStep, end: AgentStep | None) -> dict[str, Any]:
     attributes, name, kind = _described(step, end)
     last = end or step
     attributes |= _measured(last)
     attributes |= {
         names.CONVERSATION: step.session_id,
         names.USER_ID[0]: step.user_id,
-        names.ERROR_TYPE: _error(last).get("type") if last.status == "error" else None,
+        names.ERROR_TYPE: _error_of(last).get("type") if last.status == "error" else None,
         names.STEP: _step_json(step),
     }
     start, finish = _times(step, end)
@@ -193,11 +193,11 @@ def _status(step: AgentStep) -> dict[str, Any]:
     if step.status == "ok":
         return {"code": _OK}
     if step.status == "error":
-        return {"code": _ERROR, "message": str(_error(step).get("message", ""))}
+        return {"code": _ERROR, "message": str(_error_of(step).get("message", ""))}
     return {}
 
 
-def _error(step: AgentStep) -> dict[str, Any]:
+def _error_of(step: AgentStep) -> dict[str, Any]:
     found: Any = (step.outputs or {}).get("error")
     return found if isinstance(found, dict) else {"type": "Error", "message": str(found or "")}  # pyright: ignore[reportUnknownVariableType]
 

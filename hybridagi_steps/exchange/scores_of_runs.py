@@ -14,7 +14,7 @@ from hybridagi_steps.exchange.records import ParsedScore, as_object
 from hybridagi_steps.protocols import RunSummary
 from hybridagi_steps.records.agent_step import AgentStep
 
-KEY = "run_score"
+RUN_SCORE = "run_score"
 _PAGE = 1_000
 
 
@@ -43,7 +43,7 @@ class RunScores:
             return step
         self._told.add(run.run_id)
         said = {"value": run.score, "feedback": run.feedback}
-        return step.model_copy(update={KEY: {k: v for k, v in said.items() if v is not None}})
+        return step.model_copy(update={RUN_SCORE: {k: v for k, v in said.items() if v is not None}})
 
     def _read(self) -> dict[str, RunSummary]:
         runs = getattr(self._memory, "runs", None)
@@ -61,14 +61,14 @@ class RunScoresRead:
 
     def without(self, line: int, fields: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a step without the score of its run."""
-        run_id, said = fields.get("run_id"), as_object(fields.get(KEY))
+        run_id, said = fields.get("run_id"), as_object(fields.get(RUN_SCORE))
         if not isinstance(run_id, str):
             return fields
         value, feedback = said.get("value"), said.get("feedback")
         if isinstance(value, int | float):
             words = feedback if isinstance(feedback, str) else None
             self._told.setdefault(run_id, ParsedScore(line, run_id, float(value), words))
-            fields = {name: fields[name] for name in fields if name != KEY}
+            fields = {name: fields[name] for name in fields if name != RUN_SCORE}
         told = self._told.get(run_id)
         inherits = told is not None and fields.get("score") == told.score
         return {**fields, "score": None} if inherits else fields

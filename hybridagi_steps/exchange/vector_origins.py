@@ -13,7 +13,7 @@ from typing import Any
 
 from hybridagi_steps.records.agent_step import AgentStep
 
-KEY = "vector_embedder"
+VECTOR_EMBEDDER = "vector_embedder"
 """The field, in Parquet the column, that names the embedder."""
 
 
@@ -27,15 +27,15 @@ def with_origin(step: AgentStep, embedder: str | None) -> AgentStep:
     """Return a step as it is to be written, its vector's origin named."""
     if step.vector is None or embedder is None:
         return step
-    return step.model_copy(update={KEY: embedder})
+    return step.model_copy(update={VECTOR_EMBEDDER: embedder})
 
 
 def origin_of(fields: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
     """Return the fields of a step without the name of its vector's embedder, and that name."""
-    name = fields.get(KEY)
+    name = fields.get(VECTOR_EMBEDDER)
     if not isinstance(name, str) or fields.get("vector") is None:
         return fields, None
-    return {field: fields[field] for field in fields if field != KEY}, name
+    return {field: fields[field] for field in fields if field != VECTOR_EMBEDDER}, name
 
 
 class VectorOrigins:

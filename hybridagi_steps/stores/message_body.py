@@ -25,7 +25,7 @@ PREVIEW_LENGTH = 120
 
 _SAID = ("role", "content", "tool_calls", "tool_call_id", "name")
 _ELSEWHERE = frozenset(("id", "session_id", "sequence", *_SAID))
-_FIELDS = frozenset(Step.model_fields)
+_MESSAGE_FIELDS = frozenset(Step.model_fields)
 _ABSENT: dict[str, Any] = dict.fromkeys(Step.model_fields)
 _ROLES: dict[str, MessageRole] = {role.value: role for role in MessageRole}
 
@@ -53,7 +53,7 @@ def encode_message(message: Step) -> Written:
     }
     try:
         said = orjson.dumps(message.to_message_dict())
-        body = orjson.dumps(values, default=_plain)
+        body = orjson.dumps(values, default=_plain_part)
     except TypeError as error:
         raise InvalidStepError(
             f"message {message.id!r} holds a value that JSON cannot: {error}. Write it through a "
@@ -67,7 +67,7 @@ def encode_message(message: Step) -> Written:
 def decode_message(written: Written, message_id: str, session_id: str, sequence: int) -> Step:
     """Return the message that was written, at the place given; nothing is validated."""
     values: dict[str, Any] = orjson.loads(written.body)
-    for unknown in values.keys() - _FIELDS:
+    for unknown in values.keys() - _MESSAGE_FIELDS:
         del values[unknown]
     values.update(orjson.loads(written.said))
     values["role"] = _ROLES[values["role"]]
@@ -96,7 +96,7 @@ def preview(written: Written) -> str | None:
     return " ".join(str(content)[: 2 * PREVIEW_LENGTH].split())[:PREVIEW_LENGTH]
 
 
-def _plain(value: object) -> Any:
+def _plain_part(value: object) -> Any:
     """Turn the only model a message holds into data; anything else is an error."""
     if isinstance(value, StepMetrics):
         return {name: figure for name, figure in value.__dict__.items() if figure is not None}

@@ -35,10 +35,10 @@ def write(program: ProgramGraph) -> str:
     Raises:
         ProgramError: A text in it has half a character (a lone surrogate).
     """
-    head = [f"{_DESCRIPTION}{line}" for line in _description(program.description)]
+    head = [f"{_DESCRIPTION}{line}" for line in _description_lines(program.description)]
     if program.var_in:
         head.append(_VARIABLES + ", ".join(program.var_in))
-    items = [_node(name, node) for name, node in program.nodes.items()]
+    items = [_node_source(name, node) for name, node in program.nodes.items()]
     items += [_edge(edge) for edge in program.edges]
     text = "\n".join([*head, "CREATE", ",\n".join(items)]) + "\n"
     try:
@@ -52,23 +52,23 @@ def write(program: ProgramGraph) -> str:
     return text
 
 
-def _description(text: str) -> list[str]:
+def _description_lines(text: str) -> list[str]:
     """Return the lines of a description; as one JSON string if plain lines would not keep it."""
     lines = text.split("\n") if text else []
     plain = all(line == line.strip() and line.isprintable() for line in lines)
     return lines if plain and not text.startswith('"') else [json.dumps(text)]
 
 
-def _node(name: str, node: Node) -> str:
+def _node_source(name: str, node: Node) -> str:
     head = f"({_quoted(name)}:{type(node).__name__} {{"
-    values = dict(_values(node))
+    values = dict(_properties(node))
     if isinstance(node, Control):
-        return f"{head}{_value('id', values)}}})"
-    inside = ",\n".join(f"  {_value(key, values)}" for key in values)
+        return f"{head}{_property_source('id', values)}}})"
+    inside = ",\n".join(f"  {_property_source(key, values)}" for key in values)
     return f"{head}\n{inside}\n}})"
 
 
-def _values(node: Node) -> Iterator[tuple[str, Any]]:
+def _properties(node: Node) -> Iterator[tuple[str, Any]]:
     """Yield a node's properties, without those that stand at their empty default."""
     for field in fields(node):
         value = getattr(node, field.name)
@@ -76,7 +76,7 @@ def _values(node: Node) -> Iterator[tuple[str, Any]]:
             yield field.name, value
 
 
-def _value(key: str, values: Mapping[str, Any]) -> str:
+def _property_source(key: str, values: Mapping[str, Any]) -> str:
     return f"{key}: {json.dumps(values[key], ensure_ascii=False)}"
 
 

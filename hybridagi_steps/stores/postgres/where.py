@@ -30,7 +30,7 @@ def metadata_texts(metadata: Mapping[str, Any] | None) -> list[str] | None:
         return None
     # As the body has it: whatever JSON makes of a value is what a filter looks at.
     plain: dict[str, Any] = orjson.loads(orjson.dumps(metadata, default=str))
-    texts = (_text(key, value) for key, value in plain.items())
+    texts = (_comparable_text(key, value) for key, value in plain.items())
     return [text for text in texts if text is not None] or None
 
 
@@ -41,7 +41,7 @@ def of_metadata(metadata: Mapping[str, PlainValue]) -> Iterator[Condition]:
     texts = [text for item in metadata.items() for text in item if isinstance(text, str)]
     numbers = [value for value in metadata.values() if isinstance(value, float)]
     if all(map(is_storable, texts)) and all(map(math.isfinite, numbers)):
-        asked = many(_text(key, value) for key, value in metadata.items())
+        asked = many(_comparable_text(key, value) for key, value in metadata.items())
         yield "k.metadata @> CAST(? AS TEXT[])", [asked]
     else:
         yield "FALSE", []
@@ -58,7 +58,7 @@ def keys_query(names: Sequence[StepKey]) -> str:
         FROM step_view k WHERE k.namespace = ? AND k.row > ? ORDER BY k.row LIMIT ?) page"""  # noqa: S608 - columns are ours
 
 
-def _text(key: str, value: Any) -> str | None:
+def _comparable_text(key: str, value: Any) -> str | None:
     """Return one text for a key and all values that are the same to a filter."""
     kind, comparable = scalar_kind(value)
     if kind == "other":
