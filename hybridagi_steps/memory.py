@@ -29,7 +29,6 @@ from hybridagi_steps.arguments import (
     one_id,
 )
 from hybridagi_steps.background import START_AT
-from hybridagi_steps.binding import AUTO, EmbedderBinding
 from hybridagi_steps.erasure import Erased, erase, erase_all
 from hybridagi_steps.errors import (
     InvalidFilterError,
@@ -38,15 +37,16 @@ from hybridagi_steps.errors import (
     MemoryNotPicklableError,
     StorageBusyError,
 )
-from hybridagi_steps.lineage import Expand, ancestors
 from hybridagi_steps.protocols import Embedder, RunSummary
 from hybridagi_steps.recalls import note_steps
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
 from hybridagi_steps.records.revocation import Revocation
-from hybridagi_steps.retrieval import Mode
-from hybridagi_steps.searching import Searcher
-from hybridagi_steps.step_index import IN_MEMORY, cache_path
+from hybridagi_steps.search.embedder_binding import AUTO, EmbedderBinding
+from hybridagi_steps.search.lineage import Expand, ancestors
+from hybridagi_steps.search.ranking import Mode
+from hybridagi_steps.search.searcher import Searcher
+from hybridagi_steps.search.step_index import IN_MEMORY, cache_path
 from hybridagi_steps.stores import Durability, address_text, open_store
 from hybridagi_steps.stores.address import is_server, lasting_address, shown_address
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS

@@ -9,12 +9,12 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-from hybridagi_steps import retrieval
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.exchange.shipped_runs import shipped_steps
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.step_text import own_text, text_hash
+from hybridagi_steps.search import ranking as retrieval
 from tests.benchmarks import (
     corpus,
     embed,

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hybridagi_steps.indexes.cache_file import load_cache, save_cache
-from hybridagi_steps.indexes.faiss_index import FaissIndex
+from hybridagi_steps.search.index_cache import load_cache, save_cache
+from hybridagi_steps.search.vector_index import FaissIndex
 
 HEADER: dict[str, Any] = {
     "store": "a1",
@@ -213,7 +213,7 @@ def test_a_disk_that_cannot_take_it_keeps_the_old_file(
 def test_a_writer_killed_at_any_moment_leaves_a_whole_file(path: Path) -> None:
     script = """
         import sys, numpy as np
-        from hybridagi_steps.indexes.cache_file import save_cache
+        from hybridagi_steps.search.index_cache import save_cache
         number = 0
         while True:
             number += 1

@@ -20,9 +20,9 @@ from hybridagi_steps.errors import (
     InvalidVectorError,
     VectorError,
 )
-from hybridagi_steps.indexes import faiss_index
-from hybridagi_steps.indexes.faiss_index import FaissIndex
 from hybridagi_steps.protocols import FloatMatrix, Rows, ScoredRows, VectorIndex
+from hybridagi_steps.search import vector_index as faiss_index
+from hybridagi_steps.search.vector_index import FaissIndex
 
 
 def clustered(count: int, dimension: int, seed: int = 0) -> FloatMatrix:
@@ -370,7 +370,7 @@ def test_threads_may_search_while_others_add_and_remove() -> None:
 FORK = """
     import os, sys, threading, warnings
     import faiss, numpy as np
-    from hybridagi_steps.indexes.faiss_index import FaissIndex
+    from hybridagi_steps.search.vector_index import FaissIndex
     warnings.simplefilter("ignore")
     vectors = np.random.default_rng(0).standard_normal((30_000, 128)).astype(np.float32)
     index = FaissIndex(128)

@@ -22,15 +22,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from hybridagi_steps.deriving import Deriver
 from hybridagi_steps.embedders import HashingEmbedder
 from hybridagi_steps.errors import StorageError
-from hybridagi_steps.indexes import filter_columns
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.protocols import Rows, StepKey, StepStore
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.step_index import StepIndex
+from hybridagi_steps.search import filter_index as filter_columns
+from hybridagi_steps.search.indexing import Deriver
+from hybridagi_steps.search.step_index import StepIndex
 from hybridagi_steps.stores import open_store
 from hybridagi_steps.stores.in_memory import InMemoryStepStore
 from hybridagi_steps.stores.sqlite import SqliteStepStore

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from hybridagi_steps.errors import DamagedFileError
-from hybridagi_steps.indexes import faiss_index, scan_codes
-from hybridagi_steps.indexes.faiss_index import FaissIndex
-from hybridagi_steps.indexes.scan_codes import ScanCodes
 from hybridagi_steps.protocols import FloatMatrix, Rows
+from hybridagi_steps.search import quantized_codes as scan_codes
+from hybridagi_steps.search import vector_index as faiss_index
+from hybridagi_steps.search.quantized_codes import ScanCodes
+from hybridagi_steps.search.vector_index import FaissIndex
 
 D = 32
 COUNT = 6_000
@@ -250,7 +251,7 @@ FORK = """
     import os, threading, time, warnings
     import numpy as np
     from hybridagi_steps.indexes import faiss_index, scan_codes
-    from hybridagi_steps.indexes.faiss_index import FaissIndex
+    from hybridagi_steps.search.vector_index import FaissIndex
     warnings.simplefilter("ignore")
     faiss_index.LISTS_FROM, scan_codes.PIECE = 2_000, 100
     vectors = np.random.default_rng(0).standard_normal((40_000, 64)).astype(np.float32)
@@ -282,7 +283,7 @@ def test_a_child_forked_during_a_build_searches_and_builds_its_own() -> None:
 LEAVE = """
     import numpy as np
     from hybridagi_steps.indexes import scan_codes
-    from hybridagi_steps.indexes.faiss_index import FaissIndex
+    from hybridagi_steps.search.vector_index import FaissIndex
     scan_codes.PIECE = 10
     vectors = np.random.default_rng(0).standard_normal((60_000, 64)).astype(np.float32)
     index = FaissIndex(64)

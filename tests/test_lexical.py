@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridagi_steps.indexes import lexical
-from hybridagi_steps.indexes.lexical import Document, LexicalIndex
+from hybridagi_steps.search import bm25 as lexical
+from hybridagi_steps.search.bm25 import Document, LexicalIndex
 
 Documents = dict[int, list[str]]
 

@@ -36,7 +36,7 @@ from hybridagi_steps.errors import (
     StepTooLargeError,
     UnknownRunError,
 )
-from hybridagi_steps.step_index import StepIndex
+from hybridagi_steps.search.step_index import StepIndex
 
 
 @pytest.fixture(params=["memory", "postgres"])

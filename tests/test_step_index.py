@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hybridagi_steps.indexes import faiss_index, scan_codes
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.search import quantized_codes as scan_codes
+from hybridagi_steps.search import vector_index as faiss_index
 
 STEPS = 2_400
 NAMES = ["refund", "ticket", "hotel", "train", "invoice", "airline", "weather", "search"]

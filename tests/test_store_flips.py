@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 from hybridagi_steps import StepMemory
 from hybridagi_steps.cli.app import app
-from hybridagi_steps.deriving import Deriver
 from hybridagi_steps.embedders.hashing import HashingEmbedder
 from hybridagi_steps.errors import DamagedFileError, StepsError
 from hybridagi_steps.exchange import import_file, salvage_file
 from hybridagi_steps.protocols import Position
 from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.search.indexing import Deriver
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.stores.sqlite.schema import migrations
 from hybridagi_steps.stores.waiting import Patience

@@ -16,7 +16,6 @@ from hybridagi_steps.context.excerpts import condensed, excerpt, identifier_set,
 from hybridagi_steps.errors import EmbedderError
 from hybridagi_steps.exchange.message_parts import text_of
 from hybridagi_steps.exchange.records import as_object
-from hybridagi_steps.indexes.lexical import Document, LexicalIndex
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.agent_steps import shown_steps
 from hybridagi_steps.messages.names import field_lines, json_text
@@ -27,6 +26,7 @@ from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.message import MessageRole, Step, in_utc
 from hybridagi_steps.records.provenance import source_of
+from hybridagi_steps.search.bm25 import Document, LexicalIndex
 
 _RANK_OFFSET = 60
 _OVERFETCH = 20

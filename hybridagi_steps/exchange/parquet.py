@@ -29,8 +29,7 @@ from hybridagi_steps.exchange.records import (
     as_object,
     read_each,
 )
-from hybridagi_steps.exchange.vector_origins import VECTOR_EMBEDDER
-from hybridagi_steps.exchange.vector_origins import origin_of
+from hybridagi_steps.exchange.vector_origins import VECTOR_EMBEDDER, origin_of
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 
 MAGIC = b"PAR1"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hybridagi_steps.locks import rest_first_at_fork
 
 if TYPE_CHECKING:
-    from hybridagi_steps.indexes.scan_codes import Building, ScanCodes
+    from hybridagi_steps.search.quantized_codes import Building, ScanCodes
 
 log = logging.getLogger("hybridagi_steps")
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hybridagi_steps.indexes.vector_store import Mask, Positions, VectorStore
 from hybridagi_steps.protocols import FloatMatrix, Rows
+from hybridagi_steps.search.vector_rows import Mask, Positions, VectorStore
 
 
 class Scope(NamedTuple):

@@ -14,9 +14,9 @@ from itertools import cycle
 from statistics import fmean
 from typing import Any
 
-from hybridagi_steps.indexes.lexical import LexicalIndex
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.step_text import tokens, window_text
+from hybridagi_steps.search.bm25 import LexicalIndex
 from tests.benchmarks.conditions import conditions, counts
 from tests.benchmarks.corpus import made_queries, made_steps
 from tests.benchmarks.tables import Table, number, print_json, print_tables

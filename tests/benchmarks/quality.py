@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from hybridagi_steps import retrieval
 from hybridagi_steps.exchange.shipped_runs import shipped_steps
-from hybridagi_steps.indexes.lexical import LexicalIndex
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.step_text import own_text, text_hash, tokens
+from hybridagi_steps.search import ranking as retrieval
+from hybridagi_steps.search.bm25 import LexicalIndex
 from tests.benchmarks.conditions import conditions
 from tests.benchmarks.ranking import ndcg, recall, reciprocal_rank_fusion
 from tests.benchmarks.retrieval_tasks import Half, Question, Task, retrieval_tasks

@@ -26,7 +26,7 @@ from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows
 from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.step_index import StepIndex
+from hybridagi_steps.search.step_index import StepIndex
 from hybridagi_steps.stores import open_store
 from tests.benchmarks import CHECKOUT
 from tests.benchmarks.conditions import conditions, counts

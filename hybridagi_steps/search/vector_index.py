@@ -26,18 +26,18 @@ import numpy.typing as npt
 from hybridagi_steps.errors import DamagedFileError, VectorError
 from hybridagi_steps.indexes.code_build import CodeBuild
 from hybridagi_steps.indexes.scope import Scope, Scopes
-from hybridagi_steps.indexes.vector_store import (
+from hybridagi_steps.locks import ForkSafeLock
+from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows, ScoredRows
+from hybridagi_steps.search.vector_rows import (
     Mask,
     Positions,
     VectorStore,
     exact_similarities,
     unit_rows,
 )
-from hybridagi_steps.locks import ForkSafeLock
-from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows, ScoredRows
 
 if TYPE_CHECKING:
-    from hybridagi_steps.indexes.scan_codes import ScanCodes
+    from hybridagi_steps.search.quantized_codes import ScanCodes
 
 # Measured with one thread, 256 dimensions, k = 10, on steps that the benchmark makes up, in ms
 # beside a numpy product with a partition: 4,000 rows .09 / .09; 10,000 .11 / .2; 100,000 .6 / 4.5,
@@ -327,7 +327,7 @@ class FaissIndex:
         """Encode fresh rows if they are many; no more than a search can wait for."""
         if self._store.count - codes.count < CODE_BATCH:
             return False
-        from hybridagi_steps.indexes.scan_codes import PIECE
+        from hybridagi_steps.search.quantized_codes import PIECE
 
         codes.add(self._store.vectors[codes.count :][:PIECE])
         return True
@@ -342,7 +342,7 @@ class FaissIndex:
         )
         if not outdated or (self._build and (self._build.going_on or self._build.failed)):
             return
-        from hybridagi_steps.indexes import scan_codes
+        from hybridagi_steps.search import quantized_codes as scan_codes
 
         pieces = scan_codes.build(self._vectors, lists=count >= LISTS_FROM)
         self._build = CodeBuild(pieces, self._adopt)
@@ -373,6 +373,6 @@ class FaissIndex:
 def _codes_of(arrays: Mapping[str, npt.NDArray[Any]]) -> ScanCodes | None:
     if "codes" not in arrays:
         return None
-    from hybridagi_steps.indexes.scan_codes import ScanCodes
+    from hybridagi_steps.search.quantized_codes import ScanCodes
 
     return ScanCodes.from_arrays(arrays)

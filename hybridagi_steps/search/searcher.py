@@ -22,27 +22,27 @@ import numpy as np
 from hybridagi_steps.admission import Redact, admitted, redacted
 from hybridagi_steps.arguments import is_number
 from hybridagi_steps.background import BackgroundWork
-from hybridagi_steps.deriving import (
-    PATIENCE_SECONDS,
-    Deriver,
-    Held,
-    embed_documents,
-    own_stems,
-)
 from hybridagi_steps.embedders import checked_vectors
 from hybridagi_steps.errors import (
     EmbedderError,
     InvalidQueryError,
     StepsError,
 )
-from hybridagi_steps.indexes.filter_columns import FEW_RUNS
-from hybridagi_steps.lineage import NOTHING_HIDDEN, Expand, HiddenIds, context_of
 from hybridagi_steps.protocols import Embedder, FloatVector, Hidden, Rows, StepStore
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
 from hybridagi_steps.records.step_text import own_text, text_hash, whole_text
-from hybridagi_steps.retrieval import Mode, RankedRow, Scope, SearchQuery, search
-from hybridagi_steps.step_index import StepIndex
+from hybridagi_steps.search.filter_index import FEW_RUNS
+from hybridagi_steps.search.indexing import (
+    PATIENCE_SECONDS,
+    Deriver,
+    Held,
+    embed_documents,
+    own_stems,
+)
+from hybridagi_steps.search.lineage import NOTHING_HIDDEN, Expand, HiddenIds, context_of
+from hybridagi_steps.search.ranking import Mode, RankedRow, Scope, SearchQuery, search
+from hybridagi_steps.search.step_index import StepIndex
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS, Patience, taken
 
 MAX_QUERY_LENGTH = 20_000

@@ -30,8 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.errors import DamagedFileError
-from hybridagi_steps.indexes.vector_store import Positions
 from hybridagi_steps.protocols import FloatMatrix, FloatVector
+from hybridagi_steps.search.vector_rows import Positions
 
 PIECE = 16_384
 """Vectors encoded in one go: some 0.1 s, with lists 0.3 s. A fork waits for one piece."""

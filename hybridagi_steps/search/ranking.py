@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.indexes.columns import NO_ROW
-from hybridagi_steps.indexes.lexical import Match
 from hybridagi_steps.protocols import FloatVector, Rows
 from hybridagi_steps.records.step_text import text_hash, tokens, written_words
-from hybridagi_steps.step_index import Shard, StepIndex
+from hybridagi_steps.search.bm25 import Match
+from hybridagi_steps.search.step_index import Shard, StepIndex
 
 Mode = Literal["hybrid", "dense", "lexical"]
 """Which halves decide."""
