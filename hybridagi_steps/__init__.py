@@ -60,7 +60,11 @@ if TYPE_CHECKING:
     from hybridagi_steps.running.runner import StepRunner
     from hybridagi_steps.running.stopping import RunVetoed
     from hybridagi_steps.running.tool_gate import idempotent
-    from hybridagi_steps.sessions import SessionRepository, compare_branches, fork_session
+    from hybridagi_steps.sessions.repository import (
+        SessionRepository,
+        compare_branches,
+        fork_session,
+    )
     from hybridagi_steps.token_counters import token_counter
 
 __version__ = "0.1.0"
@@ -174,7 +178,7 @@ _HOMES: dict[str, str | None] = {
     "RunHook": "running.hooks",
     "RunMetrics": "records.run",
     "RunVetoed": "running.stopping",
-    "SessionRepository": "sessions",
+    "SessionRepository": "sessions.repository",
     "Step": "records.message",
     "StepContext": "programs.adapters",
     "StepDelta": "records.event",
@@ -197,11 +201,11 @@ _HOMES: dict[str, str | None] = {
     "ToolRequest": "running.config",
     "Workspace": "planning.workspace",
     "build_context_from_steps": "context.session",
-    "compare_branches": "sessions",
+    "compare_branches": "sessions.repository",
     "edit_from_sequence": "running.retrying",
     "embedders": None,
     "errors": None,
-    "fork_session": "sessions",
+    "fork_session": "sessions.repository",
     "from_messages": "messages.provider_in",
     "get_context_summary": "context.session",
     "idempotent": "running.tool_gate",

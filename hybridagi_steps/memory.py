@@ -53,7 +53,7 @@ from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from hybridagi_steps.records.predictions import AgentStepList, Query, QueryList
-    from hybridagi_steps.sessions import SessionRepository
+    from hybridagi_steps.sessions.repository import SessionRepository
 
 _EVERYTHING = 2**62
 
@@ -161,7 +161,7 @@ class StepMemory:
 
     def repository(self) -> SessionRepository:
         """Return the sessions of this memory, for async callers; see `SessionRepository`."""
-        from hybridagi_steps.sessions import SessionRepository
+        from hybridagi_steps.sessions.repository import SessionRepository
 
         return SessionRepository(
             self._open_store, memory=self, admit=self._admitted, stored=self._count

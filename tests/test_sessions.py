@@ -28,7 +28,7 @@ from hybridagi_steps.errors import (
     UnknownSessionError,
 )
 from hybridagi_steps.records.message import Step, StepMetrics
-from hybridagi_steps.sessions import SessionRepository, compare_branches, fork_session
+from hybridagi_steps.sessions.repository import SessionRepository, compare_branches, fork_session
 
 SECRET = "hunter2"  # noqa: S105 - what redaction is to find
 

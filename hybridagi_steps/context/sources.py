@@ -26,7 +26,7 @@ from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.session_protocols import BranchPosition, MessageTokenStore
-from hybridagi_steps.sessions import check_session
+from hybridagi_steps.sessions.repository import check_session
 from hybridagi_steps.token_counters import MessageCounter
 
 log = logging.getLogger("hybridagi_steps")

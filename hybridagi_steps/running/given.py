@@ -14,7 +14,7 @@ from hybridagi_steps.programs.recorder import active_user_id
 from hybridagi_steps.records.message import SUMMARY_OF, Step
 from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.hooks import RunHook
-from hybridagi_steps.sessions import check_sequence
+from hybridagi_steps.sessions.repository import check_sequence
 
 
 def session_of(session: Any) -> AgentSession:

@@ -9,7 +9,7 @@ from typing import Any
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.running.config import AgentSession
 from hybridagi_steps.running.runner import StepRunner
-from hybridagi_steps.sessions import SessionRepository
+from hybridagi_steps.sessions.repository import SessionRepository
 
 
 async def retry_from_sequence(

@@ -15,7 +15,7 @@ from hybridagi_steps.message_admission import admitted_messages
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.session_protocols import BranchPosition
-from hybridagi_steps.sessions import SessionRepository
+from hybridagi_steps.sessions.repository import SessionRepository
 
 
 class SessionLine:

@@ -14,7 +14,7 @@ from hybridagi_steps.server.metrics import ServerMetrics
 from hybridagi_steps.server.run_hub import RunHub
 from hybridagi_steps.server.settings import ServerSettings
 from hybridagi_steps.server.slots import Slots
-from hybridagi_steps.sessions import SessionRepository
+from hybridagi_steps.sessions.repository import SessionRepository
 
 T = TypeVar("T")
 

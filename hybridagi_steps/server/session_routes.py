@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query, Response
 from starlette.exceptions import HTTPException
 
-from hybridagi_steps.branch_compare import BranchComparison, BranchSide, compare
 from hybridagi_steps.context import ContextBuilder, Receipt
 from hybridagi_steps.errors import UnknownSequenceError
 from hybridagi_steps.records.message import Step
@@ -19,6 +18,7 @@ from hybridagi_steps.server.openapi import problems
 from hybridagi_steps.server.reading import filled
 from hybridagi_steps.server.route_classes import WorkRoute
 from hybridagi_steps.server.services import Shared
+from hybridagi_steps.sessions.branch_compare import BranchComparison, BranchSide, compare
 
 router = APIRouter(tags=["sessions"], route_class=WorkRoute)
 

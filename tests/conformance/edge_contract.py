@@ -26,7 +26,7 @@ from hybridagi_steps.errors import (
     UnknownSessionError,
 )
 from hybridagi_steps.records.message import Step
-from hybridagi_steps.sessions import compare_branches
+from hybridagi_steps.sessions.repository import compare_branches
 
 NO_NUMBERS: list[Any] = [None, "3", True, 1.5, float("nan"), float("inf"), b"3", [1]]
 HUGE = [2**63 - 1, 2**63, 2**64, 10**400]

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from hybridagi_steps.admission import Redact, admitted
 from hybridagi_steps.arguments import checked_page
-from hybridagi_steps.branch_compare import BranchComparison, compare
 from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.errors import (
     InvalidSettingError,
@@ -32,6 +31,7 @@ from hybridagi_steps.session_protocols import (
     SessionBackend,
     SessionSummary,
 )
+from hybridagi_steps.sessions.branch_compare import BranchComparison, compare
 
 log = logging.getLogger("hybridagi_steps")
 
