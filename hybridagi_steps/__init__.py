@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from hybridagi_steps.planning.orchestrator import Orchestrator, run_step_executor
     from hybridagi_steps.planning.plan import Plan, PlanStep, PlanStepType
     from hybridagi_steps.planning.results import PlanResult
-    from hybridagi_steps.planning.workspace import Workspace
-    from hybridagi_steps.planning.workspace_tools import workspace_tools
     from hybridagi_steps.programs.adapters import (
         NativeChatAdapter,
         NativeJSONAdapter,
@@ -66,6 +64,8 @@ if TYPE_CHECKING:
         fork_session,
     )
     from hybridagi_steps.token_counters import token_counter
+    from hybridagi_steps.workspace.tools import workspace_tools
+    from hybridagi_steps.workspace.workspace import Workspace
 
 __version__ = "0.1.0"
 
@@ -199,7 +199,7 @@ _HOMES: dict[str, str | None] = {
     "StepsJSONAdapter": "programs.adapters",
     "StepsXMLAdapter": "programs.adapters",
     "ToolRequest": "running.config",
-    "Workspace": "planning.workspace",
+    "Workspace": "workspace.workspace",
     "build_context_from_steps": "context.session",
     "compare_branches": "sessions.repository",
     "edit_from_sequence": "running.retrying",
@@ -224,7 +224,7 @@ _HOMES: dict[str, str | None] = {
     "to_messages": "messages.agent_steps",
     "to_provider": "messages.provider_out",
     "token_counter": "token_counters",
-    "workspace_tools": "planning.workspace_tools",
+    "workspace_tools": "workspace.tools",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -29,7 +29,7 @@ from hybridagi_steps import errors
 from hybridagi_steps.planning.replaying import replaying_lm
 from hybridagi_steps.planning.tasks import task, tasks
 from hybridagi_steps.planning.work import Finished
-from hybridagi_steps.planning.workspace import Workspace
+from hybridagi_steps.workspace.workspace import Workspace
 
 memory = hs.StepMemory(":memory:", embedder="wordllama")
 folder = Path(tempfile.mkdtemp())

@@ -15,7 +15,7 @@ from hybridagi_steps.planning.durable import DurableQueue
 from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.work import Finished, Work
-from hybridagi_steps.planning.workspace import Workspace
+from hybridagi_steps.workspace.workspace import Workspace
 
 KEY = "release-7"
 STEPS = ("first", "left", "right", "slow", "last")

@@ -36,11 +36,11 @@ from hybridagi_steps.exchange import export_file, import_file
 from hybridagi_steps.planning.durable import DurableQueue
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.work import Finished, Work
-from hybridagi_steps.planning.workspace import Workspace
 from hybridagi_steps.programs.graph.graph_program import Action, GraphProgram
 from hybridagi_steps.programs.graph.interpreter import GraphInterpreter
 from hybridagi_steps.programs.tools import AskUser
 from hybridagi_steps.testing import ScriptedLM
+from hybridagi_steps.workspace.workspace import Workspace
 
 AS_GIVEN = {
     *("step id", "parent_id", "run_id", "session_id", "user_id", "program_id", "scope"),

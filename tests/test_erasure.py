@@ -32,8 +32,8 @@ from hybridagi_steps.exchange import export_file
 from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.work import Finished, Work
-from hybridagi_steps.planning.workspace import Workspace
 from hybridagi_steps.running.durable import DurableRunner
+from hybridagi_steps.workspace.workspace import Workspace
 
 ANN, BOB = "annsaidx7f3", "bobsaidx7f3"
 

@@ -29,10 +29,10 @@ from hybridagi_steps.planning.comparison import compare
 from hybridagi_steps.planning.executor import StepExecutor
 from hybridagi_steps.planning.plan import PlanStep
 from hybridagi_steps.planning.prompting import INSTRUCTIONS, make_brief
-from hybridagi_steps.planning.workspace import Workspace
 from hybridagi_steps.programs.dspy_settings import overriding
 from hybridagi_steps.testing import Reply, ScriptedLM, ToolCall, request_text, scripted_lm
 from hybridagi_steps.token_counters import CallableCounter, EstimatingCounter
+from hybridagi_steps.workspace.workspace import Workspace
 
 WORDS = CallableCounter(lambda text: len(text.split()), "words")
 

@@ -26,7 +26,6 @@ from hybridagi_steps.messages.quoting import CONTROL_TOKENS, FENCES, ROLES, fenc
 from hybridagi_steps.planning.plan import PlanStep
 from hybridagi_steps.planning.prompting import make_brief
 from hybridagi_steps.planning.tool_calls import ToolCaller
-from hybridagi_steps.planning.workspace import Workspace
 from hybridagi_steps.programs.adapters import (
     NumberedSteps,
     StepContext,
@@ -42,6 +41,7 @@ from hybridagi_steps.programs.tools.talking import Speak
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.testing import scripted_lm
 from hybridagi_steps.token_counters import token_counter
+from hybridagi_steps.workspace.workspace import Workspace
 
 TOKENS = [
     *CONTROL_TOKENS,

@@ -25,8 +25,8 @@ from hybridagi_steps.planning.replaying import replaying_lm
 from hybridagi_steps.planning.tasks import Task, tasks
 from hybridagi_steps.planning.waves import StepState
 from hybridagi_steps.planning.work import Finished, Work
-from hybridagi_steps.planning.workspace import Workspace
 from hybridagi_steps.records.event import StepEvent, StepEventType
+from hybridagi_steps.workspace.workspace import Workspace
 
 CYCLE = "PLAN: p\nSTEP: a\nGOAL: g\nDEPENDENCIES: b\nSTEP: b\nGOAL: g\nDEPENDENCIES: a"
 

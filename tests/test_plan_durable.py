@@ -22,8 +22,8 @@ from hybridagi_steps.planning.durable import DurableQueue  # noqa: E402
 from hybridagi_steps.planning.orchestrator import Orchestrator  # noqa: E402
 from hybridagi_steps.planning.plan import Plan, PlanStep  # noqa: E402
 from hybridagi_steps.planning.work import Finished, Work  # noqa: E402
-from hybridagi_steps.planning.workspace import Workspace  # noqa: E402
 from hybridagi_steps.testing import scripted_lm  # noqa: E402
+from hybridagi_steps.workspace.workspace import Workspace  # noqa: E402
 
 WORKER = Path(__file__).parent / "plan_worker.py"
 PATIENCE = 60.0

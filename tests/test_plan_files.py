@@ -12,8 +12,8 @@ import pytest
 
 from hybridagi_steps import errors
 from hybridagi_steps.planning.orchestrator import Orchestrator
-from hybridagi_steps.planning.workspace import Workspace
 from hybridagi_steps.testing import ScriptedLM, ToolCall
+from hybridagi_steps.workspace.workspace import Workspace
 
 NAMED = {"gone.txt": "is not there yet", "src": "is a directory", "link": "is no regular file"}
 

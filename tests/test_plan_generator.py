@@ -22,8 +22,8 @@ from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.plan_parser import read_plan
 from hybridagi_steps.planning.recalling import similar_plan
 from hybridagi_steps.planning.work import Finished, Work
-from hybridagi_steps.planning.workspace import Workspace
 from hybridagi_steps.testing import request_text, scripted_lm
+from hybridagi_steps.workspace.workspace import Workspace
 
 GOOD = "PLAN: Shelves\nSTEP: look\nGOAL: g\nSTEP: sort\nGOAL: g\nDEPENDENCIES: look\nEND_PLAN"
 CYCLE = "PLAN: p\nSTEP: a\nGOAL: g\nDEPENDENCIES: b\nSTEP: b\nGOAL: g\nDEPENDENCIES: a"

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from hybridagi_steps.planning.snapshot import ChangeLog, Entry
-from hybridagi_steps.planning.workspace import Workspace
+from hybridagi_steps.workspace.snapshot import ChangeLog, Entry
+from hybridagi_steps.workspace.workspace import Workspace
 
 HOLDER = """
 import sys, time
-from hybridagi_steps.planning.workspace import Workspace
+from hybridagi_steps.workspace.workspace import Workspace
 
 with Workspace(sys.argv[1], state=sys.argv[2]).overlay() as overlay:
     print(overlay.root, flush=True)
@@ -160,7 +160,7 @@ def test_a_copy_after_a_killed_merge_holds_all_of_it(
 MERGING = """
 import sys
 from hybridagi_steps.errors import ArtifactConflictError
-from hybridagi_steps.planning.workspace import Workspace
+from hybridagi_steps.workspace.workspace import Workspace
 
 workspace = Workspace(sys.argv[1], state=sys.argv[2], durable=False)
 for number in range(12):

@@ -15,7 +15,7 @@ from test_ready_agents import small_model
 import hybridagi_steps as hs
 from hybridagi_steps.planning.executor import StepExecutor
 from hybridagi_steps.planning.tasks import task
-from hybridagi_steps.planning.workspace import Workspace
+from hybridagi_steps.workspace.workspace import Workspace
 
 __all__ = ["small_model"]  # the fixture
 

@@ -10,7 +10,7 @@ from hybridagi_steps.errors import PlanParseError
 from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.work import Finished, Work
-from hybridagi_steps.planning.workspace import Workspace
+from hybridagi_steps.workspace.workspace import Workspace
 
 
 def plan_with(shape: str) -> Plan:

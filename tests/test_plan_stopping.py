@@ -18,11 +18,11 @@ import pytest
 
 from hybridagi_steps import errors
 from hybridagi_steps.planning.orchestrator import Orchestrator
-from hybridagi_steps.planning.snapshot import Limits
 from hybridagi_steps.planning.work import Finished, Work
-from hybridagi_steps.planning.workspace import Workspace
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.testing import Reply, ScriptedLM, ToolCall
+from hybridagi_steps.workspace.snapshot import Limits
+from hybridagi_steps.workspace.workspace import Workspace
 
 BESIDE = (
     "PLAN: p\nSTEP: a\nGOAL: g\nSTEP: after\nGOAL: g\nDEPENDENCIES: a\n"

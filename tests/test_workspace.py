@@ -25,10 +25,10 @@ from hybridagi_steps.errors import (
     CommandNotAllowedError,
     WorkspaceError,
 )
-from hybridagi_steps.planning.confined import ConfinedDirectory, path_parts
-from hybridagi_steps.planning.snapshot import Limits
-from hybridagi_steps.planning.workspace import Workspace
-from hybridagi_steps.planning.workspace_tools import workspace_tools
+from hybridagi_steps.workspace.confined import ConfinedDirectory, path_parts
+from hybridagi_steps.workspace.snapshot import Limits
+from hybridagi_steps.workspace.tools import workspace_tools
+from hybridagi_steps.workspace.workspace import Workspace
 
 OUTSIDE_TEXT = "what stands outside"
 
@@ -605,7 +605,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from hybridagi_steps.planning import confined
-from hybridagi_steps.planning.workspace import Workspace
+from hybridagi_steps.workspace.workspace import Workspace
 
 root, state, what, after = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
 workspace = Workspace(root, state=state, durable=False)

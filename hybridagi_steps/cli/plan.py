@@ -12,7 +12,7 @@ from hybridagi_steps.cli.options import AsJson, opened
 if TYPE_CHECKING:
     from hybridagi_steps.planning.results import PlanResult
     from hybridagi_steps.planning.tasks import Task
-    from hybridagi_steps.planning.workspace import Workspace
+    from hybridagi_steps.workspace.workspace import Workspace
 
 FAILED = 1
 """Exit code of a plan that did not succeed."""
@@ -192,7 +192,7 @@ def _model(replayed: Task | None, name: str, api_base: str | None) -> Any:
 
 
 def _workspace(directory: Path, commands: tuple[str, ...]) -> Workspace:
-    from hybridagi_steps.planning.workspace import Workspace
+    from hybridagi_steps.workspace.workspace import Workspace
 
     return Workspace(directory, commands=commands)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hybridagi_steps.errors import ArtifactConflictError, WorkspaceError
-from hybridagi_steps.planning.snapshot import Entry, Manifest
+from hybridagi_steps.workspace.snapshot import Entry, Manifest
 
 _MOST_NAMED = 20
 

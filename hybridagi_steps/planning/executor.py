@@ -38,10 +38,10 @@ from hybridagi_steps.planning.prompting import (
 from hybridagi_steps.planning.tasks import FINISH_TOOL
 from hybridagi_steps.planning.tool_calls import ToolCaller
 from hybridagi_steps.planning.work import Finished, Work
-from hybridagi_steps.planning.workspace import Workspace
-from hybridagi_steps.planning.workspace_tools import workspace_tools
 from hybridagi_steps.programs.dspy_settings import overriding
 from hybridagi_steps.token_counters import token_counter
+from hybridagi_steps.workspace.tools import workspace_tools
+from hybridagi_steps.workspace.workspace import Workspace
 
 _IDLE_TURNS = 3
 """Answers without a tool call, one after the other, until an attempt is given up."""

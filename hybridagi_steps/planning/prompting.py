@@ -24,8 +24,8 @@ import dspy
 from hybridagi_steps.errors import WorkspaceError
 from hybridagi_steps.messages.quoting import fenced, inert
 from hybridagi_steps.planning.plan import PlanStep, PlanStepType
-from hybridagi_steps.planning.workspace import Workspace
 from hybridagi_steps.protocols import TokenCounter
+from hybridagi_steps.workspace.workspace import Workspace
 
 FILE_TOKENS = 8_000
 """Tokens that the contents of all files of a step may take together."""

@@ -10,9 +10,9 @@ from hybridagi_steps.admission import Redact
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.planning.artifacts import ArtifactTypes
 from hybridagi_steps.planning.work import Executor
-from hybridagi_steps.planning.workspace import Workspace
 from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.records.event import StepEvent
+from hybridagi_steps.workspace.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 from hybridagi_steps.errors import WorkspaceError
-from hybridagi_steps.planning.command import CommandResult, run_command
 from hybridagi_steps.planning.plan import Plan
-from hybridagi_steps.planning.snapshot import IGNORED
+from hybridagi_steps.workspace.command import CommandResult, run_command
+from hybridagi_steps.workspace.snapshot import IGNORED
 
 FINISH_TOOL = "finish_step"
 """The call that ends a step in a replay; its arguments are `summary` and `artifacts`."""

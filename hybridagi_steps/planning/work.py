@@ -16,7 +16,7 @@ from hybridagi_steps.errors import StepsError
 from hybridagi_steps.planning.accounting import LMCall
 from hybridagi_steps.planning.changes import Changes
 from hybridagi_steps.planning.plan import PlanStep
-from hybridagi_steps.planning.workspace import Workspace
+from hybridagi_steps.workspace.workspace import Workspace
 
 
 class Problem(BaseModel):

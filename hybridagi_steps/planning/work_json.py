@@ -15,9 +15,9 @@ import orjson
 from hybridagi_steps.admission import Redact, redacted
 from hybridagi_steps.planning.accounting import LMCall
 from hybridagi_steps.planning.changes import Change, Changes
-from hybridagi_steps.planning.snapshot import Entry
 from hybridagi_steps.planning.work import Finished, Outcome, Problem
 from hybridagi_steps.records.json_values import json_value
+from hybridagi_steps.workspace.snapshot import Entry
 
 
 def write_outcome(

@@ -22,8 +22,8 @@ from hybridagi_steps.planning.accounting import OutOfBudget
 from hybridagi_steps.planning.artifacts import ArtifactTypes, checked_artifacts
 from hybridagi_steps.planning.changes import Changes
 from hybridagi_steps.planning.work import Executor, Finished, Outcome, Work
-from hybridagi_steps.planning.workspace import Overlay, Workspace
 from hybridagi_steps.running.cancelling import own_cancellation
+from hybridagi_steps.workspace.workspace import Overlay, Workspace
 
 
 class StepWorker:

@@ -21,8 +21,8 @@ from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.replaying import replaying_lm
 from hybridagi_steps.planning.tasks import Task, tasks
 from hybridagi_steps.planning.work import Finished, Work
-from hybridagi_steps.planning.workspace import Workspace
 from hybridagi_steps.token_counters import is_estimate, token_counter
+from hybridagi_steps.workspace.workspace import Workspace
 from tests.benchmarks.conditions import conditions
 from tests.benchmarks.tables import Table, number, print_json, print_tables
 

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from hybridagi_steps.errors import WorkspaceError
 from hybridagi_steps.outside_files import StateFolder, private_opener
-from hybridagi_steps.planning.confined import ConfinedDirectory
+from hybridagi_steps.workspace.confined import ConfinedDirectory
 
 IGNORED = frozenset(
     {

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from hybridagi_steps.errors import WorkspaceError
-from hybridagi_steps.planning.confined import ConfinedDirectory, path_parts
-from hybridagi_steps.planning.snapshot import IGNORED
+from hybridagi_steps.workspace.confined import ConfinedDirectory, path_parts
+from hybridagi_steps.workspace.snapshot import IGNORED
 
 HIDDEN = IGNORED | {".git", ".hg", ".svn", "node_modules", ".venv"}
 """What is neither listed nor searched: caches, histories and installed packages."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hybridagi_steps.errors import CommandNotAllowedError
-from hybridagi_steps.planning.workspace import Workspace
+from hybridagi_steps.workspace.workspace import Workspace
 
 MOST_LINES = 2_000
 MOST_FOUND = 100

@@ -28,11 +28,11 @@ from hybridagi_steps.planning.changes import (
     refuse_links_out,
     sizes_after,
 )
-from hybridagi_steps.planning.command import AllowedCommands, CommandResult, run_command
-from hybridagi_steps.planning.confined import ConfinedDirectory, path_parts
-from hybridagi_steps.planning.file_search import FoundLine, list_files, search_lines
 from hybridagi_steps.planning.overlay_folder import OverlayFolder
-from hybridagi_steps.planning.snapshot import (
+from hybridagi_steps.workspace.command import AllowedCommands, CommandResult, run_command
+from hybridagi_steps.workspace.confined import ConfinedDirectory, path_parts
+from hybridagi_steps.workspace.file_search import FoundLine, list_files, search_lines
+from hybridagi_steps.workspace.snapshot import (
     ChangeLog,
     Entry,
     Limits,

@@ -1,0 +1,1 @@
+"""One confined directory in which a plan's steps work."""
