@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hybridagi_steps import embedders, errors, plots, rerankers
     from hybridagi_steps.context.builder import Context, ContextBuilder
     from hybridagi_steps.context.session import build_context_from_steps, get_context_summary
+    from hybridagi_steps.durable.session_runs import DurableRunner
     from hybridagi_steps.memory import StepMemory
     from hybridagi_steps.messages.agent_steps import to_agent_steps, to_messages
     from hybridagi_steps.messages.provider_in import from_messages
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from hybridagi_steps.records.revocation import Revocation
     from hybridagi_steps.records.run import RunMetrics
     from hybridagi_steps.running.config import AgentSession, StepRunnerConfig, ToolRequest
-    from hybridagi_steps.running.durable import DurableRunner
     from hybridagi_steps.running.hooks import RunHook
     from hybridagi_steps.running.retrying import edit_from_sequence, retry_from_sequence
     from hybridagi_steps.running.runner import StepRunner
@@ -156,7 +156,7 @@ _HOMES: dict[str, str | None] = {
     "AgentStepType": "records.agent_step",
     "Context": "context.builder",
     "ContextBuilder": "context.builder",
-    "DurableRunner": "running.durable",
+    "DurableRunner": "durable.session_runs",
     "GraphInterpreter": "programs.graph.interpreter",
     "LMStepReranker": "programs.lm_reranker",
     "MessageRole": "records.message",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 
-from hybridagi_steps.planning.durable import DurableQueue
+from hybridagi_steps.durable.plan_steps import DurableQueue
 from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.work import Finished, Work

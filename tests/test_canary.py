@@ -32,8 +32,8 @@ from server_cases import serving
 
 import hybridagi_steps as hs
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
+from hybridagi_steps.durable.plan_steps import DurableQueue
 from hybridagi_steps.exchange import export_file, import_file
-from hybridagi_steps.planning.durable import DurableQueue
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.work import Finished, Work
 from hybridagi_steps.programs.graph.graph_program import Action, GraphProgram

@@ -125,7 +125,7 @@ def test_serve(tmp_path: Path) -> None:
 
 def test_worker(tmp_path: Path) -> None:
     pytest.importorskip("dbos", reason="needs the extra `durable`")
-    from hybridagi_steps.running.durable import DurableRunner
+    from hybridagi_steps.durable.session_runs import DurableRunner
 
     async def done(durable: DurableRunner) -> None:
         run_id = await durable.submit("chat", "what is it?")

@@ -24,6 +24,7 @@ from provider_double import check_openai
 from runner_cases import SyncAgent, kinds, messages, thought
 
 from hybridagi_steps import RunHook, StepMemory, StepRunner
+from hybridagi_steps.durable.session_runs import DurableRunner, turn_of
 from hybridagi_steps.errors import (
     InvalidSettingError,
     InvalidStepError,
@@ -34,7 +35,6 @@ from hybridagi_steps.errors import (
     StorageError,
     UnknownRunError,
 )
-from hybridagi_steps.running.durable import DurableRunner, turn_of
 from hybridagi_steps.running.results import RunResult
 from hybridagi_steps.running.tool_gate import idempotent
 from hybridagi_steps.testing import ScriptedLM, request_text
@@ -331,7 +331,7 @@ def test_what_can_never_run_is_not_queued(
 
 
 def test_a_process_is_one_worker(done: Done) -> None:
-    from hybridagi_steps.running.dbos_engine import only_engine
+    from hybridagi_steps.durable.engine import only_engine
 
     with DurableRunner(done.program.runner(done.memory)) as durable:
         with only_engine(), pytest.raises(InvalidSettingError, match="a worker already"):
@@ -353,7 +353,7 @@ def test_a_file_that_is_no_queue_is_refused(done: Done, tmp_path: Path) -> None:
 def test_without_the_extra_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "hybridagi_steps.running.dbos_engine", raising=False)
+    monkeypatch.delitem(sys.modules, "hybridagi_steps.durable.engine", raising=False)
     monkeypatch.setitem(sys.modules, "dbos", None)
     with (
         StepMemory(tmp_path / "steps.db", embedder="hashing") as memory,

@@ -26,13 +26,13 @@ from hybridagi_steps import (
     StepRunner,
 )
 from hybridagi_steps.context import compact
+from hybridagi_steps.durable.session_runs import DurableRunner
 from hybridagi_steps.erasure import ERASED, Erased
 from hybridagi_steps.errors import InvalidFilterError
 from hybridagi_steps.exchange import export_file
 from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.work import Finished, Work
-from hybridagi_steps.running.durable import DurableRunner
 from hybridagi_steps.workspace.workspace import Workspace
 
 ANN, BOB = "annsaidx7f3", "bobsaidx7f3"
@@ -267,7 +267,7 @@ def wide_mask() -> Iterator[None]:
 
 @pytest.mark.usefixtures("wide_mask")
 def test_files_are_their_owners_alone(tmp_path: Path) -> None:
-    queue = pytest.importorskip("hybridagi_steps.planning.durable", reason="needs `durable`")
+    queue = pytest.importorskip("hybridagi_steps.durable.plan_steps", reason="needs `durable`")
     (tmp_path / "files").mkdir()
     workspace = Workspace(tmp_path / "files", state=tmp_path / "state")
     with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory:
@@ -379,7 +379,7 @@ def test_durable_runs_are_erased_from_another_process(tmp_path: Path, how: str) 
 def test_durable_plans_are_erased_with_the_snapshots_of_their_workspace(
     tmp_path: Path, how: str
 ) -> None:
-    durable = pytest.importorskip("hybridagi_steps.planning.durable", reason="needs `durable`")
+    durable = pytest.importorskip("hybridagi_steps.durable.plan_steps", reason="needs `durable`")
     path = tmp_path / "steps.db"
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "given.txt").write_text(ANN)

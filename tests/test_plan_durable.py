@@ -18,7 +18,7 @@ pytest.importorskip("dbos", reason="durable plans need the extra `durable`")
 pytestmark = [pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.slow]
 
 from hybridagi_steps import errors  # noqa: E402
-from hybridagi_steps.planning.durable import DurableQueue  # noqa: E402
+from hybridagi_steps.durable.plan_steps import DurableQueue  # noqa: E402
 from hybridagi_steps.planning.orchestrator import Orchestrator  # noqa: E402
 from hybridagi_steps.planning.plan import Plan, PlanStep  # noqa: E402
 from hybridagi_steps.planning.work import Finished, Work  # noqa: E402

@@ -177,7 +177,7 @@ class TestDurable:
             Orchestrator(executor=nothing, durable=database).run(plan=PLAN)
 
     def test_after_a_bad_database_a_good_one_can_be_used(self) -> None:
-        from hybridagi_steps.planning.durable import DurableQueue
+        from hybridagi_steps.durable.plan_steps import DurableQueue
 
         with pytest.raises(errors.StorageError):
             Orchestrator(executor=nothing, durable="gone/q.sqlite").run(plan=PLAN)
@@ -185,7 +185,7 @@ class TestDurable:
             assert Orchestrator(executor=nothing, durable=queue).run(plan=PLAN).success
 
     def test_work_is_taken_over_by_an_open_queue_only(self) -> None:
-        from hybridagi_steps.planning.durable import DurableQueue
+        from hybridagi_steps.durable.plan_steps import DurableQueue
 
         with DurableQueue("q.sqlite", poll_seconds=0.02) as queue:
             with pytest.raises(errors.InvalidSettingError, match="not open"):

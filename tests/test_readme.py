@@ -77,8 +77,8 @@ def modules() -> list[str]:
 
 
 OF_EXTRAS = (
-    "hybridagi_steps.planning.durable",
-    "hybridagi_steps.running.dbos_engine",
+    "hybridagi_steps.durable.plan_steps",
+    "hybridagi_steps.durable.engine",
     "hybridagi_steps.running.durable_worker",
     "hybridagi_steps.server.",
 )

@@ -33,7 +33,7 @@ def worker(
     redact: Redact = None,
 ) -> None:
     """Carry out runs from a queue, also those that a killed worker left; stop with Ctrl-C."""
-    from hybridagi_steps.running.durable import DurableRunner
+    from hybridagi_steps.durable.session_runs import DurableRunner
     from hybridagi_steps.server.program_loading import load_runner
 
     stop = threading.Event()

@@ -363,6 +363,6 @@ def _execution(
 def _queue(durable: Any) -> Any:
     if durable is None:
         return None
-    from hybridagi_steps.planning.durable import DurableQueue
+    from hybridagi_steps.durable.plan_steps import DurableQueue
 
     return durable if isinstance(durable, DurableQueue) else DurableQueue(durable)

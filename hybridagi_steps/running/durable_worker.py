@@ -21,14 +21,14 @@ from typing import Any
 import orjson
 
 from hybridagi_steps.crossing import in_thread
+from hybridagi_steps.durable import engine as dbos_engine
+from hybridagi_steps.durable.engine import DBOS
+from hybridagi_steps.durable.session_runs import CANCEL, WORKFLOW, Order, turn_of
 from hybridagi_steps.errors import StorageError
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.run import RunMetrics
-from hybridagi_steps.running import dbos_engine
 from hybridagi_steps.running.config import AgentSession
-from hybridagi_steps.running.dbos_engine import DBOS
-from hybridagi_steps.running.durable import CANCEL, WORKFLOW, Order, turn_of
 from hybridagi_steps.running.run import shown_error
 from hybridagi_steps.running.runner import StepRunner
 

@@ -51,7 +51,7 @@ try:
     from dbos import error as dbos_error
     from sqlalchemy.exc import SQLAlchemyError
 
-    from hybridagi_steps.running import dbos_engine
+    from hybridagi_steps.durable import engine as dbos_engine
 except ImportError as error:
     raise MissingExtraError("Running plans from a durable queue", "durable") from error
 

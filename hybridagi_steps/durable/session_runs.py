@@ -115,7 +115,7 @@ class DurableRunner:
         poll_seconds: float = 0.1,
     ) -> None:
         # Loaded here, so that the rest of the library does without the extra.
-        from hybridagi_steps.running.dbos_engine import open_client
+        from hybridagi_steps.durable.engine import open_client
 
         if isinstance(program, StepRunner):
             if memory not in (None, program.memory):
