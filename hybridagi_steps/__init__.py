@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from hybridagi_steps.context.builder import Context, ContextBuilder
     from hybridagi_steps.context.session import build_context_from_steps, get_context_summary
     from hybridagi_steps.durable.session_runs import DurableRunner
+    from hybridagi_steps.graph.interpreter import GraphInterpreter
+    from hybridagi_steps.graph.program_memory import ProgramMemory
+    from hybridagi_steps.graph.ready_agents import (
+        ready_agent,
+        ready_agents,
+        ready_programs,
+    )
+    from hybridagi_steps.graph.run_state import AgentOutput, ProgramSession
     from hybridagi_steps.memory import StepMemory
     from hybridagi_steps.messages.agent_steps import to_agent_steps, to_messages
     from hybridagi_steps.messages.provider_in import from_messages
@@ -32,14 +40,6 @@ if TYPE_CHECKING:
         StepsJSONAdapter,
         StepsXMLAdapter,
     )
-    from hybridagi_steps.programs.graph.interpreter import GraphInterpreter
-    from hybridagi_steps.programs.graph.program_memory import ProgramMemory
-    from hybridagi_steps.programs.graph.ready_agents import (
-        ready_agent,
-        ready_agents,
-        ready_programs,
-    )
-    from hybridagi_steps.programs.graph.run_state import AgentOutput, ProgramSession
     from hybridagi_steps.programs.lm_reranker import LMStepReranker
     from hybridagi_steps.programs.recorder import StepRecorder
     from hybridagi_steps.programs.recording import Recorded, in_context, record, record_step
@@ -149,7 +149,7 @@ __all__ = [
 ]
 
 _HOMES: dict[str, str | None] = {
-    "AgentOutput": "programs.graph.run_state",
+    "AgentOutput": "graph.run_state",
     "AgentSession": "running.config",
     "AgentStep": "records.agent_step",
     "AgentStepList": "records.predictions",
@@ -157,7 +157,7 @@ _HOMES: dict[str, str | None] = {
     "Context": "context.builder",
     "ContextBuilder": "context.builder",
     "DurableRunner": "durable.session_runs",
-    "GraphInterpreter": "programs.graph.interpreter",
+    "GraphInterpreter": "graph.interpreter",
     "LMStepReranker": "programs.lm_reranker",
     "MessageRole": "records.message",
     "NativeChatAdapter": "programs.adapters",
@@ -168,8 +168,8 @@ _HOMES: dict[str, str | None] = {
     "PlanResult": "planning.results",
     "PlanStep": "planning.plan",
     "PlanStepType": "planning.plan",
-    "ProgramMemory": "programs.graph.program_memory",
-    "ProgramSession": "programs.graph.run_state",
+    "ProgramMemory": "graph.program_memory",
+    "ProgramSession": "graph.run_state",
     "Query": "records.predictions",
     "QueryList": "records.predictions",
     "QueryWithSteps": "records.predictions",
@@ -212,9 +212,9 @@ _HOMES: dict[str, str | None] = {
     "in_context": "programs.recording",
     "note_recalled": "recalls",
     "plots": None,
-    "ready_agent": "programs.graph.ready_agents",
-    "ready_agents": "programs.graph.ready_agents",
-    "ready_programs": "programs.graph.ready_agents",
+    "ready_agent": "graph.ready_agents",
+    "ready_agents": "graph.ready_agents",
+    "ready_programs": "graph.ready_agents",
     "record": "programs.recording",
     "record_step": "programs.recording",
     "rerankers": None,

@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 import hybridagi_steps as hs
 from hybridagi_steps import AgentStep, StepMemory
 from hybridagi_steps.context import ContextBuilder, compact
+from hybridagi_steps.graph.interpreter import GraphInterpreter
+from hybridagi_steps.graph.program import Action
 from hybridagi_steps.messages import from_messages, to_provider
 from hybridagi_steps.messages.quoting import CONTROL_TOKENS, FENCES, ROLES, fenced, inert
 from hybridagi_steps.planning.plan import PlanStep
@@ -34,8 +36,6 @@ from hybridagi_steps.programs.adapters import (
     StepsJSONAdapter,
     StepsXMLAdapter,
 )
-from hybridagi_steps.programs.graph.graph_program import Action
-from hybridagi_steps.programs.graph.interpreter import GraphInterpreter
 from hybridagi_steps.programs.lm_reranker import LMStepReranker
 from hybridagi_steps.programs.tools.talking import Speak
 from hybridagi_steps.records.filters import StepHit

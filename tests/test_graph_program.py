@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridagi_steps.errors import InvalidProgramError, ProgramError
+from hybridagi_steps.graph.nodes import Edge
 from hybridagi_steps.programs import (
     Action,
     Control,
@@ -21,7 +22,6 @@ from hybridagi_steps.programs import (
     Program,
     check_programs,
 )
-from hybridagi_steps.programs.graph.program_nodes import Edge
 
 
 def speak(

@@ -20,9 +20,9 @@ from agent_programs import ASK_BACK_REPLIES, ask_back, both, chain, say
 
 import hybridagi_steps as hs
 from hybridagi_steps import errors
-from hybridagi_steps.programs.graph.graph_program import Action, Decision, GraphProgram, Program
-from hybridagi_steps.programs.graph.interpreter import GraphInterpreter
-from hybridagi_steps.programs.graph.run_state import AgentOutput
+from hybridagi_steps.graph.interpreter import GraphInterpreter
+from hybridagi_steps.graph.program import Action, Decision, GraphProgram, Program
+from hybridagi_steps.graph.run_state import AgentOutput
 from hybridagi_steps.programs.tools import (
     AskUser,
     ChainOfThought,

@@ -20,8 +20,8 @@ from agent_programs import both, chain, say
 
 import hybridagi_steps as hs
 from hybridagi_steps import errors
-from hybridagi_steps.programs.graph.graph_program import Action, Decision, GraphProgram, Program
-from hybridagi_steps.programs.graph.interpreter import GraphInterpreter
+from hybridagi_steps.graph.interpreter import GraphInterpreter
+from hybridagi_steps.graph.program import Action, Decision, GraphProgram, Program
 from hybridagi_steps.programs.tools import AskUser, Speak
 
 

@@ -17,8 +17,8 @@ from hybridagi_steps.errors import (
     ProgramTextError,
     UnknownProgramError,
 )
+from hybridagi_steps.graph.nodes import Edge
 from hybridagi_steps.programs import Action, Control, Decision, GraphProgram, Program
-from hybridagi_steps.programs.graph.program_nodes import Edge
 
 HOSTILE = [
     'He said "hi"',

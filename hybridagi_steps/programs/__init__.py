@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hybridagi_steps.programs.graph.graph_program import GraphProgram
-    from hybridagi_steps.programs.graph.program_checks import check_programs
-    from hybridagi_steps.programs.graph.program_nodes import Action, Control, Decision, Program
+    from hybridagi_steps.graph.checks import check_programs
+    from hybridagi_steps.graph.nodes import Action, Control, Decision, Program
+    from hybridagi_steps.graph.program import GraphProgram
 
 __all__ = ["Action", "Control", "Decision", "GraphProgram", "Program", "check_programs"]
 

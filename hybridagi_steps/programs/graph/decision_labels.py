@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from hybridagi_steps.programs.graph.program_checks import label_key
+from hybridagi_steps.graph.checks import label_key
 
 FALLBACKS = ("OTHERWISE", "ELSE")
 """Labels of the edge that is taken when the model's answers are no option; never offered to it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from hybridagi_steps.programs.graph.program_nodes import END, START, Edge, Program, ProgramGraph
+from hybridagi_steps.graph.nodes import END, START, Edge, Program, ProgramGraph
 
 Steps = Mapping[str, Sequence[str]]
 """For each node, the nodes one edge away; asking for an unknown node gives none."""

@@ -22,7 +22,7 @@ from dataclasses import fields
 from typing import Any
 
 from hybridagi_steps.errors import ProgramError
-from hybridagi_steps.programs.graph.program_nodes import Control, Edge, Node, ProgramGraph
+from hybridagi_steps.graph.nodes import Control, Edge, Node, ProgramGraph
 
 __all__ = ["write"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from hybridagi_steps.programs.graph.program_nodes import (
+from hybridagi_steps.graph.nodes import (
     PROVIDED,
     RESERVED,
     Action,

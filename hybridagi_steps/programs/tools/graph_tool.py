@@ -22,9 +22,9 @@ import dspy
 from dspy.signatures import make_signature
 
 from hybridagi_steps.errors import ToolInputError
-from hybridagi_steps.programs.graph.graph_program import GraphProgram
-from hybridagi_steps.programs.graph.program_library import ProgramLibrary
-from hybridagi_steps.programs.graph.run_state import ProgramSession
+from hybridagi_steps.graph.library import ProgramLibrary
+from hybridagi_steps.graph.program import GraphProgram
+from hybridagi_steps.graph.run_state import ProgramSession
 
 INPUTS: Mapping[str, str] = {
     "objective": "What the whole run works towards",

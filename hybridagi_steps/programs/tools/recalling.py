@@ -15,7 +15,7 @@ import asyncio
 from typing import Any
 
 from hybridagi_steps.errors import InvalidMemoryError
-from hybridagi_steps.programs.graph.prompt_rendering import shown_text
+from hybridagi_steps.graph.prompts import shown_text
 from hybridagi_steps.programs.retriever import StepRetriever, Where
 from hybridagi_steps.programs.tools.graph_tool import Asked, GraphTool, ToolUse
 from hybridagi_steps.recalls import unnoted

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from hybridagi_steps.programs.graph.program_library import ProgramLibrary, open_to_agents
-from hybridagi_steps.programs.graph.prompt_rendering import shown_text
+from hybridagi_steps.graph.library import ProgramLibrary, open_to_agents
+from hybridagi_steps.graph.prompts import shown_text
 from hybridagi_steps.programs.tools.graph_tool import Asked, CallProgram, GraphTool, ToolUse
 
 _NAMED = {"program": Asked(str, "The exact name of the program, nothing else")}

@@ -16,7 +16,7 @@ from typing import Any
 import dspy
 
 from hybridagi_steps.errors import InvalidSettingError
-from hybridagi_steps.programs.graph.prompt_rendering import shown_text
+from hybridagi_steps.graph.prompts import shown_text
 from hybridagi_steps.programs.tools.graph_tool import (
     Asked,
     GraphTool,

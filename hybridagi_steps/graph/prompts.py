@@ -22,16 +22,16 @@ from jinja2 import StrictUndefined, Template, TemplateError, Undefined
 
 from hybridagi_steps.display.view import plural
 from hybridagi_steps.errors import PromptError
-from hybridagi_steps.messages.quoting import inert
-from hybridagi_steps.programs.adapters import StepContext
-from hybridagi_steps.programs.graph.program_nodes import PROVIDED
-from hybridagi_steps.programs.graph.prompt_sandbox import (
+from hybridagi_steps.graph.nodes import PROVIDED
+from hybridagi_steps.graph.prompt_sandbox import (
     MOST_CHARACTERS,
     Sandbox,
     allow,
     allowance,
     weight,
 )
+from hybridagi_steps.messages.quoting import inert
+from hybridagi_steps.programs.adapters import StepContext
 from hybridagi_steps.programs.values import plain
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, Self, cast
 
 from hybridagi_steps.errors import InvalidSettingError, ProtectedProgramError, UnknownProgramError
-from hybridagi_steps.programs.graph.graph_program import GraphProgram
+from hybridagi_steps.graph.program import GraphProgram
 from hybridagi_steps.records.step_text import tokens
 
 

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from hybridagi_steps.errors import InvalidProgramError, ProgramError
-from hybridagi_steps.programs.graph import program_files, program_text
-from hybridagi_steps.programs.graph.program_checks import listed, problems
-from hybridagi_steps.programs.graph.program_drawing import program_svg, shown_in_notebook
-from hybridagi_steps.programs.graph.program_nodes import (
+from hybridagi_steps.graph.checks import listed, problems
+from hybridagi_steps.graph.drawing import program_svg, shown_in_notebook
+from hybridagi_steps.graph.nodes import (
     END,
     START,
     Action,
@@ -28,6 +27,7 @@ from hybridagi_steps.programs.graph.program_nodes import (
     Program,
     ProgramGraph,
 )
+from hybridagi_steps.programs.graph import program_files, program_text
 
 __all__ = [
     "END",
@@ -160,7 +160,7 @@ class GraphProgram:
             ProgramError: It is no text.
         """
         _check_text("the text form of a program", text)
-        from hybridagi_steps.programs.graph import program_parser  # lark takes a while to load
+        from hybridagi_steps.graph import parser as program_parser
 
         found = program_parser.read(text, name)
         program = cls(name, found.description, found.var_in)

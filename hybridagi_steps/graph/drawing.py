@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from hybridagi_steps.display.graph_drawing import graph_svg
-from hybridagi_steps.programs.graph.program_nodes import (
+from hybridagi_steps.graph.nodes import (
     Action,
     Decision,
     Node,

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 from hybridagi_steps.errors import InvalidProgramError
-from hybridagi_steps.programs.graph.program_nodes import (
+from hybridagi_steps.graph.nodes import (
     END,
     PROVIDED,
     START,
@@ -221,7 +221,7 @@ def _templates() -> Environment:
 
     Jinja works out constants while it reads; in the sandbox that prompts are rendered in it cannot.
     """
-    from hybridagi_steps.programs.graph.prompt_sandbox import Sandbox
+    from hybridagi_steps.graph.prompt_sandbox import Sandbox
 
     return Sandbox()
 

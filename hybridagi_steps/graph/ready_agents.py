@@ -18,8 +18,8 @@ from typing import Any
 import dspy
 
 from hybridagi_steps.errors import InvalidSettingError, UnknownProgramError
-from hybridagi_steps.programs.graph.graph_program import Action, GraphProgram
-from hybridagi_steps.programs.graph.interpreter import GraphInterpreter
+from hybridagi_steps.graph.interpreter import GraphInterpreter
+from hybridagi_steps.graph.program import Action, GraphProgram
 from hybridagi_steps.programs.tools import (
     AskUser,
     ChainOfThought,

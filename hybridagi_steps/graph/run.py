@@ -25,25 +25,25 @@ from hybridagi_steps.errors import (
     ToolInputError,
     UnknownToolError,
 )
+from hybridagi_steps.graph.checks import label_key
+from hybridagi_steps.graph.library import ProgramLibrary
+from hybridagi_steps.graph.nodes import END, START, Action, Decision, Node, Program
+from hybridagi_steps.graph.predictors import place_of, predictor_of
+from hybridagi_steps.graph.program import GraphProgram
+from hybridagi_steps.graph.prompts import recorded_text, rendered, shown_text
+from hybridagi_steps.graph.run_state import (
+    AgentOutput,
+    FinishReason,
+    ProgramSession,
+    RunError,
+)
 from hybridagi_steps.messages.quoting import inert
 from hybridagi_steps.programs import step_shapes as shapes
 from hybridagi_steps.programs.adapters import StepContext
 from hybridagi_steps.programs.call_steps import FunctionStep
 from hybridagi_steps.programs.driving import Request, Work
 from hybridagi_steps.programs.graph.decision_labels import chosen, fallback_of, offered
-from hybridagi_steps.programs.graph.graph_program import GraphProgram
 from hybridagi_steps.programs.graph.node_asking import asked
-from hybridagi_steps.programs.graph.node_predictors import place_of, predictor_of
-from hybridagi_steps.programs.graph.program_checks import label_key
-from hybridagi_steps.programs.graph.program_library import ProgramLibrary
-from hybridagi_steps.programs.graph.program_nodes import END, START, Action, Decision, Node, Program
-from hybridagi_steps.programs.graph.prompt_rendering import recorded_text, rendered, shown_text
-from hybridagi_steps.programs.graph.run_state import (
-    AgentOutput,
-    FinishReason,
-    ProgramSession,
-    RunError,
-)
 from hybridagi_steps.programs.run_steps import RunSteps
 from hybridagi_steps.programs.tools.graph_tool import CallProgram, GraphTool, ToolUse
 from hybridagi_steps.programs.tools.talking import Speak

@@ -24,18 +24,18 @@ from hybridagi_steps.errors import (
     InvalidSettingError,
     UnknownProgramError,
 )
-from hybridagi_steps.programs.driving import adriven, driven
-from hybridagi_steps.programs.graph.graph_program import GraphProgram
-from hybridagi_steps.programs.graph.node_predictors import predictors_of
-from hybridagi_steps.programs.graph.program_checks import check_programs
-from hybridagi_steps.programs.graph.program_library import (
+from hybridagi_steps.graph.checks import check_programs
+from hybridagi_steps.graph.library import (
     EntryGuard,
     ProgramLibrary,
     ProgramShelf,
     programs_of,
 )
-from hybridagi_steps.programs.graph.program_run import ProgramRun, RunSettings
-from hybridagi_steps.programs.graph.run_state import AgentOutput, ProgramSession
+from hybridagi_steps.graph.predictors import predictors_of
+from hybridagi_steps.graph.program import GraphProgram
+from hybridagi_steps.graph.run import ProgramRun, RunSettings
+from hybridagi_steps.graph.run_state import AgentOutput, ProgramSession
+from hybridagi_steps.programs.driving import adriven, driven
 from hybridagi_steps.programs.recording import record
 from hybridagi_steps.programs.step_writer import check_memory
 from hybridagi_steps.programs.tools import tools_by_name

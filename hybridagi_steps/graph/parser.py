@@ -23,7 +23,7 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedTok
 from pydantic import ValidationError
 
 from hybridagi_steps.errors import ProgramError, ProgramTextError
-from hybridagi_steps.programs.graph.program_nodes import (
+from hybridagi_steps.graph.nodes import (
     END,
     START,
     Action,

@@ -1,0 +1,1 @@
+"""Graph programs: programs as text, run node by node."""
