@@ -23,6 +23,7 @@ from hybridagi_steps import AgentStep, StepMemory
 from hybridagi_steps.context import ContextBuilder, compact
 from hybridagi_steps.graph.interpreter import GraphInterpreter
 from hybridagi_steps.graph.program import Action
+from hybridagi_steps.graph.tools.builtin import Speak
 from hybridagi_steps.messages import from_messages, to_provider
 from hybridagi_steps.messages.quoting import CONTROL_TOKENS, FENCES, ROLES, fenced, inert
 from hybridagi_steps.planning.plan import PlanStep
@@ -37,7 +38,6 @@ from hybridagi_steps.programs.adapters import (
     StepsXMLAdapter,
 )
 from hybridagi_steps.programs.lm_reranker import LMStepReranker
-from hybridagi_steps.programs.tools.talking import Speak
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.testing import scripted_lm
 from hybridagi_steps.token_counters import token_counter

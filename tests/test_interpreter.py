@@ -23,7 +23,7 @@ from hybridagi_steps import errors
 from hybridagi_steps.graph.interpreter import GraphInterpreter
 from hybridagi_steps.graph.program import Action, Decision, GraphProgram, Program
 from hybridagi_steps.graph.run_state import AgentOutput
-from hybridagi_steps.programs.tools import (
+from hybridagi_steps.graph.tools import (
     AskUser,
     ChainOfThought,
     GraphTool,

@@ -25,7 +25,7 @@ from hybridagi_steps.graph.interpreter import GraphInterpreter
 from hybridagi_steps.graph.program import Action, GraphProgram, Program
 from hybridagi_steps.graph.program_memory import ProgramMemory
 from hybridagi_steps.graph.run_state import AgentOutput
-from hybridagi_steps.programs.tools import (
+from hybridagi_steps.graph.tools import (
     AskUser,
     CallGraphProgram,
     ChainOfThought,

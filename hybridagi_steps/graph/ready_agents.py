@@ -20,7 +20,7 @@ import dspy
 from hybridagi_steps.errors import InvalidSettingError, UnknownProgramError
 from hybridagi_steps.graph.interpreter import GraphInterpreter
 from hybridagi_steps.graph.program import Action, GraphProgram
-from hybridagi_steps.programs.tools import (
+from hybridagi_steps.graph.tools import (
     AskUser,
     ChainOfThought,
     GraphTool,

@@ -37,6 +37,8 @@ from hybridagi_steps.graph.run_state import (
     ProgramSession,
     RunError,
 )
+from hybridagi_steps.graph.tools.base import CallProgram, GraphTool, ToolUse
+from hybridagi_steps.graph.tools.builtin import Speak
 from hybridagi_steps.messages.quoting import inert
 from hybridagi_steps.programs import step_shapes as shapes
 from hybridagi_steps.programs.adapters import StepContext
@@ -45,8 +47,6 @@ from hybridagi_steps.programs.driving import Request, Work
 from hybridagi_steps.programs.graph.decision_labels import chosen, fallback_of, offered
 from hybridagi_steps.programs.graph.node_asking import asked
 from hybridagi_steps.programs.run_steps import RunSteps
-from hybridagi_steps.programs.tools.graph_tool import CallProgram, GraphTool, ToolUse
-from hybridagi_steps.programs.tools.talking import Speak
 from hybridagi_steps.programs.values import steps_held
 from hybridagi_steps.recalls import tell
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType

@@ -10,7 +10,7 @@ from typing import Any
 
 import dspy
 
-from hybridagi_steps.programs.tools.graph_tool import GraphTool, ToolUse
+from hybridagi_steps.graph.tools.base import GraphTool, ToolUse
 
 
 class Predict(GraphTool):

@@ -16,8 +16,8 @@ from typing import Any
 
 from hybridagi_steps.errors import InvalidMemoryError
 from hybridagi_steps.graph.prompts import shown_text
+from hybridagi_steps.graph.tools.base import Asked, GraphTool, ToolUse
 from hybridagi_steps.programs.retriever import StepRetriever, Where
-from hybridagi_steps.programs.tools.graph_tool import Asked, GraphTool, ToolUse
 from hybridagi_steps.recalls import unnoted
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.predictions import QueryWithSteps

@@ -12,7 +12,7 @@ from typing import Any
 
 from hybridagi_steps.graph.library import ProgramLibrary, open_to_agents
 from hybridagi_steps.graph.prompts import shown_text
-from hybridagi_steps.programs.tools.graph_tool import Asked, CallProgram, GraphTool, ToolUse
+from hybridagi_steps.graph.tools.base import Asked, CallProgram, GraphTool, ToolUse
 
 _NAMED = {"program": Asked(str, "The exact name of the program, nothing else")}
 

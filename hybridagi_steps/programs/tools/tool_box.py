@@ -18,15 +18,15 @@ from typing import Any
 import dspy
 
 from hybridagi_steps.errors import InvalidSettingError, ToolInputError, UnknownToolError
-from hybridagi_steps.programs.graph.decision_labels import chosen
-from hybridagi_steps.programs.tools.function_tool import CallTool, named_arguments, tools_by_name
-from hybridagi_steps.programs.tools.graph_tool import (
+from hybridagi_steps.graph.tools.base import (
     INPUTS,
     Asked,
     GraphTool,
     ToolUse,
     node_signature,
 )
+from hybridagi_steps.graph.tools.functions import CallTool, named_arguments, tools_by_name
+from hybridagi_steps.programs.graph.decision_labels import chosen
 
 
 class ToolBox(GraphTool):

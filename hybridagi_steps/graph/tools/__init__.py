@@ -8,16 +8,16 @@ thread.
 
 from __future__ import annotations
 
+from hybridagi_steps.graph.tools.base import CallProgram, GraphTool, ToolUse
+from hybridagi_steps.graph.tools.builtin import AskUser, Speak, UpdateObjective
+from hybridagi_steps.graph.tools.functions import DSPyTool, FunctionTool, tools_by_name
 from hybridagi_steps.programs.tools.answering import ChainOfThought, Predict
-from hybridagi_steps.programs.tools.function_tool import DSPyTool, FunctionTool, tools_by_name
-from hybridagi_steps.programs.tools.graph_tool import CallProgram, GraphTool, ToolUse
 from hybridagi_steps.programs.tools.recalling import PastActionSearch
 from hybridagi_steps.programs.tools.reusing import (
     CallGraphProgram,
     GraphProgramSearch,
     ReadGraphProgram,
 )
-from hybridagi_steps.programs.tools.talking import AskUser, Speak, UpdateObjective
 from hybridagi_steps.programs.tools.tool_box import ToolBox
 
 __all__ = [

@@ -23,7 +23,7 @@ import dspy
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from hybridagi_steps.errors import InvalidSettingError, LimitReachedError, ToolInputError
-from hybridagi_steps.programs.tools.graph_tool import (
+from hybridagi_steps.graph.tools.base import (
     INPUTS,
     Asked,
     GraphTool,

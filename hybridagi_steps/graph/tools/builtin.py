@@ -17,7 +17,7 @@ import dspy
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.graph.prompts import shown_text
-from hybridagi_steps.programs.tools.graph_tool import (
+from hybridagi_steps.graph.tools.base import (
     Asked,
     GraphTool,
     ToolUse,
