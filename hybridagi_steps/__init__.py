@@ -41,10 +41,10 @@ if TYPE_CHECKING:
         StepsXMLAdapter,
     )
     from hybridagi_steps.programs.lm_reranker import LMStepReranker
-    from hybridagi_steps.programs.recorder import StepRecorder
-    from hybridagi_steps.programs.recording import Recorded, in_context, record, record_step
     from hybridagi_steps.programs.retriever import StepReranker, StepRetriever
     from hybridagi_steps.recalls import note_recalled
+    from hybridagi_steps.recording import Recorded, in_context, record, record_step
+    from hybridagi_steps.recording.recorder import StepRecorder
     from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
     from hybridagi_steps.records.event import StepDelta, StepEvent, StepEventType
     from hybridagi_steps.records.filters import StepFilter, StepHit
@@ -173,7 +173,7 @@ _HOMES: dict[str, str | None] = {
     "Query": "records.predictions",
     "QueryList": "records.predictions",
     "QueryWithSteps": "records.predictions",
-    "Recorded": "programs.recording",
+    "Recorded": "recording",
     "Revocation": "records.revocation",
     "RunHook": "running.hooks",
     "RunMetrics": "records.run",
@@ -190,7 +190,7 @@ _HOMES: dict[str, str | None] = {
     "StepMemory": "memory",
     "StepMessages": "programs.adapters",
     "StepMetrics": "records.message",
-    "StepRecorder": "programs.recorder",
+    "StepRecorder": "recording.recorder",
     "StepReranker": "programs.retriever",
     "StepRetriever": "programs.retriever",
     "StepRunner": "running.runner",
@@ -209,14 +209,14 @@ _HOMES: dict[str, str | None] = {
     "from_messages": "messages.provider_in",
     "get_context_summary": "context.session",
     "idempotent": "running.tool_gate",
-    "in_context": "programs.recording",
+    "in_context": "recording",
     "note_recalled": "recalls",
     "plots": None,
     "ready_agent": "graph.ready_agents",
     "ready_agents": "graph.ready_agents",
     "ready_programs": "graph.ready_agents",
-    "record": "programs.recording",
-    "record_step": "programs.recording",
+    "record": "recording",
+    "record_step": "recording",
     "rerankers": None,
     "retry_from_sequence": "running.retrying",
     "run_step_executor": "planning.orchestrator",

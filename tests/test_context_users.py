@@ -12,7 +12,7 @@ import hybridagi_steps as hs
 from hybridagi_steps.context import Context, ContextBuilder
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages import from_messages
-from hybridagi_steps.programs import recorder
+from hybridagi_steps.recording import recorder
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.message import Step
 

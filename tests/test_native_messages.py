@@ -24,7 +24,7 @@ from hybridagi_steps.programs.adapters import (
     StepContext,
     StepMessages,
 )
-from hybridagi_steps.programs.recording import record
+from hybridagi_steps.recording import record
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.testing import ToolCall, scripted_lm
 

@@ -27,8 +27,8 @@ from hybridagi_steps.exchange import import_file
 from hybridagi_steps.graph.tools import PastActionSearch, Predict
 from hybridagi_steps.planning.work import Finished, Work
 from hybridagi_steps.programs import Action, GraphProgram
-from hybridagi_steps.programs.step_writer import MOST_RECALLED
 from hybridagi_steps.recalls import unnoted
+from hybridagi_steps.recording.step_writer import MOST_RECALLED
 from hybridagi_steps.testing import scripted_lm
 
 OLD = [UUID(int=n + 1) for n in range(3)]
@@ -333,7 +333,7 @@ class run_of:  # noqa: N801 - reads as a statement
         self.names = names
 
     def __enter__(self) -> None:
-        from hybridagi_steps.programs.recorder import active_recorders
+        from hybridagi_steps.recording.recorder import active_recorders
 
         [recorder] = active_recorders()
         assert recorder.run is not None

@@ -10,7 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from hybridagi_steps.programs.call_tree import (
+from hybridagi_steps.programs.strands import Strand, current_strand, in_context, settle
+from hybridagi_steps.recording.call_tree import (
     Call,
     CallTree,
     Labels,
@@ -19,7 +20,6 @@ from hybridagi_steps.programs.call_tree import (
     Tail,
     parent_and_joins,
 )
-from hybridagi_steps.programs.strands import Strand, current_strand, in_context, settle
 
 HOME = Strand("home", None)
 

@@ -25,7 +25,7 @@ from recorder_programs import Pair, all_steps
 import hybridagi_steps as hs
 from hybridagi_steps.errors import DiskFullError
 from hybridagi_steps.programs.adapters import StepMessages
-from hybridagi_steps.programs.values import plain
+from hybridagi_steps.recording.values import plain
 from hybridagi_steps.testing import scripted_lm
 
 

@@ -33,7 +33,7 @@ log = logging.getLogger("hybridagi_steps")
 
 _NO_SESSION = "context"
 _REMEMBERED_SESSIONS = 16
-_RECORDER = "hybridagi_steps.programs.recorder"
+_RECORDER = "hybridagi_steps.recording.recorder"
 _BOTH_FORMS = "+both-forms"
 """Follows the counter's id where the count of a message is more than that of OpenAI's form."""
 _MEDIA = ("image", "document", "container_upload")

@@ -37,10 +37,10 @@ from hybridagi_steps.planning.settings import Settings
 from hybridagi_steps.planning.work import Outcome, Work
 from hybridagi_steps.planning.work_json import read_outcome, write_outcome
 from hybridagi_steps.planning.worker import StepWorker
-from hybridagi_steps.programs.call_steps import FunctionStep
 from hybridagi_steps.programs.dspy_settings import overriding
-from hybridagi_steps.programs.recording import record
-from hybridagi_steps.programs.run_steps import RunSteps
+from hybridagi_steps.recording import record
+from hybridagi_steps.recording.call_steps import FunctionStep
+from hybridagi_steps.recording.manual_steps import RunSteps
 from hybridagi_steps.stores.address import shown_address
 
 if TYPE_CHECKING:

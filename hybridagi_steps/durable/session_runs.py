@@ -35,7 +35,7 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.message_admission import admitted_messages
-from hybridagi_steps.programs.call_tree import Labels
+from hybridagi_steps.recording.call_tree import Labels
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.ids import new_id
 from hybridagi_steps.records.message import MessageRole, Step

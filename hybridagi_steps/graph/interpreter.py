@@ -37,8 +37,8 @@ from hybridagi_steps.graph.run import ProgramRun, RunSettings
 from hybridagi_steps.graph.run_state import AgentOutput, ProgramSession
 from hybridagi_steps.graph.tools import tools_by_name
 from hybridagi_steps.programs.driving import adriven, driven
-from hybridagi_steps.programs.recording import record
-from hybridagi_steps.programs.step_writer import check_memory
+from hybridagi_steps.recording import record
+from hybridagi_steps.recording.step_writer import check_memory
 from hybridagi_steps.records.predictions import Query
 
 

@@ -32,7 +32,7 @@ from hybridagi_steps.graph.prompt_sandbox import (
 )
 from hybridagi_steps.messages.quoting import inert
 from hybridagi_steps.programs.adapters import StepContext
-from hybridagi_steps.programs.values import plain
+from hybridagi_steps.recording.values import plain
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.predictions import AgentStepList, QueryWithSteps

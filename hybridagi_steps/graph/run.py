@@ -40,15 +40,15 @@ from hybridagi_steps.graph.run_state import (
 from hybridagi_steps.graph.tools.base import CallProgram, GraphTool, ToolUse
 from hybridagi_steps.graph.tools.builtin import Speak
 from hybridagi_steps.messages.quoting import inert
-from hybridagi_steps.programs import step_shapes as shapes
 from hybridagi_steps.programs.adapters import StepContext
-from hybridagi_steps.programs.call_steps import FunctionStep
 from hybridagi_steps.programs.driving import Request, Work
 from hybridagi_steps.programs.graph.decision_labels import chosen, fallback_of, offered
 from hybridagi_steps.programs.graph.node_asking import asked
-from hybridagi_steps.programs.run_steps import RunSteps
-from hybridagi_steps.programs.values import steps_held
 from hybridagi_steps.recalls import tell
+from hybridagi_steps.recording import step_shapes as shapes
+from hybridagi_steps.recording.call_steps import FunctionStep
+from hybridagi_steps.recording.manual_steps import RunSteps
+from hybridagi_steps.recording.values import steps_held
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.predictions import AgentStepList, QueryWithSteps
 

@@ -22,7 +22,7 @@ from dspy.utils.callback import BaseCallback
 from pydantic import BaseModel, ConfigDict, Field
 
 from hybridagi_steps.errors import LimitReachedError
-from hybridagi_steps.programs.usage import Usage
+from hybridagi_steps.recording.usage import Usage
 
 PLANNING = "(planning)"
 """The part of a plan's cost that went into making and changing the plan."""

@@ -34,7 +34,7 @@ from hybridagi_steps.planning.tasks import FINISH_TOOL
 from hybridagi_steps.planning.work import Executor
 from hybridagi_steps.planning.worker import StepWorker
 from hybridagi_steps.programs.dspy_settings import overriding
-from hybridagi_steps.programs.step_writer import check_memory
+from hybridagi_steps.recording.step_writer import check_memory
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.token_counters import token_counter
 from hybridagi_steps.workspace.tools import workspace_tools

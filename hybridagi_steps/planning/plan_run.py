@@ -37,10 +37,10 @@ from hybridagi_steps.planning.settings import Settings
 from hybridagi_steps.planning.step_run import StepRun
 from hybridagi_steps.planning.thinking import thought_of
 from hybridagi_steps.planning.waves import Schedule, StepState
-from hybridagi_steps.programs.call_steps import FunctionStep
 from hybridagi_steps.programs.dspy_settings import overriding
-from hybridagi_steps.programs.recording import record
-from hybridagi_steps.programs.run_steps import RunSteps
+from hybridagi_steps.recording import record
+from hybridagi_steps.recording.call_steps import FunctionStep
+from hybridagi_steps.recording.manual_steps import RunSteps
 from hybridagi_steps.records.event import StepEventType
 
 _PATIENCE_SECONDS = 30.0

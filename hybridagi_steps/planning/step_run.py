@@ -35,7 +35,7 @@ from hybridagi_steps.planning.results import StepResult
 from hybridagi_steps.planning.resuming import work_of
 from hybridagi_steps.planning.waves import StepState
 from hybridagi_steps.planning.work import Finished, Outcome, Problem, Work
-from hybridagi_steps.programs.call_steps import FunctionStep
+from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.records.event import StepEventType
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ import orjson
 from hybridagi_steps.errors import ToolInputError, UnknownToolError
 from hybridagi_steps.messages.quoting import inert
 from hybridagi_steps.planning.work import Problem
-from hybridagi_steps.programs.call_steps import FunctionStep
-from hybridagi_steps.programs.run_steps import RunSteps
-from hybridagi_steps.programs.step_shapes import first_line
+from hybridagi_steps.recording.call_steps import FunctionStep
+from hybridagi_steps.recording.manual_steps import RunSteps
+from hybridagi_steps.recording.step_shapes import first_line
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.running.cancelling import own_cancellation
 

@@ -19,9 +19,9 @@ from typing import Any
 import dspy
 from dspy.dsp.utils.settings import main_thread_config, thread_local_overrides
 
-from hybridagi_steps.programs.call_tree import Labels, Run
 from hybridagi_steps.programs.dspy_settings import override
-from hybridagi_steps.programs.recorder import StepRecorder
+from hybridagi_steps.recording.call_tree import Labels, Run
+from hybridagi_steps.recording.recorder import StepRecorder
 
 
 class Block:

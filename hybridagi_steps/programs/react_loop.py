@@ -16,7 +16,7 @@ from typing import Any
 
 import dspy
 
-from hybridagi_steps.programs.usage import Usage
+from hybridagi_steps.recording.usage import Usage
 
 _CLOSING_TOOLS: dict[Any, str] = {dspy.ReAct: "finish", dspy.ReActV2: "submit"}
 _TOLD_IN = {"finish": "trajectory", "submit": "history"}

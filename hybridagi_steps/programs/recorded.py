@@ -19,8 +19,8 @@ from dspy.predict.parameter import Parameter
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.programs.blocks import Block
-from hybridagi_steps.programs.call_tree import Labels
-from hybridagi_steps.programs.step_writer import check_memory
+from hybridagi_steps.recording.call_tree import Labels
+from hybridagi_steps.recording.step_writer import check_memory
 
 _PREFIX = "program."
 _OWN = ("program", "memory", "labels", "callbacks", "history")

@@ -22,9 +22,9 @@ from uuid import uuid4
 from dspy.utils.callback import ACTIVE_CALL_ID
 
 from hybridagi_steps.errors import InvalidSettingError
-from hybridagi_steps.programs import step_shapes as shapes
-from hybridagi_steps.programs.call_steps import FunctionStep
-from hybridagi_steps.programs.recorder import active_recorders
+from hybridagi_steps.recording import step_shapes as shapes
+from hybridagi_steps.recording.call_steps import FunctionStep
+from hybridagi_steps.recording.recorder import active_recorders
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -16,7 +16,7 @@ from typing import Any
 
 import dspy
 
-from hybridagi_steps.programs.recording import RunHandle, record
+from hybridagi_steps.recording import RunHandle, record
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.testing import scripted_lm
 

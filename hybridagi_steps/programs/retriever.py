@@ -193,7 +193,7 @@ class StepRetriever(dspy.Module):
         if asked is None:
             return None
         # Loaded here because the recorder is needed only when a program runs.
-        from hybridagi_steps.programs.recorder import active_run_ids, active_user_id
+        from hybridagi_steps.recording.recorder import active_run_ids, active_user_id
 
         keys: dict[str, Any] = {}
         if hidden := active_run_ids(self.memory):

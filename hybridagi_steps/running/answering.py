@@ -32,8 +32,8 @@ from tenacity import (
 from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.programs.adapters import StepMessages
 from hybridagi_steps.programs.dspy_settings import overriding
-from hybridagi_steps.programs.recorder import StepRecorder
-from hybridagi_steps.programs.recording import record_step
+from hybridagi_steps.recording import record_step
+from hybridagi_steps.recording.recorder import StepRecorder
 from hybridagi_steps.running import programs_called as called
 from hybridagi_steps.running.exits import no_exit
 from hybridagi_steps.running.listening import FieldListener, Piece, Voice, streamed

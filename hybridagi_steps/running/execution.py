@@ -15,7 +15,7 @@ from typing import Any
 
 from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.errors import LimitReachedError, MessageError
-from hybridagi_steps.programs.step_shapes import error_fields
+from hybridagi_steps.recording.step_shapes import error_fields
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.running.answering import Agent, Prompt, answer

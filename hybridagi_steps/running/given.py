@@ -10,7 +10,7 @@ from hybridagi_steps.arguments import in_every_scope
 from hybridagi_steps.context.sources import only_user
 from hybridagi_steps.errors import InvalidSettingError, MessageError
 from hybridagi_steps.messages.agent_steps import shown_steps
-from hybridagi_steps.programs.recorder import active_user_id
+from hybridagi_steps.recording.recorder import active_user_id
 from hybridagi_steps.records.message import SUMMARY_OF, Step
 from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.hooks import RunHook

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any
 
-from hybridagi_steps.programs.usage import Usage
+from hybridagi_steps.recording.usage import Usage
 from hybridagi_steps.records.message import StepMetrics
 from hybridagi_steps.records.run import RunMetrics
 from hybridagi_steps.running.config import StepRunnerConfig

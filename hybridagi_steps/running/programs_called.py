@@ -20,8 +20,8 @@ import dspy
 import orjson
 
 from hybridagi_steps.errors import InvalidSettingError
-from hybridagi_steps.programs import step_shapes as shapes
 from hybridagi_steps.programs.adapters import StepMessages
+from hybridagi_steps.recording import step_shapes as shapes
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.running.exits import without_exit
 from hybridagi_steps.running.threads import Threads

@@ -14,10 +14,10 @@ from typing import Any
 from uuid import UUID
 
 from hybridagi_steps.admission import Redact, redacted
-from hybridagi_steps.programs.call_tree import Labels
-from hybridagi_steps.programs.recorder import StepRecorder
-from hybridagi_steps.programs.step_shapes import error_fields
-from hybridagi_steps.programs.values import REDACTION_FAILED
+from hybridagi_steps.recording.call_tree import Labels
+from hybridagi_steps.recording.recorder import StepRecorder
+from hybridagi_steps.recording.step_shapes import error_fields
+from hybridagi_steps.recording.values import REDACTION_FAILED
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.message import Step

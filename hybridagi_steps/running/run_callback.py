@@ -20,8 +20,8 @@ import dspy
 from dspy.utils.callback import ACTIVE_CALL_ID, BaseCallback
 
 from hybridagi_steps.messages.names import is_call_id
-from hybridagi_steps.programs import step_shapes as shapes
 from hybridagi_steps.programs.dspy_settings import override
+from hybridagi_steps.recording import step_shapes as shapes
 from hybridagi_steps.running.listening import CLOSING_TOOLS
 from hybridagi_steps.running.rounds import ToolTurn
 from hybridagi_steps.running.run import ActiveRun

@@ -30,7 +30,7 @@ import dspy
 
 from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.programs.announced import announcing
-from hybridagi_steps.programs.step_shapes import error_fields
+from hybridagi_steps.recording.step_shapes import error_fields
 from hybridagi_steps.running.cancelling import own_cancellation, own_cancellation_in_thread
 from hybridagi_steps.running.consent import DENIED, Consents
 from hybridagi_steps.running.exits import ProgramExitError, no_exit, without_exit

@@ -23,7 +23,7 @@ import dspy
 from dspy.utils.callback import BaseCallback
 
 from hybridagi_steps.memory import Durability, StepMemory
-from hybridagi_steps.programs.recorder import StepRecorder
+from hybridagi_steps.recording.recorder import StepRecorder
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.testing import scripted_lm
 from tests.benchmarks.conditions import conditions

@@ -17,9 +17,9 @@ from typing import Any
 import dspy
 from dspy.utils.exceptions import AdapterParseError
 
-from hybridagi_steps.programs import step_shapes as shapes
 from hybridagi_steps.programs.driving import Request, Work
 from hybridagi_steps.programs.dspy_settings import overriding
+from hybridagi_steps.recording import step_shapes as shapes
 
 
 def asked(predictor: dspy.Module, inputs: dict[str, Any], lm: Any = None) -> Work[Any]:

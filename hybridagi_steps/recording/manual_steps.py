@@ -22,8 +22,8 @@ from uuid import uuid4
 from dspy.utils.callback import ACTIVE_CALL_ID
 
 from hybridagi_steps.errors import RecordingError
-from hybridagi_steps.programs.call_steps import FunctionStep
-from hybridagi_steps.programs.recorder import StepRecorder, active_recorders
+from hybridagi_steps.recording.call_steps import FunctionStep
+from hybridagi_steps.recording.recorder import StepRecorder, active_recorders
 from hybridagi_steps.records.agent_step import AgentStep
 
 

@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from hybridagi_steps.programs import step_shapes as shapes
-from hybridagi_steps.programs.call_tree import Call
 from hybridagi_steps.programs.react_loop import ReActLoop
-from hybridagi_steps.programs.step_writer import StepWriter
-from hybridagi_steps.programs.usage import Usage
+from hybridagi_steps.recording import step_shapes as shapes
+from hybridagi_steps.recording.call_tree import Call
+from hybridagi_steps.recording.step_writer import StepWriter
+from hybridagi_steps.recording.usage import Usage
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 
 Kind = Literal["program", "predict", "tool", "function"]

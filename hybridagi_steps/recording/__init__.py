@@ -13,11 +13,11 @@ from typing import Any
 from hybridagi_steps.display.view import plural
 from hybridagi_steps.errors import InvalidStepError, RecordingError, StepsError
 from hybridagi_steps.programs.blocks import Block
-from hybridagi_steps.programs.call_tree import Labels, Run
 from hybridagi_steps.programs.recorded import Recorded
 from hybridagi_steps.programs.recorded_functions import record_step
-from hybridagi_steps.programs.step_writer import check_memory
 from hybridagi_steps.programs.strands import in_context
+from hybridagi_steps.recording.call_tree import Labels, Run
+from hybridagi_steps.recording.step_writer import check_memory
 from hybridagi_steps.records.agent_step import AgentStep, shown
 
 __all__ = ["Recorded", "RunHandle", "in_context", "record", "record_step"]

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args, get_origin
 import dspy
 from pydantic import BaseModel
 
-from hybridagi_steps.programs.values import steps_held
+from hybridagi_steps.recording.values import steps_held
 
 _FIELD_MARK = re.compile(r"\[\[ ## \w+ ## \]\]")
 _SCOPE_CANCELLED = "Cancelled via cancel scope"

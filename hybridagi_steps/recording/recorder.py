@@ -22,21 +22,21 @@ from dspy.dsp.utils.settings import thread_local_overrides
 from dspy.utils.callback import ACTIVE_CALL_ID, BaseCallback
 
 from hybridagi_steps.errors import RecordingError
-from hybridagi_steps.programs import step_shapes as shapes
 from hybridagi_steps.programs.announced import taken_step_id
-from hybridagi_steps.programs.call_steps import CallSteps, Doing, FunctionStep
-from hybridagi_steps.programs.call_tree import Call, CallTree, Labels, Run
 from hybridagi_steps.programs.react_loop import ReActLoop
-from hybridagi_steps.programs.scopes import current_scope, watch_trials
-from hybridagi_steps.programs.step_writer import (
+from hybridagi_steps.programs.strands import Strand, current_strand, settle
+from hybridagi_steps.recalls import Recalled, listen
+from hybridagi_steps.recording import step_shapes as shapes
+from hybridagi_steps.recording.call_steps import CallSteps, Doing, FunctionStep
+from hybridagi_steps.recording.call_tree import Call, CallTree, Labels, Run
+from hybridagi_steps.recording.scopes import current_scope, watch_trials
+from hybridagi_steps.recording.step_writer import (
     Memory,
     StepWriter,
     check_memory,
     note_late_call,
     note_problem,
 )
-from hybridagi_steps.programs.strands import Strand, current_strand, settle
-from hybridagi_steps.recalls import Recalled, listen
 from hybridagi_steps.records.agent_step import AgentStep
 
 P = ParamSpec("P")
