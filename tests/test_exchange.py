@@ -19,7 +19,7 @@ from hybridagi_steps import StepMemory
 from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange import export_file, import_file
 from hybridagi_steps.exchange.formats import FORMATS
-from hybridagi_steps.exchange.jsonl import parse, step_line
+from hybridagi_steps.exchange.formats.jsonl import parse, step_line
 from hybridagi_steps.exchange.records import Parsed, Skipped, line_records
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.filters import StepFilter

@@ -21,7 +21,7 @@ from hybridagi_steps.exchange import export_file, import_file, json_stream
 from hybridagi_steps.exchange import reading as reading_module
 from hybridagi_steps.exchange.export import EXPORT_FORMATS
 from hybridagi_steps.exchange.formats import FORMATS, READERS
-from hybridagi_steps.exchange.otlp import MAX_HELD_SPANS
+from hybridagi_steps.exchange.formats.otlp import MAX_HELD_SPANS
 from hybridagi_steps.exchange.records import Parsed, ParsedTrace, Record, Skipped
 from hybridagi_steps.exchange.spans import MAX_SPAN_DEPTH, step_id
 from hybridagi_steps.records.agent_step import AgentStep

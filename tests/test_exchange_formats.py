@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from exchange_shelf import Shelf, unsourced
 
-from hybridagi_steps.exchange import import_file, mlflow_traces
+from hybridagi_steps.exchange import import_file
 from hybridagi_steps.exchange.formats import FORMATS, format_of
+from hybridagi_steps.exchange.formats import mlflow as mlflow_traces
 from hybridagi_steps.exchange.records import Parsed, Record
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep

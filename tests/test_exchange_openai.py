@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange import export_file, import_file
-from hybridagi_steps.exchange.openai_messages import parse
+from hybridagi_steps.exchange.formats.openai import parse
 from hybridagi_steps.exchange.records import Parsed, Record, Skipped
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType

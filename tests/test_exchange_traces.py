@@ -120,7 +120,7 @@ def test_a_step_that_moves_keeps_what_was_said_of_it(memory: hs.StepMemory, tmp_
 def test_parts_of_one_trace_in_one_file_are_placed_one_after_the_other(
     memory: hs.StepMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hybridagi_steps.exchange.otlp.MAX_HELD_SPANS", 1)
+    monkeypatch.setattr("hybridagi_steps.exchange.formats.otlp.MAX_HELD_SPANS", 1)
     spans = [span(n, LINKS[n], trace) for n in (LOOK, PLAN, ROOT, BOOK) for trace in "ab"]
     report = import_file(memory, written(tmp_path, *spans))
     assert report.skipped == []

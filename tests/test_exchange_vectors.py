@@ -10,7 +10,8 @@ import pytest
 
 import hybridagi_steps as hs
 from hybridagi_steps.errors import MissingExtraError
-from hybridagi_steps.exchange import export_file, import_file, parquet
+from hybridagi_steps.exchange import export_file, import_file
+from hybridagi_steps.exchange.formats import parquet
 
 PURPOSES = ["refund a cancelled flight", "book a hotel room", "weather in Rome"]
 

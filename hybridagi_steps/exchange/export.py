@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
 from hybridagi_steps.errors import ExchangeError
-from hybridagi_steps.exchange import jsonl, openai_training, otlp_spans, parquet
+from hybridagi_steps.exchange import otlp_spans
+from hybridagi_steps.exchange.formats import jsonl, openai_training, parquet
 from hybridagi_steps.exchange.records import as_list
 from hybridagi_steps.exchange.scores_of_runs import RunScores
 from hybridagi_steps.exchange.session_export import SessionLines

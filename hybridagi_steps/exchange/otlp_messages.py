@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from hybridagi_steps.exchange import otlp_names as names
-from hybridagi_steps.exchange.otlp_values import attributes_of
+from hybridagi_steps.exchange.formats.otlp_values import attributes_of
 from hybridagi_steps.exchange.records import as_list, as_object, json_or_text
 
 Messages = list[dict[str, Any]]

@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import Any
 
 from hybridagi_steps.exchange import otlp_names as names
-from hybridagi_steps.exchange.otlp_values import attribute_list
+from hybridagi_steps.exchange.formats.otlp_values import attribute_list
 from hybridagi_steps.exchange.records import as_list, as_object
 from hybridagi_steps.exchange.spans import last_user_text, nanoseconds
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text

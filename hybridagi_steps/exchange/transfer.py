@@ -24,9 +24,8 @@ from hybridagi_steps.errors import (
     UnknownRunError,
     VectorError,
 )
-from hybridagi_steps.exchange import parquet
 from hybridagi_steps.exchange.conversation import NO_RESULT
-from hybridagi_steps.exchange.formats import FORMATS, parse_as
+from hybridagi_steps.exchange.formats import FORMATS, parquet, parse_as
 from hybridagi_steps.exchange.parent_links import ParentLinks
 from hybridagi_steps.exchange.reading import opened, reading_errors
 from hybridagi_steps.exchange.records import (

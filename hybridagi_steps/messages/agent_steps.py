@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from hybridagi_steps.arguments import Steps
 from hybridagi_steps.errors import MessageError
 from hybridagi_steps.exchange.conversation import Conversation, content_key, conversation_steps
-from hybridagi_steps.exchange.openai_messages import turns
+from hybridagi_steps.exchange.formats.openai import turns
 from hybridagi_steps.exchange.records import BadRecordError
 from hybridagi_steps.messages.names import call_id, field_lines, json_text, tool_name
 from hybridagi_steps.records.agent_step import AgentStep, id_text

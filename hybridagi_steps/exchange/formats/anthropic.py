@@ -18,7 +18,7 @@ from hybridagi_steps.exchange.conversation import (
     message_list,
     record_steps,
 )
-from hybridagi_steps.exchange.openai_messages import checked
+from hybridagi_steps.exchange.formats.openai import checked
 from hybridagi_steps.exchange.records import (
     Parsed,
     Records,

@@ -19,7 +19,7 @@ from hybridagi_steps.exchange.conversation import (
     content_key,
     record_steps,
 )
-from hybridagi_steps.exchange.openai_messages import turns
+from hybridagi_steps.exchange.formats.openai import turns
 from hybridagi_steps.exchange.records import (
     BadRecordError,
     Entry,

@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any
 
 from hybridagi_steps.exchange import otlp_names as names
+from hybridagi_steps.exchange.formats.otlp_values import attributes_of
 from hybridagi_steps.exchange.message_parts import text_of, time_of
 from hybridagi_steps.exchange.otlp_messages import asked_and_said
-from hybridagi_steps.exchange.otlp_values import attributes_of
 from hybridagi_steps.exchange.records import (
     BadRecordError,
     Parsed,

@@ -27,10 +27,10 @@ from hybridagi_steps.exchange.conversation import (
     content_key,
     record_steps,
 )
-from hybridagi_steps.exchange.langchain_messages import is_message, message_id
-from hybridagi_steps.exchange.langchain_messages import turns as langchain_turns
+from hybridagi_steps.exchange.formats.langchain import is_message, message_id
+from hybridagi_steps.exchange.formats.langchain import turns as langchain_turns
+from hybridagi_steps.exchange.formats.openai import turns as openai_turns
 from hybridagi_steps.exchange.message_parts import time_of
-from hybridagi_steps.exchange.openai_messages import turns as openai_turns
 from hybridagi_steps.exchange.records import (
     BadRecordError,
     Parsed,

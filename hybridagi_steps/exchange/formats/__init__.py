@@ -11,17 +11,13 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, NamedTuple
 
-from hybridagi_steps.exchange import (
-    anthropic_messages,
-    dspy_history,
-    jsonl,
-    langchain_messages,
-    langgraph_checkpoints,
-    mlflow_traces,
-    openai_messages,
-    otlp,
-    toolbench,
-)
+from hybridagi_steps.exchange.formats import anthropic as anthropic_messages
+from hybridagi_steps.exchange.formats import dspy as dspy_history
+from hybridagi_steps.exchange.formats import jsonl, otlp, toolbench
+from hybridagi_steps.exchange.formats import langchain as langchain_messages
+from hybridagi_steps.exchange.formats import langgraph as langgraph_checkpoints
+from hybridagi_steps.exchange.formats import mlflow as mlflow_traces
+from hybridagi_steps.exchange.formats import openai as openai_messages
 from hybridagi_steps.exchange.records import Entry, Record, Records, Skipped
 
 LOOKED_AT = 20
