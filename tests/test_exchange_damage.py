@@ -18,8 +18,8 @@ from test_exchange_formats import FILES, SAMPLES
 
 from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange import export_file, import_file, json_stream
-from hybridagi_steps.exchange import reading as reading_module
-from hybridagi_steps.exchange.export import EXPORT_FORMATS
+from hybridagi_steps.exchange import reader as reading_module
+from hybridagi_steps.exchange.exporter import EXPORT_FORMATS
 from hybridagi_steps.exchange.formats import FORMATS, READERS
 from hybridagi_steps.exchange.formats.otlp import MAX_HELD_SPANS
 from hybridagi_steps.exchange.records import Parsed, ParsedTrace, Record, Skipped

@@ -19,7 +19,7 @@ from test_exchange_formats import FILES, SAMPLES
 from hybridagi_steps.cli import main
 from hybridagi_steps.errors import ExchangeError, MissingExtraError
 from hybridagi_steps.exchange import export_file, import_file
-from hybridagi_steps.exchange.export import EXPORT_FORMATS
+from hybridagi_steps.exchange.exporter import EXPORT_FORMATS
 from hybridagi_steps.exchange.otlp_names import STEP
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 

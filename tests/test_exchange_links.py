@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hybridagi_steps as hs
-from hybridagi_steps.exchange import import_file, transfer
+from hybridagi_steps.exchange import import_file
+from hybridagi_steps.exchange import importer as transfer
 from hybridagi_steps.exchange.parent_links import ParentLinks
 
 

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hybridagi_steps.exchange.export import export_file, salvage_file
-    from hybridagi_steps.exchange.transfer import ImportReport, check_file, import_file
+    from hybridagi_steps.exchange.exporter import export_file, salvage_file
+    from hybridagi_steps.exchange.importer import ImportReport, check_file, import_file
 
 __all__ = ["ImportReport", "check_file", "export_file", "import_file", "salvage_file"]
 
 _HOMES: dict[str, str | None] = {
-    "ImportReport": "transfer",
-    "check_file": "transfer",
-    "export_file": "export",
-    "import_file": "transfer",
-    "salvage_file": "export",
+    "ImportReport": "importer",
+    "check_file": "importer",
+    "export_file": "exporter",
+    "import_file": "importer",
+    "salvage_file": "exporter",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

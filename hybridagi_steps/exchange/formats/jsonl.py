@@ -20,6 +20,7 @@ from hybridagi_steps.exchange.conversation import (
     record_steps,
 )
 from hybridagi_steps.exchange.formats.openai import turns
+from hybridagi_steps.exchange.origins import origin_of
 from hybridagi_steps.exchange.records import (
     BadRecordError,
     Entry,
@@ -35,7 +36,6 @@ from hybridagi_steps.exchange.records import (
 )
 from hybridagi_steps.exchange.scores_of_runs import RunScoresRead
 from hybridagi_steps.exchange.session_lines import RECORD, SessionReader, is_session_line
-from hybridagi_steps.exchange.vector_origins import origin_of
 from hybridagi_steps.records.agent_step import AgentStep
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hybridagi_steps.errors import ExchangeError, MissingExtraError
+from hybridagi_steps.exchange.origins import VECTOR_EMBEDDER, origin_of
 from hybridagi_steps.exchange.records import (
     BadRecordError,
     Parsed,
@@ -29,7 +30,6 @@ from hybridagi_steps.exchange.records import (
     as_object,
     read_each,
 )
-from hybridagi_steps.exchange.vector_origins import VECTOR_EMBEDDER, origin_of
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 
 MAGIC = b"PAR1"

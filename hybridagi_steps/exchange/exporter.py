@@ -20,10 +20,10 @@ from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange import otlp_spans
 from hybridagi_steps.exchange.formats import jsonl, openai_training, parquet
+from hybridagi_steps.exchange.origins import embedder_name, with_origin
 from hybridagi_steps.exchange.records import as_list
 from hybridagi_steps.exchange.scores_of_runs import RunScores
 from hybridagi_steps.exchange.session_export import SessionLines
-from hybridagi_steps.exchange.vector_origins import embedder_name, with_origin
 from hybridagi_steps.protocols import ABANDONED
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter

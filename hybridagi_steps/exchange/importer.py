@@ -26,8 +26,9 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.exchange.conversation import NO_RESULT
 from hybridagi_steps.exchange.formats import FORMATS, parquet, parse_as
+from hybridagi_steps.exchange.origins import VectorOrigins
 from hybridagi_steps.exchange.parent_links import ParentLinks
-from hybridagi_steps.exchange.reading import opened, reading_errors
+from hybridagi_steps.exchange.reader import opened, reading_errors
 from hybridagi_steps.exchange.records import (
     Entry,
     Parsed,
@@ -40,7 +41,6 @@ from hybridagi_steps.exchange.records import (
 from hybridagi_steps.exchange.scores_of_runs import RunScores
 from hybridagi_steps.exchange.session_import import SessionImport, Unit
 from hybridagi_steps.exchange.trace_import import TraceImport
-from hybridagi_steps.exchange.vector_origins import VectorOrigins
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.message import Step, utc_now
 from hybridagi_steps.records.provenance import from_outside
