@@ -19,7 +19,7 @@ from hybridagi_steps import Step, StepFilter, StepMemory, errors
 from hybridagi_steps.protocols import RunSummary
 from hybridagi_steps.server import shapes
 from hybridagi_steps.server.problems import STATUS, status_of
-from hybridagi_steps.server.search_routes import SearchAsked
+from hybridagi_steps.server.routes.search import SearchAsked
 from hybridagi_steps.session_protocols import Attempt, SessionSummary
 
 

@@ -16,8 +16,8 @@ from hybridagi_steps.server.ids import RUN, RunId
 from hybridagi_steps.server.openapi import problems, streams
 from hybridagi_steps.server.reading import filled, run_data, run_steps, title_of
 from hybridagi_steps.server.route_classes import JsonRoute, WorkRoute
+from hybridagi_steps.server.routes.sessions import Limit, Offset
 from hybridagi_steps.server.services import Shared
-from hybridagi_steps.server.session_routes import Limit, Offset
 from hybridagi_steps.server.sse import EventStream
 from hybridagi_steps.server.stored_runs import interrupted_run
 
