@@ -19,8 +19,8 @@ import uvicorn
 
 from hybridagi_steps import AgentStep, StepMemory, StepRunner
 from hybridagi_steps.server.app import create_app
-from hybridagi_steps.server.auth import Tokens, TokenScope
-from hybridagi_steps.server.serving import StepServer, bound
+from hybridagi_steps.server.process import StepServer, bound
+from hybridagi_steps.server.security import Tokens, TokenScope
 from hybridagi_steps.server.settings import ServerSettings
 
 TOKEN = "the-test-token-of-everything"  # noqa: S105 - a test's

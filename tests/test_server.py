@@ -17,7 +17,7 @@ from server_cases import MESSAGES, TOKEN, Served, echo, fill, problem, serving
 
 from hybridagi_steps import Step, StepFilter, StepMemory, errors
 from hybridagi_steps.protocols import RunSummary
-from hybridagi_steps.server import shapes
+from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.problems import STATUS, status_of
 from hybridagi_steps.server.routes.search import SearchAsked
 from hybridagi_steps.session_protocols import Attempt, SessionSummary

@@ -16,7 +16,7 @@ import httpx
 from server_cases import SCOPED, TOKEN, Served, echo, fill, problem, serving
 
 from hybridagi_steps import StepMemory, errors
-from hybridagi_steps.server.auth import SHORTEST_TOKEN, Tokens, TokenScope, read_tokens
+from hybridagi_steps.server.security import SHORTEST_TOKEN, Tokens, TokenScope, read_tokens
 
 
 @pytest.fixture

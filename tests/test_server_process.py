@@ -21,7 +21,7 @@ from server_cases import Event, events_of, problem
 
 from hybridagi_steps import StepMemory
 from hybridagi_steps.cli import main
-from hybridagi_steps.server.serving import page_address
+from hybridagi_steps.server.process import page_address
 
 PROGRAM = '''
 import asyncio

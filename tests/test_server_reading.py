@@ -14,7 +14,7 @@ pytest.importorskip("uvicorn", reason="the server needs the extra `server`")
 from server_cases import Served, echo, fill, problem, serving
 
 from hybridagi_steps import AgentStep, Step, StepMemory
-from hybridagi_steps.server.shapes import WholeRun
+from hybridagi_steps.server.schemas import WholeRun
 
 
 @pytest.fixture

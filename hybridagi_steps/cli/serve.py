@@ -19,7 +19,7 @@ from hybridagi_steps.server.settings import CONCURRENCY, LOOPBACK_NAMES, ServerS
 
 if TYPE_CHECKING:
     from hybridagi_steps.memory import StepMemory
-    from hybridagi_steps.server.auth import TokenScope
+    from hybridagi_steps.server.security import TokenScope
 
 TOKEN_VARIABLE = "HYBRIDAGI_STEPS_TOKEN"  # noqa: S105 - the name of a variable
 DEFAULT_PORT = 8377
@@ -77,11 +77,11 @@ def serve(
     """Serve sessions, runs and search over HTTP, with a page; prints a token and the address."""
     _check_installed("fastapi", "uvicorn", "prometheus_client", what="The server", extra="server")
     from hybridagi_steps.server.app import create_app
-    from hybridagi_steps.server.auth import Tokens
     from hybridagi_steps.server.leaving import leave_soon
+    from hybridagi_steps.server.process import bound, page_address
+    from hybridagi_steps.server.process import serve as serve_app
     from hybridagi_steps.server.program_loading import load_runner
-    from hybridagi_steps.server.serving import bound, page_address
-    from hybridagi_steps.server.serving import serve as serve_app
+    from hybridagi_steps.server.security import Tokens
 
     token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
     known = Tokens(_known_tokens(token, tokens))
@@ -137,7 +137,7 @@ def _exported(memory: StepMemory, runner: Any, endpoint: str | None) -> Generato
 
 
 def _known_tokens(token: str, file: str | None) -> dict[str, list[TokenScope]]:
-    from hybridagi_steps.server.auth import TokenScope, read_tokens
+    from hybridagi_steps.server.security import TokenScope, read_tokens
 
     known: dict[str, list[TokenScope]] = {}
     if file is not None:

@@ -17,7 +17,6 @@ from fastapi import Depends, FastAPI
 from hybridagi_steps import __version__
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.server import problems
-from hybridagi_steps.server.auth import TokenCheck, Tokens
 from hybridagi_steps.server.host_check import HostCheck
 from hybridagi_steps.server.limits import BodyLimit, SecurityHeaders
 from hybridagi_steps.server.metrics import ServerMetrics
@@ -28,6 +27,7 @@ from hybridagi_steps.server.routes import runs as run_routes
 from hybridagi_steps.server.routes import search as search_routes
 from hybridagi_steps.server.routes import sessions as session_routes
 from hybridagi_steps.server.run_hub import RunHub
+from hybridagi_steps.server.security import TokenCheck, Tokens
 from hybridagi_steps.server.services import Services
 from hybridagi_steps.server.settings import ServerSettings
 from hybridagi_steps.server.slots import Slots

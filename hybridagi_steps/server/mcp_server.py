@@ -25,7 +25,7 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.quoting import inert, inert_json
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, id_text
 from hybridagi_steps.records.provenance import from_outside
-from hybridagi_steps.server.reading import filled, hit_data, hits_for, run_data, run_steps
+from hybridagi_steps.server.views import filled, hit_data, hits_for, run_data, run_steps
 
 T = TypeVar("T")
 

@@ -18,10 +18,10 @@ from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.server.live_run import LiveRun
-from hybridagi_steps.server.reading import run_steps
 from hybridagi_steps.server.settings import ServerSettings
 from hybridagi_steps.server.slots import Slots
 from hybridagi_steps.server.stored_runs import events_from_store
+from hybridagi_steps.server.views import run_steps
 
 log = logging.getLogger("hybridagi_steps.server")
 

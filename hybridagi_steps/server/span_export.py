@@ -31,7 +31,7 @@ from tenacity import (
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.exchange.otlp_spans import request_lines
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.server.reading import run_steps
+from hybridagi_steps.server.views import run_steps
 
 log = logging.getLogger("hybridagi_steps.server")
 

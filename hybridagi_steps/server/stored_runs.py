@@ -12,7 +12,7 @@ from hybridagi_steps.errors import UnknownRunError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import Step
-from hybridagi_steps.server.reading import run_data
+from hybridagi_steps.server.views import run_data
 
 _SESSIONS, _MESSAGES = 200, 50
 """How far a run that was cut off is looked for."""

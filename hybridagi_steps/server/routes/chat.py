@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Response
 
 from hybridagi_steps.records.ids import new_id
-from hybridagi_steps.server import shapes
+from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.chat import said_once
 from hybridagi_steps.server.ids import SESSION, SessionId
 from hybridagi_steps.server.openapi import streams

@@ -11,7 +11,7 @@ from starlette.staticfiles import StaticFiles
 
 from hybridagi_steps import __version__
 from hybridagi_steps.crossing import in_thread
-from hybridagi_steps.server import shapes
+from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.answers import answer
 from hybridagi_steps.server.openapi import OPEN, problems
 from hybridagi_steps.server.services import Shared
