@@ -52,12 +52,12 @@ if TYPE_CHECKING:
     from hybridagi_steps.records.predictions import AgentStepList, Query, QueryList, QueryWithSteps
     from hybridagi_steps.records.revocation import Revocation
     from hybridagi_steps.records.run import RunMetrics
-    from hybridagi_steps.running.config import AgentSession, StepRunnerConfig, ToolRequest
     from hybridagi_steps.running.hooks import RunHook
+    from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig, ToolRequest
     from hybridagi_steps.running.retrying import edit_from_sequence, retry_from_sequence
     from hybridagi_steps.running.runner import StepRunner
     from hybridagi_steps.running.stopping import RunVetoed
-    from hybridagi_steps.running.tool_gate import idempotent
+    from hybridagi_steps.running.tool_calls import idempotent
     from hybridagi_steps.sessions.repository import (
         SessionRepository,
         compare_branches,
@@ -150,7 +150,7 @@ __all__ = [
 
 _HOMES: dict[str, str | None] = {
     "AgentOutput": "graph.run_state",
-    "AgentSession": "running.config",
+    "AgentSession": "running.limits",
     "AgentStep": "records.agent_step",
     "AgentStepList": "records.predictions",
     "AgentStepType": "records.agent_step",
@@ -194,11 +194,11 @@ _HOMES: dict[str, str | None] = {
     "StepReranker": "programs.retriever",
     "StepRetriever": "programs.retriever",
     "StepRunner": "running.runner",
-    "StepRunnerConfig": "running.config",
+    "StepRunnerConfig": "running.limits",
     "StepsChatAdapter": "programs.adapters",
     "StepsJSONAdapter": "programs.adapters",
     "StepsXMLAdapter": "programs.adapters",
-    "ToolRequest": "running.config",
+    "ToolRequest": "running.limits",
     "Workspace": "workspace.workspace",
     "build_context_from_steps": "context.session",
     "compare_branches": "sessions.repository",
@@ -208,7 +208,7 @@ _HOMES: dict[str, str | None] = {
     "fork_session": "sessions.repository",
     "from_messages": "messages.provider_in",
     "get_context_summary": "context.session",
-    "idempotent": "running.tool_gate",
+    "idempotent": "running.tool_calls",
     "in_context": "recording",
     "note_recalled": "recalls",
     "plots": None,

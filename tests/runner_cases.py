@@ -14,8 +14,8 @@ from typing import Any
 import dspy
 
 from hybridagi_steps import Step, StepEvent, StepEventType, StepMemory
-from hybridagi_steps.running.drafts import add_call_pieces
 from hybridagi_steps.running.runner import StepRunner
+from hybridagi_steps.running.streaming import add_call_pieces
 from hybridagi_steps.testing import ScriptedLM
 
 FINAL = (StepEventType.RUN_COMPLETED, StepEventType.RUN_FAILED, StepEventType.RUN_CANCELLED)

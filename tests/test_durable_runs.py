@@ -36,7 +36,7 @@ from hybridagi_steps.errors import (
     UnknownRunError,
 )
 from hybridagi_steps.running.results import RunResult
-from hybridagi_steps.running.tool_gate import idempotent
+from hybridagi_steps.running.tool_calls import idempotent
 from hybridagi_steps.testing import ScriptedLM, request_text
 
 pytest.importorskip("dbos", reason="needs the extra `durable`")

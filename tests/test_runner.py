@@ -33,7 +33,7 @@ from runner_cases import (
 import hybridagi_steps as hs
 from hybridagi_steps import AgentStepType, StepEventType, StepMemory, StepMessages
 from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError, SequenceConflictError
-from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
+from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.testing import ScriptedLM, ToolCall, request_text
 

@@ -15,7 +15,7 @@ import pytest
 from runner_cases import SEARCHES, SyncAgent, check_stream, run, said
 
 from hybridagi_steps import StepMemory
-from hybridagi_steps.running.config import StepRunnerConfig
+from hybridagi_steps.running.limits import StepRunnerConfig
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.testing import ScriptedLM
 

@@ -31,7 +31,7 @@ from hybridagi_steps import RunHook, StepMemory
 from hybridagi_steps.errors import InvalidSettingError, MessageError
 from hybridagi_steps.records.agent_step import AgentStepType
 from hybridagi_steps.records.message import SUMMARY_OF
-from hybridagi_steps.running.config import StepRunnerConfig
+from hybridagi_steps.running.limits import StepRunnerConfig
 from hybridagi_steps.running.retrying import retry_from_sequence
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.testing import ScriptedLM

@@ -27,7 +27,7 @@ from runner_cases import (
 )
 
 from hybridagi_steps import StepEventType, StepMemory
-from hybridagi_steps.running.config import StepRunnerConfig, ToolRequest
+from hybridagi_steps.running.limits import StepRunnerConfig, ToolRequest
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.testing import ScriptedLM
 

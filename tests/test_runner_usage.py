@@ -10,7 +10,7 @@ from runner_cases import run
 
 from hybridagi_steps import StepMemory
 from hybridagi_steps.recording.usage import TokenCounts, tokens_of
-from hybridagi_steps.running.config import StepRunnerConfig
+from hybridagi_steps.running.limits import StepRunnerConfig
 from hybridagi_steps.running.runner import StepRunner
 
 OPENAI = {

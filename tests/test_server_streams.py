@@ -26,7 +26,7 @@ import httpx
 from server_cases import FINAL, TOKEN, Event, Served, Told, echo, events_of, problem, serving, until
 
 from hybridagi_steps import RunHook, Step, StepEvent, StepEventType, StepMemory, StepRunner
-from hybridagi_steps.running.config import StepRunnerConfig
+from hybridagi_steps.running.limits import StepRunnerConfig
 from hybridagi_steps.running.stopping import RunVetoed
 from hybridagi_steps.server.chat import message_id_of
 from hybridagi_steps.server.live_run import LiveRun

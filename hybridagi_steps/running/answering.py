@@ -34,16 +34,16 @@ from hybridagi_steps.programs.adapters import StepMessages
 from hybridagi_steps.programs.dspy_settings import overriding
 from hybridagi_steps.recording import record_step
 from hybridagi_steps.recording.recorder import StepRecorder
-from hybridagi_steps.running import programs_called as called
+from hybridagi_steps.running import program_adapter as called
+from hybridagi_steps.running.active_run import RUN, ActiveRun
+from hybridagi_steps.running.dspy_callback import RunCallback
 from hybridagi_steps.running.exits import no_exit
-from hybridagi_steps.running.listening import FieldListener, Piece, Voice, streamed
 from hybridagi_steps.running.lm_methods import naming_missing_method
 from hybridagi_steps.running.rounds import ToolTurn
-from hybridagi_steps.running.run import RUN, ActiveRun
-from hybridagi_steps.running.run_callback import RunCallback
 from hybridagi_steps.running.saying import said
 from hybridagi_steps.running.session_prompt import Messages, with_session
-from hybridagi_steps.running.tool_gate import GATE, ToolGate, enter_run, is_idempotent
+from hybridagi_steps.running.token_stream import FieldListener, Piece, Voice, streamed
+from hybridagi_steps.running.tool_calls import GATE, ToolGate, enter_run, is_idempotent
 
 _LONGEST_WAIT_SECONDS = 10.0
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.records.event import StepEventType
-from hybridagi_steps.running.config import Consent, ToolRequest
 from hybridagi_steps.running.exits import ProgramExitError, no_exit
+from hybridagi_steps.running.limits import Consent, ToolRequest
 from hybridagi_steps.running.threads import done_on
 
 DENIED = "the user did not allow this call."

@@ -28,8 +28,8 @@ from hybridagi_steps.errors import StorageError
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.run import RunMetrics
-from hybridagi_steps.running.config import AgentSession
-from hybridagi_steps.running.run import shown_error
+from hybridagi_steps.running.active_run import shown_error
+from hybridagi_steps.running.limits import AgentSession
 from hybridagi_steps.running.runner import StepRunner
 
 MOST_ATTEMPTS = 20

@@ -18,11 +18,11 @@ from hybridagi_steps.errors import LimitReachedError, MessageError
 from hybridagi_steps.recording.step_shapes import error_fields
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 from hybridagi_steps.records.event import StepEventType
+from hybridagi_steps.running.active_run import ActiveRun, shown_error
 from hybridagi_steps.running.answering import Agent, Prompt, answer
 from hybridagi_steps.running.cancelling import own_cancellation
 from hybridagi_steps.running.exits import no_exit
-from hybridagi_steps.running.programs_called import Reply, is_module
-from hybridagi_steps.running.run import ActiveRun, shown_error
+from hybridagi_steps.running.program_adapter import Reply, is_module
 from hybridagi_steps.running.stopping import RunStopped, Stop
 from hybridagi_steps.running.summing_up import summary
 

@@ -12,8 +12,8 @@ from hybridagi_steps.errors import InvalidSettingError, MessageError
 from hybridagi_steps.messages.agent_steps import shown_steps
 from hybridagi_steps.recording.recorder import active_user_id
 from hybridagi_steps.records.message import SUMMARY_OF, Step
-from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.hooks import RunHook
+from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
 from hybridagi_steps.sessions.repository import check_sequence
 
 

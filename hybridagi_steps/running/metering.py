@@ -14,7 +14,7 @@ from typing import Any
 from hybridagi_steps.recording.usage import Usage
 from hybridagi_steps.records.message import StepMetrics
 from hybridagi_steps.records.run import RunMetrics
-from hybridagi_steps.running.config import StepRunnerConfig
+from hybridagi_steps.running.limits import StepRunnerConfig
 from hybridagi_steps.running.stopping import Reason, Stop
 
 _log = logging.getLogger("hybridagi_steps")

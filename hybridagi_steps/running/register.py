@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from hybridagi_steps.errors import SequenceConflictError
-from hybridagi_steps.running.run import ActiveRun
+from hybridagi_steps.running.active_run import ActiveRun
 
 
 class Register:

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 from hybridagi_steps.records.event import StepEvent
-from hybridagi_steps.running.config import AgentSession
+from hybridagi_steps.running.limits import AgentSession
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.sessions.repository import SessionRepository
 

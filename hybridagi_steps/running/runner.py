@@ -31,10 +31,10 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import Step
-from hybridagi_steps.running import programs_called as called
+from hybridagi_steps.running import program_adapter as called
+from hybridagi_steps.running.active_run import RUN, ActiveRun
 from hybridagi_steps.running.answering import Agent, tools_of
 from hybridagi_steps.running.cancelling import finished
-from hybridagi_steps.running.config import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.execution import Start, execute
 from hybridagi_steps.running.given import (
     check_message,
@@ -45,14 +45,14 @@ from hybridagi_steps.running.given import (
     session_of,
     with_user,
 )
-from hybridagi_steps.running.listening import voices_of
+from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.register import register_of
 from hybridagi_steps.running.results import NestedRunError, RunResult
-from hybridagi_steps.running.run import RUN, ActiveRun
 from hybridagi_steps.running.session_line import SessionLine
 from hybridagi_steps.running.starting import where_it_stands, with_message
 from hybridagi_steps.running.stopping import Stop
-from hybridagi_steps.running.tool_gate import watch_tools
+from hybridagi_steps.running.token_stream import voices_of
+from hybridagi_steps.running.tool_calls import watch_tools
 
 _CONSENT = (StepEventType.TOOL_AUTH_REQUIRED, StepEventType.TOOL_AUTH_DENIED)
 

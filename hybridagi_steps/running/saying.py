@@ -14,10 +14,10 @@ import anyio.to_thread
 import dspy
 
 from hybridagi_steps.errors import MessageError
+from hybridagi_steps.running.active_run import ActiveRun
 from hybridagi_steps.running.exits import no_exit, without_exit
-from hybridagi_steps.running.listening import Piece
-from hybridagi_steps.running.run import ActiveRun
 from hybridagi_steps.running.session_prompt import Messages
+from hybridagi_steps.running.token_stream import Piece
 
 _PROGRAM = "the program"
 _END = object()

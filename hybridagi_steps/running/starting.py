@@ -16,10 +16,10 @@ from hybridagi_steps.errors import ContextBudgetError, MessageError
 from hybridagi_steps.messages.agent_steps import shown_steps
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.provenance import source_of
+from hybridagi_steps.running.active_run import ActiveRun
 from hybridagi_steps.running.answering import Prompt, tool_turn
 from hybridagi_steps.running.execution import Start
 from hybridagi_steps.running.rounds import ToolTurn
-from hybridagi_steps.running.run import ActiveRun
 from hybridagi_steps.running.session_line import SessionLine
 from hybridagi_steps.running.session_prompt import Messages
 

@@ -18,10 +18,10 @@ import dspy
 
 from hybridagi_steps.context import ContextBuilder
 from hybridagi_steps.programs.dspy_settings import overriding
-from hybridagi_steps.running import programs_called as called
+from hybridagi_steps.running import program_adapter as called
+from hybridagi_steps.running.active_run import ActiveRun
 from hybridagi_steps.running.answering import Agent
-from hybridagi_steps.running.run import ActiveRun
-from hybridagi_steps.running.run_callback import SpendingCallback
+from hybridagi_steps.running.dspy_callback import SpendingCallback
 from hybridagi_steps.running.saying import said
 from hybridagi_steps.running.session_prompt import Messages, with_session
 

@@ -24,10 +24,10 @@ from hybridagi_steps.messages.agent_steps import INTERRUPTED, IS_ERROR, result_t
 from hybridagi_steps.messages.names import tool_name
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
-from hybridagi_steps.running.drafts import Drafts
 from hybridagi_steps.running.metering import Meter
 from hybridagi_steps.running.rounds import Round, Rounds, ToolTurn
 from hybridagi_steps.running.session_line import SessionLine
+from hybridagi_steps.running.streaming import Drafts
 from hybridagi_steps.running.waiting_steps import WaitingSteps
 
 _log = logging.getLogger("hybridagi_steps")

@@ -31,7 +31,7 @@ def load_runner(name: str, memory: StepMemory, *, ask_consent: bool = False) -> 
             ask.
     """
     program = _made(_found("--program", name), name, memory)
-    from hybridagi_steps.running.config import StepRunnerConfig
+    from hybridagi_steps.running.limits import StepRunnerConfig
     from hybridagi_steps.running.runner import StepRunner
 
     if isinstance(program, StepRunner):

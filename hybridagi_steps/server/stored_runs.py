@@ -32,7 +32,7 @@ def events_from_store(
     Raises:
         UnknownRunError: The memory has nothing of it.
     """
-    from hybridagi_steps.running.replaying import stored_events
+    from hybridagi_steps.running.stored_events import stored_events
 
     try:
         return stored_events(memory, run_id, after=after)

@@ -35,7 +35,7 @@ async def chat(
     shared: Shared, asked: shapes.ChatAsked, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Say something in a session and read what the program does."""
-    from hybridagi_steps.running.config import AgentSession
+    from hybridagi_steps.running.limits import AgentSession
 
     runner = shared.hub.runner
     shared.slots.check()

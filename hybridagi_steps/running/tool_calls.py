@@ -34,7 +34,7 @@ from hybridagi_steps.recording.step_shapes import error_fields
 from hybridagi_steps.running.cancelling import own_cancellation, own_cancellation_in_thread
 from hybridagi_steps.running.consent import DENIED, Consents
 from hybridagi_steps.running.exits import ProgramExitError, no_exit, without_exit
-from hybridagi_steps.running.programs_called import text_of
+from hybridagi_steps.running.program_adapter import text_of
 from hybridagi_steps.running.rounds import ToolTurn
 from hybridagi_steps.running.threads import Threads
 
