@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 import hybridagi_steps as hs
 from hybridagi_steps import errors
 from hybridagi_steps.planning.replaying import replaying_lm
-from hybridagi_steps.planning.tasks import task, tasks
+from hybridagi_steps.planning.example_tasks import task, tasks
 from hybridagi_steps.planning.work import Finished
 from hybridagi_steps.workspace.workspace import Workspace
 
@@ -156,6 +156,6 @@ hs.plots.outcomes(memory)
 # A planner with a memory is shown the most similar plan that has succeeded.
 
 # %%
-from hybridagi_steps.planning.recalling import similar_plan
+from hybridagi_steps.planning.plan_memory import similar_plan
 
 print(similar_plan(memory, "The listing loses its last page")[:300])

@@ -16,7 +16,11 @@ import pytest
 from pydantic import BaseModel
 
 from hybridagi_steps import errors
-from hybridagi_steps.planning.accounting import (
+from hybridagi_steps.planning.comparison import compare
+from hybridagi_steps.planning.executor import StepExecutor
+from hybridagi_steps.planning.plan import PlanStep
+from hybridagi_steps.planning.step_prompts import INSTRUCTIONS, make_brief
+from hybridagi_steps.planning.usage import (
     PLANNING,
     Ledger,
     LMCall,
@@ -25,10 +29,6 @@ from hybridagi_steps.planning.accounting import (
     TokenUsage,
     spending_on,
 )
-from hybridagi_steps.planning.comparison import compare
-from hybridagi_steps.planning.executor import StepExecutor
-from hybridagi_steps.planning.plan import PlanStep
-from hybridagi_steps.planning.prompting import INSTRUCTIONS, make_brief
 from hybridagi_steps.programs.dspy_settings import overriding
 from hybridagi_steps.testing import Reply, ScriptedLM, ToolCall, request_text, scripted_lm
 from hybridagi_steps.token_counters import CallableCounter, EstimatingCounter

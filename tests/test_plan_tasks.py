@@ -11,8 +11,8 @@ import pytest
 
 from hybridagi_steps.errors import WorkspaceError
 from hybridagi_steps.planning.artifact_types import shape_problem
+from hybridagi_steps.planning.example_tasks import FINISH_TOOL, ReplayTurn, Task, task, tasks
 from hybridagi_steps.planning.plan import PlanStep
-from hybridagi_steps.planning.tasks import FINISH_TOOL, ReplayTurn, Task, task, tasks
 from hybridagi_steps.workspace.tools import workspace_tools
 from hybridagi_steps.workspace.workspace import Workspace
 

@@ -10,8 +10,8 @@ import typer
 from hybridagi_steps.cli.options import AsJson, opened
 
 if TYPE_CHECKING:
+    from hybridagi_steps.planning.example_tasks import Task
     from hybridagi_steps.planning.results import PlanResult
-    from hybridagi_steps.planning.tasks import Task
     from hybridagi_steps.workspace.workspace import Workspace
 
 FAILED = 1
@@ -164,7 +164,7 @@ def _tell_people(result: PlanResult) -> None:
 
 def _task(name: str, workspace: Path) -> Task:
     """Return a shipped task, its files in a new directory."""
-    from hybridagi_steps.planning.tasks import task
+    from hybridagi_steps.planning.example_tasks import task
 
     found = task(name)
     try:

@@ -32,8 +32,8 @@ from anyio.to_thread import run_sync
 from hybridagi_steps.admission import Redact, redacted
 from hybridagi_steps.errors import InvalidSettingError, MissingExtraError, StorageError
 from hybridagi_steps.outside_files import make_private
-from hybridagi_steps.planning.accounting import Ledger
 from hybridagi_steps.planning.settings import Settings
+from hybridagi_steps.planning.usage import Ledger
 from hybridagi_steps.planning.work import Outcome, Work
 from hybridagi_steps.planning.work_json import read_outcome, write_outcome
 from hybridagi_steps.planning.worker import StepWorker

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from hybridagi_steps.planning.accounting import PLANNING, LMCall
+from hybridagi_steps.planning.usage import PLANNING, LMCall
 from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.token_counters import MessageCounter, is_estimate
 

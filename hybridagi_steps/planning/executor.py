@@ -25,18 +25,18 @@ from dspy.utils.exceptions import AdapterParseError
 
 from hybridagi_steps.errors import ArtifactError, InvalidSettingError, LimitReachedError
 from hybridagi_steps.messages.names import is_call_id
-from hybridagi_steps.planning.accounting import Purpose, spending_on
 from hybridagi_steps.planning.artifacts import ArtifactTypes, checked_artifacts
+from hybridagi_steps.planning.example_tasks import FINISH_TOOL
 from hybridagi_steps.planning.plan import PlanStep
-from hybridagi_steps.planning.prompting import (
+from hybridagi_steps.planning.step_prompts import (
     FILE_TOKENS,
     INSTRUCTIONS,
     CarryOutStep,
     WorkAdapter,
     make_brief,
 )
-from hybridagi_steps.planning.tasks import FINISH_TOOL
 from hybridagi_steps.planning.tool_calls import ToolCaller
+from hybridagi_steps.planning.usage import Purpose, spending_on
 from hybridagi_steps.planning.work import Finished, Work
 from hybridagi_steps.programs.dspy_settings import overriding
 from hybridagi_steps.token_counters import token_counter

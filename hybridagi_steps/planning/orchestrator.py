@@ -19,18 +19,18 @@ from uuid import uuid4
 
 from hybridagi_steps.admission import redacted
 from hybridagi_steps.errors import InvalidSettingError
-from hybridagi_steps.planning.accounting import Ledger
 from hybridagi_steps.planning.artifacts import ArtifactTypes
 from hybridagi_steps.planning.blocking import run_blocking
 from hybridagi_steps.planning.dispatching import InProcess
 from hybridagi_steps.planning.events import EventLine, Listener, ProgressBar
+from hybridagi_steps.planning.example_tasks import FINISH_TOOL
 from hybridagi_steps.planning.executor import StepExecutor, refuse_same_names
 from hybridagi_steps.planning.generator import PlanGenerator
 from hybridagi_steps.planning.plan import Plan
 from hybridagi_steps.planning.plan_run import PlanRun
 from hybridagi_steps.planning.results import PlanResult
 from hybridagi_steps.planning.settings import Settings, check_number
-from hybridagi_steps.planning.tasks import FINISH_TOOL
+from hybridagi_steps.planning.usage import Ledger
 from hybridagi_steps.planning.work import Executor
 from hybridagi_steps.planning.worker import StepWorker
 from hybridagi_steps.programs.dspy_settings import overriding

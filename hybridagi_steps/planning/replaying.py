@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from hybridagi_steps.planning.tasks import Task
+from hybridagi_steps.planning.example_tasks import Task
 from hybridagi_steps.testing import Reply, ScriptedLM, ToolCall
 
 _STEP = re.compile(r"^# Step (\S+) \(", re.MULTILINE)

@@ -30,10 +30,10 @@ from hybridagi_steps.planning.artifacts import (
     handed_on_digest,
     work_key,
 )
-from hybridagi_steps.planning.recalling import DIGEST_KEY, WORK_KEY, earlier_work
+from hybridagi_steps.planning.plan_memory import DIGEST_KEY, WORK_KEY, earlier_work
 from hybridagi_steps.planning.results import StepResult
-from hybridagi_steps.planning.resuming import work_of
-from hybridagi_steps.planning.waves import StepState
+from hybridagi_steps.planning.resume_keys import work_of
+from hybridagi_steps.planning.scheduler import StepState
 from hybridagi_steps.planning.work import Finished, Outcome, Problem, Work
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.records.event import StepEventType

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 
 import orjson
 
-from hybridagi_steps.planning.accounting import PLANNING, Ledger, LMCall, Purpose, spending_on
 from hybridagi_steps.planning.dispatching import Dispatcher
+from hybridagi_steps.planning.usage import PLANNING, Ledger, LMCall, Purpose, spending_on
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.running.cancelling import own_cancellation
 

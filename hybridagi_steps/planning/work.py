@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hybridagi_steps import errors
 from hybridagi_steps.errors import StepsError
-from hybridagi_steps.planning.accounting import LMCall
 from hybridagi_steps.planning.changes import Changes
 from hybridagi_steps.planning.plan import PlanStep
+from hybridagi_steps.planning.usage import LMCall
 from hybridagi_steps.workspace.workspace import Workspace
 
 

@@ -18,9 +18,9 @@ import anyio
 from anyio.to_thread import run_sync
 
 from hybridagi_steps.errors import InvalidSettingError, LimitReachedError, StepsError
-from hybridagi_steps.planning.accounting import OutOfBudget
 from hybridagi_steps.planning.artifacts import ArtifactTypes, checked_artifacts
 from hybridagi_steps.planning.changes import Changes
+from hybridagi_steps.planning.usage import OutOfBudget
 from hybridagi_steps.planning.work import Executor, Finished, Outcome, Work
 from hybridagi_steps.running.cancelling import own_cancellation
 from hybridagi_steps.workspace.workspace import Overlay, Workspace

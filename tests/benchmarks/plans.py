@@ -16,10 +16,10 @@ from statistics import median
 from typing import Any
 
 from hybridagi_steps.planning.comparison import LAST, compare
+from hybridagi_steps.planning.example_tasks import Task, tasks
 from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.replaying import replaying_lm
-from hybridagi_steps.planning.tasks import Task, tasks
 from hybridagi_steps.planning.work import Finished, Work
 from hybridagi_steps.token_counters import is_estimate, token_counter
 from hybridagi_steps.workspace.workspace import Workspace
