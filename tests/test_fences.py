@@ -25,7 +25,7 @@ from hybridagi_steps.graph.interpreter import GraphInterpreter
 from hybridagi_steps.graph.program import Action
 from hybridagi_steps.graph.tools.builtin import Speak
 from hybridagi_steps.messages import from_messages, to_provider
-from hybridagi_steps.messages.quoting import CONTROL_TOKENS, FENCES, ROLES, fenced, inert
+from hybridagi_steps.messages.fences import CONTROL_TOKENS, FENCES, ROLES, fenced, inert
 from hybridagi_steps.planning.plan import PlanStep
 from hybridagi_steps.planning.step_prompts import make_brief
 from hybridagi_steps.planning.tool_calls import ToolCaller

@@ -15,7 +15,7 @@ from typing import Any
 from hybridagi_steps.context.excerpts import extractive_summary
 from hybridagi_steps.context.recall import unit_text
 from hybridagi_steps.errors import InvalidSettingError
-from hybridagi_steps.messages.quoting import fenced
+from hybridagi_steps.messages.fences import fenced
 from hybridagi_steps.messages.units import Unit, message_units
 from hybridagi_steps.records.message import SUMMARY_OF, MessageRole, Step
 

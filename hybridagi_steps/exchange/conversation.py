@@ -18,7 +18,6 @@ from hashlib import sha256
 from typing import Any, NamedTuple, cast
 
 from hybridagi_steps.exchange.conversation_messages import MessageWriter
-from hybridagi_steps.exchange.message_parts import calls_of, text_of, time_of
 from hybridagi_steps.exchange.records import (
     BadRecordError,
     Parsed,
@@ -28,6 +27,7 @@ from hybridagi_steps.exchange.records import (
     agent_step,
     stable_id,
 )
+from hybridagi_steps.messages.parts import calls_of, text_of, time_of
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybridagi_steps.exchange.conversation import Message, Turn
-from hybridagi_steps.exchange.message_parts import text_of
 from hybridagi_steps.exchange.records import BadRecordError, as_list, as_object
+from hybridagi_steps.messages.parts import text_of
 
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 _TEXTS = {"input_text", "output_text", "summary_text"}

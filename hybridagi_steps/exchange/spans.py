@@ -17,7 +17,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from hybridagi_steps.exchange.conversation import LONGEST_RUN_ID
-from hybridagi_steps.exchange.message_parts import text_of
 from hybridagi_steps.exchange.records import (
     BadRecordError,
     Parsed,
@@ -28,6 +27,7 @@ from hybridagi_steps.exchange.records import (
     as_object,
     stable_id,
 )
+from hybridagi_steps.messages.parts import text_of
 
 MAX_SPAN_DEPTH = 100
 """Spans nested more deeply are shown at this depth, with a note."""

@@ -30,7 +30,7 @@ from hybridagi_steps.graph.prompt_sandbox import (
     allowance,
     weight,
 )
-from hybridagi_steps.messages.quoting import inert
+from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.programs.adapters import StepContext
 from hybridagi_steps.recording.values import plain
 from hybridagi_steps.records.agent_step import AgentStep

@@ -39,7 +39,7 @@ from hybridagi_steps.graph.run_state import (
 )
 from hybridagi_steps.graph.tools.base import CallProgram, GraphTool, ToolUse
 from hybridagi_steps.graph.tools.builtin import Speak
-from hybridagi_steps.messages.quoting import inert
+from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.programs.adapters import StepContext
 from hybridagi_steps.programs.driving import Request, Work
 from hybridagi_steps.programs.graph.decision_labels import chosen, fallback_of, offered

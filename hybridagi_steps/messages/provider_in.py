@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from hybridagi_steps.errors import MessageError
-from hybridagi_steps.exchange.message_parts import text_of, time_of
 from hybridagi_steps.messages.agent_steps import IS_ERROR
 from hybridagi_steps.messages.names import call_id, json_text
 from hybridagi_steps.messages.open_calls import OpenCalls
+from hybridagi_steps.messages.parts import text_of, time_of
 from hybridagi_steps.messages.units import THINKING
 from hybridagi_steps.records.ids import new_id
 from hybridagi_steps.records.message import MessageRole, Step, utc_now

@@ -20,12 +20,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hybridagi_steps.exchange.message_parts import text_of
 from hybridagi_steps.exchange.records import as_object
 from hybridagi_steps.messages.agent_steps import INTERRUPTED, IS_ERROR
+from hybridagi_steps.messages.fences import fenced, inert
 from hybridagi_steps.messages.names import call_id, is_call_id, tool_name
 from hybridagi_steps.messages.open_calls import OpenCalls
-from hybridagi_steps.messages.quoting import fenced, inert
+from hybridagi_steps.messages.parts import text_of
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.message import MessageRole, Step
 

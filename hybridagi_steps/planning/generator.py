@@ -20,7 +20,7 @@ import dspy
 from dspy.utils.exceptions import AdapterParseError
 
 from hybridagi_steps.errors import PlanError
-from hybridagi_steps.messages.quoting import fenced, inert
+from hybridagi_steps.messages.fences import fenced, inert
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.plan_memory import similar_plan
 from hybridagi_steps.programs.driving import Request, Work, adriven, driven

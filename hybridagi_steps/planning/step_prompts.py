@@ -22,7 +22,7 @@ from typing import Any
 import dspy
 
 from hybridagi_steps.errors import WorkspaceError
-from hybridagi_steps.messages.quoting import fenced, inert
+from hybridagi_steps.messages.fences import fenced, inert
 from hybridagi_steps.planning.plan import PlanStep, PlanStepType
 from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.workspace.workspace import Workspace

@@ -24,7 +24,7 @@ import dspy
 import orjson
 
 from hybridagi_steps.errors import ToolInputError, UnknownToolError
-from hybridagi_steps.messages.quoting import inert
+from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.planning.work import Problem
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import RunSteps

@@ -22,7 +22,7 @@ from hybridagi_steps import __version__
 from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.errors import StepsError
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.messages.quoting import inert, inert_json
+from hybridagi_steps.messages.fences import inert, inert_json
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, id_text
 from hybridagi_steps.records.provenance import from_outside
 from hybridagi_steps.server.views import filled, hit_data, hits_for, run_data, run_steps

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 from hybridagi_steps.exchange.conversation import content_key
-from hybridagi_steps.exchange.message_parts import text_of, time_of
 from hybridagi_steps.exchange.records import (
     BadRecordError,
     Parsed,
@@ -32,6 +31,7 @@ from hybridagi_steps.exchange.records import (
     stable_id,
 )
 from hybridagi_steps.exchange.spans import last_user_text
+from hybridagi_steps.messages.parts import text_of, time_of
 
 _MARK = re.compile(r"\[\[ ## (\w+) ## \]\][ \t]*\n?")
 _END = "completed"

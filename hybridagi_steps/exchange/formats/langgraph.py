@@ -30,7 +30,6 @@ from hybridagi_steps.exchange.conversation import (
 from hybridagi_steps.exchange.formats.langchain import is_message, message_id
 from hybridagi_steps.exchange.formats.langchain import turns as langchain_turns
 from hybridagi_steps.exchange.formats.openai import turns as openai_turns
-from hybridagi_steps.exchange.message_parts import time_of
 from hybridagi_steps.exchange.records import (
     BadRecordError,
     Parsed,
@@ -42,6 +41,7 @@ from hybridagi_steps.exchange.records import (
     read_each,
     refused,
 )
+from hybridagi_steps.messages.parts import time_of
 
 KNOWN_VERSIONS = (1, 2, 3, 4)
 """Checkpoint versions whose form is known; others are read with a note."""

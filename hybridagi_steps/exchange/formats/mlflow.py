@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from datetime import UTC
 from typing import Any
 
-from hybridagi_steps.exchange.message_parts import text_of, time_of
 from hybridagi_steps.exchange.records import (
     BadRecordError,
     Parsed,
@@ -28,6 +27,7 @@ from hybridagi_steps.exchange.records import (
     whole_number,
 )
 from hybridagi_steps.exchange.spans import Span, Trace, last_user_text, nanoseconds, trace_steps
+from hybridagi_steps.messages.parts import text_of, time_of
 
 KNOWN_SCHEMAS = {"1", "2", "3"}
 """Trace schemas whose form is known; others are read with a note."""

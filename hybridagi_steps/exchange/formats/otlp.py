@@ -17,7 +17,6 @@ from typing import Any
 
 from hybridagi_steps.exchange import otlp_names as names
 from hybridagi_steps.exchange.formats.otlp_values import attributes_of
-from hybridagi_steps.exchange.message_parts import text_of, time_of
 from hybridagi_steps.exchange.otlp_messages import asked_and_said
 from hybridagi_steps.exchange.records import (
     BadRecordError,
@@ -44,6 +43,7 @@ from hybridagi_steps.exchange.spans import (
     step_id,
     trace_steps,
 )
+from hybridagi_steps.messages.parts import text_of, time_of
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 
 MAX_HELD_SPANS = 5_000

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from hybridagi_steps.exchange.conversation import content_key
-from hybridagi_steps.exchange.message_parts import text_of
 from hybridagi_steps.exchange.records import (
     BadRecordError,
     Parsed,
@@ -31,6 +30,7 @@ from hybridagi_steps.exchange.records import (
     stable_id,
 )
 from hybridagi_steps.exchange.spans import last_user_text
+from hybridagi_steps.messages.parts import text_of
 
 PROGRAM = "toolbench"
 """Name of the program that an answer tree is."""
