@@ -17,11 +17,11 @@ from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hybridagi_steps.embedders.caching import CachingEmbedder
-    from hybridagi_steps.embedders.checking import CheckedVectors, checked_vectors
     from hybridagi_steps.embedders.dspy_embedder import DspyEmbedder
     from hybridagi_steps.embedders.hashing import HashingEmbedder
     from hybridagi_steps.embedders.resolution import embedder_for, resolve_embedder
     from hybridagi_steps.embedders.sentence_transformer import SentenceTransformerEmbedder
+    from hybridagi_steps.embedders.validation import CheckedVectors, checked_vectors
     from hybridagi_steps.embedders.wordllama import WordLlamaEmbedder
 
 __all__ = [
@@ -38,12 +38,12 @@ __all__ = [
 
 _HOMES = {
     "CachingEmbedder": "caching",
-    "CheckedVectors": "checking",
+    "CheckedVectors": "validation",
     "DspyEmbedder": "dspy_embedder",
     "HashingEmbedder": "hashing",
     "SentenceTransformerEmbedder": "sentence_transformer",
     "WordLlamaEmbedder": "wordllama",
-    "checked_vectors": "checking",
+    "checked_vectors": "validation",
     "embedder_for": "resolution",
     "resolve_embedder": "resolution",
 }

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridagi_steps.embedders.checking import checked_vectors
+from hybridagi_steps.embedders.validation import checked_vectors
 from hybridagi_steps.errors import EmbedderError
 from hybridagi_steps.protocols import FloatMatrix
 

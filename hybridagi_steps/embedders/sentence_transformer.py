@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hybridagi_steps.embedders.checking import checked_vectors
 from hybridagi_steps.embedders.minilm import MINILM, minilm_folder
+from hybridagi_steps.embedders.validation import checked_vectors
 from hybridagi_steps.errors import EmbedderError, MissingExtraError
 from hybridagi_steps.locks import ForkSafeLock
 from hybridagi_steps.protocols import FloatMatrix
