@@ -33,7 +33,7 @@ from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.predictions import Query, QueryList, QueryWithSteps
 from hybridagi_steps.records.step_text import own_text
-from hybridagi_steps.rerankers.checking import reranked
+from hybridagi_steps.rerankers.validation import reranked
 
 Mode = Literal["hybrid", "dense", "lexical"]
 """Which halves of the search are used."""
