@@ -61,7 +61,8 @@ def demo(
     ] = "steps-demo.db",
 ) -> None:
     """See it all at work: offline, no key."""
-    from hybridagi_steps.cli import output, shown
+    from hybridagi_steps.cli import output
+    from hybridagi_steps.cli import render as shown
     from hybridagi_steps.display.view import plural
     from hybridagi_steps.stores.address import is_server
 
@@ -116,7 +117,8 @@ def _run_agent(memory: StepMemory, recorded: list[AgentStep]) -> list[AgentStep]
 
 
 def _ask(memory: StepMemory, steps: list[AgentStep], db: str, screen: Console) -> None:
-    from hybridagi_steps.cli import output, shown
+    from hybridagi_steps.cli import output
+    from hybridagi_steps.cli import render as shown
 
     screen.print()
     screen.print(output.styled(("3  Find", "bold"), ("  the past steps that matter now", "")))

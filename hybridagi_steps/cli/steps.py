@@ -107,7 +107,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a step with its kin, or a run as a tree."""
-    from hybridagi_steps.cli import output, shown
+    from hybridagi_steps.cli import output
+    from hybridagi_steps.cli import render as shown
     from hybridagi_steps.cli.finding import find, lineage
 
     with existing(db, namespace) as memory:
@@ -139,7 +140,8 @@ def runs(
     as_json: AsJson = False,
 ) -> None:
     """List runs, newest first."""
-    from hybridagi_steps.cli import output, shown
+    from hybridagi_steps.cli import output
+    from hybridagi_steps.cli import render as shown
 
     with existing(db, namespace) as memory:
         found = memory.runs(limit=limit, offset=offset)
@@ -181,7 +183,8 @@ def _index_watched(memory: StepMemory) -> None:
 
 
 def _print_hits(hits: list[StepHit], *, as_json: bool) -> None:
-    from hybridagi_steps.cli import output, shown
+    from hybridagi_steps.cli import output
+    from hybridagi_steps.cli import render as shown
 
     if as_json:
         left_out = {"step": {"vector"}, "context": {"__all__": {"vector"}}}
