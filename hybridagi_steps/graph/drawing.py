@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from hybridagi_steps.display.graph_drawing import graph_svg
+from hybridagi_steps.display.graph import graph_svg
 from hybridagi_steps.graph.nodes import (
     Action,
     Decision,

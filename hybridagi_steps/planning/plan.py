@@ -260,7 +260,7 @@ class Plan(BaseModel):
         """Show the plan and its dependencies in a notebook."""
         from jinja2 import Environment
 
-        from hybridagi_steps.display.graph_drawing import graph_svg
+        from hybridagi_steps.display.graph import graph_svg
 
         ids = self._ids()
         nodes = [

@@ -166,7 +166,7 @@ class PlanResult:
 
     def _repr_html_(self) -> str:
         """Show the graph of the plan with what became of each step."""
-        from hybridagi_steps.display.graph_drawing import graph_svg
+        from hybridagi_steps.display.graph import graph_svg
 
         nodes = [_node(result) for result in self.steps]
         known = {result.id for result in self.steps}
