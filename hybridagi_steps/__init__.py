@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hybridagi_steps import embedders, errors, plots, rerankers
     from hybridagi_steps.context.builder import Context, ContextBuilder
     from hybridagi_steps.context.session import build_context_from_steps, get_context_summary
+    from hybridagi_steps.dspy_types import AgentStepList, Query, QueryList, QueryWithSteps
     from hybridagi_steps.durable.session_runs import DurableRunner
     from hybridagi_steps.graph.interpreter import GraphInterpreter
     from hybridagi_steps.graph.program_memory import ProgramMemory
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from hybridagi_steps.records.event import StepDelta, StepEvent, StepEventType
     from hybridagi_steps.records.filters import StepFilter, StepHit
     from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
-    from hybridagi_steps.records.predictions import AgentStepList, Query, QueryList, QueryWithSteps
     from hybridagi_steps.records.revocation import Revocation
     from hybridagi_steps.records.run import RunMetrics
     from hybridagi_steps.running.hooks import RunHook
@@ -152,7 +152,7 @@ _HOMES: dict[str, str | None] = {
     "AgentOutput": "graph.run_state",
     "AgentSession": "running.limits",
     "AgentStep": "records.agent_step",
-    "AgentStepList": "records.predictions",
+    "AgentStepList": "dspy_types",
     "AgentStepType": "records.agent_step",
     "Context": "context.builder",
     "ContextBuilder": "context.builder",
@@ -170,9 +170,9 @@ _HOMES: dict[str, str | None] = {
     "PlanStepType": "planning.plan",
     "ProgramMemory": "graph.program_memory",
     "ProgramSession": "graph.run_state",
-    "Query": "records.predictions",
-    "QueryList": "records.predictions",
-    "QueryWithSteps": "records.predictions",
+    "Query": "dspy_types",
+    "QueryList": "dspy_types",
+    "QueryWithSteps": "dspy_types",
     "Recorded": "recording",
     "Revocation": "records.revocation",
     "RunHook": "running.hooks",

@@ -12,8 +12,8 @@ from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 
 if TYPE_CHECKING:
+    from hybridagi_steps.dspy_types import AgentStepList
     from hybridagi_steps.records.agent_step import AgentStep
-    from hybridagi_steps.records.predictions import AgentStepList
 
 Where = StepFilter | Mapping[str, Any] | None
 """Which steps: a filter, its keys as a dict, or all of a user's own history."""

@@ -11,8 +11,8 @@ import logging
 import threading
 from collections.abc import Callable
 
+from hybridagi_steps._concurrency import rest_first_at_fork
 from hybridagi_steps.errors import StepsError, StorageBusyError
-from hybridagi_steps.locks import rest_first_at_fork
 
 START_AT = 2_000
 """Steps appended from which it is worth a thread; fewer cost a search little."""

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from hybridagi_steps.admission import Redact, admitted, check_vector, checked_redact, redacted
 from hybridagi_steps.arguments import (
     StepId,
     Steps,
@@ -50,9 +49,10 @@ from hybridagi_steps.search.step_index import IN_MEMORY, cache_path
 from hybridagi_steps.stores import Durability, address_text, open_store
 from hybridagi_steps.stores.address import is_server, lasting_address, shown_address
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
+from hybridagi_steps.validation import Redact, admitted, check_vector, checked_redact, redacted
 
 if TYPE_CHECKING:
-    from hybridagi_steps.records.predictions import AgentStepList, Query, QueryList
+    from hybridagi_steps.dspy_types import AgentStepList, Query, QueryList
     from hybridagi_steps.sessions.repository import SessionRepository
 
 _EVERYTHING = 2**62
@@ -506,6 +506,6 @@ class StepMemory:
 
 
 def _step_list(steps: list[AgentStep]) -> AgentStepList:
-    from hybridagi_steps.records.predictions import AgentStepList
+    from hybridagi_steps.dspy_types import AgentStepList
 
     return AgentStepList(steps=steps)

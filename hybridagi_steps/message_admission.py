@@ -13,16 +13,16 @@ from typing import Any, cast
 import orjson
 from pydantic import ValidationError
 
-from hybridagi_steps.admission import (
+from hybridagi_steps.errors import InvalidStepError, MessageError, StepTooDeepError
+from hybridagi_steps.records.json_values import MAX_DEPTH, is_json, json_value, too_deep
+from hybridagi_steps.records.message import MessageRole, Step, StepMetrics, from_local, in_utc
+from hybridagi_steps.validation import (
     MAX_ID_LENGTH,
     Redact,
     has_lone_surrogate,
     redacted,
     refused_redaction,
 )
-from hybridagi_steps.errors import InvalidStepError, MessageError, StepTooDeepError
-from hybridagi_steps.records.json_values import MAX_DEPTH, is_json, json_value, too_deep
-from hybridagi_steps.records.message import MessageRole, Step, StepMetrics, from_local, in_utc
 
 _MESSAGE_IDS = ("id", "run_id", "tool_call_id", "agent_step_id", "parent_run_id")
 _TEXTS = ("name", "content_for_user", "reasoning_content")

@@ -11,6 +11,7 @@ import dspy
 import pytest
 from pydantic import ValidationError
 
+from hybridagi_steps.dspy_types import AgentStepList, Query, QueryList, QueryWithSteps
 from hybridagi_steps.programs.adapters import (
     StepContext,
     StepMessages,
@@ -21,7 +22,6 @@ from hybridagi_steps.programs.adapters import (
 )
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepHit
-from hybridagi_steps.records.predictions import AgentStepList, Query, QueryList, QueryWithSteps
 from hybridagi_steps.testing import scripted_lm
 
 # DSPy ships no types.

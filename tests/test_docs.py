@@ -19,13 +19,13 @@ import pytest
 from typer.testing import CliRunner
 
 import hybridagi_steps as hs
-from hybridagi_steps.admission import MAX_ID_LENGTH
 from hybridagi_steps.cli.app import app
 from hybridagi_steps.plots.step_map import MOST_POINTS
 from hybridagi_steps.records.json_values import MAX_DEPTH
 from hybridagi_steps.search.lineage import FOLLOWING
 from hybridagi_steps.stores.body import MAX_STEP_BYTES
 from hybridagi_steps.testing import scripted_lm
+from hybridagi_steps.validation import MAX_ID_LENGTH
 
 DOCS = Path(__file__).parent.parent / ".github" / "docs"
 PAGES = sorted(DOCS.glob("*.md"))

@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 
-from hybridagi_steps.locks import ForkSafeLock
+from hybridagi_steps._concurrency import ForkSafeLock
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")

@@ -12,15 +12,15 @@ import dspy
 import pytest
 from pydantic import ValidationError
 
-from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
-from hybridagi_steps.records.filters import StepHit
-from hybridagi_steps.records.predictions import (
+from hybridagi_steps.dspy_types import (
     AgentStepList,
     PredictionModel,
     Query,
     QueryList,
     QueryWithSteps,
 )
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.filters import StepHit
 
 # DSPy ships no types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

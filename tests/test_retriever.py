@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from hybridagi_steps import StepMemory
+from hybridagi_steps.dspy_types import Query, QueryList, QueryWithSteps
 from hybridagi_steps.errors import InvalidFilterError, InvalidQueryError, RerankerError
 from hybridagi_steps.programs.adapters import StepContext
 from hybridagi_steps.programs.lm_reranker import LMStepReranker
 from hybridagi_steps.programs.retriever import StepReranker, StepRetriever
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter, StepHit
-from hybridagi_steps.records.predictions import Query, QueryList, QueryWithSteps
 from hybridagi_steps.records.step_text import own_text
 from hybridagi_steps.rerankers import Outcome
 

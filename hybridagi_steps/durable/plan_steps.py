@@ -29,7 +29,6 @@ import dspy
 import orjson
 from anyio.to_thread import run_sync
 
-from hybridagi_steps.admission import Redact, redacted
 from hybridagi_steps.errors import InvalidSettingError, MissingExtraError, StorageError
 from hybridagi_steps.outside_files import make_private
 from hybridagi_steps.planning.settings import Settings
@@ -42,6 +41,7 @@ from hybridagi_steps.recording import record
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import RunSteps
 from hybridagi_steps.stores.address import shown_address
+from hybridagi_steps.validation import Redact, redacted
 
 if TYPE_CHECKING:
     from hybridagi_steps.planning.orchestrator import Orchestrator

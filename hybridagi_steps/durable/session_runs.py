@@ -25,7 +25,6 @@ from uuid import NAMESPACE_URL, uuid5
 
 import orjson
 
-from hybridagi_steps.admission import Redact, redacted
 from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.errors import (
     InvalidSettingError,
@@ -46,6 +45,7 @@ from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.stores.address import is_server
 from hybridagi_steps.stores.commits import check_names
 from hybridagi_steps.stores.message_body import encode_message
+from hybridagi_steps.validation import Redact, redacted
 
 WORKFLOW, CANCEL = "hybridagi_steps.session_run", "cancel"
 _PAGE = 512

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.embedders.validation import checked_vectors
 from hybridagi_steps.errors import EmbedderError
-from hybridagi_steps.locks import ForkSafeLock
 from hybridagi_steps.protocols import Embedder, FloatMatrix, FloatVector
 
 

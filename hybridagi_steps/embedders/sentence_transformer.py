@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.embedders.minilm import MINILM, minilm_folder
 from hybridagi_steps.embedders.validation import checked_vectors
 from hybridagi_steps.errors import EmbedderError, MissingExtraError
-from hybridagi_steps.locks import ForkSafeLock
 from hybridagi_steps.protocols import FloatMatrix
 
 MAX_CHARS = 32_768

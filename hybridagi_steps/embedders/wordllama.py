@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.errors import EmbedderError
-from hybridagi_steps.locks import ForkSafeLock
 from hybridagi_steps.protocols import FloatMatrix
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from hybridagi_steps.admission import admitted
 from hybridagi_steps.errors import (
     DuplicateStepError,
     ExchangeError,
@@ -44,6 +43,7 @@ from hybridagi_steps.exchange.trace_import import TraceImport
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.message import Step, utc_now
 from hybridagi_steps.records.provenance import from_outside
+from hybridagi_steps.validation import admitted
 
 BATCH = 500
 """Steps stored in one transaction."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from hybridagi_steps.admission import without_parent
 from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.validation import without_parent
 
 StepsOf = Callable[[Iterable[str]], list[AgentStep]]
 """Returns the steps with these ids that are stored."""

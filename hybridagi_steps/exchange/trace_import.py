@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from hybridagi_steps.admission import admitted
 from hybridagi_steps.exchange.records import (
     Entry,
     Parsed,
@@ -23,6 +22,7 @@ from hybridagi_steps.exchange.records import (
 from hybridagi_steps.exchange.scores_of_runs import RunScores
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.validation import admitted
 
 PlacedEntry = Parsed | ParsedMessages | ParsedScore | Skipped
 """What an import stores."""

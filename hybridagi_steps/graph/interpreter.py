@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import dspy
 
+from hybridagi_steps.dspy_types import Query
 from hybridagi_steps.errors import (
     InvalidMemoryError,
     InvalidQueryError,
@@ -39,7 +40,6 @@ from hybridagi_steps.graph.tools import tools_by_name
 from hybridagi_steps.programs.driving import adriven, driven
 from hybridagi_steps.recording import record
 from hybridagi_steps.recording.step_writer import check_memory
-from hybridagi_steps.records.predictions import Query
 
 
 class GraphInterpreter(dspy.Module):

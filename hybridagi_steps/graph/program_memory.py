@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 from uuid import NAMESPACE_URL, UUID, uuid5
 
+from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.errors import InvalidQueryError, ProgramError, UnknownProgramError
 from hybridagi_steps.graph.library import copy_of, programs_of
 from hybridagi_steps.graph.program import GraphProgram
-from hybridagi_steps.locks import ForkSafeLock
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import dspy
 from dspy.utils.exceptions import AdapterParseError
 
+from hybridagi_steps.dspy_types import AgentStepList, QueryWithSteps
 from hybridagi_steps.errors import (
     DecisionError,
     LimitReachedError,
@@ -50,7 +51,6 @@ from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import RunSteps
 from hybridagi_steps.recording.values import steps_held
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
-from hybridagi_steps.records.predictions import AgentStepList, QueryWithSteps
 
 _DEEPEST = 50
 _SHOWN_OF_ERROR = 500

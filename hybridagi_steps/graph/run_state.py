@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from hybridagi_steps.dspy_types import AgentStepList, PredictionModel
 from hybridagi_steps.records.agent_step import shown
-from hybridagi_steps.records.predictions import AgentStepList, PredictionModel
 
 FinishReason = Literal["max_iters", "finished", "error"]
 """How a run ended."""

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hybridagi_steps.locks import rest_first_at_fork
+from hybridagi_steps._concurrency import rest_first_at_fork
 
 if TYPE_CHECKING:
     from hybridagi_steps.search.quantized_codes import Building, ScanCodes

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
-from hybridagi_steps.admission import redacted
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.planning.artifacts import ArtifactTypes
 from hybridagi_steps.planning.blocking import run_blocking
@@ -37,6 +36,7 @@ from hybridagi_steps.programs.dspy_settings import overriding
 from hybridagi_steps.recording.step_writer import check_memory
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.token_counters import token_counter
+from hybridagi_steps.validation import redacted
 from hybridagi_steps.workspace.tools import workspace_tools
 from hybridagi_steps.workspace.workspace import Workspace
 

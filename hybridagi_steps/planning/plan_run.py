@@ -23,7 +23,6 @@ import dspy
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
-from hybridagi_steps.admission import redacted
 from hybridagi_steps.errors import LimitReachedError, PlanError, StepsError, WorkspaceError
 from hybridagi_steps.planning.dispatching import Dispatcher
 from hybridagi_steps.planning.events import EventLine
@@ -42,6 +41,7 @@ from hybridagi_steps.recording import record
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import RunSteps
 from hybridagi_steps.records.event import StepEventType
+from hybridagi_steps.validation import redacted
 
 _PATIENCE_SECONDS = 30.0
 """How long a queue may take to note that a run has ended."""

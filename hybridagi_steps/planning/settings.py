@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hybridagi_steps.admission import Redact
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.planning.artifacts import ArtifactTypes
 from hybridagi_steps.planning.work import Executor
 from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.records.event import StepEvent
+from hybridagi_steps.validation import Redact
 from hybridagi_steps.workspace.workspace import Workspace
 
 

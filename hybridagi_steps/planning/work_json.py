@@ -12,11 +12,11 @@ from typing import Any
 
 import orjson
 
-from hybridagi_steps.admission import Redact, redacted
 from hybridagi_steps.planning.changes import Change, Changes
 from hybridagi_steps.planning.usage import LMCall
 from hybridagi_steps.planning.work import Finished, Outcome, Problem
 from hybridagi_steps.records.json_values import json_value
+from hybridagi_steps.validation import Redact, redacted
 from hybridagi_steps.workspace.snapshot import Entry
 
 

@@ -33,8 +33,8 @@ from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from hybridagi_steps.dspy_types import AgentStepList
     from hybridagi_steps.memory import StepMemory
-    from hybridagi_steps.records.predictions import AgentStepList
 
 MOST_ROWS = 80
 """Steps drawn at most; the title counts the rest."""

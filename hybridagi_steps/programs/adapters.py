@@ -22,6 +22,7 @@ from pydantic import Field, model_validator
 
 from hybridagi_steps.context.builder import Context
 from hybridagi_steps.context.layout import recalled_in
+from hybridagi_steps.dspy_types import AgentStepList, Query, QueryList, QueryWithSteps
 from hybridagi_steps.messages.fences import fenced, inert, sealed
 from hybridagi_steps.messages.names import field_lines
 from hybridagi_steps.messages.provider_in import from_messages
@@ -29,7 +30,6 @@ from hybridagi_steps.messages.provider_out import to_provider
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.message import Step
-from hybridagi_steps.records.predictions import AgentStepList, Query, QueryList, QueryWithSteps
 from hybridagi_steps.records.step_text import cut, own_text
 
 _TAG = "past_steps"

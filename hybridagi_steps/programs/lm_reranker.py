@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import dspy
 
+from hybridagi_steps.dspy_types import QueryWithSteps
 from hybridagi_steps.errors import InvalidQueryError
 from hybridagi_steps.programs.adapters import NumberedSteps
 from hybridagi_steps.programs.retriever import check_found
 from hybridagi_steps.records.filters import StepHit
-from hybridagi_steps.records.predictions import QueryWithSteps
 from hybridagi_steps.records.step_text import cut
 from hybridagi_steps.rerankers.rescoring import rescored
 

@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
 import dspy
 
 from hybridagi_steps.arguments import is_number
+from hybridagi_steps.dspy_types import Query, QueryList, QueryWithSteps
 from hybridagi_steps.errors import InvalidMemoryError, InvalidQueryError
 from hybridagi_steps.protocols import Reranker
 from hybridagi_steps.recalls import note_steps, unnoted
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter, StepHit
-from hybridagi_steps.records.predictions import Query, QueryList, QueryWithSteps
 from hybridagi_steps.records.step_text import own_text
 from hybridagi_steps.rerankers.validation import reranked
 

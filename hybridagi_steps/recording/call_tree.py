@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 from uuid import UUID
 from weakref import WeakSet
 
-from hybridagi_steps.admission import MAX_ID_LENGTH
+from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.errors import InvalidStepError
-from hybridagi_steps.locks import ForkSafeLock
 from hybridagi_steps.programs.strands import Strand
 from hybridagi_steps.recalls import Recalled
 from hybridagi_steps.records.ids import new_id
+from hybridagi_steps.validation import MAX_ID_LENGTH
 
 _BRANCHES_KEPT = 256
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 from uuid import UUID
 
-from hybridagi_steps.admission import Redact, redacted_fields
 from hybridagi_steps.errors import InvalidMemoryError, RecordingError, StepsError
 from hybridagi_steps.recalls import Recalled
 from hybridagi_steps.recording.call_tree import Call, Run, Tail, Tails, parent_and_joins
@@ -21,6 +20,7 @@ from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepSta
 from hybridagi_steps.records.message import StepMetrics, utc_now
 from hybridagi_steps.records.provenance import RECALLED
 from hybridagi_steps.records.unvalidated import unvalidated
+from hybridagi_steps.validation import Redact, redacted_fields
 
 _log = logging.getLogger("hybridagi_steps")
 _PROBLEMS_KEPT = 1000

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
-from hybridagi_steps.locks import ForkSafeLock
+from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.records.message import StepMetrics
 
 _ENTRIES_SEARCHED = 256

@@ -27,10 +27,10 @@ import dspy
 import orjson
 from pydantic import BaseModel
 
-from hybridagi_steps.admission import redacted_fields
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.json_values import json_value
+from hybridagi_steps.validation import redacted_fields
 
 REDACTION_FAILED = "[redaction failed]"
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from hybridagi_steps.admission import Redact, redacted
 from hybridagi_steps.recording.call_tree import Labels
 from hybridagi_steps.recording.recorder import StepRecorder
 from hybridagi_steps.recording.step_shapes import error_fields
@@ -35,6 +34,7 @@ from hybridagi_steps.running.streaming import Drafts
 from hybridagi_steps.running.threads import Threads
 from hybridagi_steps.running.token_stream import Piece
 from hybridagi_steps.running.turn import Turn
+from hybridagi_steps.validation import Redact, redacted
 
 RUN = "hybridagi_steps_run"
 """The DSPy setting that carries the run of the running code."""

@@ -16,11 +16,11 @@ from typing import Any
 
 import orjson
 
-from hybridagi_steps.admission import Redact, redacted
 from hybridagi_steps.records.event import StepDelta, StepEventType
 from hybridagi_steps.records.ids import new_id
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.running.event_line import EventLine
+from hybridagi_steps.validation import Redact, redacted
 
 HELD_BACK = 128
 """Characters that wait when text is redacted: the longest secret that never shows in part."""

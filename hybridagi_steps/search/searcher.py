@@ -19,7 +19,6 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
-from hybridagi_steps.admission import Redact, admitted, redacted
 from hybridagi_steps.arguments import is_number
 from hybridagi_steps.background import BackgroundWork
 from hybridagi_steps.embedders import checked_vectors
@@ -44,6 +43,7 @@ from hybridagi_steps.search.lineage import NOTHING_HIDDEN, Expand, HiddenIds, co
 from hybridagi_steps.search.ranking import Mode, RankedRow, Scope, SearchQuery, search
 from hybridagi_steps.search.step_index import StepIndex
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS, Patience, taken
+from hybridagi_steps.validation import Redact, admitted, redacted
 
 MAX_QUERY_LENGTH = 20_000
 """Characters of a query that are looked at."""

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.errors import DamagedFileError, VectorError
 from hybridagi_steps.indexes.code_build import CodeBuild
 from hybridagi_steps.indexes.scope import Scope, Scopes
-from hybridagi_steps.locks import ForkSafeLock
 from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows, ScoredRows
 from hybridagi_steps.search.vector_rows import (
     Mask,

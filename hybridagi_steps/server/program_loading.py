@@ -10,9 +10,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from hybridagi_steps.admission import Redact
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.validation import Redact
 
 
 def load_runner(name: str, memory: StepMemory, *, ask_consent: bool = False) -> Any:

@@ -17,11 +17,11 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from hybridagi_steps.admission import MAX_ID_LENGTH
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.run import RunMetrics
+from hybridagi_steps.validation import MAX_ID_LENGTH
 
 LARGEST_SEQUENCE = 2**53 - 1
 """Every JSON reader takes an integer up to this."""

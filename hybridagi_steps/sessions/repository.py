@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from hybridagi_steps.admission import Redact, admitted
 from hybridagi_steps.arguments import checked_page
 from hybridagi_steps.crossing import in_thread
 from hybridagi_steps.errors import (
@@ -32,6 +31,7 @@ from hybridagi_steps.session_protocols import (
     SessionSummary,
 )
 from hybridagi_steps.sessions.branch_compare import BranchComparison, compare
+from hybridagi_steps.validation import Redact, admitted
 
 log = logging.getLogger("hybridagi_steps")
 

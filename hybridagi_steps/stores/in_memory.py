@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from hybridagi_steps._concurrency import rest_at_fork
 from hybridagi_steps.errors import (
     DuplicateStepError,
     EmbedderMismatchError,
@@ -24,7 +25,6 @@ from hybridagi_steps.errors import (
     MemoryNotPicklableError,
     UnknownRunError,
 )
-from hybridagi_steps.locks import rest_at_fork
 from hybridagi_steps.protocols import (
     NEWEST,
     Changes,

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from uuid import uuid4
 
+from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.errors import WorkspaceError
-from hybridagi_steps.locks import ForkSafeLock
 from hybridagi_steps.planning.changes import (
     Changes,
     make_changes,

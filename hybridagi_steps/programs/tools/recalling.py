@@ -14,13 +14,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from hybridagi_steps.dspy_types import QueryWithSteps
 from hybridagi_steps.errors import InvalidMemoryError
 from hybridagi_steps.graph.prompts import shown_text
 from hybridagi_steps.graph.tools.base import Asked, GraphTool, ToolUse
 from hybridagi_steps.programs.retriever import StepRetriever, Where
 from hybridagi_steps.recalls import unnoted
 from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.records.predictions import QueryWithSteps
 
 
 class PastActionSearch(GraphTool):

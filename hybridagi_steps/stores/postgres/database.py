@@ -27,6 +27,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
+from hybridagi_steps._concurrency import rest_at_fork
 from hybridagi_steps.errors import (
     MemoryClosedError,
     ReadOnlyStorageError,
@@ -34,7 +35,6 @@ from hybridagi_steps.errors import (
     StorageError,
     UnsupportedAddressError,
 )
-from hybridagi_steps.locks import rest_at_fork
 from hybridagi_steps.stores.address import checked_server, secrets_of, shown_address
 from hybridagi_steps.stores.postgres.schema import (
     LOCK_CLASS,

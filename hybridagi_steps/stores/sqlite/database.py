@@ -24,6 +24,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from hybridagi_steps._concurrency import rest_at_fork
 from hybridagi_steps.errors import (
     ForeignFileError,
     MemoryClosedError,
@@ -31,7 +32,6 @@ from hybridagi_steps.errors import (
     StorageBusyError,
     StorageError,
 )
-from hybridagi_steps.locks import rest_at_fork
 from hybridagi_steps.outside_files import make_private
 from hybridagi_steps.stores.sqlite.file_lock import FileLock
 from hybridagi_steps.stores.sqlite.lost_commits import lost_commits
