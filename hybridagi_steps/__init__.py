@@ -11,8 +11,12 @@ from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hybridagi_steps import embedders, errors, plots, rerankers
-    from hybridagi_steps.context.builder import Context, ContextBuilder
-    from hybridagi_steps.context.session import build_context_from_steps, get_context_summary
+    from hybridagi_steps.context.builder import (
+        Context,
+        ContextBuilder,
+        build_context_from_steps,
+        get_context_summary,
+    )
     from hybridagi_steps.dspy_types import AgentStepList, Query, QueryList, QueryWithSteps
     from hybridagi_steps.durable.session_runs import DurableRunner
     from hybridagi_steps.graph.interpreter import GraphInterpreter
@@ -41,8 +45,7 @@ if TYPE_CHECKING:
         StepsJSONAdapter,
         StepsXMLAdapter,
     )
-    from hybridagi_steps.programs.lm_reranker import LMStepReranker
-    from hybridagi_steps.programs.retriever import StepReranker, StepRetriever
+    from hybridagi_steps.programs.retriever import LMStepReranker, StepReranker, StepRetriever
     from hybridagi_steps.recalls import note_recalled
     from hybridagi_steps.recording import Recorded, in_context, record, record_step
     from hybridagi_steps.recording.recorder import StepRecorder
@@ -54,8 +57,7 @@ if TYPE_CHECKING:
     from hybridagi_steps.records.run import RunMetrics
     from hybridagi_steps.running.hooks import RunHook
     from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig, ToolRequest
-    from hybridagi_steps.running.retrying import edit_from_sequence, retry_from_sequence
-    from hybridagi_steps.running.runner import StepRunner
+    from hybridagi_steps.running.runner import StepRunner, edit_from_sequence, retry_from_sequence
     from hybridagi_steps.running.stopping import RunVetoed
     from hybridagi_steps.running.tool_calls import idempotent
     from hybridagi_steps.sessions.repository import (
@@ -158,7 +160,7 @@ _HOMES: dict[str, str | None] = {
     "ContextBuilder": "context.builder",
     "DurableRunner": "durable.session_runs",
     "GraphInterpreter": "graph.interpreter",
-    "LMStepReranker": "programs.lm_reranker",
+    "LMStepReranker": "programs.retriever",
     "MessageRole": "records.message",
     "NativeChatAdapter": "programs.adapters",
     "NativeJSONAdapter": "programs.adapters",
@@ -200,14 +202,14 @@ _HOMES: dict[str, str | None] = {
     "StepsXMLAdapter": "programs.adapters",
     "ToolRequest": "running.limits",
     "Workspace": "workspace.workspace",
-    "build_context_from_steps": "context.session",
+    "build_context_from_steps": "context.builder",
     "compare_branches": "sessions.repository",
-    "edit_from_sequence": "running.retrying",
+    "edit_from_sequence": "running.runner",
     "embedders": None,
     "errors": None,
     "fork_session": "sessions.repository",
     "from_messages": "messages.provider_in",
-    "get_context_summary": "context.session",
+    "get_context_summary": "context.builder",
     "idempotent": "running.tool_calls",
     "in_context": "recording",
     "note_recalled": "recalls",
@@ -218,7 +220,7 @@ _HOMES: dict[str, str | None] = {
     "record": "recording",
     "record_step": "recording",
     "rerankers": None,
-    "retry_from_sequence": "running.retrying",
+    "retry_from_sequence": "running.runner",
     "run_step_executor": "planning.orchestrator",
     "to_agent_steps": "messages.agent_steps",
     "to_messages": "messages.agent_steps",

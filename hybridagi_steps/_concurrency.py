@@ -14,9 +14,15 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeVar
 from weakref import WeakSet
+
+import anyio
+from anyio.lowlevel import RunVar
+from anyio.to_thread import run_sync
 
 
 class Forkable(Protocol):
@@ -98,3 +104,55 @@ def _after() -> None:
 
 if hasattr(os, "register_at_fork"):  # absent on Windows, which cannot fork
     os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_after)
+
+
+T = TypeVar("T")
+
+AT_ONCE = 16
+"""Calls that run side by side; a store has one writer anyway."""
+
+_PAUSE_SECONDS = 0.001
+_limiter = RunVar[anyio.CapacityLimiter]("hybridagi_steps_limiter")
+
+
+async def in_thread(call: Callable[[], T]) -> T:
+    """Return what a synchronous call returns, or raise what it raises.
+
+    A cancelled caller is let go when the call has ended, or had not begun.
+    """
+    outcome: Future[T] = Future()
+
+    def work() -> None:
+        if not outcome.set_running_or_notify_cancel():
+            return
+        try:
+            outcome.set_result(call())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    try:
+        await run_sync(work, limiter=_limiter_of_this_loop())
+    except anyio.get_cancelled_exc_class():
+        if not outcome.cancel():
+            await _ended(outcome)
+        raise
+    return outcome.result()
+
+
+def _limiter_of_this_loop() -> anyio.CapacityLimiter:
+    try:
+        return _limiter.get()
+    except LookupError:
+        limiter = anyio.CapacityLimiter(AT_ONCE)
+        _limiter.set(limiter)
+        return limiter
+
+
+async def _ended(outcome: Future[T]) -> None:
+    """Wait for a call, however often the waiting itself is cancelled."""
+    with anyio.CancelScope(shield=True):
+        while not outcome.done():
+            try:
+                await anyio.sleep(_PAUSE_SECONDS)
+            except anyio.get_cancelled_exc_class():
+                continue

@@ -17,14 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hybridagi_steps.arguments import in_every_scope
 from hybridagi_steps.errors import UnknownSessionError
 from hybridagi_steps.outside_files import QueuedRun, StateFolder, erase_from_queue, plan_runs
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.records.ids import new_id
-from hybridagi_steps.records.message import SUMMARY_OF, MessageRole, Step
+from hybridagi_steps.records.message import SUMMARY_OF, MessageRole, Step, new_id
 from hybridagi_steps.session_protocols import Attempt
+from hybridagi_steps.validation import in_every_scope
 
 ERASED = "[erased]"
 """What stands in the place of a message that was erased and whose place is still read."""

@@ -9,13 +9,14 @@ from typing import Any
 
 
 def lazy_names(
-    package: str, homes: Mapping[str, str | None]
+    package: str, homes: Mapping[str, str | None], root: str | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and `__dir__` of a package whose names live in its modules.
 
     Args:
         package: The package's `__name__`.
-        homes: The module of each name, relative to the package; None when the name is a module.
+        homes: The module of each name, relative to the root; None when the name is a module.
+        root: The package that the modules are in; None for the package itself.
     """
 
     def load(name: str) -> Any:
@@ -24,7 +25,7 @@ def lazy_names(
         home = homes[name]
         if home is None:
             return import_module(f"{package}.{name}")
-        value = getattr(import_module(f"{package}.{home}"), name)
+        value = getattr(import_module(f"{root or package}.{home}"), name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -16,18 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from hybridagi_steps.arguments import (
-    StepId,
-    Steps,
-    Where,
-    checked_page,
-    for_recall,
-    id_texts,
-    in_every_scope,
-    is_number,
-    one_id,
-)
-from hybridagi_steps.background import START_AT
 from hybridagi_steps.erasure import Erased, erase, erase_all
 from hybridagi_steps.errors import (
     InvalidFilterError,
@@ -42,6 +30,7 @@ from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
 from hybridagi_steps.records.revocation import Revocation
 from hybridagi_steps.search.embedder_binding import AUTO, EmbedderBinding
+from hybridagi_steps.search.indexing import START_AT
 from hybridagi_steps.search.lineage import Expand, ancestors
 from hybridagi_steps.search.ranking import Mode
 from hybridagi_steps.search.searcher import Searcher
@@ -49,7 +38,22 @@ from hybridagi_steps.search.step_index import IN_MEMORY, cache_path
 from hybridagi_steps.stores import Durability, address_text, open_store
 from hybridagi_steps.stores.address import is_server, lasting_address, shown_address
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
-from hybridagi_steps.validation import Redact, admitted, check_vector, checked_redact, redacted
+from hybridagi_steps.validation import (
+    Redact,
+    StepId,
+    Steps,
+    Where,
+    admitted,
+    check_vector,
+    checked_page,
+    checked_redact,
+    for_recall,
+    id_texts,
+    in_every_scope,
+    is_number,
+    one_id,
+    redacted,
+)
 
 if TYPE_CHECKING:
     from hybridagi_steps.dspy_types import AgentStepList, Query, QueryList

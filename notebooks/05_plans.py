@@ -26,9 +26,9 @@ from matplotlib.figure import Figure
 
 import hybridagi_steps as hs
 from hybridagi_steps import errors
-from hybridagi_steps.planning.replaying import replaying_lm
+from hybridagi_steps.planning.example_tasks import replaying_lm
 from hybridagi_steps.planning.example_tasks import task, tasks
-from hybridagi_steps.planning.work import Finished
+from hybridagi_steps.planning.worker import Finished
 from hybridagi_steps.workspace.workspace import Workspace
 
 memory = hs.StepMemory(":memory:", embedder="wordllama")

@@ -14,7 +14,7 @@ import anyio
 from hybridagi_steps.durable.plan_steps import DurableQueue
 from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.plan import Plan, PlanStep
-from hybridagi_steps.planning.work import Finished, Work
+from hybridagi_steps.planning.worker import Finished, Work
 from hybridagi_steps.workspace.workspace import Workspace
 
 KEY = "release-7"

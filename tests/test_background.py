@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
-from hybridagi_steps.background import START_AT, BackgroundWork
 from hybridagi_steps.embedders import HashingEmbedder
 from hybridagi_steps.errors import EmbedderMismatchError
+from hybridagi_steps.search.indexing import START_AT, BackgroundWork
 
 
 def steps(count: int, start: int = 0) -> list[AgentStep]:
@@ -98,7 +98,7 @@ def test_the_end_of_the_program_waits_for_the_batch_at_hand_and_no_more() -> Non
     # A daemon thread would be killed in the middle of foreign code, and the process with it.
     code = """
 import threading, time
-from hybridagi_steps.background import BackgroundWork
+from hybridagi_steps.search.indexing import BackgroundWork
 began = threading.Event()
 def batch():
     print("began", flush=True)

@@ -38,7 +38,7 @@ from hybridagi_steps.graph.interpreter import GraphInterpreter
 from hybridagi_steps.graph.program import Action, GraphProgram
 from hybridagi_steps.graph.tools import AskUser
 from hybridagi_steps.planning.plan import Plan, PlanStep
-from hybridagi_steps.planning.work import Finished, Work
+from hybridagi_steps.planning.worker import Finished, Work
 from hybridagi_steps.testing import ScriptedLM
 from hybridagi_steps.workspace.workspace import Workspace
 

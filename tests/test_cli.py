@@ -17,7 +17,7 @@ from exchange_shelf import unsourced
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.cli import main
-from hybridagi_steps.cli.output import plain
+from hybridagi_steps.cli.render import plain
 
 DATA = str(files("hybridagi_steps.data") / "steps.jsonl")
 REFUND = "compensation for a canceled flight"
@@ -445,7 +445,7 @@ def test_a_search_that_has_much_to_index_first_shows_how_far_it_is(
         assert label == "indexing"
         yield lambda done, total: seen.append((done, total))
 
-    monkeypatch.setattr("hybridagi_steps.cli.output.progress", watched)
+    monkeypatch.setattr("hybridagi_steps.cli.render.progress", watched)
     steps = [
         AgentStep.model_validate({"step_type": "Action", "inputs": {"purpose": f"refund {n}"}})
         for n in range(1_500)

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridagi_steps.indexes.columns import NO_ROW, StepColumns
 from hybridagi_steps.protocols import TextRow
+from hybridagi_steps.search.filter_index import NO_ROW, StepColumns
 
 rows = st.integers(1, 20)
 texts = st.builds(

@@ -19,7 +19,7 @@ from hybridagi_steps.embedders import (
     resolution,
     resolve_embedder,
 )
-from hybridagi_steps.embedders.minilm import minilm_folder
+from hybridagi_steps.embedders.sentence_transformer import minilm_folder
 from hybridagi_steps.errors import EmbedderError, EmbedderMismatchError, MissingExtraError
 
 HAS_EXTRA = find_spec("sentence_transformers") is not None

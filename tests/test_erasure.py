@@ -32,7 +32,7 @@ from hybridagi_steps.errors import InvalidFilterError
 from hybridagi_steps.exchange import export_file
 from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.plan import Plan, PlanStep
-from hybridagi_steps.planning.work import Finished, Work
+from hybridagi_steps.planning.worker import Finished, Work
 from hybridagi_steps.workspace.workspace import Workspace
 
 ANN, BOB = "annsaidx7f3", "bobsaidx7f3"

@@ -17,7 +17,8 @@ from test_exchange import json_values
 from test_exchange_formats import FILES, SAMPLES
 
 from hybridagi_steps.errors import ExchangeError
-from hybridagi_steps.exchange import export_file, import_file, json_stream
+from hybridagi_steps.exchange import export_file, import_file
+from hybridagi_steps.exchange import reader as json_stream
 from hybridagi_steps.exchange import reader as reading_module
 from hybridagi_steps.exchange.exporter import EXPORT_FORMATS
 from hybridagi_steps.exchange.formats import FORMATS, READERS

@@ -16,7 +16,6 @@ import pytest
 from pydantic import BaseModel
 
 from hybridagi_steps import errors
-from hybridagi_steps.planning.comparison import compare
 from hybridagi_steps.planning.executor import StepExecutor
 from hybridagi_steps.planning.plan import PlanStep
 from hybridagi_steps.planning.step_prompts import INSTRUCTIONS, make_brief
@@ -27,9 +26,10 @@ from hybridagi_steps.planning.usage import (
     Purpose,
     Spent,
     TokenUsage,
+    compare,
     spending_on,
 )
-from hybridagi_steps.programs.dspy_settings import overriding
+from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.testing import Reply, ScriptedLM, ToolCall, request_text, scripted_lm
 from hybridagi_steps.token_counters import CallableCounter, EstimatingCounter
 from hybridagi_steps.workspace.workspace import Workspace

@@ -26,9 +26,9 @@ from hybridagi_steps.graph.program import Action
 from hybridagi_steps.graph.tools.builtin import Speak
 from hybridagi_steps.messages import from_messages, to_provider
 from hybridagi_steps.messages.fences import CONTROL_TOKENS, FENCES, ROLES, fenced, inert
+from hybridagi_steps.planning.executor import ToolCaller
 from hybridagi_steps.planning.plan import PlanStep
 from hybridagi_steps.planning.step_prompts import make_brief
-from hybridagi_steps.planning.tool_calls import ToolCaller
 from hybridagi_steps.programs.adapters import (
     NumberedSteps,
     StepContext,
@@ -37,7 +37,7 @@ from hybridagi_steps.programs.adapters import (
     StepsJSONAdapter,
     StepsXMLAdapter,
 )
-from hybridagi_steps.programs.lm_reranker import LMStepReranker
+from hybridagi_steps.programs.retriever import LMStepReranker
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.testing import scripted_lm
 from hybridagi_steps.token_counters import token_counter

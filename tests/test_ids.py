@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
-from hybridagi_steps.records.ids import new_id
-from hybridagi_steps.records.message import MessageRole, Step
+from hybridagi_steps.records.message import MessageRole, Step, new_id
 
 
 def test_ids_say_when_they_were_made() -> None:

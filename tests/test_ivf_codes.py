@@ -250,10 +250,10 @@ def test_any_dimension_can_be_encoded(lists: bool, dimension: int) -> None:
 FORK = """
     import os, threading, time, warnings
     import numpy as np
-    from hybridagi_steps.indexes import faiss_index, scan_codes
+    from hybridagi_steps.search import quantized_codes, vector_index
     from hybridagi_steps.search.vector_index import FaissIndex
     warnings.simplefilter("ignore")
-    faiss_index.LISTS_FROM, scan_codes.PIECE = 2_000, 100
+    vector_index.LISTS_FROM, quantized_codes.PIECE = 2_000, 100
     vectors = np.random.default_rng(0).standard_normal((40_000, 64)).astype(np.float32)
     index = FaissIndex(64)
     index.add(np.arange(40_000), vectors)
@@ -282,9 +282,9 @@ def test_a_child_forked_during_a_build_searches_and_builds_its_own() -> None:
 
 LEAVE = """
     import numpy as np
-    from hybridagi_steps.indexes import scan_codes
+    from hybridagi_steps.search import quantized_codes
     from hybridagi_steps.search.vector_index import FaissIndex
-    scan_codes.PIECE = 10
+    quantized_codes.PIECE = 10
     vectors = np.random.default_rng(0).standard_normal((60_000, 64)).astype(np.float32)
     index = FaissIndex(64)
     index.add(np.arange(60_000), vectors)

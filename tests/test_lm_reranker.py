@@ -13,8 +13,7 @@ import pytest
 from hybridagi_steps import StepMemory, record
 from hybridagi_steps.dspy_types import QueryWithSteps
 from hybridagi_steps.errors import InvalidQueryError
-from hybridagi_steps.programs.lm_reranker import LMStepReranker
-from hybridagi_steps.programs.retriever import StepReranker, StepRetriever
+from hybridagi_steps.programs.retriever import LMStepReranker, StepReranker, StepRetriever
 from hybridagi_steps.protocols import Reranker
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepHit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 from hybridagi_steps import MessageRole, Step, StepMetrics
-from hybridagi_steps.stores.message_body import Written, decode_message, encode_message
+from hybridagi_steps.stores.body import Written, decode_message, encode_message
 
 MESSAGE = Step(
     session_id="s",

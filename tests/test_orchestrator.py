@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 
 import hybridagi_steps as hs
 from hybridagi_steps import errors
-from hybridagi_steps.planning.example_tasks import Task, tasks
+from hybridagi_steps.planning.example_tasks import Task, replaying_lm, tasks
 from hybridagi_steps.planning.orchestrator import Orchestrator, run_step_executor
 from hybridagi_steps.planning.plan import Plan, PlanStep
-from hybridagi_steps.planning.replaying import replaying_lm
 from hybridagi_steps.planning.scheduler import StepState
-from hybridagi_steps.planning.work import Finished, Work
+from hybridagi_steps.planning.worker import Finished, Work
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.workspace.workspace import Workspace
 

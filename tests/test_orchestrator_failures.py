@@ -18,7 +18,7 @@ from hybridagi_steps import errors
 from hybridagi_steps.planning.generator import PlanGenerator
 from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.plan import Plan, PlanStep
-from hybridagi_steps.planning.work import Finished, Work
+from hybridagi_steps.planning.worker import Finished, Work
 from hybridagi_steps.testing import Reply, ScriptedLM, ToolCall, scripted_lm
 from hybridagi_steps.workspace.workspace import Workspace
 

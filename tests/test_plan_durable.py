@@ -21,7 +21,7 @@ from hybridagi_steps import errors  # noqa: E402
 from hybridagi_steps.durable.plan_steps import DurableQueue  # noqa: E402
 from hybridagi_steps.planning.orchestrator import Orchestrator  # noqa: E402
 from hybridagi_steps.planning.plan import Plan, PlanStep  # noqa: E402
-from hybridagi_steps.planning.work import Finished, Work  # noqa: E402
+from hybridagi_steps.planning.worker import Finished, Work  # noqa: E402
 from hybridagi_steps.testing import scripted_lm  # noqa: E402
 from hybridagi_steps.workspace.workspace import Workspace  # noqa: E402
 

@@ -21,7 +21,7 @@ from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.plan_memory import similar_plan
 from hybridagi_steps.planning.plan_parser import read_plan
-from hybridagi_steps.planning.work import Finished, Work
+from hybridagi_steps.planning.worker import Finished, Work
 from hybridagi_steps.testing import request_text, scripted_lm
 from hybridagi_steps.workspace.workspace import Workspace
 

@@ -22,7 +22,7 @@ from hybridagi_steps.cli import main
 from hybridagi_steps.planning.executor import StepExecutor
 from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.plan import Plan, PlanStep
-from hybridagi_steps.planning.work import Finished, Work
+from hybridagi_steps.planning.worker import Finished, Work
 from hybridagi_steps.workspace.workspace import Workspace
 
 PLAN = Plan(steps=[PlanStep(id="a", goal="g")])

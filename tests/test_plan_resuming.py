@@ -22,7 +22,7 @@ from hybridagi_steps import errors  # noqa: E402
 from hybridagi_steps.durable.plan_steps import DurableQueue  # noqa: E402
 from hybridagi_steps.planning.orchestrator import Orchestrator  # noqa: E402
 from hybridagi_steps.planning.plan import Plan, PlanStep  # noqa: E402
-from hybridagi_steps.planning.work import Finished, Work  # noqa: E402
+from hybridagi_steps.planning.worker import Finished, Work  # noqa: E402
 from hybridagi_steps.workspace.workspace import Workspace  # noqa: E402
 
 TWO = "PLAN: p\nSTEP: one\nGOAL: g\nSTEP: two\nGOAL: g\nDEPENDENCIES: one"

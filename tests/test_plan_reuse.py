@@ -9,7 +9,7 @@ import pytest
 
 import hybridagi_steps as hs
 from hybridagi_steps.planning.orchestrator import Orchestrator
-from hybridagi_steps.planning.work import Finished, Work
+from hybridagi_steps.planning.worker import Finished, Work
 from hybridagi_steps.workspace.workspace import Workspace
 
 PLAN = "PLAN: p\nSTEP: a\nGOAL: find\nARTIFACTS: v\nSTEP: b\nGOAL: use\nDEPENDENCIES: a"

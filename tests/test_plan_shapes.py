@@ -9,7 +9,7 @@ import pytest
 from hybridagi_steps.errors import PlanParseError
 from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.plan import Plan, PlanStep
-from hybridagi_steps.planning.work import Finished, Work
+from hybridagi_steps.planning.worker import Finished, Work
 from hybridagi_steps.workspace.workspace import Workspace
 
 

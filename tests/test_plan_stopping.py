@@ -18,7 +18,7 @@ import pytest
 
 from hybridagi_steps import errors
 from hybridagi_steps.planning.orchestrator import Orchestrator
-from hybridagi_steps.planning.work import Finished, Work
+from hybridagi_steps.planning.worker import Finished, Work
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.testing import Reply, ScriptedLM, ToolCall
 from hybridagi_steps.workspace.snapshot import Limits
@@ -33,7 +33,7 @@ NOTEBOOK_CELL = """
 import asyncio, sys, time
 import anyio
 from hybridagi_steps.planning.orchestrator import Orchestrator
-from hybridagi_steps.planning.work import Finished
+from hybridagi_steps.planning.worker import Finished
 
 ended = []
 

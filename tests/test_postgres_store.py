@@ -48,8 +48,8 @@ from hybridagi_steps.stores.body import encode_body
 psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 
 from hybridagi_steps.stores.postgres import PostgresStepStore, schema  # noqa: E402
-from hybridagi_steps.stores.postgres.spelling import spelled  # noqa: E402
-from hybridagi_steps.stores.postgres.where import metadata_texts  # noqa: E402
+from hybridagi_steps.stores.postgres.database import spelled  # noqa: E402
+from hybridagi_steps.stores.postgres.steps import metadata_texts  # noqa: E402
 
 SECRET = "hunter2"  # noqa: S105 - what must be shown nowhere
 FORKED = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridagi_steps.display.graph import graph_svg
+from hybridagi_steps.display.graph import graph_svg, shown, text_width, wrapped
 from hybridagi_steps.display.graph_layout import BESIDE, Line, place
-from hybridagi_steps.display.graph_text import shown, text_width, wrapped
 from hybridagi_steps.programs import Action, Decision, GraphProgram, Program
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -79,7 +79,7 @@ def modules() -> list[str]:
 OF_EXTRAS = (
     "hybridagi_steps.durable.plan_steps",
     "hybridagi_steps.durable.engine",
-    "hybridagi_steps.running.durable_worker",
+    "hybridagi_steps.durable.session_runs",
     "hybridagi_steps.server.",
 )
 """Modules that may need what only an extra installs."""

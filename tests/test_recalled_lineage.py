@@ -25,7 +25,7 @@ from runner_cases import run
 import hybridagi_steps as hs
 from hybridagi_steps.exchange import import_file
 from hybridagi_steps.graph.tools import PastActionSearch, Predict
-from hybridagi_steps.planning.work import Finished, Work
+from hybridagi_steps.planning.worker import Finished, Work
 from hybridagi_steps.programs import Action, GraphProgram
 from hybridagi_steps.recalls import unnoted
 from hybridagi_steps.recording.step_writer import MOST_RECALLED

@@ -10,15 +10,18 @@ from uuid import UUID
 
 import pytest
 
-from hybridagi_steps.programs.strands import Strand, current_strand, in_context, settle
 from hybridagi_steps.recording.call_tree import (
     Call,
     CallTree,
     Labels,
     Path,
     Run,
+    Strand,
     Tail,
+    current_strand,
+    in_context,
     parent_and_joins,
+    settle,
 )
 
 HOME = Strand("home", None)

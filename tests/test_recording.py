@@ -26,7 +26,7 @@ import pytest
 from recorder_programs import AGENT_REPLIES, Agent, Pair, all_steps, outline
 
 import hybridagi_steps as hs
-from hybridagi_steps.programs.dspy_settings import overriding
+from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.testing import scripted_lm
 
 KINDS = ["ProgramCall", "Action", "Action", "Action", "ProgramEnd"]

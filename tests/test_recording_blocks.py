@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from recorder_programs import Pair, all_steps
 
 import hybridagi_steps as hs
-from hybridagi_steps.programs.dspy_settings import override, overriding
 from hybridagi_steps.recording.manual_steps import RunSteps
 from hybridagi_steps.recording.recorder import active_run_ids
+from hybridagi_steps.recording.scopes import override, overriding
 from hybridagi_steps.testing import scripted_lm
 
 

@@ -18,7 +18,7 @@ from dspy.utils.callback import BaseCallback
 from recorder_programs import Pair, all_steps
 
 import hybridagi_steps as hs
-from hybridagi_steps.programs.dspy_settings import overriding
+from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.testing import scripted_lm
 
 EXAMPLES = [

@@ -18,8 +18,8 @@ from runner_cases import check_stream, messages, run
 from hybridagi_steps import StepMemory, record_step
 from hybridagi_steps.errors import StorageBusyError
 from hybridagi_steps.running.runner import StepRunner
-from hybridagi_steps.running.session_line import SessionLine
 from hybridagi_steps.running.stored_events import stored_events
+from hybridagi_steps.running.turn import SessionLine
 from hybridagi_steps.stores.body import MAX_STEP_BYTES
 
 HUGE = "x" * (MAX_STEP_BYTES + 1)

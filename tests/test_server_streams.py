@@ -28,8 +28,8 @@ from server_cases import FINAL, TOKEN, Event, Served, Told, echo, events_of, pro
 from hybridagi_steps import RunHook, Step, StepEvent, StepEventType, StepMemory, StepRunner
 from hybridagi_steps.running.limits import StepRunnerConfig
 from hybridagi_steps.running.stopping import RunVetoed
-from hybridagi_steps.server.chat import message_id_of
-from hybridagi_steps.server.live_run import LiveRun
+from hybridagi_steps.server.routes.chat import message_id_of
+from hybridagi_steps.server.sse import LiveRun
 from hybridagi_steps.testing import ScriptedLM
 
 

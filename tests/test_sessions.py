@@ -512,7 +512,7 @@ def test_a_cancelled_write_never_lands_later(cancelled: Any) -> None:
 def test_a_write_that_waits_for_its_turn_is_dropped_when_cancelled(
     repo: SessionRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hybridagi_steps.crossing.AT_ONCE", 1)
+    monkeypatch.setattr("hybridagi_steps._concurrency.AT_ONCE", 1)
     slow: Any = _SlowStore()
 
     async def scenario() -> None:

@@ -100,7 +100,7 @@ class TestSqliteStepStoreWithKeysWritten(TestSqliteStepStore):
 
     @pytest.fixture(autouse=True)
     def keys_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("hybridagi_steps.stores.sqlite.tables._LONGEST_TAIL", 0)
+        monkeypatch.setattr("hybridagi_steps.stores.sqlite.steps._LONGEST_TAIL", 0)
 
 
 class TestPostgresStepStore(StepStoreContract):

@@ -3,8 +3,8 @@
 import pickle
 
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.json_values import defaults_of, unvalidated
 from hybridagi_steps.records.message import StepMetrics
-from hybridagi_steps.records.unvalidated import defaults_of, unvalidated
 
 
 def _step() -> AgentStep:

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from hybridagi_steps import __version__
-from hybridagi_steps.cli import demo, exchange, plan, revocations, serve, sessions, worker
+from hybridagi_steps.cli import demo, exchange, plan, revocations, serve, sessions
 from hybridagi_steps.cli import maintenance as keeping
+from hybridagi_steps.cli import serve as worker
 from hybridagi_steps.cli import steps as reading
 
 app = typer.Typer(

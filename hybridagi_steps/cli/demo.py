@@ -43,7 +43,7 @@ class Question(NamedTuple):
 
     def hits(self, memory: StepMemory) -> list[StepHit]:
         """Search."""
-        from hybridagi_steps.cli.finding import steps_like
+        from hybridagi_steps.cli.steps import steps_like
 
         if self.like is not None:
             return steps_like(memory, self.like, _HITS, **self.options)
@@ -61,7 +61,7 @@ def demo(
     ] = "steps-demo.db",
 ) -> None:
     """See it all at work: offline, no key."""
-    from hybridagi_steps.cli import output
+    from hybridagi_steps.cli import render as output
     from hybridagi_steps.cli import render as shown
     from hybridagi_steps.display.view import plural
     from hybridagi_steps.stores.address import is_server
@@ -84,7 +84,7 @@ def demo(
 
 
 def _load(memory: StepMemory, past: list[AgentStep], screen: Console) -> None:
-    from hybridagi_steps.cli import output
+    from hybridagi_steps.cli import render as output
 
     started = time.monotonic()
     known = {str(step.id) for step in memory.get_steps([str(step.id) for step in past])}
@@ -108,7 +108,7 @@ def _load(memory: StepMemory, past: list[AgentStep], screen: Console) -> None:
 
 def _run_agent(memory: StepMemory, recorded: list[AgentStep]) -> list[AgentStep]:
     """Run the agent, score its run as the recording was scored, and return its steps."""
-    from hybridagi_steps.cli.finding import run_steps
+    from hybridagi_steps.cli.steps import run_steps
     from hybridagi_steps.programs.replay import replay
 
     run = replay(memory, recorded, session_id=SESSION, tags={"replay_of": REPLAYED})
@@ -117,7 +117,7 @@ def _run_agent(memory: StepMemory, recorded: list[AgentStep]) -> list[AgentStep]
 
 
 def _ask(memory: StepMemory, steps: list[AgentStep], db: str, screen: Console) -> None:
-    from hybridagi_steps.cli import output
+    from hybridagi_steps.cli import render as output
     from hybridagi_steps.cli import render as shown
 
     screen.print()
@@ -156,7 +156,7 @@ def _questions(steps: list[AgentStep]) -> list[Question]:
 
 
 def _say_what_next(memory: StepMemory, steps: list[AgentStep], db: str, screen: Console) -> None:
-    from hybridagi_steps.cli import output
+    from hybridagi_steps.cli import render as output
 
     size = memory.stats()["bytes"] / 1e6
     screen.print()

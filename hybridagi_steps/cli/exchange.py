@@ -71,7 +71,7 @@ def import_steps(
     as_json: AsJson = False,
 ) -> None:
     """Store the steps of a file; twice is harmless."""
-    from hybridagi_steps.cli import output
+    from hybridagi_steps.cli import render as output
     from hybridagi_steps.errors import ExchangeError
     from hybridagi_steps.exchange import check_file, import_file
 
@@ -100,7 +100,7 @@ def import_steps(
 
 def _index(db: str, namespace: str) -> None:
     """Make the first search quick; steps that cannot be embedded now will be when searched."""
-    from hybridagi_steps.cli import output
+    from hybridagi_steps.cli import render as output
     from hybridagi_steps.errors import EmbedderError
 
     try:
@@ -165,7 +165,7 @@ def export_steps(
 def _export(
     file: str, format_name: str, where: StepFilter, vectors: bool, db: str, namespace: str
 ) -> None:
-    from hybridagi_steps.cli.finding import check_session
+    from hybridagi_steps.cli.steps import check_session
     from hybridagi_steps.exchange import export_file
 
     left_out: list[str] = []
@@ -183,7 +183,7 @@ def _export(
 
 def _salvage(file: str, db: str, namespace: str) -> None:
     """Write what is whole, name what is not."""
-    from hybridagi_steps.cli import output
+    from hybridagi_steps.cli import render as output
     from hybridagi_steps.exchange import salvage_file
 
     lost = 0

@@ -33,7 +33,7 @@ def stats(db: Db = DEFAULT_DB, namespace: Namespace = "default", as_json: AsJson
     """Say what a memory holds."""
     from rich.table import Table
 
-    from hybridagi_steps.cli import output
+    from hybridagi_steps.cli import render as output
 
     with existing(db, namespace) as memory:
         found = memory.stats()
@@ -49,7 +49,7 @@ def stats(db: Db = DEFAULT_DB, namespace: Namespace = "default", as_json: AsJson
 
 def verify(db: Db = DEFAULT_DB, namespace: Namespace = "default", as_json: AsJson = False) -> None:
     """Check that a memory holds together (else exit code 1)."""
-    from hybridagi_steps.cli import output
+    from hybridagi_steps.cli import render as output
 
     with existing(db, namespace) as memory:
         problems = memory.verify()
@@ -74,7 +74,7 @@ def reembed(
     namespace: Namespace = "default",
 ) -> None:
     """Embed every step anew, with this embedder."""
-    from hybridagi_steps.cli import output
+    from hybridagi_steps.cli import render as output
 
     with existing(db, namespace) as memory, output.progress("embedding") as watch:
         memory.reembed(embedder, watch)
@@ -110,7 +110,7 @@ def purge(
     as_json: AsJson = False,
 ) -> None:
     """Erase what a filter names, for good; of --session or --user alone the messages, too."""
-    from hybridagi_steps.cli import output
+    from hybridagi_steps.cli import render as output
     from hybridagi_steps.erasure import doomed_by, meant_by
 
     where = step_filter(

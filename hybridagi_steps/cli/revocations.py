@@ -106,7 +106,7 @@ def _outcome(done: Revocation, db: str, *, dry_run: bool) -> str:
 
 
 def _show(found: list[Revocation], *, as_json: bool) -> None:
-    from hybridagi_steps.cli import output
+    from hybridagi_steps.cli import render as output
 
     if as_json:
         output.print_json([_told(each) for each in found])

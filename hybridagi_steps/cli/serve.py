@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import sys
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +20,8 @@ from hybridagi_steps.cli.options import DEFAULT_DB, Db, Namespace, Redact, opene
 from hybridagi_steps.server.settings import CONCURRENCY, LOOPBACK_NAMES, ServerSettings
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from hybridagi_steps.memory import StepMemory
     from hybridagi_steps.server.security import TokenScope
 
@@ -77,8 +81,7 @@ def serve(
     """Serve sessions, runs and search over HTTP, with a page; prints a token and the address."""
     _check_installed("fastapi", "uvicorn", "prometheus_client", what="The server", extra="server")
     from hybridagi_steps.server.app import create_app
-    from hybridagi_steps.server.leaving import leave_soon
-    from hybridagi_steps.server.process import bound, page_address
+    from hybridagi_steps.server.process import bound, leave_soon, page_address
     from hybridagi_steps.server.process import serve as serve_app
     from hybridagi_steps.server.program_loading import load_runner
     from hybridagi_steps.server.security import Tokens
@@ -107,8 +110,8 @@ def serve(
 def mcp(db: Db = DEFAULT_DB, namespace: Namespace = "default", redact: Redact = None) -> None:
     """Serve search_steps, get_run and add_step to an MCP client over standard input and output."""
     _check_installed("mcp", what="The MCP server", extra="mcp")
-    from hybridagi_steps.server.leaving import leave_now
     from hybridagi_steps.server.mcp_server import serve_stdio
+    from hybridagi_steps.server.process import leave_now
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started it may ignore it
     try:
@@ -166,3 +169,49 @@ def _check_installed(*modules: str, what: str, extra: str) -> None:
 
     if any(find_spec(module) is None for module in modules):
         raise MissingExtraError(what, extra)
+
+
+def worker(
+    program: Annotated[
+        str, typer.Option("--program", help="The program to run.", metavar="MODULE:NAME")
+    ],
+    db: Db = DEFAULT_DB,
+    queue: Annotated[
+        str | None,
+        typer.Option("--queue", help="The queue's file; FILE.runs by default.", metavar="FILE"),
+    ] = None,
+    at_once: Annotated[int, typer.Option("--at-once", min=1, help="Most runs at a time.")] = 8,
+    grace: Annotated[
+        float, typer.Option("--grace", min=0, help="Seconds that runs get to end when stopped.")
+    ] = 10.0,
+    namespace: Namespace = "default",
+    redact: Redact = None,
+) -> None:
+    """Carry out runs from a queue, also those that a killed worker left; stop with Ctrl-C."""
+    from hybridagi_steps.durable.session_runs import DurableRunner
+    from hybridagi_steps.server.program_loading import load_runner
+
+    stop = threading.Event()
+    with (
+        opened(db, namespace, redact) as memory,
+        DurableRunner(load_runner(program, memory), database=queue) as durable,
+    ):
+        _end_when_told(stop)
+        typer.echo(f"worker: {program} takes runs from {durable.database}; stop with Ctrl-C.")
+        ended = durable.run_worker(stop, at_once=at_once, grace_seconds=grace)
+        if not ended:
+            typer.echo("worker: runs are left to the next worker.")
+            sys.stdout.flush()
+            # Nothing stops the thread of a tool, and the process would wait for it.
+            os._exit(0)
+
+
+def _end_when_told(stop: threading.Event) -> None:
+    """Let the first Ctrl-C or SIGTERM end the worker, and a second one end it at once."""
+
+    def told(number: int, _: FrameType | None) -> None:
+        stop.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, told)

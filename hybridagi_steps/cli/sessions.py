@@ -28,7 +28,7 @@ def sessions(
     as_json: AsJson = False,
 ) -> None:
     """List sessions, the one written last first; or read the messages of one."""
-    from hybridagi_steps.cli import output
+    from hybridagi_steps.cli import render as output
 
     with existing(db, namespace) as memory:
         store = memory.repository().store
@@ -65,7 +65,7 @@ def fork(
     """
     import asyncio
 
-    from hybridagi_steps.cli import output
+    from hybridagi_steps.cli import render as output
 
     with existing(db, namespace) as memory:
         made = asyncio.run(memory.repository().fork(session_id, sequence, new_id))
@@ -76,7 +76,7 @@ def fork(
 
 
 def _sessions(listed: list[SessionSummary]) -> Table:
-    from hybridagi_steps.cli.output import plain, styled, table
+    from hybridagi_steps.cli.render import plain, styled, table
 
     made = table("session", "written", "length", "begins", right=("length",))
     made.expand = True
@@ -94,7 +94,7 @@ def _sessions(listed: list[SessionSummary]) -> Table:
 
 
 def _messages(found: list[Step]) -> Table:
-    from hybridagi_steps.cli.output import plain, table
+    from hybridagi_steps.cli.render import plain, table
 
     made = table("#", "role", "message", right=("#",))
     made.expand = True

@@ -12,9 +12,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal, overload
+from typing import Any, Literal, Protocol, overload
 
-from hybridagi_steps.arguments import Where
 from hybridagi_steps.context.compaction import Summarise, compact, expand, replaced, summarised
 from hybridagi_steps.context.excerpts import extractive_summary, identifiers, words
 from hybridagi_steps.context.layout import Layout, Quoted, least_tokens, planned, recalled_in
@@ -38,7 +37,7 @@ from hybridagi_steps.messages.provider_out import (
     media_notes,
     openai_messages,
 )
-from hybridagi_steps.messages.units import Unit, message_units
+from hybridagi_steps.messages.units import Unit, flat, message_units
 from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.recalls import note_steps
 from hybridagi_steps.records.agent_step import AgentStep
@@ -50,6 +49,7 @@ from hybridagi_steps.token_counters import (
     MessageCounter,
     token_counter,
 )
+from hybridagi_steps.validation import Where
 
 _RECALL_SHARE = 0.35
 """Share of the room that recall may take from a tail that does not fit."""
@@ -307,3 +307,70 @@ class ContextBuilder:
 def _check_number(name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidSettingError(f"{name} is a whole number, at least {least}; got {value!r}.")
+
+
+class StepReader(Protocol):
+    """What is needed of a session repository."""
+
+    async def get_steps(
+        self, session_id: str, start_seq: int | None = None, end_seq: int | None = None
+    ) -> list[Step]:
+        """Return the messages of a session in a range of sequences, both ends included."""
+        ...
+
+
+async def build_context_from_steps(
+    session_id: str,
+    repo: StepReader,
+    system_prompt: str | None = None,
+    start_seq: int | None = None,
+    end_seq: int | None = None,
+    budget: int | None = None,
+) -> list[dict[str, Any]]:
+    """Return a session as messages, ready to be sent.
+
+    Args:
+        session_id: The session.
+        repo: Where it is stored.
+        system_prompt: Put before everything; by default what leading system messages say.
+        start_seq: First sequence, 1 for the beginning; so is what is below.
+        end_seq: Last sequence, included. A range that ends before it begins is empty.
+        budget: Most tokens; the newest messages that fit are kept. None keeps all.
+
+    Returns:
+        Messages in OpenAI's form. Without messages in the range, or of a session that is not
+        there, only the system prompt, if one is given; ContextBuilder refuses such a session.
+
+    Raises:
+        InvalidSettingError: A sequence or the budget is no number, or the prompt no text.
+        ContextBudgetError: System prompt and newest unit do not fit into the budget.
+    """
+    check_text("system_prompt", system_prompt)
+    for name, sequence in (("start_seq", start_seq), ("end_seq", end_seq)):
+        if sequence is not None and (isinstance(sequence, bool) or not isinstance(sequence, int)):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+            raise InvalidSettingError(f"{name} is a sequence, 1 for the first; got {sequence!r}.")
+    steps = await repo.get_steps(session_id, start_seq=start_seq, end_seq=end_seq)
+    if budget is not None and steps:
+        builder = ContextBuilder(budget=budget, recent=None, k=0)
+        return builder.build(steps=steps, system_prompt=system_prompt).messages
+    system, units = message_units(steps)
+    return openai_messages(system if system_prompt is None else system_prompt, flat(units))
+
+
+async def get_context_summary(session_id: str, repo: StepReader) -> dict[str, Any]:
+    """Return how many messages of each kind a session has, and its range of sequences.
+
+    All are 0 for a session that is not there.
+    """
+    steps = await repo.get_steps(session_id)
+    sequences = [step.sequence for step in steps]
+    return {
+        "total_steps": len(steps),
+        "user_steps": sum(step.is_user_step() for step in steps),
+        "assistant_steps": sum(step.is_assistant_step() for step in steps),
+        "tool_steps": sum(step.is_tool_step() for step in steps),
+        "sequence_range": {
+            "min": min(sequences, default=0),
+            "max": max(sequences, default=0),
+        },
+    }

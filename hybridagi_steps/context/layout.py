@@ -13,7 +13,6 @@ from hybridagi_steps.context.compaction import summarised
 from hybridagi_steps.context.recall import Recalled, block_text
 from hybridagi_steps.context.receipt import Receipt, ReceiptEntry
 from hybridagi_steps.context.sources import Source
-from hybridagi_steps.context.tail import tail_start
 from hybridagi_steps.messages.provider_out import OPENING
 from hybridagi_steps.messages.units import SYNTHETIC, Unit
 from hybridagi_steps.records.message import MessageRole, Step
@@ -228,3 +227,49 @@ def _add(entries: list[ReceiptEntry], entry: ReceiptEntry) -> None:
         entries[-1] = entry._replace(tokens=entries[-1].tokens + entry.tokens)
     else:
         entries.append(entry)
+
+
+_JUMPS_PER_BUDGET = 4
+
+
+def tail_start(tokens: Sequence[int], room: int, recent: int | None) -> int:
+    """Return the position of the first unit of the tail; the newest is always in it.
+
+    Args:
+        tokens: Tokens of each unit, in order; at least one.
+        room: Tokens there are for the tail without its newest unit.
+        recent: Units wanted; None wants as many as fit.
+    """
+    newest = len(tokens) - 1
+    if recent is None:
+        return _filling(tokens, room)
+    wanted = max(0, len(tokens) - recent)
+    steady = wanted - wanted % recent
+    for start in (steady, wanted):
+        if sum(tokens[start:newest]) <= room:
+            return start
+    return longest_start(tokens, room)
+
+
+def longest_start(tokens: Sequence[int], room: int) -> int:
+    """Return where the longest tail that fits begins; the newest unit is not counted."""
+    start = len(tokens) - 1
+    while start > 0 and tokens[start - 1] <= room:
+        start -= 1
+        room -= tokens[start]
+    return start
+
+
+def _filling(tokens: Sequence[int], room: int) -> int:
+    """Return where a tail begins that fills the room, moving in jumps of a quarter of it."""
+    newest = len(tokens) - 1
+    excess = sum(tokens[:newest]) - room
+    if excess <= 0:
+        return 0
+    jump = max(1, room // _JUMPS_PER_BUDGET)
+    to_drop = -(-excess // jump) * jump
+    start = 0
+    while start < newest and to_drop > 0:
+        to_drop -= tokens[start]
+        start += 1
+    return start

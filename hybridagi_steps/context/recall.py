@@ -18,8 +18,7 @@ from hybridagi_steps.exchange.records import as_object
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.agent_steps import shown_steps
 from hybridagi_steps.messages.fences import marked, opening, sealed
-from hybridagi_steps.messages.names import field_lines, json_text
-from hybridagi_steps.messages.parts import text_of
+from hybridagi_steps.messages.parts import field_lines, json_text, text_of
 from hybridagi_steps.messages.units import SYNTHETIC, Unit
 from hybridagi_steps.recalls import unnoted
 from hybridagi_steps.records.agent_step import AgentStep, id_text

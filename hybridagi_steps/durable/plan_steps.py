@@ -14,6 +14,7 @@ code. Needs the extra `durable`.
 
 from __future__ import annotations
 
+import base64
 import logging
 import os
 import sqlite3
@@ -32,16 +33,16 @@ from anyio.to_thread import run_sync
 from hybridagi_steps.errors import InvalidSettingError, MissingExtraError, StorageError
 from hybridagi_steps.outside_files import make_private
 from hybridagi_steps.planning.settings import Settings
-from hybridagi_steps.planning.usage import Ledger
-from hybridagi_steps.planning.work import Outcome, Work
-from hybridagi_steps.planning.work_json import read_outcome, write_outcome
-from hybridagi_steps.planning.worker import StepWorker
-from hybridagi_steps.programs.dspy_settings import overriding
+from hybridagi_steps.planning.usage import Ledger, LMCall
+from hybridagi_steps.planning.worker import Finished, Outcome, Problem, StepWorker, Work
 from hybridagi_steps.recording import record
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import RunSteps
+from hybridagi_steps.recording.scopes import overriding
+from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.stores.address import shown_address
 from hybridagi_steps.validation import Redact, redacted
+from hybridagi_steps.workspace.snapshot import Change, Changes, Entry
 
 if TYPE_CHECKING:
     from hybridagi_steps.planning.orchestrator import Orchestrator
@@ -369,3 +370,74 @@ async def _done(serving: _Serving, work: Work) -> Outcome:
             opened.outcome = {"error": str(outcome.error)} if outcome.error else {}
     outcome.calls = ledger.calls
     return outcome
+
+
+def write_outcome(
+    outcome: Outcome,
+    keep: Callable[[Mapping[str, bytes]], None],
+    redact: Redact | None = None,
+) -> str:
+    """Return an outcome as JSON, without the contents of files.
+
+    Args:
+        outcome: What became of an attempt.
+        keep: Keeps the contents of new files, by their hash, elsewhere.
+        redact: What is said of it goes through this; names of files do not.
+    """
+    if outcome.changes is not None:
+        keep(outcome.changes.contents)
+    said: dict[str, Any] = {
+        "finished": outcome.finished and outcome.finished.model_dump(mode="json"),
+        "error": None if outcome.error is None else Problem.of(outcome.error).model_dump(),
+        "problems": [problem.model_dump() for problem in outcome.problems],
+        "calls": [call.model_dump(mode="json") for call in outcome.calls],
+    }
+    said = json_value(said, [])
+    said = said if redact is None else redacted(said, redact)
+    changes = None if outcome.changes is None else json_value(_changes(outcome.changes), [])
+    return orjson.dumps({**said, "changes": changes}).decode()
+
+
+def read_outcome(text: str, find: Callable[[list[str]], dict[str, bytes]]) -> Outcome:
+    """Return an outcome from its JSON.
+
+    Args:
+        text: What `write_outcome` gave.
+        find: Returns the contents that it kept.
+
+    Raises:
+        ValueError: It is none.
+    """
+    data: dict[str, Any] = orjson.loads(text)
+    finished, error, changes = data["finished"], data["error"], data["changes"]
+    return Outcome(
+        finished=None if finished is None else Finished.model_validate(finished),
+        error=None if error is None else Problem.model_validate(error).error(),
+        changes=None if changes is None else _read_changes(changes, find),
+        problems=[Problem.model_validate(problem) for problem in data["problems"]],
+        calls=[LMCall.model_validate(call) for call in data["calls"]],
+    )
+
+
+def _changes(changes: Changes) -> dict[str, Any]:
+    return {
+        "paths": {path: [change.before, change.after] for path, change in changes.paths.items()},
+        "contents": sorted(changes.contents),
+    }
+
+
+def _read_changes(data: dict[str, Any], find: Callable[[list[str]], dict[str, bytes]]) -> Changes:
+    paths: dict[str, Any] = data["paths"]
+    kept: dict[str, str] | list[str] = data["contents"]
+    if isinstance(kept, dict):  # as earlier versions wrote it
+        contents = {name: base64.b64decode(content) for name, content in kept.items()}
+    else:
+        contents = find(kept)
+    return Changes(
+        {path: Change(_entry(before), _entry(after)) for path, (before, after) in paths.items()},
+        contents,
+    )
+
+
+def _entry(data: Any) -> Entry | None:
+    return None if data is None else Entry(*data)

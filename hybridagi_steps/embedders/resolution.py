@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from inspect import signature
 from typing import Any, cast
 
-from hybridagi_steps.embedders.minilm import minilm_folder
+from hybridagi_steps.embedders.sentence_transformer import minilm_folder
 from hybridagi_steps.errors import EmbedderError, EmbedderMismatchError, MissingExtraError
 from hybridagi_steps.protocols import Embedder
 

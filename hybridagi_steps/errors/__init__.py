@@ -59,65 +59,7 @@ Foreign exceptions are translated where they enter and kept as `__cause__`.
 
 from __future__ import annotations
 
-from hybridagi_steps.errors.base import InvalidSettingError, MissingExtraError, StepsError
-from hybridagi_steps.errors.memory import (
-    DamagedFileError,
-    DimensionMismatchError,
-    DiskFullError,
-    DuplicateStepError,
-    EmbedderError,
-    EmbedderMismatchError,
-    ExchangeError,
-    ForeignFileError,
-    InvalidFilterError,
-    InvalidMemoryError,
-    InvalidQueryError,
-    InvalidStepError,
-    InvalidVectorError,
-    MemoryClosedError,
-    MemoryNotPicklableError,
-    NewerSchemaError,
-    ReadOnlyStorageError,
-    RecordingError,
-    RerankerError,
-    StepTooDeepError,
-    StepTooLargeError,
-    StorageBusyError,
-    StorageError,
-    UnknownRevocationError,
-    UnknownRunError,
-    UnknownStepError,
-    UnsupportedAddressError,
-    VectorError,
-)
-from hybridagi_steps.errors.plans import (
-    ArtifactConflictError,
-    ArtifactError,
-    CommandNotAllowedError,
-    InvalidPlanError,
-    LimitReachedError,
-    PlanError,
-    PlanParseError,
-    WorkspaceError,
-)
-from hybridagi_steps.errors.programs import (
-    DecisionError,
-    InvalidProgramError,
-    ProgramError,
-    ProgramTextError,
-    PromptError,
-    ProtectedProgramError,
-    ToolInputError,
-    UnknownProgramError,
-    UnknownToolError,
-)
-from hybridagi_steps.errors.sessions import (
-    ContextBudgetError,
-    MessageError,
-    SequenceConflictError,
-    UnknownSequenceError,
-    UnknownSessionError,
-)
+from collections.abc import Sequence
 
 __all__ = [
     "ArtifactConflictError",
@@ -174,3 +116,356 @@ __all__ = [
     "VectorError",
     "WorkspaceError",
 ]
+
+
+class StepsError(Exception):
+    """Base of every error raised by this library."""
+
+    def __str__(self) -> str:
+        """The message as written; KeyError would print its repr."""
+        return str(self.args[0]) if self.args else type(self).__name__
+
+
+class InvalidSettingError(StepsError, ValueError):
+    """An option was given a value that means nothing."""
+
+
+class MissingExtraError(StepsError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs an extra: pip install 'hybridagi-steps[{extra}]'")
+        self.extra = extra
+
+
+class InvalidStepError(StepsError, ValueError):
+    """A step that cannot be stored as it is; nothing was written."""
+
+
+class StepTooLargeError(InvalidStepError):
+    """A step whose JSON form is over the limit."""
+
+    def __init__(self, step_id: str, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"step {step_id} is {size_bytes:,} bytes as JSON, the limit is {limit_bytes:,}. "
+            "Store large payloads elsewhere and keep a reference in the step."
+        )
+        self.step_id, self.size_bytes, self.limit_bytes = step_id, size_bytes, limit_bytes
+
+
+class StepTooDeepError(InvalidStepError):
+    """A step nested deeper than the limit, or containing itself."""
+
+    def __init__(self, step_id: str, path: str, limit: int) -> None:
+        super().__init__(
+            f"step {step_id} is nested deeper than {limit} levels at {path[:120]}. "
+            "Flatten the value or store it as text."
+        )
+        self.step_id, self.path, self.limit = step_id, path, limit
+
+
+class DuplicateStepError(InvalidStepError):
+    """A step with this id is stored already, or stands twice in one call."""
+
+    def __init__(self, step_id: str, *, in_call: bool = False) -> None:
+        super().__init__(
+            f"the id {step_id} stands twice in this call; nothing was stored. Give each step an id "
+            "of its own, or leave one of the two out."
+            if in_call
+            else f"a step with id {step_id} is stored already; use memory.update() to replace it."
+        )
+        self.step_id, self.in_call = step_id, in_call
+
+
+class UnknownStepError(StepsError, KeyError):
+    """No step has this id."""
+
+    def __init__(self, step_id: str) -> None:
+        super().__init__(f"no step has the id {step_id!r}.")
+        self.step_id = step_id
+
+
+class UnknownRevocationError(StepsError, KeyError):
+    """No revocation has this id."""
+
+    def __init__(self, revocation_id: str) -> None:
+        super().__init__(
+            f"no revocation has the id {revocation_id!r}; memory.revocations() lists them."
+        )
+        self.revocation_id = revocation_id
+
+
+class UnknownRunError(StepsError, KeyError):
+    """No run has this id."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"no run has the id {run_id!r}; memory.runs() lists them.")
+        self.run_id = run_id
+
+
+class InvalidFilterError(StepsError, ValueError):
+    """A filter with an unknown key or a value of the wrong kind."""
+
+    def __init__(self, message: str, *, key: str | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class InvalidQueryError(StepsError, ValueError):
+    """A search that cannot be answered: empty query, k below 1, unknown mode."""
+
+
+class VectorError(StepsError, ValueError):
+    """A vector that cannot be indexed."""
+
+
+class DimensionMismatchError(VectorError):
+    """A vector has another length than the memory's embedder gives."""
+
+    def __init__(self, got: int, expected: int, *, where: str = "vector") -> None:
+        super().__init__(f"{where} has {got} dimensions, this memory holds {expected}.")
+        self.got, self.expected = got, expected
+
+
+class InvalidVectorError(VectorError):
+    """A vector with NaN or Inf, or of length zero."""
+
+
+class EmbedderError(StepsError, RuntimeError):
+    """The embedder raised or returned something that is no embedding."""
+
+
+class EmbedderMismatchError(EmbedderError):
+    """The memory's embeddings were made by another embedder."""
+
+    def __init__(self, stored: str, given: str) -> None:
+        super().__init__(
+            f"this memory was embedded with {stored}, it was opened with {given}. Open it with the "
+            "first, or change it for good: memory.reembed(embedder), `hybridagi-steps reembed`."
+        )
+        self.stored, self.given = stored, given
+
+
+class RerankerError(StepsError, RuntimeError):
+    """The model of a reranker failed, or gave no usable scores."""
+
+
+class StorageError(StepsError, OSError):
+    """The store could not do what was asked; what was acknowledged before is intact."""
+
+
+class ForeignFileError(StorageError):
+    """The file exists and is not a step memory."""
+
+
+class NewerSchemaError(StorageError):
+    """The file was written by a newer version of this library."""
+
+
+class DamagedFileError(StorageError):
+    """The file is a step memory and does not hold together."""
+
+
+class ReadOnlyStorageError(StorageError):
+    """The store cannot be written."""
+
+
+class DiskFullError(StorageError):
+    """No space is left on the device."""
+
+
+class StorageBusyError(StorageError, TimeoutError):
+    """Another writer held the store for longer than the timeout."""
+
+
+class MemoryClosedError(StepsError, RuntimeError):
+    """The memory was used after close()."""
+
+
+class MemoryNotPicklableError(StepsError, TypeError):
+    """An in-memory store cannot be pickled: it lives in one process only."""
+
+
+class InvalidMemoryError(StepsError, TypeError):
+    """Something else was given where a step memory is needed."""
+
+    def __init__(self, given: object, *methods: str) -> None:
+        super().__init__(
+            f"expected a step memory, got {type(given).__name__}: give an hs.StepMemory, such as "
+            f'hs.StepMemory("steps.db"), or an object with {" and ".join(methods)}.'
+        )
+
+
+class UnsupportedAddressError(StepsError, ValueError):
+    """No back-end serves this address."""
+
+
+class RecordingError(StepsError):
+    """A step was not recorded, or not whole; the program went on."""
+
+    def __init__(self, what: str, error: BaseException) -> None:
+        kind = type(error).__name__
+        # Our own errors speak of sizes and files; foreign ones may quote the values.
+        reason = f"{kind}: {error}" if isinstance(error, StepsError) else kind
+        super().__init__(f"{what} ({reason})")
+        self.what, self.error_type = what, kind
+
+
+class ExchangeError(StepsError, ValueError):
+    """A file that cannot be imported or exported; names the line where there is one."""
+
+
+class ProgramError(StepsError, ValueError):
+    """A graph program that is not sound; nothing was run."""
+
+
+class InvalidProgramError(ProgramError):
+    """All that is wrong with a graph program; `problems` holds one line each."""
+
+    def __init__(self, name: str, problems: Sequence[str]) -> None:
+        listed = "".join(f"\n  - {problem}" for problem in problems)
+        super().__init__(f"the program {name!r} cannot be built:{listed}")
+        self.name, self.problems = name, list(problems)
+
+
+class ProgramTextError(ProgramError):
+    """The text form of a program cannot be read; `line` and `column` count from 1."""
+
+    def __init__(self, message: str, *, line: int, column: int, name: str | None = None) -> None:
+        where = f"{name}, " if name else ""
+        super().__init__(f"{where}line {line}, column {column}: {message}")
+        self.line, self.column, self.name = line, column, name
+
+
+class _UnknownNameError(StepsError, KeyError):
+    _kind = "thing"
+
+    def __init__(self, name: str, known: Sequence[str] = ()) -> None:
+        listed = f"; known are {', '.join(sorted(known))}" if known else ""
+        super().__init__(f"no {self._kind} is named {name!r}{listed}.")
+        self.name = name
+
+
+class UnknownProgramError(_UnknownNameError, ProgramError):
+    """No program has this name."""
+
+    _kind = "program"
+
+
+class ProtectedProgramError(ProgramError):
+    """An agent reached for an entry program, or for one that it depends on."""
+
+
+class PromptError(ProgramError):
+    """A prompt template with a syntax error, a missing variable, or a reach for attributes."""
+
+
+class DecisionError(ProgramError):
+    """A language model was asked to choose, and what it answered is none of the options."""
+
+    def __init__(self, answer: str, options: Sequence[str], asked: int) -> None:
+        super().__init__(
+            f"the model was asked {asked} times and last answered {answer[:200]!r}, which is none "
+            f"of {', '.join(options)}. Reword the question, take another model for the decision, "
+            "or add an edge labelled OTHERWISE."
+        )
+        self.answer, self.options, self.asked = answer, list(options), asked
+
+
+class UnknownToolError(_UnknownNameError):
+    """No tool has this name."""
+
+    _kind = "tool"
+
+
+class ToolInputError(StepsError, ValueError):
+    """What a tool was called with does not fit its arguments; it was not run."""
+
+
+class PlanError(StepsError, ValueError):
+    """A plan that cannot be run; nothing was."""
+
+
+class PlanParseError(PlanError):
+    """The text of a plan cannot be read; `line` counts from 1, `field` is the one at fault."""
+
+    def __init__(self, message: str, *, line: int | None = None, field: str | None = None) -> None:
+        at_line = f"line {line}" if line is not None else ""
+        where = ", ".join(part for part in (at_line, field) if part)
+        super().__init__(f"{where}: {message}" if where else message)
+        self.line, self.field = line, field
+
+
+class InvalidPlanError(PlanError):
+    """All that is wrong with a plan; `problems` holds one line each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("the plan cannot be run:" + "".join(f"\n  - {p}" for p in problems))
+        self.problems = list(problems)
+
+
+class ArtifactError(StepsError, ValueError):
+    """An artifact that a step promised is missing or of the wrong shape."""
+
+
+class ArtifactConflictError(ArtifactError):
+    """Two steps that ran side by side wrote the same file; `files` names which."""
+
+    def __init__(self, message: str, *, files: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.files = list(files)
+
+
+class WorkspaceError(StepsError, OSError):
+    """A path that leaves the workspace, or a file that is not there."""
+
+
+class CommandNotAllowedError(WorkspaceError):
+    """A command that is not on the workspace's list."""
+
+
+class LimitReachedError(StepsError, RuntimeError):
+    """Steps, time, tokens or money ran out; `limit` names which."""
+
+    def __init__(self, message: str, *, limit: str) -> None:
+        super().__init__(message)
+        self.limit = limit
+
+
+class MessageError(StepsError, ValueError):
+    """What was given is no LLM message; the text names its place."""
+
+
+class ContextBudgetError(StepsError, ValueError):
+    """The system prompt and the newest unit of a session need more tokens than there are."""
+
+    def __init__(self, needed: int, budget: int) -> None:
+        super().__init__(
+            f"the system prompt and the newest message need {needed:,} tokens, the budget is "
+            f"{budget:,}. Raise the budget or shorten the system prompt."
+        )
+        self.needed, self.budget = needed, budget
+
+
+class UnknownSessionError(StepsError, KeyError):
+    """No session has this id."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(f"no session has the id {session_id!r}.")
+        self.session_id = session_id
+
+
+class UnknownSequenceError(StepsError, KeyError):
+    """The session has no message at this sequence."""
+
+    def __init__(self, session_id: str, sequence: int, last: int) -> None:
+        super().__init__(
+            f"session {session_id!r} has the messages 1 to {last}; there is no {sequence}."
+            if last
+            else f"session {session_id!r} has no messages; there is no {sequence}."
+        )
+        self.session_id, self.sequence, self.last = session_id, sequence, last
+
+
+class SequenceConflictError(StepsError, ValueError):
+    """The session ends elsewhere than the writer thought, or its key stored something else."""

@@ -25,7 +25,7 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.exchange.conversation import NO_RESULT
 from hybridagi_steps.exchange.formats import FORMATS, parquet, parse_as
-from hybridagi_steps.exchange.origins import VectorOrigins
+from hybridagi_steps.exchange.origins import RunScores, VectorOrigins
 from hybridagi_steps.exchange.parent_links import ParentLinks
 from hybridagi_steps.exchange.reader import opened, reading_errors
 from hybridagi_steps.exchange.records import (
@@ -37,10 +37,9 @@ from hybridagi_steps.exchange.records import (
     Said,
     Skipped,
 )
-from hybridagi_steps.exchange.scores_of_runs import RunScores
 from hybridagi_steps.exchange.session_import import SessionImport, Unit
-from hybridagi_steps.exchange.trace_import import TraceImport
-from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import Step, utc_now
 from hybridagi_steps.records.provenance import from_outside
 from hybridagi_steps.validation import admitted
@@ -377,3 +376,155 @@ class _Importer:
         self._skipped_count += 1
         if len(self._skipped) < MAX_NAMED:
             self._skipped.append((line, reason))
+
+
+PlacedEntry = Parsed | ParsedMessages | ParsedScore | Skipped
+"""What an import stores."""
+_PLACE = ("joins", "note", "trace")
+"""Keys of `metadata` that depend on the other spans of the trace."""
+
+
+class TraceImport:
+    """Places the steps of traces.
+
+    Args:
+        memory: Where they go; only one that has `update` and `iter_steps` moves what is there.
+        scores: The scores of its runs, which are not those of their steps.
+    """
+
+    def __init__(self, memory: Any, scores: RunScores) -> None:
+        self._memory, self._scores = memory, scores
+        self._can_move = hasattr(memory, "update") and hasattr(memory, "iter_steps")
+        self._moved = 0
+        self._alone: dict[str, int] = {}
+        self._missed: bool | None = None
+
+    def placed(self, batch: Iterable[Entry]) -> Iterator[PlacedEntry]:
+        """Yield entries, the traces among them as their steps."""
+        told = [(e, list(e.placed(())) if isinstance(e, ParsedTrace) else []) for e in batch]
+        stored = self._stored_of([step for _, entries in told for step in _steps(entries)])
+        for entry, entries in told:
+            if isinstance(entry, ParsedTrace):
+                yield from self._whole(entry, entries, stored)
+            else:
+                yield entry
+
+    def notes(self) -> list[str]:
+        """Return what was moved and what is missing, in words."""
+        notes: list[str] = []
+        if self._moved:
+            notes.append(f"steps moved to their places, since their trace grew: {self._moved:,}")
+        if alone := sum(self._alone.values()):
+            notes.append(f"spans whose parent span has not come yet: {alone:,}")
+        return notes
+
+    def _stored_of(self, steps: list[AgentStep]) -> dict[str, AgentStep]:
+        """Return what is stored of steps and of those around them."""
+        if not (steps and self._can_move):
+            return {}
+        return {id_text(step.id): step for step in self._memory.get_steps(_names(steps))}
+
+    def _whole(
+        self, trace: ParsedTrace, told: list[Parsed | Skipped], stored: dict[str, AgentStep]
+    ) -> Iterator[Parsed | Skipped]:
+        """Yield the steps of a trace; when more of it is stored, as they stand among that."""
+        if self._can_move and self._has_relatives(trace.run_id, _steps(told), stored):
+            run = StepFilter(run_id=trace.run_id, scope=EVERY_SCOPE)
+            stored = {id_text(step.id): step for step in self._memory.iter_steps(run)}
+            told = list(trace.placed(stored.values()))
+            self._move(stored, _steps(told))
+        self._count_alone(trace.run_id, _steps(told))
+        for entry in told:
+            if entry.line:
+                yield entry
+            elif isinstance(entry, Skipped) or id_text(entry.step.id) not in stored:
+                yield entry._replace(line=trace.line)
+
+    def _has_relatives(
+        self, run_id: str, steps: list[AgentStep], stored: dict[str, AgentStep]
+    ) -> bool:
+        """Whether something of a trace may be stored that has a say in where its steps stand."""
+        if not _names(steps) & stored.keys():
+            return run_id in self._alone or self._parents_are_missed()
+        known = [stored.get(id_text(step.id)) for step in steps]
+        return any(
+            old is None or old.step_type is not new.step_type or self._moved_to(old, new)
+            for old, new in zip(known, steps, strict=True)
+        )
+
+    def _parents_are_missed(self) -> bool:
+        """Whether steps were stored before this import that wait for their parents."""
+        if self._missed is None:
+            stats = getattr(self._memory, "stats", dict[str, Any])
+            self._missed = bool(stats().get("dangling_parents"))
+        return self._missed
+
+    def _move(self, stored: dict[str, AgentStep], steps: list[AgentStep]) -> None:
+        """Put what is stored where it stands now."""
+        pairs = [(stored.get(id_text(step.id)), step) for step in steps]
+        found = [self._moved_to(known, step) for known, step in pairs if known is not None]
+        if moved := [step for step in found if step is not None]:
+            self._memory.update(moved)
+            self._moved += len(moved)
+
+    def _moved_to(self, known: AgentStep, fresh: AgentStep) -> AgentStep | None:
+        """Return a stored step where it stands now; None when it stands there already."""
+        step = known.model_copy(update=_place(known, fresh))
+        if known.step_type is not fresh.step_type:
+            if (known.step_type, fresh.step_type) != (
+                AgentStepType.Action,
+                AgentStepType.ProgramCall,
+            ):
+                return None
+            said = ("step_type", "inputs", "outputs", "status", "metrics", "created_at")
+            step = step.model_copy(update={name: getattr(fresh, name) for name in said})
+        [step] = admitted([step], getattr(self._memory, "redact", None))
+        if _stands(step) == _stands(known):
+            return None
+        run = self._scores.of(known.run_id) if known.score is not None else None
+        inherited = run is not None and run.score == known.score
+        return step.model_copy(update={"score": None}) if inherited else step
+
+    def _count_alone(self, run_id: str, steps: list[AgentStep]) -> None:
+        """Count the spans whose parents are not there, a step each but for ends of programs."""
+        spans = [step for step in steps if step.step_type is not AgentStepType.ProgramEnd]
+        inside = {None, *map(id_text, (step.id for step in steps))}
+        if alone := sum(span.program_id not in inside for span in spans):
+            self._alone[run_id] = alone
+        else:
+            self._alone.pop(run_id, None)
+
+
+def _steps(entries: Iterable[Parsed | Skipped]) -> list[AgentStep]:
+    return [entry.step for entry in entries if isinstance(entry, Parsed)]
+
+
+def _names(steps: Iterable[AgentStep]) -> set[str]:
+    """Return the ids of steps, and of those that they stand in."""
+    inside = {step.program_id for step in steps if step.program_id is not None}
+    return inside | {id_text(step.id) for step in steps}
+
+
+def _place(known: AgentStep, fresh: AgentStep) -> dict[str, Any]:
+    """Return the fields of a stored step that depend on the other spans of its trace."""
+    before, now = known.metadata or {}, fresh.metadata or {}
+    rest = {name: before[name] for name in before if name not in _PLACE}
+    here = {name: now[name] for name in _PLACE if name in now}
+    inputs = known.inputs or {}
+    if not known.purpose and fresh.purpose:
+        inputs = {**inputs, "purpose": fresh.purpose}
+    return {
+        "parent_id": fresh.parent_id,
+        "hop": fresh.hop,
+        "program_id": fresh.program_id,
+        "session_id": known.session_id or fresh.session_id,
+        "user_id": known.user_id or fresh.user_id,
+        "inputs": inputs,
+        "metadata": {**rest, **here},
+    }
+
+
+def _stands(step: AgentStep) -> tuple[Any, ...]:
+    parent = None if step.parent_id is None else id_text(step.parent_id)
+    place = parent, step.hop, step.program_id, step.session_id, step.user_id
+    return *place, step.step_type, step.inputs, step.metadata

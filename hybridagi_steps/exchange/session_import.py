@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, Protocol
 
 from hybridagi_steps.errors import MessageError, UnknownSessionError
 from hybridagi_steps.exchange.records import Parsed
-from hybridagi_steps.message_admission import admitted_messages, check_id
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.session_protocols import SessionBackend
+from hybridagi_steps.validation import admitted_messages, check_id
 
 _LONGEST_STEM = 110
 """Characters of a session's id that the id of a fork of it begins with."""

@@ -17,6 +17,7 @@ from hybridagi_steps.errors import InvalidProgramError
 from hybridagi_steps.graph.nodes import (
     END,
     PROVIDED,
+    RESERVED,
     START,
     Action,
     Control,
@@ -26,8 +27,6 @@ from hybridagi_steps.graph.nodes import (
     Program,
     ProgramGraph,
 )
-from hybridagi_steps.programs.graph.program_paths import can_finish, reached, steps_back, steps_on
-from hybridagi_steps.programs.graph.program_variables import unset_variables, var_in_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -250,3 +249,156 @@ def _calls(program: ProgramGraph, programs: Mapping[str, ProgramGraph]) -> Itera
 
 def _kind(node: Node) -> str:
     return type(node).__name__
+
+
+Steps = Mapping[str, Sequence[str]]
+"""For each node, the nodes one edge away; asking for an unknown node gives none."""
+
+
+def steps_on(edges: Iterable[Edge]) -> Steps:
+    """Return for each node those that follow it."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for edge in edges:
+        found[edge.source].append(edge.target)
+    return found
+
+
+def steps_back(edges: Iterable[Edge]) -> Steps:
+    """Return for each node those that lead to it."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for edge in edges:
+        found[edge.target].append(edge.source)
+    return found
+
+
+def reached(first: Iterable[str], steps: Steps) -> set[str]:
+    """Return the nodes given and all that can be reached from them."""
+    seen, waiting = set[str](), list(first)
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            waiting += steps[node]
+    return seen
+
+
+def can_finish(programs: Mapping[str, ProgramGraph]) -> set[str]:
+    """Return the programs with a way from `start` to `end` on which every call comes back.
+
+    Programs are added while one is found whose way needs none but those already added: a least
+    fixed point, so that programs which only wait for each other stay out. Programs with no way to
+    `end` at all have another fault and count as coming back, as do unknown ones.
+    """
+    finishing = set[str]()
+    left = dict(programs)
+    while True:
+        added = {name for name, program in left.items() if _finishes(program, left)}
+        if not added:
+            return finishing
+        finishing |= added
+        left = {name: program for name, program in left.items() if name not in added}
+
+
+def _finishes(program: ProgramGraph, unfinished: Mapping[str, ProgramGraph]) -> bool:
+    """Return whether a way to `end` avoids calls of programs not known to come back."""
+    blocked = {
+        node.id
+        for node in program.nodes.values()
+        if isinstance(node, Program) and node.program in unfinished
+    }
+    if END not in reached({START}, steps_on(program.edges)):
+        return True
+    open_edges = [edge for edge in program.edges if edge.source not in blocked]
+    return END in reached({START}, steps_on(open_edges))
+
+
+_CALLS_ANY = frozenset({"CallGraphProgram"})
+"""Tools that call a program which is chosen only then."""
+_ANY = "*"
+"""Stands for all variables: what an unknown program sets cannot be known."""
+
+
+def unset_variables(
+    program: ProgramGraph, programs: Mapping[str, ProgramGraph] | None
+) -> Iterator[str]:
+    """Yield variables with names that none can have, and those read where nothing has set them.
+
+    Complexity: O(v e) in variables and edges.
+    """
+    yield from _odd_names(program)
+    yield from _taken_names(program)
+    setters: dict[str, list[str]] = {}
+    for node_id, node in program.nodes.items():
+        for name in _set_by(node, programs):
+            setters.setdefault(name, []).append(node_id)
+    steps = steps_on(program.edges)
+    known_at = {
+        name: reached((after for node_id in ids for after in steps[node_id]), steps)
+        for name, ids in setters.items()
+    }
+    always, anywhere = {*PROVIDED, *program.var_in}, known_at.get(_ANY, set())
+    for node in program.nodes.values():
+        needs, names = _wanted(node, programs)
+        for name in dict.fromkeys(names):
+            known = name in always or node.id in anywhere or node.id in known_at.get(name, ())
+            if not known and name.isidentifier():
+                yield (
+                    f"{node.id!r} {needs} the variable {name!r}, which nothing before it sets: "
+                    "give an Action before it this var_out, or the program this var_in"
+                )
+
+
+def var_in_of(node: Node) -> Sequence[str]:
+    """Return the variables that a node's template may use."""
+    return node.var_in if isinstance(node, Action | Decision) else ()
+
+
+def _odd_names(program: ProgramGraph) -> Iterator[str]:
+    for node in program.nodes.values():
+        written = [node.var_out] if isinstance(node, Action) and node.var_out is not None else []
+        for name in dict.fromkeys([*var_in_of(node), *written]):
+            if not name.isidentifier():
+                yield f"{name!r} at {node.id!r} cannot be the name of a variable"
+
+
+def _taken_names(program: ProgramGraph) -> Iterator[str]:
+    """Yield variables whose names stand for something else, so that their values would be lost."""
+    for name in dict.fromkeys(program.var_in):
+        if name in RESERVED:
+            yield f"var_in of the program lists {name!r}, a name that agent(…) keeps; rename it"
+    for node in program.nodes.values():
+        if isinstance(node, Action) and node.var_out in PROVIDED:
+            yield (
+                f"var_out of {node.id!r} is {node.var_out!r}, which every run sets itself: keep "
+                "the result under another name; the tool UpdateObjective changes the objective"
+            )
+
+
+def _wanted(node: Node, programs: Mapping[str, ProgramGraph] | None) -> tuple[str, Sequence[str]]:
+    """Return how a node needs variables, and which."""
+    if isinstance(node, Program) and programs and node.program in programs:
+        return f"calls {node.program!r} with", programs[node.program].var_in
+    return "reads", var_in_of(node)
+
+
+def _set_by(node: Node, programs: Mapping[str, ProgramGraph] | None) -> set[str]:
+    """Return the variables that a node may set."""
+    if isinstance(node, Action):
+        own = set[str]() if node.var_out is None else {node.var_out}
+        return own | ({_ANY} if node.tool in _CALLS_ANY else set())
+    if not isinstance(node, Program):
+        return set()
+    if programs is None or node.program not in programs:
+        return {_ANY}
+    names, waiting, seen = set[str](), [node.program], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for inner in programs[name].nodes.values() if name in programs else ():
+            if isinstance(inner, Program):
+                waiting.append(inner.program)
+            else:
+                names |= _set_by(inner, programs)
+    return names

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping
 import dspy
 
 from hybridagi_steps.errors import ProgramError, UnknownToolError
+from hybridagi_steps.graph.decision_labels import offered
 from hybridagi_steps.graph.nodes import Action, Decision, Node
 from hybridagi_steps.graph.program import GraphProgram
 from hybridagi_steps.graph.tools.base import INPUTS, Asked, GraphTool, node_signature
-from hybridagi_steps.programs.graph.decision_labels import offered
 
 _DECIDE = "Answer the question by choosing one of the options."
 _DECISION_INPUTS = {

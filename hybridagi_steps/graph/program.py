@@ -9,11 +9,20 @@ It knows nothing of language models or of who runs it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import quote, unquote
+from uuid import uuid4
 
-from hybridagi_steps.errors import InvalidProgramError, ProgramError
+from hybridagi_steps.errors import (
+    InvalidProgramError,
+    ProgramError,
+    ProgramTextError,
+    UnknownProgramError,
+)
+from hybridagi_steps.graph import parser as program_text
 from hybridagi_steps.graph.checks import listed, problems
 from hybridagi_steps.graph.drawing import program_svg, shown_in_notebook
 from hybridagi_steps.graph.nodes import (
@@ -27,7 +36,6 @@ from hybridagi_steps.graph.nodes import (
     Program,
     ProgramGraph,
 )
-from hybridagi_steps.programs.graph import program_files, program_text
 
 __all__ = [
     "END",
@@ -189,7 +197,7 @@ class GraphProgram:
             ProgramError: The name is too long or empty.
             OSError: It cannot be written.
         """
-        return program_files.write(Path(folder), self.name, self.to_cypher())
+        return write(Path(folder), self.name, self.to_cypher())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -200,7 +208,7 @@ class GraphProgram:
             ProgramError: It is a folder.
             ProgramTextError: It cannot be read; the error names the file, line and column.
         """
-        name, text = program_files.read(Path(path))
+        name, text = read(Path(path))
         return cls.from_cypher(text, name)
 
     @classmethod
@@ -214,7 +222,7 @@ class GraphProgram:
             UnknownProgramError: There is no such folder.
             ProgramTextError: A file cannot be read; the error names it.
         """
-        loaded = [cls.load(path) for path in program_files.listed(Path(folder))]
+        loaded = [cls.load(path) for path in files_in(Path(folder))]
         return {program.name: program for program in sorted(loaded, key=lambda p: p.name)}
 
     def show(self) -> None:
@@ -249,3 +257,90 @@ class GraphProgram:
 def _check_text(what: str, given: Any) -> None:
     if not isinstance(given, str):
         raise ProgramError(f"{what} is a text, not {type(given).__name__}.")
+
+
+SUFFIX = ".cypher"
+LONGEST_NAME = 200
+"""Most characters of a file name before its suffix; file systems take 255 bytes in all."""
+
+_RESERVED = {"CON", "PRN", "AUX", "NUL"} | {f"{p}{n}" for p in ("COM", "LPT") for n in range(1, 10)}
+
+
+def file_name(name: str) -> str:
+    """Return the name of a program's file.
+
+    Raises:
+        ProgramError: The name is empty or too long, or has half a character.
+
+    Example:
+        >>> file_name("../plan"), file_name("ask user")
+        ('%2E.%2Fplan.cypher', 'ask user.cypher')
+    """
+    try:
+        stem = quote(name, safe=" ")
+    except UnicodeEncodeError:
+        raise ProgramError(f"the name {name!r} has half a character (a lone surrogate).") from None
+    if stem.startswith((".", " ")) or stem.split(".")[0].upper() in _RESERVED:
+        stem = f"%{ord(stem[0]):02X}{stem[1:]}"
+    if not stem or len(stem) > LONGEST_NAME:
+        raise ProgramError(
+            f"a program cannot be saved under the name {name[:60]!r}: as a file name it has "
+            f"{len(stem)} characters, and 1 to {LONGEST_NAME} are possible."
+        )
+    return stem + SUFFIX
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    """Write a program's text under its name and return the file."""
+    path = folder / file_name(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    # Opened by ourselves, so that the file gets the permissions of any new file.
+    temporary = folder / f".{uuid4().hex}.saving"
+    try:
+        with temporary.open("xb") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def read(path: Path) -> tuple[str, str]:
+    """Return the name and the text of a program's file.
+
+    Raises:
+        UnknownProgramError: There is no such file.
+        ProgramError: It is a folder.
+        ProgramTextError: It is not UTF-8.
+    """
+    if path.is_dir():
+        raise ProgramError(f"{str(path)!r} is a folder; load_folder reads all programs in one.")
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        known = [unquote(file.stem) for file in path.parent.glob(f"*{SUFFIX}")]
+        raise UnknownProgramError(str(path), known) from None
+    try:
+        return unquote(path.stem), data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode()
+        raise ProgramTextError(
+            "this byte is not UTF-8: save the file as UTF-8",
+            line=before.count("\n") + 1,
+            column=len(before) - before.rfind("\n"),
+            name=path.name,
+        ) from None
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return a folder's program files.
+
+    Raises:
+        UnknownProgramError: There is no such folder.
+    """
+    if not folder.is_dir():
+        raise UnknownProgramError(str(folder))
+    return sorted(folder.glob(f"*{SUFFIX}"))

@@ -10,7 +10,9 @@ and a copy of it begins with nothing. `ProgramSession` is what programs and tool
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -107,3 +109,47 @@ class AgentOutput(PredictionModel):
 
         steps = [shown(step) for step in self.program_trace.steps]
         return steps_html(steps, title=f"{self.finish_reason}: {self.final_answer[:200]}")
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Something to be done outside, in the two ways it can be done."""
+
+    now: Callable[[], Any]
+    later: Callable[[], Awaitable[Any]]
+
+
+Work = Generator[Request, Any, T]
+
+
+def driven(work: Work[T]) -> T:
+    """Do the work and return its result, answering each request at once."""
+    try:
+        request = next(work)
+        while True:
+            try:
+                answer = request.now()
+            except BaseException as error:  # the work decides what it stands
+                request = work.throw(error)
+            else:
+                request = work.send(answer)
+    except StopIteration as done:
+        return done.value
+
+
+async def adriven(work: Work[T]) -> T:
+    """Do the work and return its result, awaiting the answer to each request."""
+    try:
+        request = next(work)
+        while True:
+            try:
+                answer = await request.later()
+            except BaseException as error:  # the work decides what it stands
+                request = work.throw(error)
+            else:
+                request = work.send(answer)
+    except StopIteration as done:
+        return done.value

@@ -14,14 +14,14 @@ from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
-from hybridagi_steps.arguments import Steps
 from hybridagi_steps.errors import MessageError
 from hybridagi_steps.exchange.conversation import Conversation, content_key, conversation_steps
 from hybridagi_steps.exchange.formats.openai import turns
 from hybridagi_steps.exchange.records import BadRecordError
-from hybridagi_steps.messages.names import call_id, field_lines, json_text, tool_name
+from hybridagi_steps.messages.parts import call_id, field_lines, json_text, tool_name
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.message import MessageRole, Step
+from hybridagi_steps.validation import Steps
 
 CARRIED = "agent_steps"
 """Metadata key: the AgentSteps that a message carries, as JSON data."""

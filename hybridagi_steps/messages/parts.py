@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
+from collections import deque
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 from hybridagi_steps.exchange.records import BadRecordError, as_arguments, as_list, as_object
 
@@ -64,3 +67,73 @@ def time_of(values: dict[str, Any], *keys: str) -> datetime | None:
     except (ValueError, OverflowError, OSError):
         return None
     return None
+
+
+LONGEST_CALL_ID, LONGEST_NAME = 40, 64
+
+_VALID = re.compile(r"[A-Za-z0-9_-]+")
+_INVALID_RUN = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+def call_id(*parts: object) -> str:
+    """Return the call id that these parts always give."""
+    text = "\n".join(map(str, parts)).encode("utf-8", "replace")
+    return f"call_{hashlib.sha256(text).hexdigest()[:24]}"
+
+
+def is_call_id(value: object) -> bool:
+    """Whether every provider takes this as the id of a call."""
+    return (
+        isinstance(value, str)
+        and len(value) <= LONGEST_CALL_ID
+        and _VALID.fullmatch(value) is not None
+    )
+
+
+def tool_name(name: object) -> str:
+    """Return a tool's name, or a speaker's, as every provider takes it."""
+    if isinstance(name, str) and len(name) <= LONGEST_NAME and _VALID.fullmatch(name):
+        return name
+    return _INVALID_RUN.sub("_", str(name or "")).strip("_")[:LONGEST_NAME] or "unnamed"
+
+
+def json_text(value: Any) -> str:
+    """Return a text as it is, and any other value as JSON."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def field_lines(fields: dict[str, Any]) -> str:
+    """Return one field as its text, several as a line each."""
+    if len(fields) == 1:
+        return json_text(next(iter(fields.values())))
+    return "\n".join(f"{name}: {json_text(value)}" for name, value in fields.items())
+
+
+Call = TypeVar("Call")
+
+
+class OpenCalls(Generic[Call]):
+    """The calls without a result, by id."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[tuple[int, deque[Call]]]] = {}
+
+    def add(self, call_id: str, place: int, call: Call) -> None:
+        """Let a call of the message at `place` wait."""
+        groups = self._waiting.setdefault(call_id, [])
+        if not groups or groups[-1][0] != place:
+            groups.append((place, deque()))
+        groups[-1][1].append(call)
+
+    def answer(self, call_id: str) -> Call | None:
+        """Return the call that a result with this id answers, if one waits; it waits no more."""
+        groups = self._waiting.get(call_id)
+        if not groups:
+            return None
+        calls = groups[-1][1]
+        call = calls.popleft()
+        if not calls:
+            groups.pop()
+        return call

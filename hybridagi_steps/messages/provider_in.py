@@ -13,12 +13,9 @@ from typing import Any, cast
 
 from hybridagi_steps.errors import MessageError
 from hybridagi_steps.messages.agent_steps import IS_ERROR
-from hybridagi_steps.messages.names import call_id, json_text
-from hybridagi_steps.messages.open_calls import OpenCalls
-from hybridagi_steps.messages.parts import text_of, time_of
+from hybridagi_steps.messages.parts import OpenCalls, call_id, json_text, text_of, time_of
 from hybridagi_steps.messages.units import THINKING
-from hybridagi_steps.records.ids import new_id
-from hybridagi_steps.records.message import MessageRole, Step, utc_now
+from hybridagi_steps.records.message import MessageRole, Step, new_id, utc_now
 
 NATIVE = "native"
 """Metadata key: what a message held beside its role, content and calls."""

@@ -23,9 +23,7 @@ from typing import Any, NamedTuple
 from hybridagi_steps.exchange.records import as_object
 from hybridagi_steps.messages.agent_steps import INTERRUPTED, IS_ERROR
 from hybridagi_steps.messages.fences import fenced, inert
-from hybridagi_steps.messages.names import call_id, is_call_id, tool_name
-from hybridagi_steps.messages.open_calls import OpenCalls
-from hybridagi_steps.messages.parts import text_of
+from hybridagi_steps.messages.parts import OpenCalls, call_id, is_call_id, text_of, tool_name
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.message import MessageRole, Step
 

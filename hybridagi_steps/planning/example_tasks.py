@@ -9,6 +9,7 @@ can do. What runs plans is no concern of this module.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from hybridagi_steps.errors import WorkspaceError
 from hybridagi_steps.planning.plan import Plan
+from hybridagi_steps.testing import Reply, ScriptedLM, ToolCall
 from hybridagi_steps.workspace.command import CommandResult, run_command
 from hybridagi_steps.workspace.snapshot import IGNORED
 
@@ -149,3 +151,35 @@ def _copy(source: Traversable, target: Path) -> None:
 def _contents(folder: Traversable) -> Iterator[Traversable]:
     """Yield what is in a folder, without what installers compile beside Python files."""
     return (inner for inner in folder.iterdir() if inner.name not in IGNORED)
+
+
+_STEP = re.compile(r"^# Step (\S+) \(", re.MULTILINE)
+
+
+def replaying_lm(task: Task, **options: Any) -> ScriptedLM:
+    """Return a model that carries out a task's plan as it was written down.
+
+    Args:
+        task: The task.
+        options: What `ScriptedLM` takes.
+    """
+    turns: dict[str, list[Reply]] = {}
+    for turn in task.replay():
+        calls = [ToolCall(call.name, call.arguments, call.id) for call in turn.calls]
+        said = turn.message.get("content")
+        turns.setdefault(turn.step, []).append([*([said] if said else []), *calls])
+
+    def answer(request: Any) -> Reply:
+        brief = next((m.text or "" for m in request.messages if _STEP.search(m.text or "")), None)
+        if brief is None:
+            return {"plan": task.plan_text()}
+        found = _STEP.search(brief)
+        assert found is not None  # noqa: S101 - the brief was chosen by it
+        said = sum(message.role == "assistant" for message in request.messages)
+        known = turns.get(found[1], [])
+        if said >= len(known):
+            return IndexError(f"{task.name} has {len(known)} turns of step {found[1]}")
+        return known[said]
+
+    options.setdefault("model", f"replay/{task.name}")
+    return ScriptedLM(answer, **options)

@@ -20,10 +20,10 @@ import dspy
 from dspy.utils.exceptions import AdapterParseError
 
 from hybridagi_steps.errors import PlanError
+from hybridagi_steps.graph.run_state import Request, Work, adriven, driven
 from hybridagi_steps.messages.fences import fenced, inert
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.plan_memory import similar_plan
-from hybridagi_steps.programs.driving import Request, Work, adriven, driven
 
 MAX_REPAIRS = 2
 _MOST_FILES = 200

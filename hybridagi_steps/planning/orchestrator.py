@@ -12,15 +12,19 @@ event loop, and works inside of one, too, as in a notebook.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from contextvars import copy_context
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from uuid import uuid4
+
+import anyio
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.planning.artifacts import ArtifactTypes
-from hybridagi_steps.planning.blocking import run_blocking
-from hybridagi_steps.planning.dispatching import InProcess
 from hybridagi_steps.planning.events import EventLine, Listener, ProgressBar
 from hybridagi_steps.planning.example_tasks import FINISH_TOOL
 from hybridagi_steps.planning.executor import StepExecutor, refuse_same_names
@@ -30,9 +34,8 @@ from hybridagi_steps.planning.plan_run import PlanRun
 from hybridagi_steps.planning.results import PlanResult
 from hybridagi_steps.planning.settings import Settings, check_number
 from hybridagi_steps.planning.usage import Ledger
-from hybridagi_steps.planning.work import Executor
-from hybridagi_steps.planning.worker import StepWorker
-from hybridagi_steps.programs.dspy_settings import overriding
+from hybridagi_steps.planning.worker import Executor, InProcess, StepWorker
+from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.recording.step_writer import check_memory
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.token_counters import token_counter
@@ -366,3 +369,63 @@ def _queue(durable: Any) -> Any:
     from hybridagi_steps.durable.plan_steps import DurableQueue
 
     return durable if isinstance(durable, DurableQueue) else DurableQueue(durable)
+
+
+T = TypeVar("T")
+
+_PATIENCE_SECONDS = 5.0
+"""How long a run that was stopped may take to put things in order."""
+
+
+def run_blocking(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine to its end, in a thread if this one has an event loop already."""
+    if not _has_event_loop():
+        return anyio.run(start)
+    beside = _Beside(start)
+    try:
+        return beside.answer.result()
+    except KeyboardInterrupt:
+        beside.stop()
+        wait([beside.answer], _PATIENCE_SECONDS)
+        raise
+
+
+class _Beside:
+    """A coroutine in a thread; the thread ends with the process if it must."""
+
+    def __init__(self, start: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        self.answer: Future[Any] = Future()
+        self._start = start
+        self._stopped = threading.Event()
+        self._scope: tuple[asyncio.AbstractEventLoop, anyio.CancelScope] | None = None
+        work = copy_context().run
+        threading.Thread(target=work, args=(self._work,), daemon=True, name="plan").start()
+
+    def stop(self) -> None:
+        """Cancel the coroutine, also if it has not begun."""
+        self._stopped.set()
+        if self._scope is not None:
+            loop, scope = self._scope
+            with suppress(RuntimeError):  # the loop is closed: it has ended by itself
+                loop.call_soon_threadsafe(scope.cancel)
+
+    def _work(self) -> None:
+        try:
+            self.answer.set_result(anyio.run(self._cancellable))
+        except BaseException as error:
+            self.answer.set_exception(error)
+
+    async def _cancellable(self) -> Any:
+        with anyio.CancelScope() as scope:
+            self._scope = (asyncio.get_running_loop(), scope)
+            if self._stopped.is_set():
+                scope.cancel()
+            return await self._start()
+
+
+def _has_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

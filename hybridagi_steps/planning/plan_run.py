@@ -24,7 +24,6 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from anyio.to_thread import run_sync
 
 from hybridagi_steps.errors import LimitReachedError, PlanError, StepsError, WorkspaceError
-from hybridagi_steps.planning.dispatching import Dispatcher
 from hybridagi_steps.planning.events import EventLine
 from hybridagi_steps.planning.generator import new_steps
 from hybridagi_steps.planning.plan import Plan, PlanStep
@@ -33,13 +32,13 @@ from hybridagi_steps.planning.results import PlanResult, StepResult, summed_up
 from hybridagi_steps.planning.resume_keys import Resuming
 from hybridagi_steps.planning.scheduler import Schedule, StepState
 from hybridagi_steps.planning.settings import Settings
-from hybridagi_steps.planning.step_run import StepRun
-from hybridagi_steps.planning.thinking import thought_of
+from hybridagi_steps.planning.step_run import StepRun, thought_of
 from hybridagi_steps.planning.usage import Ledger, OutOfBudget, TokenUsage
-from hybridagi_steps.programs.dspy_settings import overriding
+from hybridagi_steps.planning.worker import Dispatcher
 from hybridagi_steps.recording import record
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import RunSteps
+from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.validation import redacted
 

@@ -13,11 +13,10 @@ from html import escape
 from typing import Any, Literal
 
 from hybridagi_steps.errors import UnknownStepError
-from hybridagi_steps.planning.comparison import Comparison, compare
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.scheduler import StepState
-from hybridagi_steps.planning.usage import Spent, TokenUsage
-from hybridagi_steps.planning.work import Problem
+from hybridagi_steps.planning.usage import Comparison, Spent, TokenUsage, compare
+from hybridagi_steps.planning.worker import Problem
 from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.token_counters import EstimatingCounter
 

@@ -15,8 +15,8 @@ from typing import Any
 from urllib.parse import quote
 
 from hybridagi_steps.errors import InvalidSettingError
-from hybridagi_steps.planning.dispatching import Dispatcher
 from hybridagi_steps.planning.plan import PlanStep
+from hybridagi_steps.planning.worker import Dispatcher
 
 
 class Resuming:

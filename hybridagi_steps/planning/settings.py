@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.planning.artifacts import ArtifactTypes
-from hybridagi_steps.planning.work import Executor
+from hybridagi_steps.planning.worker import Executor
 from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.validation import Redact

@@ -12,9 +12,11 @@ there now. A failed attempt is repeated with what was wrong, unless that cannot 
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import orjson
 from anyio.to_thread import run_sync
 
 from hybridagi_steps.errors import (
@@ -34,9 +36,12 @@ from hybridagi_steps.planning.plan_memory import DIGEST_KEY, WORK_KEY, earlier_w
 from hybridagi_steps.planning.results import StepResult
 from hybridagi_steps.planning.resume_keys import work_of
 from hybridagi_steps.planning.scheduler import StepState
-from hybridagi_steps.planning.work import Finished, Outcome, Problem, Work
+from hybridagi_steps.planning.usage import PLANNING, Ledger, LMCall, Purpose, spending_on
+from hybridagi_steps.planning.worker import Dispatcher, Finished, Outcome, Problem, Work
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.records.event import StepEventType
+from hybridagi_steps.records.json_values import json_value
+from hybridagi_steps.running.stopping import own_cancellation
 
 if TYPE_CHECKING:
     from hybridagi_steps.planning.plan_run import PlanRun
@@ -218,3 +223,28 @@ def _may_help(error: BaseException) -> bool:
 
 async def _merged() -> str:
     return "merged"
+
+
+async def thought_of(
+    key: str, make: Callable[[], Awaitable[str]], dispatcher: Dispatcher, ledger: Ledger
+) -> str:
+    """Return the text of a plan, made now or before a crash, with what it cost counted.
+
+    Args:
+        key: Names the text within all runs.
+        make: Asks the planner.
+        dispatcher: Keeps what was made.
+        ledger: Counts.
+    """
+    before = len(ledger.calls)
+
+    async def make_and_count() -> str:
+        with spending_on(Purpose(PLANNING)), own_cancellation("the planner"):
+            text = await make()
+        calls = [call.model_dump(mode="json") for call in ledger.calls[before:]]
+        return orjson.dumps({"plan": text, "calls": json_value(calls, [])}).decode()
+
+    kept = orjson.loads(await dispatcher.remember(key, make_and_count))
+    if len(ledger.calls) == before:
+        ledger.add(LMCall.model_validate(call) for call in kept["calls"])
+    return kept["plan"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hybridagi_steps.arguments import Where
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.validation import Where
 
 
 def own_steps(memory: StepMemory, where: Where) -> Iterator[AgentStep]:

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["Action", "Control", "Decision", "GraphProgram", "Program", "check_programs"]
 
 _HOMES: dict[str, str | None] = {
-    "Action": "graph.program_nodes",
-    "Control": "graph.program_nodes",
-    "Decision": "graph.program_nodes",
-    "GraphProgram": "graph.graph_program",
-    "Program": "graph.program_nodes",
-    "check_programs": "graph.program_checks",
+    "Action": "nodes",
+    "Control": "nodes",
+    "Decision": "nodes",
+    "GraphProgram": "program",
+    "Program": "nodes",
+    "check_programs": "checks",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES, "hybridagi_steps.graph")

@@ -24,7 +24,7 @@ from hybridagi_steps.context.builder import Context
 from hybridagi_steps.context.layout import recalled_in
 from hybridagi_steps.dspy_types import AgentStepList, Query, QueryList, QueryWithSteps
 from hybridagi_steps.messages.fences import fenced, inert, sealed
-from hybridagi_steps.messages.names import field_lines
+from hybridagi_steps.messages.parts import field_lines
 from hybridagi_steps.messages.provider_in import from_messages
 from hybridagi_steps.messages.provider_out import to_provider
 from hybridagi_steps.records.agent_step import AgentStep

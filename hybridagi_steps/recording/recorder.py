@@ -9,26 +9,34 @@ recording was closed is not taken up, what was in flight then is told to its end
 # DSPy ships no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# ruff: noqa: ARG002 - the handlers' signatures are DSPy's
 
+# ruff: noqa: ARG002 - the handlers' signatures are DSPy's
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Concatenate, ParamSpec
+from uuid import UUID
 
 import dspy
 from dspy.dsp.utils.settings import thread_local_overrides
 from dspy.utils.callback import ACTIVE_CALL_ID, BaseCallback
 
 from hybridagi_steps.errors import RecordingError
-from hybridagi_steps.programs.announced import taken_step_id
-from hybridagi_steps.programs.react_loop import ReActLoop
-from hybridagi_steps.programs.strands import Strand, current_strand, settle
 from hybridagi_steps.recalls import Recalled, listen
 from hybridagi_steps.recording import step_shapes as shapes
-from hybridagi_steps.recording.call_steps import CallSteps, Doing, FunctionStep
-from hybridagi_steps.recording.call_tree import Call, CallTree, Labels, Run
+from hybridagi_steps.recording.call_steps import CallSteps, Doing, FunctionStep, ReActLoop
+from hybridagi_steps.recording.call_tree import (
+    Call,
+    CallTree,
+    Labels,
+    Run,
+    Strand,
+    current_strand,
+    settle,
+)
 from hybridagi_steps.recording.scopes import current_scope, watch_trials
 from hybridagi_steps.recording.step_writer import (
     Memory,
@@ -411,3 +419,24 @@ def _reopened(memory: Memory, labels: Labels) -> StepRecorder:
         tags=labels.tags,
         scope=labels.scope,
     )
+
+
+_ANNOUNCED: ContextVar[UUID | None] = ContextVar("hybridagi_steps_announced", default=None)
+
+
+@contextmanager
+def announcing(step_id: UUID) -> Generator[None]:
+    """Let the next tool that begins inside the block leave a step with this id."""
+    token = _ANNOUNCED.set(step_id)
+    try:
+        yield
+    finally:
+        _ANNOUNCED.reset(token)
+
+
+def taken_step_id() -> UUID | None:
+    """Return the id announced here and forget it; None when there is none."""
+    announced = _ANNOUNCED.get()
+    if announced is not None:
+        _ANNOUNCED.set(None)
+    return announced

@@ -11,18 +11,19 @@ threads and tasks. It costs nothing outside of trials and records nothing itself
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportAttributeAccessIssue=false
-# ruff: noqa: ARG002 - the handlers' signatures are DSPy's
 
+# ruff: noqa: ARG002 - the handlers' signatures are DSPy's
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import logging
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import dspy
+from dspy.dsp.utils.settings import thread_local_overrides
 from dspy.teleprompt.teleprompt import Teleprompter
 from dspy.utils.callback import BaseCallback
-
-from hybridagi_steps.programs.dspy_settings import overriding
 
 _SETTING = "hybridagi_steps_scope"
 
@@ -80,3 +81,27 @@ def watch_trials() -> None:
         known: list[Any] = getattr(begins_trials, "callbacks", [])
         if not any(isinstance(callback, ScopeMarker) for callback in known):
             begins_trials.callbacks = [*known, ScopeMarker()]
+
+
+_log = logging.getLogger("hybridagi_steps")
+
+
+@contextmanager
+def overriding(**settings: Any) -> Generator[None]:
+    """Override settings inside the block."""
+    token = override(**settings)
+    try:
+        yield
+    finally:
+        try:
+            thread_local_overrides.reset(token)
+        except ValueError:
+            # The block was left in another context than it was entered in, as some frameworks do
+            # with generator fixtures; the override ends with the context it was made in.
+            _log.debug("recording: a block was left in another context than it was entered in.")
+
+
+def override(**settings: Any) -> Any:
+    """Override settings until the block around this ends; return the token that undoes it."""
+    current = thread_local_overrides.get()
+    return thread_local_overrides.set(type(current)({**current, **settings}))

@@ -17,9 +17,9 @@ from hybridagi_steps.recalls import Recalled
 from hybridagi_steps.recording.call_tree import Call, Run, Tail, Tails, parent_and_joins
 from hybridagi_steps.recording.values import fitted, plain_fields, without_texts
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, repaired
+from hybridagi_steps.records.json_values import unvalidated
 from hybridagi_steps.records.message import StepMetrics, utc_now
 from hybridagi_steps.records.provenance import RECALLED
-from hybridagi_steps.records.unvalidated import unvalidated
 from hybridagi_steps.validation import Redact, redacted_fields
 
 _log = logging.getLogger("hybridagi_steps")

@@ -16,9 +16,8 @@ from uuid import UUID
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from hybridagi_steps.records.ids import new_id
 from hybridagi_steps.records.json_values import json_value
-from hybridagi_steps.records.message import StepMetrics, from_local, in_utc, utc_now
+from hybridagi_steps.records.message import StepMetrics, from_local, in_utc, new_id, utc_now
 
 StepStatus = Literal["ok", "error", "partial", "cancelled"]
 """How a step ended."""

@@ -14,17 +14,16 @@ from hybridagi_steps.lazy import lazy_names
 if TYPE_CHECKING:
     from hybridagi_steps.rerankers.cross_encoder import CrossEncoder
     from hybridagi_steps.rerankers.maximal_marginal_relevance import MaximalMarginalRelevance
-    from hybridagi_steps.rerankers.outcome import Outcome
-    from hybridagi_steps.rerankers.recency import Recency
     from hybridagi_steps.rerankers.reciprocal_rank import ReciprocalRank
+    from hybridagi_steps.rerankers.rescoring import Outcome, Recency
 
 __all__ = ["CrossEncoder", "MaximalMarginalRelevance", "Outcome", "Recency", "ReciprocalRank"]
 
 _HOMES = {
     "CrossEncoder": "cross_encoder",
     "MaximalMarginalRelevance": "maximal_marginal_relevance",
-    "Outcome": "outcome",
-    "Recency": "recency",
+    "Outcome": "rescoring",
+    "Recency": "rescoring",
     "ReciprocalRank": "reciprocal_rank",
 }
 

@@ -7,10 +7,13 @@ in, so a reranker that has nothing to say changes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 
 from hybridagi_steps.errors import InvalidQueryError
+from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
+from hybridagi_steps.records.message import utc_now
 
 
 def rescored(hit: StepHit, score: float, note: str) -> StepHit:
@@ -43,3 +46,99 @@ def checked_weight(value: float, name: str = "weight") -> float:
     if not 0 <= value <= 1:
         raise InvalidQueryError(f"{name} is a number from 0 to 1, not {value!r}.")
     return float(value)
+
+
+_DAY_SECONDS = 86_400.0
+_DEFAULT_DAYS = 7.0
+
+
+class Recency:
+    """Blends a hit's score with its freshness, which halves every half-life.
+
+    Score = (1 - weight) * score + weight * 0.5 ** (age / half-life). A step from the future is as
+    fresh as can be.
+
+    Args:
+        half_life_seconds: Age at which freshness is one half, in seconds.
+        half_life_days: The same in days; give one of the two. Seven days when neither is given.
+        weight: Share of freshness in the new score, 0..1.
+        now: Tells the time; timezone-aware.
+
+    Raises:
+        InvalidQueryError: Both half-lives, one that is not above 0, or a weight outside 0..1.
+    """
+
+    def __init__(
+        self,
+        half_life_seconds: float | None = None,
+        *,
+        half_life_days: float | None = None,
+        weight: float = 0.3,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self.half_life_seconds = _seconds(half_life_seconds, half_life_days)
+        self.weight = checked_weight(weight)
+        self.now = now
+
+    def rerank(self, query: str, hits: Sequence[StepHit]) -> list[StepHit]:  # noqa: ARG002 - the protocol's
+        """Return the hits by their score blended with their freshness."""
+        now = self.now()
+        return best_first([self._blended(hit, now) for hit in hits])
+
+    def _blended(self, hit: StepHit, now: datetime) -> StepHit:
+        age_seconds = max(0.0, (now - _aware(hit.step.created_at)).total_seconds())
+        freshness = 0.5 ** (age_seconds / self.half_life_seconds)
+        return blended(hit, freshness, self.weight, f"recency {freshness:.2f}")
+
+
+def _seconds(seconds: float | None, days: float | None) -> float:
+    if seconds is not None and days is not None:
+        raise InvalidQueryError("give half_life_seconds or half_life_days, not both.")
+    if seconds is None:
+        seconds = (_DEFAULT_DAYS if days is None else days) * _DAY_SECONDS
+    if not seconds > 0:
+        raise InvalidQueryError(f"a half-life is above 0, not {seconds!r} seconds.")
+    return seconds
+
+
+def _aware(time: datetime) -> datetime:
+    # Steps made with model_construct() or model_copy() escape validation.
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time
+
+
+_STATUS_MERIT = {"ok": 1.0, "partial": 0.5, "cancelled": 0.25, "error": 0.0}
+_UNKNOWN_SCORE = 0.5
+
+
+class Outcome:
+    """Blends a hit's score with the step's merit.
+
+    Merit is the mean of how the step ended (ok 1, partial 0.5, cancelled 0.25, error 0) and its
+    score, cut to 0..1; a step without a score counts as 0.5, neither praised nor blamed.
+    New score = (1 - weight) * score + weight * merit.
+
+    Args:
+        weight: Share of merit in the new score, 0..1.
+
+    Raises:
+        InvalidQueryError: A weight outside 0..1.
+    """
+
+    def __init__(self, weight: float = 0.3) -> None:
+        self.weight = checked_weight(weight)
+
+    def rerank(self, query: str, hits: Sequence[StepHit]) -> list[StepHit]:  # noqa: ARG002 - the protocol's
+        """Return the hits by their score blended with their merit."""
+        return best_first(
+            [blended(hit, _merit(hit.step), self.weight, _said(hit.step)) for hit in hits]
+        )
+
+
+def _merit(step: AgentStep) -> float:
+    score = _UNKNOWN_SCORE if step.score is None else within_one(step.score)
+    return (_STATUS_MERIT[step.status] + score) / 2
+
+
+def _said(step: AgentStep) -> str:
+    scored = "" if step.score is None else f", score {step.score:g}"
+    return f"outcome {step.status}{scored}"

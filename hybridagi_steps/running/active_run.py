@@ -22,18 +22,12 @@ from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.step_text import cut
 from hybridagi_steps.running.consent import DENIED, Consents
-from hybridagi_steps.running.event_line import EventLine
-from hybridagi_steps.running.exits import ProgramExitError
 from hybridagi_steps.running.hooks import HookCaller, RunInfo
-from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
-from hybridagi_steps.running.metering import Meter
-from hybridagi_steps.running.rounds import ToolTurn
-from hybridagi_steps.running.session_line import SessionLine
-from hybridagi_steps.running.stopping import RunStopped, RunVetoed, Stop
-from hybridagi_steps.running.streaming import Drafts
-from hybridagi_steps.running.threads import Threads
+from hybridagi_steps.running.limits import AgentSession, Meter, StepRunnerConfig
+from hybridagi_steps.running.stopping import ProgramExitError, RunStopped, RunVetoed, Stop, Threads
+from hybridagi_steps.running.streaming import Drafts, EventLine
 from hybridagi_steps.running.token_stream import Piece
-from hybridagi_steps.running.turn import Turn
+from hybridagi_steps.running.turn import SessionLine, ToolTurn, Turn
 from hybridagi_steps.validation import Redact, redacted
 
 RUN = "hybridagi_steps_run"

@@ -7,19 +7,24 @@ provider is asked again as long as nothing has been said. The program itself is 
 # DSPy ships no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+# pyright: reportUntypedBaseClass=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import copy
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import anyio.to_thread
 import dspy
 import orjson
-from dspy.utils.exceptions import is_retryable_lm_error
+from dspy.clients.call_context import adapter_fallback_scope
+from dspy.utils.exceptions import AdapterParseError, is_retryable_lm_error
 from tenacity import (
     AsyncRetrying,
     RetryCallState,
@@ -29,21 +34,138 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from hybridagi_steps.crossing import in_thread
-from hybridagi_steps.programs.adapters import StepMessages
-from hybridagi_steps.programs.dspy_settings import overriding
+from hybridagi_steps._concurrency import in_thread
+from hybridagi_steps.errors import MessageError
+from hybridagi_steps.messages.provider_out import EMPTY
+from hybridagi_steps.programs.adapters import NativeMessagesMixin, StepMessages
 from hybridagi_steps.recording import record_step
 from hybridagi_steps.recording.recorder import StepRecorder
+from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.running import program_adapter as called
 from hybridagi_steps.running.active_run import RUN, ActiveRun
 from hybridagi_steps.running.dspy_callback import RunCallback
-from hybridagi_steps.running.exits import no_exit
-from hybridagi_steps.running.lm_methods import naming_missing_method
-from hybridagi_steps.running.rounds import ToolTurn
-from hybridagi_steps.running.saying import said
-from hybridagi_steps.running.session_prompt import Messages, with_session
+from hybridagi_steps.running.program_adapter import naming_missing_method
+from hybridagi_steps.running.stopping import no_exit, without_exit
 from hybridagi_steps.running.token_stream import FieldListener, Piece, Voice, streamed
 from hybridagi_steps.running.tool_calls import GATE, ToolGate, enter_run, is_idempotent
+from hybridagi_steps.running.turn import ToolTurn
+
+Messages = list[dict[str, Any]]
+_GO_ON = "Go on from here."
+
+
+class SessionSplice:
+    """Mixed in before an adapter class: its prompts hold the session's messages."""
+
+    before: Messages
+    """Earlier messages, oldest first."""
+    after: Messages
+    """What a turn that was cut off has done since its question; empty for a new turn."""
+    question: str
+    """What such a turn answers."""
+    plain: Any
+    """The adapter without the session."""
+
+    def format(
+        self, signature: type[dspy.Signature], demos: list[dict[str, Any]], inputs: dict[str, Any]
+    ) -> Messages:
+        """Return the messages, those of the session before the request."""
+        own = cast("Messages", cast("Any", super()).format(signature, demos, inputs))
+        place = self._request_place(own, signature, demos, inputs)
+        head, request = own[:place], own[place:]
+        if not self.after:
+            return [*head, *self.before, *request]
+        asked = {"role": "user", "content": self.question or EMPTY}
+        return [*head, *self.before, asked, *self.after, *_gone_on(request)]
+
+    def _request_place(self, own: Messages, signature: Any, demos: Any, inputs: Any) -> int:
+        """Return where the request begins; what an agent has done since is part of it."""
+        fields = signature.input_fields.items()
+        told = [name for name, field in fields if field.annotation is dspy.History]
+        if all(inputs.get(name) is None for name in told):
+            return len(own) - 1
+        return 1 + len(cast("Any", self).format_demos(signature, demos))
+
+    def __call__(
+        self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: Any, inputs: Any
+    ) -> Any:
+        """Ask a model; ask again as JSON when the answer cannot be read."""
+        given = (lm, dict(lm_kwargs), signature, demos, inputs)
+        with adapter_fallback_scope() as progress:
+            try:
+                return cast("Any", super()).__call__(lm, lm_kwargs, signature, demos, inputs)
+            except AdapterParseError:
+                if not self._asks_again(progress):
+                    raise
+                return self._make_json_adapter_fallback()(*given)
+
+    async def acall(
+        self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: Any, inputs: Any
+    ) -> Any:
+        """Do so asynchronously."""
+        given = (lm, dict(lm_kwargs), signature, demos, inputs)
+        with adapter_fallback_scope() as progress:
+            try:
+                return await cast("Any", super()).acall(lm, lm_kwargs, signature, demos, inputs)
+            except AdapterParseError:
+                if not self._asks_again(progress):
+                    raise
+                return await self._make_json_adapter_fallback().acall(*given)
+
+    def _asks_again(self, progress: Any) -> bool:
+        # DSPy itself does not once a token was streamed, since it cannot take tokens back. A draft
+        # can be called off, so streaming must not make a program less able.
+        able = isinstance(self, dspy.ChatAdapter) and not isinstance(self, dspy.JSONAdapter)
+        return able and progress.emitted and getattr(self, "use_json_adapter_fallback", False)
+
+    def _make_json_adapter_fallback(self) -> Any:
+        # When a chat answer cannot be read DSPy asks again through another adapter.
+        plain = cast("Any", super())._make_json_adapter_fallback()  # noqa: SLF001
+        return with_session(plain, self.before, self.after, self.question)
+
+
+def with_session(
+    adapter: Any, before: Messages, after: Messages | None = None, question: str = ""
+) -> Any:
+    """Return an adapter of the same kind whose prompts hold these messages before the request.
+
+    Args:
+        adapter: DSPy's adapter; None is its default.
+        before: Earlier messages.
+        after: What a turn that was cut off has done; may grow while the adapter is used.
+        question: What such a turn answers.
+    """
+    plain = without_session(adapter) or dspy.ChatAdapter()
+    spliced = copy.copy(plain)
+    spliced.__class__ = _spliced_kind(type(plain))
+    spliced.before, spliced.plain = before, plain
+    spliced.after, spliced.question = [] if after is None else after, question
+    return spliced
+
+
+def without_session(adapter: Any) -> Any:
+    """Return the adapter that was there before the session was added."""
+    return adapter.plain if isinstance(adapter, SessionSplice) else adapter
+
+
+def _gone_on(request: Messages) -> Messages:
+    """Return a request that says that the turn above is to be gone on with."""
+    first = request[0] if request else {}
+    content = first.get("content")
+    if first.get("role") != "user" or not content:
+        return [{"role": "user", "content": _GO_ON}, *request]
+    if isinstance(content, str):
+        said: Any = f"{_GO_ON}\n\n{content}"
+    else:
+        said = [{"type": "text", "text": _GO_ON}, *content]
+    return [{**first, "content": said}, *request[1:]]
+
+
+@lru_cache(maxsize=64)
+def _spliced_kind(kind: type[Any]) -> type[Any]:
+    native = () if issubclass(kind, NativeMessagesMixin) else (NativeMessagesMixin,)
+    return type(f"Session{kind.__name__}", (SessionSplice, *native, kind), {})
+
 
 _LONGEST_WAIT_SECONDS = 10.0
 
@@ -276,3 +398,80 @@ def tools_of(program: Any, given: Sequence[Any]) -> dict[str, Any]:
             values = held.values() if isinstance(held, Mapping) else held or ()
             tools += [tool for tool in values if isinstance(tool, dspy.Tool)]
     return {str(tool.name): tool for tool in tools}
+
+
+_PROGRAM = "the program"
+_END = object()
+
+
+async def said(run: ActiveRun, program: Any, messages: Messages) -> Any:
+    """Return what one call of a callable says: a text, a message, or pieces of either.
+
+    Raises:
+        MessageError: It gave something that is none of these.
+    """
+    with no_exit(_PROGRAM):
+        if inspect.iscoroutinefunction(program) or inspect.isasyncgenfunction(program):
+            given = program(messages)
+        else:
+            given = await _in_a_thread(run, partial(program, messages))
+        if inspect.isawaitable(given):
+            given = await given
+        if hasattr(given, "__aiter__"):
+            return await _put_together(run, program, cast("AsyncIterator[Any]", given))
+        if hasattr(given, "__next__"):
+            return await _put_together(run, program, _drawn(run, cast("Iterator[Any]", given)))
+    return _answer(given)
+
+
+async def _in_a_thread(run: ActiveRun, call: Any) -> Any:
+    named = run.threads.named(without_exit(_PROGRAM, call))
+    return await anyio.to_thread.run_sync(named, abandon_on_cancel=True)
+
+
+async def _drawn(run: ActiveRun, pieces: Iterator[Any]) -> AsyncIterator[Any]:
+    """Yield what an iterator gives, drawn in a thread."""
+    while (piece := await _in_a_thread(run, partial(next, pieces, _END))) is not _END:
+        yield piece
+
+
+async def _put_together(run: ActiveRun, program: Any, pieces: AsyncIterator[Any]) -> Any:
+    """Show pieces as they come; return their text, or the message among them."""
+    text: list[str] = []
+    async for piece in pieces:
+        if isinstance(piece, Mapping) and "role" in piece:
+            return cast("Mapping[str, Any]", piece)
+        content, reasoning = _parts(piece)
+        text.append(content or "")
+        run.piece(Piece((id(program), len(run.turn.messages)), content, reasoning, None))
+    return "".join(text)
+
+
+def _parts(piece: Any) -> tuple[str | None, str | None]:
+    if isinstance(piece, str):
+        return piece, None
+    if isinstance(piece, Mapping):
+        fields = cast("Mapping[str, Any]", piece)
+        parts = fields.get("content"), fields.get("reasoning_content")
+        if all(part is None or isinstance(part, str) for part in parts):
+            return parts
+    raise MessageError(f"the program yielded {_shown(piece)}; it yields texts, or one message.")
+
+
+def _answer(given: Any) -> Any:
+    """Return what can be read as an answer.
+
+    Raises:
+        MessageError: It cannot.
+    """
+    named = isinstance(given, Mapping | dspy.Example | tuple) or hasattr(given, "told_fields")
+    if given is None or isinstance(given, str) or named:
+        return cast("Any", given)
+    raise MessageError(
+        f"the program returned {_shown(given)}; return a text or a message, or yield pieces of "
+        "text."
+    )
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.80} of type {type(value).__name__}"

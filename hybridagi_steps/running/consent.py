@@ -14,9 +14,8 @@ from typing import Any
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.records.event import StepEventType
-from hybridagi_steps.running.exits import ProgramExitError, no_exit
 from hybridagi_steps.running.limits import Consent, ToolRequest
-from hybridagi_steps.running.threads import done_on
+from hybridagi_steps.running.stopping import ProgramExitError, done_on, no_exit
 
 DENIED = "the user did not allow this call."
 _ANSWERS = {"allow": True, "deny": False}

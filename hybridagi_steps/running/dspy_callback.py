@@ -19,12 +19,12 @@ import anyio.from_thread
 import dspy
 from dspy.utils.callback import ACTIVE_CALL_ID, BaseCallback
 
-from hybridagi_steps.messages.names import is_call_id
-from hybridagi_steps.programs.dspy_settings import override
+from hybridagi_steps.messages.parts import is_call_id
 from hybridagi_steps.recording import step_shapes as shapes
+from hybridagi_steps.recording.scopes import override
 from hybridagi_steps.running.active_run import ActiveRun
-from hybridagi_steps.running.rounds import ToolTurn
 from hybridagi_steps.running.token_stream import CLOSING_TOOLS
+from hybridagi_steps.running.turn import ToolTurn
 
 
 class SpendingCallback(BaseCallback):

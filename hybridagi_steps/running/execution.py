@@ -4,6 +4,10 @@ Whatever happens, a run ends once, with one final event, and the turn it leaves 
 are answered, what was said is kept as a partial message, and the steps behind it are stored.
 """
 
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 import asyncio
@@ -11,20 +15,23 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
-from hybridagi_steps.crossing import in_thread
+import dspy
+
+from hybridagi_steps._concurrency import in_thread
+from hybridagi_steps.context import ContextBuilder
 from hybridagi_steps.errors import LimitReachedError, MessageError
+from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.recording.step_shapes import error_fields
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 from hybridagi_steps.records.event import StepEventType
+from hybridagi_steps.running import program_adapter as called
 from hybridagi_steps.running.active_run import ActiveRun, shown_error
-from hybridagi_steps.running.answering import Agent, Prompt, answer
-from hybridagi_steps.running.cancelling import own_cancellation
-from hybridagi_steps.running.exits import no_exit
+from hybridagi_steps.running.answering import Agent, Messages, Prompt, answer, said, with_session
+from hybridagi_steps.running.dspy_callback import SpendingCallback
 from hybridagi_steps.running.program_adapter import Reply, is_module
-from hybridagi_steps.running.stopping import RunStopped, Stop
-from hybridagi_steps.running.summing_up import summary
+from hybridagi_steps.running.stopping import RunStopped, Stop, no_exit, own_cancellation
 
 _log = logging.getLogger("hybridagi_steps")
 _GRACE_SECONDS = 2.0
@@ -270,3 +277,41 @@ async def _close(run: ActiveRun, ending: Ending) -> None:
     if run.when_ended is not None:
         run.when_ended()
     run.emit(_FINAL[ending.status], data=data)
+
+
+_SECONDS = 60.0
+_INSTRUCTIONS = (
+    "The work above was stopped before it was finished. In a few sentences, say what was found so "
+    "far and what is still open. Call no tools."
+)
+
+
+async def summary(run: ActiveRun, agent: Agent, reason: str) -> str | None:
+    """Return a summary of the turn so far; None when it cannot be had, which is reported."""
+    steps = run.turn.messages
+    if not steps:
+        return None
+    earlier = ContextBuilder(budget=run.config.context_budget or 2**31, recent=None, k=0)
+    try:
+        messages = earlier.build(steps=steps).messages
+        async with asyncio.timeout(_SECONDS):
+            return await _asked(run, agent, messages, reason)
+    except Exception as error:  # the run has failed anyway; its end must not depend on this
+        run.error("summary", error)
+        return None
+
+
+async def _asked(run: ActiveRun, agent: Agent, messages: Messages, reason: str) -> str | None:
+    if not called.is_module(agent.program):
+        run.meter.ask()
+        asked = [*messages, {"role": "user", "content": f"{_INSTRUCTIONS}\n\n{reason}"}]
+        reply = called.reply_of(await said(run, agent.program, asked), None)
+        return (reply.content or None) if reply is not None else None
+    models = [predict.lm for predict in agent.program.predictors() if predict.lm is not None]
+    adapter = with_session(dspy.settings.get("adapter"), messages)
+    counting = SpendingCallback(run)
+    with overriding(adapter=adapter, callbacks=[counting], send_stream=None, stream_listeners=[]):
+        signature = cast("Any", dspy.Signature("stopped_because -> summary", _INSTRUCTIONS))
+        predict = dspy.Predict(signature)
+        answer = await predict.acall(stopped_because=reason, lm=models[-1] if models else None)
+    return str(answer.summary) if answer.summary else None

@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridagi_steps.records.message import Step
-from hybridagi_steps.running.exits import ProgramExitError, no_exit
 from hybridagi_steps.running.limits import ToolRequest
-from hybridagi_steps.running.stopping import RunVetoed
-from hybridagi_steps.running.threads import done_on
+from hybridagi_steps.running.stopping import ProgramExitError, RunVetoed, done_on, no_exit
 
 _log = logging.getLogger("hybridagi_steps")
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from hybridagi_steps.errors import InvalidSettingError
-from hybridagi_steps.records.ids import new_id
+from hybridagi_steps.recording.usage import Usage
+from hybridagi_steps.records.message import StepMetrics, new_id
+from hybridagi_steps.records.run import RunMetrics
+from hybridagi_steps.running.stopping import Reason, Stop
 
 
 class ToolRequest(NamedTuple):
@@ -96,3 +102,134 @@ def _check_kind(name: str, kind: str, value: Any) -> None:
     }[kind.split(" ", 1)[0]]
     if not right:
         raise InvalidSettingError(f"{name} is {wanted}, not {value!r:.80}.")
+
+
+_log = logging.getLogger("hybridagi_steps")
+
+
+class Meter:
+    """Counts one run.
+
+    Args:
+        config: Its limits.
+    """
+
+    def __init__(self, config: StepRunnerConfig) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._began = self._message_began = time.perf_counter()
+        self._total = Usage()
+        self._message = Usage()
+        self._asked = 0
+        self._nested = RunMetrics()
+        self._asked_at: float | None = None
+        self._first_token_ms: float | None = None
+        self._run_first_token_ms: float | None = None
+        self._steps = 0
+        self._tool_ms: float | None = None
+        self._price_missed = False
+
+    @property
+    def llm_calls(self) -> int:
+        """LM calls begun."""
+        return self._asked
+
+    def over_limit(self) -> Stop | None:
+        """Return why another LM call would be too much."""
+        config, spent = self._config, self.run_metrics()
+        checks: tuple[tuple[Reason, float | None, float | None, str], ...] = (
+            ("max_steps", self._asked, config.max_steps, "LM calls"),
+            ("max_tokens", spent.total_tokens, config.max_tokens, "tokens"),
+            ("max_cost", spent.cost, config.max_cost, "US dollars"),
+        )
+        for reason, used, limit, unit in checks:
+            if limit is not None and used is not None and used >= limit:
+                return Stop(reason, f"the run has used {used} {unit}; {reason} is {limit}.")
+        return None
+
+    def ask(self) -> None:
+        """Note that an LM call begins."""
+        with self._lock:
+            self._asked += 1
+            self._asked_at = time.perf_counter()
+
+    def first_token(self) -> None:
+        """Note that a token arrived; only the first of each message counts."""
+        if self._first_token_ms is not None:
+            return
+        with self._lock:
+            begun = self._asked_at or self._message_began
+            self._first_token_ms = _ms(time.perf_counter() - begun)
+            if self._run_first_token_ms is None:
+                self._run_first_token_ms = _ms(time.perf_counter() - self._began)
+
+    def answered(self, model: Any, outputs: Any) -> None:
+        """Add what an LM call cost; `outputs` is the very object that DSPy handed out."""
+        self._message.add_call(model, outputs)
+        self._total.add_call(model, outputs)
+        self._look_for_price()
+
+    def reported(self, usage: dict[str, Any], model_name: str | None) -> None:
+        """Add an LM call that DSPy did not make, by its provider's usage."""
+        self.ask()
+        self._message.add_reported(usage, model_name)
+        self._total.add_reported(usage, model_name)
+        self._look_for_price()
+
+    def _look_for_price(self) -> None:
+        """Say once that a limit on money holds nothing back."""
+        total, limit = self._total, self._config.max_cost
+        paid = total.calls > total.cache_hits
+        if limit is None or self._price_missed or not paid or total.cost is not None:
+            return
+        self._price_missed = True
+        _log.warning(
+            "%s reports no cost, so max_cost=%g does not limit this run; max_tokens can.",
+            total.model_name or "the model",
+            limit,
+        )
+
+    def nested(self, metrics: RunMetrics) -> None:
+        """Add what a run inside this one cost."""
+        with self._lock:
+            self._nested = self._nested.merge(metrics)
+
+    @property
+    def first_token_ms(self) -> float | None:
+        """How long the newest message waited for its first token."""
+        return self._first_token_ms
+
+    def message(self) -> StepMetrics:
+        """Return what the message that ends now cost, and begin the next one."""
+        with self._lock:
+            now = time.perf_counter()
+            spent, self._message = self._message, Usage()
+            metrics = spent.metrics((now - self._message_began) * 1000)
+            metrics.first_token_latency_ms = self._first_token_ms
+            self._first_token_ms, self._message_began = None, now
+            self._steps += 1
+            return metrics
+
+    def tool(self, seconds: float) -> StepMetrics:
+        """Return what a tool's message cost; what its own LM calls cost goes to the next answer."""
+        with self._lock:
+            milliseconds = _ms(seconds)
+            self._steps += 1
+            self._tool_ms = (self._tool_ms or 0.0) + milliseconds
+            self._message_began = time.perf_counter()
+            return StepMetrics(duration_ms=milliseconds, tool_exec_time_ms=milliseconds)
+
+    def run_metrics(self) -> RunMetrics:
+        """Return what the run has cost so far, nested runs included."""
+        own = RunMetrics.of(self._total.metrics(0.0))
+        own.cache_hits = self._total.cache_hits if self._total.calls else None
+        own = own.merge(self._nested)
+        own.steps = self._steps
+        own.duration_ms = _ms(time.perf_counter() - self._began)
+        own.tool_exec_time_ms = self._tool_ms
+        own.first_token_latency_ms = self._run_first_token_ms
+        return own
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

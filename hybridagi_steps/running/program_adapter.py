@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -23,8 +24,7 @@ from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.programs.adapters import StepMessages
 from hybridagi_steps.recording import step_shapes as shapes
 from hybridagi_steps.records.json_values import json_value
-from hybridagi_steps.running.exits import without_exit
-from hybridagi_steps.running.threads import Threads
+from hybridagi_steps.running.stopping import Threads, without_exit
 
 _BESIDE_THE_ANSWER = (
     "reasoning",
@@ -246,3 +246,34 @@ def _takes_messages(annotation: Any) -> bool:
 
 def _name(program: Any) -> str:
     return type(program).__name__
+
+
+@contextmanager
+def naming_missing_method() -> Generator[None]:
+    """Say which class lacks which method when an LM in the block is asked in a way it cannot be.
+
+    Raises:
+        InvalidSettingError: In place of DSPy's NotImplementedError.
+    """
+    try:
+        yield
+    except NotImplementedError as error:
+        if (missing := _missing_method(error)) is None:
+            raise
+        raise InvalidSettingError(
+            f"{missing}() is missing: programs that run on the event loop ask an LM with "
+            "`aforward`, those in a thread with `forward`."
+        ) from error
+
+
+def _missing_method(error: NotImplementedError) -> str | None:
+    """Return the method of an LM that raised because nobody has written it."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None:
+        return None
+    code, lm = last.tb_frame.f_code, last.tb_frame.f_locals.get("self")
+    if code not in (dspy.BaseLM.forward.__code__, dspy.BaseLM.aforward.__code__):
+        return None
+    return f"{type(lm).__name__}.{code.co_name}"

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, Self
+from weakref import WeakKeyDictionary
 
 import dspy
 
-from hybridagi_steps.crossing import in_thread
+from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import (
     InvalidMemoryError,
     InvalidSettingError,
@@ -34,25 +36,25 @@ from hybridagi_steps.records.message import Step
 from hybridagi_steps.running import program_adapter as called
 from hybridagi_steps.running.active_run import RUN, ActiveRun
 from hybridagi_steps.running.answering import Agent, tools_of
-from hybridagi_steps.running.cancelling import finished
 from hybridagi_steps.running.execution import Start, execute
-from hybridagi_steps.running.given import (
+from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
+from hybridagi_steps.running.results import NestedRunError, RunResult
+from hybridagi_steps.running.starting import (
     check_message,
     check_unanswered,
     check_user_message,
     config_of,
     hooks_of,
     session_of,
+    where_it_stands,
+    with_message,
     with_user,
 )
-from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
-from hybridagi_steps.running.register import register_of
-from hybridagi_steps.running.results import NestedRunError, RunResult
-from hybridagi_steps.running.session_line import SessionLine
-from hybridagi_steps.running.starting import where_it_stands, with_message
-from hybridagi_steps.running.stopping import Stop
+from hybridagi_steps.running.stopping import Stop, finished
 from hybridagi_steps.running.token_stream import voices_of
 from hybridagi_steps.running.tool_calls import watch_tools
+from hybridagi_steps.running.turn import SessionLine
+from hybridagi_steps.sessions.repository import SessionRepository
 
 _CONSENT = (StepEventType.TOOL_AUTH_REQUIRED, StepEventType.TOOL_AUTH_DENIED)
 
@@ -402,3 +404,108 @@ def _end_for_sure(run: ActiveRun, _: asyncio.Task[None]) -> None:
     if run.when_ended is not None:
         run.when_ended()
     run.events.emit(StepEventType.RUN_FAILED)
+
+
+async def retry_from_sequence(
+    session_id: str | AgentSession, sequence: int, repo: SessionRepository, runner: StepRunner
+) -> AsyncGenerator[StepEvent]:
+    """Keep the user's message at `sequence` and answer it once more; nothing is lost.
+
+    Args:
+        session_id: The session; an AgentSession with a user lets the run act for that one, in place
+            of whom the turn was recorded for.
+        sequence: Where the user's message stands.
+        repo: Where the session is kept.
+        runner: Runs the program.
+
+    Raises:
+        UnknownSessionError: No such session.
+        UnknownSequenceError: It has no message at `sequence`.
+        MessageError: The message there is not a user's.
+        SequenceConflictError: The session has a run in flight.
+    """
+    async with aclosing(runner.retry(session_id, sequence, repository=repo)) as events:
+        async for event in events:
+            yield event
+
+
+async def edit_from_sequence(
+    session_id: str | AgentSession,
+    sequence: int,
+    message: Any,
+    repo: SessionRepository,
+    runner: StepRunner,
+) -> AsyncGenerator[StepEvent]:
+    """Replace the user's message at `sequence` and answer the new one; nothing is lost.
+
+    Args:
+        session_id: As `retry_from_sequence` takes it.
+        sequence: Where the user's message stands.
+        message: What the user says in its place.
+        repo: Where the session is kept.
+        runner: Runs the program.
+
+    Raises:
+        As `retry_from_sequence`.
+    """
+    async with aclosing(runner.edit(session_id, sequence, message, repository=repo)) as events:
+        async for event in events:
+            yield event
+
+
+class Register:
+    """The runs in flight on one memory."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, ActiveRun] = {}
+        self._sessions: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def find(self, run_id: str) -> ActiveRun | None:
+        """Return a run in flight."""
+        return self._runs.get(run_id)
+
+    def sessions(self) -> dict[str, str]:
+        """Return the sessions of the runs in flight, by run id."""
+        with self._lock:
+            return {run_id: run.info.session_id for run_id, run in self._runs.items()}
+
+    def check_free(self, session_id: str) -> None:
+        """Check that a session has no run.
+
+        Raises:
+            SequenceConflictError: It has one.
+        """
+        if (other := self._sessions.get(session_id)) is not None:
+            raise SequenceConflictError(
+                f"session {session_id!r} has a run in flight, {other}; wait for its end or cancel "
+                "it."
+            )
+
+    def add(self, run: ActiveRun) -> None:
+        """Register a run until it is removed.
+
+        Raises:
+            SequenceConflictError: Its session has another one.
+        """
+        info = run.info
+        with self._lock:
+            self.check_free(info.session_id)
+            self._sessions[info.session_id] = info.run_id
+            self._runs[info.run_id] = run
+
+    def remove(self, run: ActiveRun) -> None:
+        """Forget a run that has ended; doing so twice changes nothing."""
+        with self._lock:
+            if self._runs.pop(run.info.run_id, None) is not None:
+                del self._sessions[run.info.session_id]
+
+
+_registers: WeakKeyDictionary[Any, Register] = WeakKeyDictionary()
+_registering = threading.Lock()
+
+
+def register_of(memory: Any) -> Register:
+    """Return the register that all runners of a memory share."""
+    with _registering:
+        return _registers.setdefault(memory, Register())

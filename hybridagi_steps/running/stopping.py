@@ -7,8 +7,18 @@ which is no Exception, so that a program's own error handling does not take it f
 
 from __future__ import annotations
 
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
+
+import anyio
+
+from hybridagi_steps.errors import StepsError
 
 Reason = Literal[
     "cancelled", "timeout", "max_steps", "max_tokens", "max_cost", "vetoed", "storage", "error"
@@ -40,3 +50,195 @@ class RunStopped(BaseException):
 
 class RunVetoed(Exception):  # noqa: N818 - reads as what a hook says
     """Raised by a hook to end the run; any other error of a hook is reported and ignored."""
+
+
+class ProgramExitError(BaseException):
+    """Code of a run tried to end the process.
+
+    No Exception, as `RunStopped`: a program's own error handling does not take it for a failed
+    tool.
+    """
+
+    def __init__(self, what: str, error: BaseException) -> None:
+        said = str(error)
+        kind = type(error).__name__
+        super().__init__(f"{what} raised {kind}{f' ({said})' if said else ''}; the run ends here.")
+
+
+def is_exit(error: BaseException) -> bool:
+    """Whether an error would end the process: not when a user interrupts the main thread."""
+    if isinstance(error, KeyboardInterrupt):
+        return threading.current_thread() is not threading.main_thread()
+    return isinstance(error, SystemExit)
+
+
+@contextmanager
+def no_exit(what: str) -> Generator[None]:
+    """Let nothing in the block end the process.
+
+    Args:
+        what: Whose code runs in the block, for the message.
+
+    Raises:
+        ProgramExitError: In place of what would.
+    """
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt) as error:
+        if not is_exit(error):
+            raise
+        raise ProgramExitError(what, error) from error
+
+
+def without_exit(what: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that does so, for the thread that it runs in."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with no_exit(what):
+            return call(*args, **kwargs)
+
+    return run
+
+
+T = TypeVar("T")
+
+_runs: dict[int, str] = {}
+"""Whose threads are at work, by the thread's number."""
+_PAUSE_SECONDS = 0.001
+_LOOK_SECONDS = 0.5
+
+
+def run_of_thread(number: int) -> str | None:
+    """Return the run that a thread works for."""
+    return _runs.get(number)
+
+
+class Threads:
+    """Counts the threads of a run's program that are not inside a tool, and names them all."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def counted(self, call: Callable[..., T]) -> Callable[..., T]:
+        """Return a function that is counted while it runs; for a thread of its own."""
+        call = self.named(call)
+
+        def run(*args: Any, **kwargs: Any) -> T:
+            self._add(1)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._add(-1)
+
+        return run
+
+    def named(self, call: Callable[..., T]) -> Callable[..., T]:
+        """Return a function whose thread is known as the run's while it runs."""
+
+        def run(*args: Any, **kwargs: Any) -> T:
+            number = threading.get_ident()
+            before = _runs.get(number)
+            _runs[number] = self._run_id
+            try:
+                return call(*args, **kwargs)
+            finally:
+                if before is None:
+                    del _runs[number]
+                else:
+                    _runs[number] = before
+
+        return run
+
+    @contextmanager
+    def in_tool(self) -> Generator[None]:
+        """Leave this thread out of the count in the block."""
+        self._add(-1)
+        try:
+            yield
+        finally:
+            self._add(1)
+
+    async def ended(self, seconds: float) -> None:
+        """Wait until none is left, for some time."""
+        give_up = time.monotonic() + seconds
+        while self._count > 0 and time.monotonic() < give_up:
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    def _add(self, number: int) -> None:
+        with self._lock:
+            self._count += number
+
+
+def done_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine gives on another thread's event loop.
+
+    Raises:
+        RuntimeError: The loop was closed before the coroutine had ended.
+    """
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    while True:
+        try:
+            return future.result(_LOOK_SECONDS)
+        except TimeoutError:
+            if future.done():
+                raise
+            if loop.is_closed():
+                coroutine.close()
+                raise RuntimeError("the event loop was closed.") from None
+
+
+@contextmanager
+def own_cancellation(what: str) -> Generator[None]:
+    """Turn a `CancelledError` that nobody asked for into an error of what raised it.
+
+    Raises:
+        StepsError: The block raised `CancelledError` by itself.
+    """
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if _asked_for():
+            raise
+        raise _unasked(what, error) from error
+
+
+def own_cancellation_in_thread(
+    what: str, call: Callable[..., Any], stopped: Callable[[], None]
+) -> Callable[..., Any]:
+    """Return a function that does so where no task runs; `stopped` raises what was asked for."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except asyncio.CancelledError as error:
+            stopped()
+            raise _unasked(what, error) from error
+
+    return run
+
+
+async def finished(work: asyncio.Task[None]) -> None:
+    """Wait for a run to end, however often the waiting is cancelled; then let that through."""
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError as error:
+            if not work.done():
+                cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+def _unasked(what: str, error: asyncio.CancelledError) -> StepsError:
+    told = f": {error}" if str(error) else ""
+    return StepsError(f"{what} raised CancelledError, and nobody cancelled it{told}")
+
+
+def _asked_for() -> bool:
+    """Whether this task, or a scope around it, was told to stop."""
+    task = asyncio.current_task()
+    told = task is not None and task.cancelling() > 0
+    return told or anyio.current_effective_deadline() == -math.inf

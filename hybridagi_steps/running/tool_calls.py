@@ -28,15 +28,20 @@ import anyio
 import anyio.to_thread
 import dspy
 
-from hybridagi_steps.crossing import in_thread
-from hybridagi_steps.programs.announced import announcing
+from hybridagi_steps._concurrency import in_thread
+from hybridagi_steps.recording.recorder import announcing
 from hybridagi_steps.recording.step_shapes import error_fields
-from hybridagi_steps.running.cancelling import own_cancellation, own_cancellation_in_thread
 from hybridagi_steps.running.consent import DENIED, Consents
-from hybridagi_steps.running.exits import ProgramExitError, no_exit, without_exit
 from hybridagi_steps.running.program_adapter import text_of
-from hybridagi_steps.running.rounds import ToolTurn
-from hybridagi_steps.running.threads import Threads
+from hybridagi_steps.running.stopping import (
+    ProgramExitError,
+    Threads,
+    no_exit,
+    own_cancellation,
+    own_cancellation_in_thread,
+    without_exit,
+)
+from hybridagi_steps.running.turn import ToolTurn
 
 GATE = "hybridagi_steps_gate"
 """The DSPy setting that carries the gate of the running code."""

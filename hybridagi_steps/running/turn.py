@@ -12,7 +12,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID, uuid4
+
+import orjson
 
 from hybridagi_steps.errors import (
     DuplicateStepError,
@@ -21,14 +25,15 @@ from hybridagi_steps.errors import (
     UnknownSessionError,
 )
 from hybridagi_steps.messages.agent_steps import INTERRUPTED, IS_ERROR, result_text
-from hybridagi_steps.messages.names import tool_name
-from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
-from hybridagi_steps.running.metering import Meter
-from hybridagi_steps.running.rounds import Round, Rounds, ToolTurn
-from hybridagi_steps.running.session_line import SessionLine
+from hybridagi_steps.messages.parts import tool_name
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.json_values import json_value
+from hybridagi_steps.records.message import MessageRole, Step, StepMetrics, new_id
+from hybridagi_steps.running.limits import Meter
 from hybridagi_steps.running.streaming import Drafts
-from hybridagi_steps.running.waiting_steps import WaitingSteps
+from hybridagi_steps.session_protocols import BranchPosition
+from hybridagi_steps.sessions.repository import SessionRepository
+from hybridagi_steps.validation import admitted_messages
 
 _log = logging.getLogger("hybridagi_steps")
 _LOST = (SequenceConflictError, UnknownSessionError)
@@ -303,3 +308,283 @@ class Turn:
                 self._drafts.complete(stored)
         self._told(stored)
         return stored
+
+
+@dataclass(slots=True, eq=False)
+class ToolTurn:
+    """One tool call and its result."""
+
+    name: str
+    arguments: dict[str, Any]
+    call_id: str = field(default_factory=lambda: f"call_{uuid4().hex[:24]}")
+    step_id: UUID = field(default_factory=new_id)
+    """The AgentStep that tells it."""
+    begun: bool = False
+    result: Step | None = None
+    """The message to be stored, once there is one."""
+
+    def as_message_part(self) -> dict[str, Any]:
+        """Return the call as providers write it."""
+        arguments = orjson.dumps(json_value(self.arguments, [])).decode()
+        function = {"name": tool_name(self.name), "arguments": arguments}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+
+@dataclass(slots=True, eq=False)
+class Round:
+    """An assistant's message with calls, and their results."""
+
+    calls: list[ToolTurn]
+    content: str | None = None
+    reasoning: str | None = None
+    metrics: StepMetrics | None = None
+    stored: bool = False
+    answered: int = 0
+    """Results stored."""
+
+
+class Rounds:
+    """The rounds of one run that are not wholly stored."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: list[Round] = []
+        self._announced: Round | None = None
+
+    def announce(self, asked: Round, unserved: Callable[[ToolTurn], Step]) -> None:
+        """Note what a model asks for; its round is open when the first of its tools begins.
+
+        Calls of open rounds that no tool has begun to serve are given the result of `unserved`.
+        """
+        with self._lock:
+            for call in self._calls():
+                if not call.begun and call.result is None:
+                    call.result = unserved(call)
+            self._announced = asked
+
+    def begin(
+        self, name: str, arguments: dict[str, Any], metrics: Callable[[], StepMetrics | None]
+    ) -> ToolTurn:
+        """Return the call that a tool begins to serve; one that nobody asked for is a round.
+
+        `metrics` is called when a round opens: what its model took.
+        """
+        with self._lock:
+            call = self._asked_for(name, arguments, metrics)
+            if call is None:
+                call = ToolTurn(name, arguments)
+                self._open.append(Round([call], metrics=metrics()))
+            call.begun = True
+            return call
+
+    def reopen(self, calls: Sequence[ToolTurn]) -> None:
+        """Take up calls whose message is stored already."""
+        with self._lock:
+            self._open.append(Round(list(calls), stored=True))
+
+    def answer(self, call: ToolTurn, result: Step) -> None:
+        """Give a call its result, the first one if a tool ends while it is cut off."""
+        with self._lock:
+            if call.result is None:
+                call.result = result
+
+    def waits(self, call: ToolTurn) -> bool:
+        """Tell whether a call's result is still to be stored."""
+        with self._lock:
+            return any(call in each.calls[each.answered :] for each in self._open)
+
+    def end(self) -> list[ToolTurn]:
+        """Open no round any more; return the calls without a result."""
+        with self._lock:
+            self._announced = None
+            return [call for call in self._calls() if call.result is None]
+
+    def next_due(self) -> tuple[Round, Step | None] | None:
+        """Return whose message is to be stored next, a result or (None) that of its calls."""
+        with self._lock:
+            while self._open:
+                first = self._open[0]
+                if not first.stored:
+                    return first, None
+                if first.answered < len(first.calls):
+                    result = first.calls[first.answered].result
+                    return None if result is None else (first, result)
+                self._open.pop(0)
+            return None
+
+    def drop(self, refused: Round) -> None:
+        """Forget a round whose calls were not stored: its tools do not run."""
+        with self._lock:
+            self._open.remove(refused)
+
+    def _calls(self) -> list[ToolTurn]:
+        return [call for each in self._open for call in each.calls]
+
+    def _asked_for(
+        self, name: str, arguments: dict[str, Any], metrics: Callable[[], StepMetrics | None]
+    ) -> ToolTurn | None:
+        """Return the call that a model asked for, its round being open from now on."""
+        for each in (self._announced, *self._open):
+            waiting = [] if each is None else [c for c in each.calls if not c.begun]
+            fitting = [call for call in waiting if call.name == name]
+            exact = [call for call in fitting if call.arguments == arguments]
+            if not fitting or each is None:
+                continue
+            if each is self._announced:
+                each.metrics, self._announced = metrics(), None
+                self._open.append(each)
+            return (exact or fitting)[0]
+        return None
+
+
+class WaitingSteps:
+    """Keeps steps in the order they were told; each id once, each program's end once.
+
+    A thread that is left alone still tells what it does, after its tool or program was told of as
+    cut off: who tells first is believed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[AgentStep] = []
+        self._told: set[str] = set()
+        self._ends: dict[str, AgentStep] = {}
+        self.last_id: UUID | str | None = None
+        """The step told last."""
+        self.root_call: AgentStep | None = None
+        """The call of the outermost program."""
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def keep(self, step: AgentStep) -> bool:
+        """Keep a step; return False for one that was told of before."""
+        with self._lock:
+            ends = step.program_id if step.step_type is AgentStepType.ProgramEnd else None
+            if str(step.id) in self._told or ends in self._ends:
+                return False
+            self._told.add(str(step.id))
+            if ends is not None:
+                self._ends[ends] = step
+            if step.step_type is AgentStepType.ProgramCall and step.program_id is None:
+                self.root_call = step
+            self._waiting.append(step)
+            self.last_id = step.id
+            return True
+
+    def was_told(self, step_id: UUID | str) -> bool:
+        """Tell whether a step with this id was ever kept."""
+        return str(step_id) in self._told
+
+    @property
+    def root_end(self) -> AgentStep | None:
+        """The end of the outermost program, if it has ended."""
+        return None if self.root_call is None else self._ends.get(str(self.root_call.id))
+
+    def waiting(self) -> list[AgentStep]:
+        """Return those that wait."""
+        with self._lock:
+            return list(self._waiting)
+
+    def take(self, *, root_end: bool) -> list[AgentStep]:
+        """Take those that wait, the outermost program's end only if `root_end` says so."""
+        with self._lock:
+            stays = None if root_end else self.root_end
+            taken = [step for step in self._waiting if step is not stays]
+            self._waiting = [step for step in self._waiting if step is stays]
+            return taken
+
+    def put_back(self, steps: Sequence[AgentStep]) -> None:
+        """Let steps wait again that were not stored, before all others."""
+        with self._lock:
+            self._waiting = [*steps, *self._waiting]
+
+
+class SessionLine:
+    """Where a run reads and writes.
+
+    Args:
+        memory: The memory that holds the session.
+        session_id: The session; it need not exist yet.
+        branch_id: A branch of it; by default the one that it points at now.
+    """
+
+    def __init__(self, memory: Any, session_id: str, branch_id: int | None = None) -> None:
+        self.session_id = session_id
+        self._memory = memory
+        self._repository: SessionRepository = memory.repository()
+        self._store = self._repository.store
+        self._asked_branch = branch_id
+        self._end: BranchPosition | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def memory(self) -> Any:
+        """The memory that holds the session."""
+        return self._memory
+
+    @property
+    def branch_id(self) -> int | None:
+        """The branch it writes to; None while the session does not exist."""
+        return self._end.branch_id if self._end is not None else self._asked_branch
+
+    @property
+    def last(self) -> int:
+        """The last sequence."""
+        return self._end.sequence if self._end is not None else 0
+
+    def find_end(self) -> int:
+        """Look where the line ends; 0 for a session that does not exist.
+
+        Raises:
+            UnknownSessionError: A branch was asked for, of a session that does not exist.
+        """
+        try:
+            self._end = self._store.session_end(self.session_id, branch_id=self._asked_branch)
+        except UnknownSessionError:
+            if self._asked_branch is not None:
+                raise
+            self._end = None
+        return self.last
+
+    def messages(self, start: int, end: int) -> list[Step]:
+        """Return messages of this line, both ends included."""
+        if self._end is None or end < start:
+            return []
+        return self._store.messages(self.session_id, start, end, branch_id=self._end.branch_id)
+
+    def admitted(self, message: Step) -> Step:
+        """Return a message as it may be stored: checked, repaired, redacted."""
+        return admitted_messages([message], self.session_id, self._memory.redact)[0]
+
+    def commit(self, messages: Sequence[Step], agent_steps: Sequence[AgentStep]) -> list[Step]:
+        """Add admitted messages and AgentSteps at the end, all or none; return them as stored.
+
+        Raises:
+            SequenceConflictError: Somebody else has written to this branch.
+        """
+        with self._lock:
+            stored = self._repository.commit_now(
+                self.session_id,
+                messages,
+                agent_steps,
+                branch_id=self._asked_branch,
+                expect_last=self._end if self._end is not None else 0,
+            )
+            if self._end is None:
+                self._end = self._store.session_end(self.session_id)
+            if stored:
+                self._end = BranchPosition(self._end.branch_id, stored[-1].sequence)
+            return stored
+
+    def add_alone(self, step: AgentStep) -> None:
+        """Add an AgentStep to this branch, wherever it ends by now.
+
+        Raises:
+            UnknownSessionError: The session is gone.
+            SequenceConflictError: The session is another one by now.
+        """
+        if (branch := self.branch_id) is None:
+            raise UnknownSessionError(self.session_id)
+        self._repository.commit_now(self.session_id, [], [step], branch_id=branch)

@@ -1,1 +1,1 @@
-"""Search over steps: hybrid ranking, the index of vectors and words, and who keeps both up to date."""
+"""Search over steps: ranking, the index of vectors and words, and who keeps it up to date."""

@@ -19,8 +19,6 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
-from hybridagi_steps.arguments import is_number
-from hybridagi_steps.background import BackgroundWork
 from hybridagi_steps.embedders import checked_vectors
 from hybridagi_steps.errors import (
     EmbedderError,
@@ -34,6 +32,7 @@ from hybridagi_steps.records.step_text import own_text, text_hash, whole_text
 from hybridagi_steps.search.filter_index import FEW_RUNS
 from hybridagi_steps.search.indexing import (
     PATIENCE_SECONDS,
+    BackgroundWork,
     Deriver,
     Held,
     embed_documents,
@@ -43,7 +42,7 @@ from hybridagi_steps.search.lineage import NOTHING_HIDDEN, Expand, HiddenIds, co
 from hybridagi_steps.search.ranking import Mode, RankedRow, Scope, SearchQuery, search
 from hybridagi_steps.search.step_index import StepIndex
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS, Patience, taken
-from hybridagi_steps.validation import Redact, admitted, redacted
+from hybridagi_steps.validation import Redact, admitted, is_number, redacted
 
 MAX_QUERY_LENGTH = 20_000
 """Characters of a query that are looked at."""

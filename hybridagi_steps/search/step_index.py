@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.errors import DamagedFileError
-from hybridagi_steps.indexes.columns import StepColumns
 from hybridagi_steps.protocols import Changes, IndexedStore, Position, TextRow, VectorRow
 from hybridagi_steps.search.bm25 import Document, LexicalIndex
-from hybridagi_steps.search.filter_index import FilterColumns
+from hybridagi_steps.search.filter_index import FilterColumns, StepColumns
 from hybridagi_steps.search.index_cache import erase_cache, load_cache, save_cache
 from hybridagi_steps.search.vector_index import FaissIndex
 from hybridagi_steps.stores.address import is_server

@@ -17,8 +17,6 @@ from fastapi import Depends, FastAPI
 from hybridagi_steps import __version__
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.server import problems
-from hybridagi_steps.server.host_check import HostCheck
-from hybridagi_steps.server.limits import BodyLimit, SecurityHeaders
 from hybridagi_steps.server.metrics import ServerMetrics
 from hybridagi_steps.server.openapi import document, refuse_unknown_parameters
 from hybridagi_steps.server.routes import chat as chat_routes
@@ -27,7 +25,13 @@ from hybridagi_steps.server.routes import runs as run_routes
 from hybridagi_steps.server.routes import search as search_routes
 from hybridagi_steps.server.routes import sessions as session_routes
 from hybridagi_steps.server.run_hub import RunHub
-from hybridagi_steps.server.security import TokenCheck, Tokens
+from hybridagi_steps.server.security import (
+    BodyLimit,
+    HostCheck,
+    SecurityHeaders,
+    TokenCheck,
+    Tokens,
+)
 from hybridagi_steps.server.services import Services
 from hybridagi_steps.server.settings import ServerSettings
 from hybridagi_steps.server.slots import Slots

@@ -19,7 +19,7 @@ from mcp.server.mcpserver.tools import Tool
 from pydantic import Field, ValidationError
 
 from hybridagi_steps import __version__
-from hybridagi_steps.crossing import in_thread
+from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import StepsError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.fences import inert, inert_json

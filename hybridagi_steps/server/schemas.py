@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from fastapi import Path, Response
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -16,6 +17,8 @@ from pydantic import (
     Field,
     WithJsonSchema,
 )
+from pydantic_core import to_json
+from starlette.convertors import Convertor, register_url_convertor
 
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
@@ -298,3 +301,34 @@ class Health(Answer):
     version: str
     program: bool
     """Whether a program is served, so that chat and retry work."""
+
+
+class AnyText(Convertor[str]):
+    """Matches any text."""
+
+    regex = r"[\s\S]*"
+
+    def convert(self, value: str) -> str:
+        """Return the text."""
+        return value
+
+    def to_string(self, value: str) -> str:
+        """Return the text."""
+        return value
+
+
+register_url_convertor("anything", AnyText())
+
+SESSION = "/sessions/{session_id:anything}"
+RUN = "/runs/{run_id:anything}"
+SessionId = Annotated[str, Path(description="The session's id.")]
+RunId = Annotated[str, Path(description="The run's id.")]
+
+
+JSON_TYPE = "application/json"
+
+
+def answer(value: Any, status: int = 200) -> Response:
+    """Return a value as JSON; members of records without a value are left out."""
+    body = to_json(value, exclude_none=True, inf_nan_mode="null")
+    return Response(body, status, media_type=JSON_TYPE)

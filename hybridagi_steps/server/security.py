@@ -6,12 +6,16 @@ answer's delay tells nothing. The scope that a request needs follows from its me
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
+import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.server.problems import problem_response
@@ -146,3 +150,149 @@ def _bearer(scope: Scope) -> bytes:
 
 def _digest(token: bytes) -> bytes:
     return hashlib.sha256(token).digest()
+
+
+_HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s:@/?#\[\]]*))(?::[0-9]*)?")
+"""A name or a bracketed address, and a port; nobody's name and password."""
+
+
+class HostCheck:
+    """ASGI middleware: 400 for what is no Host, 421 for a foreign one, 403 for a foreign Origin.
+
+    Args:
+        app: What is protected.
+        allowed: Host names that are this server, without ports; an IPv6 address without brackets.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
+        self._app = app
+        self._allowed = frozenset(name.lower().strip("[]") for name in allowed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or answer it."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
+        named = _HOST.fullmatch(hosts[0].strip()) if len(hosts) == 1 else None
+        if named is None:
+            await problem_response(
+                400, "the Host header is no host name with a port, such as 127.0.0.1:8377."
+            )(scope, receive, send)
+        elif (named["address"] or named["name"]).lower() not in self._allowed:
+            await problem_response(
+                421, "this server does not go by that Host; start it with --allow-host NAME."
+            )(scope, receive, send)
+        elif any(not _same(origin, hosts[0]) for origin in origins):
+            await problem_response(403, "pages of other origins may not use this server.")(
+                scope, receive, send
+            )
+        else:
+            await self._app(scope, receive, send)
+
+
+def _values(scope: Scope, wanted: bytes) -> list[str]:
+    return [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]
+
+
+def _same(origin: str, host: str) -> bool:
+    """Whether a page came from this very host and port; behind a proxy its scheme is https."""
+    scheme, separator, rest = origin.strip().lower().partition("://")
+    return bool(separator) and scheme in ("http", "https") and rest == host.strip().lower()
+
+
+SECURITY_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self'; base-uri 'none'; frame-ancestors 'none'; form-action 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+"""On every answer. No header of CORS: no other site has any business here."""
+
+
+class SecurityHeaders:
+    """ASGI middleware that puts the headers above on every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with the headers."""
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(SECURITY_HEADERS)
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        await self._app(scope, receive, send if scope["type"] != "http" else with_headers)
+
+
+class BodyLimit:
+    """ASGI middleware: 413 for a body that is too large, 408 for one that does not arrive."""
+
+    def __init__(self, app: ASGIApp, most_bytes: int, seconds: float) -> None:
+        self._app, self._most_bytes, self._seconds = app, most_bytes, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body and let the request through, or answer it."""
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
+            await self._app(scope, receive, send)
+            return
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        body: bytes | None = None
+        try:
+            if announced.isdigit() and int(announced) <= self._most_bytes:
+                async with asyncio.timeout(self._seconds):
+                    body = await self._read(receive)
+        except ClientDisconnect:
+            return
+        except TimeoutError:
+            late = problem_response(408, f"the body did not arrive within {self._seconds:g} s.")
+            await late(scope, receive, send)
+            return
+        if body is None:
+            large = problem_response(413, f"a body has at most {self._most_bytes:,} bytes.")
+            await large(scope, receive, send)
+            return
+        await self._app(scope, _replayed(body, receive), send)
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        """Return the body; None when it is too large.
+
+        Raises:
+            ClientDisconnect: The client left before it had sent all of it.
+        """
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            part: bytes = message.get("body", b"")
+            size += len(part)
+            if size > self._most_bytes:
+                return None
+            parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives the body once, then what comes next."""
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again

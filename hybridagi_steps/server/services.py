@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
-from hybridagi_steps.crossing import in_thread
+from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.server.metrics import ServerMetrics
 from hybridagi_steps.server.run_hub import RunHub

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from hybridagi_steps.arguments import checked_page
-from hybridagi_steps.crossing import in_thread
+from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import (
     InvalidSettingError,
     InvalidStepError,
@@ -21,7 +20,6 @@ from hybridagi_steps.errors import (
     UnknownSequenceError,
     UnknownSessionError,
 )
-from hybridagi_steps.message_admission import admitted_messages, check_id
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.session_protocols import (
@@ -31,7 +29,7 @@ from hybridagi_steps.session_protocols import (
     SessionSummary,
 )
 from hybridagi_steps.sessions.branch_compare import BranchComparison, compare
-from hybridagi_steps.validation import Redact, admitted
+from hybridagi_steps.validation import Redact, admitted, admitted_messages, check_id, checked_page
 
 log = logging.getLogger("hybridagi_steps")
 

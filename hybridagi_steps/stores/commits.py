@@ -6,6 +6,7 @@ same commit, and how steps are told their session must not differ. Nothing here 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +14,8 @@ from hybridagi_steps.errors import DuplicateStepError, InvalidStepError, Sequenc
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.session_protocols import BranchPosition
+from hybridagi_steps.stores.body import Written, message_dicts
 from hybridagi_steps.stores.checksums import as_bytes
-from hybridagi_steps.stores.message_body import Written, message_dicts
 
 ATTEMPT_HOURS = 24
 """Hours for which a branch that no session ever pointed at counts as an attempt under way."""
@@ -127,3 +128,15 @@ def placed(messages: Sequence[Step], session_id: str, last: int) -> list[Step]:
 
 def _dicts(written: Sequence[Written]) -> list[dict[str, Any]]:
     return message_dicts(as_bytes(one.said) for one in written)
+
+
+def check_score(run_id: str, value: float, feedback: str | None) -> None:
+    """Check the score that a run is given, and what is said about it.
+
+    Raises:
+        InvalidStepError: It is NaN or infinite, or the feedback is no text.
+    """
+    if feedback is not None and not isinstance(feedback, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+        raise InvalidStepError(f"the feedback on run {run_id!r} is {feedback!r}; give a text.")
+    if not math.isfinite(value):
+        raise InvalidStepError(f"the score of run {run_id!r} is {value}; give a finite number.")

@@ -43,12 +43,11 @@ from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.stores.body import decode_body, encode_body
-from hybridagi_steps.stores.commits import refuse_twice
+from hybridagi_steps.stores.commits import check_score, refuse_twice
 from hybridagi_steps.stores.in_memory_revocations import InMemoryRevocations, mark_late
 from hybridagi_steps.stores.in_memory_sessions import InMemorySessions
 from hybridagi_steps.stores.in_memory_state import RunScore, State, Stored
 from hybridagi_steps.stores.matching import Standing, matches, program_called, tool_used
-from hybridagi_steps.stores.run_scores import check_score
 
 _PAGE = 500
 

@@ -18,8 +18,8 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.records.message import utc_now
 from hybridagi_steps.session_protocols import BranchPosition
+from hybridagi_steps.stores.body import Written
 from hybridagi_steps.stores.commits import ATTEMPT_HOURS
-from hybridagi_steps.stores.message_body import Written
 
 OPEN_END = 2**63 - 1
 """The last sequence of a range that still grows."""

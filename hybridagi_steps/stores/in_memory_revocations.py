@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from hybridagi_steps.errors import UnknownRevocationError
 from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.records.ids import new_id
-from hybridagi_steps.records.message import utc_now
+from hybridagi_steps.records.message import new_id, utc_now
 from hybridagi_steps.records.provenance import recalled_by
 from hybridagi_steps.records.revocation import Revocation
 from hybridagi_steps.stores.descent import (

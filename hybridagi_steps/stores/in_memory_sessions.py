@@ -10,10 +10,16 @@ from typing import Any
 
 from hybridagi_steps.errors import DuplicateStepError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
-from hybridagi_steps.records.ids import new_id
-from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.message import Step, new_id
 from hybridagi_steps.session_protocols import Attempt, BranchPosition, SessionSummary
-from hybridagi_steps.stores.body import encode_body
+from hybridagi_steps.stores.body import (
+    Written,
+    decode_message,
+    encode_body,
+    encode_message,
+    message_dicts,
+    preview,
+)
 from hybridagi_steps.stores.checksums import as_bytes
 from hybridagi_steps.stores.commits import (
     check_end,
@@ -34,13 +40,6 @@ from hybridagi_steps.stores.in_memory_branches import (
     UsedKey,
 )
 from hybridagi_steps.stores.in_memory_state import State
-from hybridagi_steps.stores.message_body import (
-    Written,
-    decode_message,
-    encode_message,
-    message_dicts,
-    preview,
-)
 
 
 class InMemorySessions(ABC):

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from hybridagi_steps.embedders.minilm import minilm_folder
 from hybridagi_steps.embedders.resolution import resolve_embedder
+from hybridagi_steps.embedders.sentence_transformer import minilm_folder
 from hybridagi_steps.errors import EmbedderError, MissingExtraError
 from hybridagi_steps.exchange.shipped_runs import shipped_steps
 from hybridagi_steps.protocols import Embedder

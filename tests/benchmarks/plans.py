@@ -15,12 +15,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hybridagi_steps.planning.comparison import LAST, compare
-from hybridagi_steps.planning.example_tasks import Task, tasks
+from hybridagi_steps.planning.example_tasks import Task, replaying_lm, tasks
 from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.plan import Plan, PlanStep
-from hybridagi_steps.planning.replaying import replaying_lm
-from hybridagi_steps.planning.work import Finished, Work
+from hybridagi_steps.planning.usage import LAST, compare
+from hybridagi_steps.planning.worker import Finished, Work
 from hybridagi_steps.token_counters import is_estimate, token_counter
 from hybridagi_steps.workspace.workspace import Workspace
 from tests.benchmarks.conditions import conditions

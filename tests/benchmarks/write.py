@@ -21,7 +21,7 @@ from uuid import uuid4
 from hybridagi_steps.memory import Durability, StepMemory
 from hybridagi_steps.protocols import StepStore
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.ids import new_id
+from hybridagi_steps.records.message import new_id
 from hybridagi_steps.search.indexing import Deriver
 from hybridagi_steps.stores import open_store
 from hybridagi_steps.stores.body import encode_body

@@ -19,7 +19,7 @@ from hybridagi_steps.exchange.conversation import Message, Turn
 from hybridagi_steps.exchange.formats import anthropic as anthropic_messages
 from hybridagi_steps.exchange.formats import langchain as langchain_messages
 from hybridagi_steps.exchange.formats import openai as openai_messages
-from hybridagi_steps.exchange.otlp_spans import asked_text, said_text
+from hybridagi_steps.exchange.formats.otlp import asked_text, said_text
 from hybridagi_steps.exchange.records import BadRecordError, as_list, as_object, is_one_of
 from hybridagi_steps.messages.parts import text_of
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType

@@ -9,16 +9,18 @@ thread.
 from __future__ import annotations
 
 from hybridagi_steps.graph.tools.base import CallProgram, GraphTool, ToolUse
-from hybridagi_steps.graph.tools.builtin import AskUser, Speak, UpdateObjective
-from hybridagi_steps.graph.tools.functions import DSPyTool, FunctionTool, tools_by_name
-from hybridagi_steps.programs.tools.answering import ChainOfThought, Predict
-from hybridagi_steps.programs.tools.recalling import PastActionSearch
-from hybridagi_steps.programs.tools.reusing import (
+from hybridagi_steps.graph.tools.builtin import (
+    AskUser,
     CallGraphProgram,
+    ChainOfThought,
     GraphProgramSearch,
+    PastActionSearch,
+    Predict,
     ReadGraphProgram,
+    Speak,
+    UpdateObjective,
 )
-from hybridagi_steps.programs.tools.tool_box import ToolBox
+from hybridagi_steps.graph.tools.functions import DSPyTool, FunctionTool, ToolBox, tools_by_name
 
 __all__ = [
     "AskUser",

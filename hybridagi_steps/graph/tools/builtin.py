@@ -7,23 +7,31 @@ functions; `AskUser` without one has a language model play the user.
 # DSPy ships no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import dspy
 
-from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.dspy_types import QueryWithSteps
+from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError
+from hybridagi_steps.graph.library import ProgramLibrary, open_to_agents
 from hybridagi_steps.graph.prompts import shown_text
 from hybridagi_steps.graph.tools.base import (
     Asked,
+    CallProgram,
     GraphTool,
     ToolUse,
     called_aside,
     settled,
 )
+from hybridagi_steps.programs.retriever import StepRetriever, Where
+from hybridagi_steps.recalls import unnoted
+from hybridagi_steps.records.filters import StepFilter
 
 
 class Echo(GraphTool):
@@ -175,3 +183,194 @@ def _said(use: ToolUse, argument: str) -> str:
     text = shown_text(use.arguments[argument])
     use.session.say(text)
     return text
+
+
+class PastActionSearch(GraphTool):
+    """Finds past Actions by meaning and words.
+
+    Args:
+        memory: Where to look; by default the memory of the agent.
+        k: Most steps wanted.
+        where: Which steps may be found, a StepFilter or its keys; by default Actions. In a run of
+            a user those of that user, unless it names a `user_id`.
+        retriever: A retriever to use instead, with its own memory, k, filter and reranker.
+        name: What Actions call it.
+        lm: The language model that its nodes ask.
+    """
+
+    instructions = "Write a query that finds past actions of use for the prompt."
+    asks_for = {"query": Asked(str, "What to look for, in a few words")}  # noqa: RUF012
+
+    def __init__(
+        self,
+        memory: Any = None,
+        k: int = 5,
+        where: Where = None,
+        *,
+        retriever: StepRetriever | None = None,
+        name: str | None = None,
+        lm: Any = None,
+    ) -> None:
+        super().__init__(name=name, lm=lm)
+        keys = {"step_types": ["Action"], **StepFilter.of(where).model_dump(exclude_unset=True)}
+        self.k = k
+        self.where = StepFilter.of(keys)
+        self.retriever = retriever
+        self.needs_memory = memory is None and retriever is None
+        if memory is not None and retriever is None:
+            self.retriever = StepRetriever(memory, k=k, where=self.where)
+
+    def use(self, use: ToolUse) -> QueryWithSteps:
+        """Return the steps found.
+
+        Raises:
+            InvalidMemoryError: Neither the tool nor the agent has a memory.
+            InvalidQueryError: An empty query.
+        """
+        retriever = self.retriever or self._over(use.memory)
+        hidden = [*(retriever.where.exclude_run_id or []), *use.run_ids]
+        query = shown_text(use.arguments["query"])
+        # Of twice as many, those that are searches themselves are left out. Not called as a module:
+        # the Action's step tells what happens here, and what it gave.
+        with unnoted():
+            found = StepRetriever.forward(
+                retriever,
+                query,
+                k=2 * retriever.k,
+                where={"exclude_run_id": hidden} if hidden else None,
+            )
+        hits = [hit for hit in found.hits if hit.step.tool != self.name][: retriever.k]
+        return QueryWithSteps.from_hits(query, hits)
+
+    async def ause(self, use: ToolUse) -> QueryWithSteps:
+        """Search in a thread."""
+        return await asyncio.to_thread(self.use, use)
+
+    def _over(self, memory: Any) -> StepRetriever:
+        if memory is None:
+            raise InvalidMemoryError(memory, "search()")
+        return StepRetriever(memory, k=self.k, where=self.where)
+
+
+_NAMED = {"program": Asked(str, "The exact name of the program, nothing else")}
+
+
+class _ProgramTool(GraphTool):
+    """A tool over programs.
+
+    Args:
+        programs: Where to look them up; by default the programs of the agent.
+        name: What Actions call it.
+        lm: The language model that its nodes ask.
+    """
+
+    def __init__(
+        self,
+        programs: ProgramLibrary | None = None,
+        *,
+        name: str | None = None,
+        lm: Any = None,
+    ) -> None:
+        super().__init__(name=name, lm=lm)
+        self.programs = programs
+
+    def _library(self, use: ToolUse) -> ProgramLibrary:
+        return use.library if self.programs is None else self.programs
+
+
+class CallGraphProgram(_ProgramTool):
+    """Runs a program by name, as part of the run."""
+
+    instructions = "Name the program to call."
+    asks_for = _NAMED
+
+    def use(self, use: ToolUse) -> CallProgram:
+        """Return the program to run.
+
+        Raises:
+            UnknownProgramError: There is none of this name.
+            ProtectedProgramError: It is not for agents.
+        """
+        name = _name(use)
+        return CallProgram(name, open_to_agents(self._library(use), name))
+
+
+class ReadGraphProgram(_ProgramTool):
+    """Returns the text of a program."""
+
+    instructions = "Name the program to read."
+    asks_for = _NAMED
+
+    def use(self, use: ToolUse) -> str:
+        """Return the text.
+
+        Raises:
+            UnknownProgramError: There is none of this name.
+            ProtectedProgramError: It is not for agents.
+        """
+        return open_to_agents(self._library(use), _name(use)).to_cypher()
+
+
+class GraphProgramSearch(_ProgramTool):
+    """Finds programs by what they are for.
+
+    Args:
+        programs: Where to look; by default the programs of the agent.
+        k: Most programs wanted.
+        name: What Actions call it.
+        lm: The language model that its nodes ask.
+    """
+
+    instructions = "Write a query that finds programs of use for the prompt."
+    asks_for = {"query": Asked(str, "What the program should do, in a few words")}  # noqa: RUF012
+
+    def __init__(
+        self,
+        programs: ProgramLibrary | None = None,
+        k: int = 5,
+        *,
+        name: str | None = None,
+        lm: Any = None,
+    ) -> None:
+        super().__init__(programs, name=name, lm=lm)
+        self.k = k
+
+    def use(self, use: ToolUse) -> list[dict[str, str]]:
+        """Return names and descriptions, best first."""
+        found = self._library(use).search(shown_text(use.arguments["query"]), self.k)
+        return [{"program": each.name, "description": each.description} for each in found]
+
+    async def ause(self, use: ToolUse) -> list[dict[str, str]]:
+        """Search in a thread."""
+        return await asyncio.to_thread(self.use, use)
+
+
+def _name(use: ToolUse) -> str:
+    return shown_text(use.arguments["program"]).strip().strip("\"'`")
+
+
+class Predict(GraphTool):
+    """Answers the prompt. With `disable_inference` the prompt itself is the result."""
+
+    instructions = "Do what the prompt asks for, to reach the objective."
+
+    def told_arguments(self, prompt: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the prompt: the answer is the result."""
+        del arguments
+        return {"prompt": prompt}
+
+    def told_result(self, result: Any, arguments: dict[str, Any]) -> Any:
+        """Return the answer as the step remembers it."""
+        return arguments.get("answer", result)
+
+    def use(self, use: ToolUse) -> Any:
+        """Return the answer."""
+        return use.arguments["answer"]
+
+
+class ChainOfThought(Predict):
+    """Answers the prompt after reasoning; the reasoning is not part of the result."""
+
+    def make_predictor(self, signature: type[dspy.Signature]) -> dspy.Module:
+        """Return a predictor that reasons first."""
+        return dspy.ChainOfThought(signature)

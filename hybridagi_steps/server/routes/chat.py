@@ -5,18 +5,25 @@ The run goes on when the reader leaves; only `POST /runs/{id}/cancel` stops it.
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from typing import Annotated, Any
+from uuid import NAMESPACE_URL, uuid5
+from weakref import WeakValueDictionary
 
 from fastapi import APIRouter, Header, Response
 
-from hybridagi_steps.records.ids import new_id
+from hybridagi_steps._concurrency import in_thread
+from hybridagi_steps.errors import SequenceConflictError, UnknownSessionError
+from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.records.message import Step, new_id
 from hybridagi_steps.server import schemas as shapes
-from hybridagi_steps.server.chat import said_once
-from hybridagi_steps.server.ids import SESSION, SessionId
 from hybridagi_steps.server.openapi import streams
 from hybridagi_steps.server.route_classes import JsonRoute
-from hybridagi_steps.server.services import Shared
-from hybridagi_steps.server.sse import EventStream
+from hybridagi_steps.server.schemas import SESSION, SessionId
+from hybridagi_steps.server.services import Services, Shared
+from hybridagi_steps.server.sse import EventStream, LiveRun, Said
+from hybridagi_steps.validation import admitted_messages
 
 router = APIRouter(tags=["chat"], route_class=JsonRoute)
 
@@ -84,3 +91,85 @@ def _stream(shared: Shared, run: Any) -> Response:
     if run is None:
         return Response(status_code=204)
     return EventStream(run, 0, shared.slots, shared.settings)
+
+
+_speaking: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
+
+
+async def said_once(shared: Services, session: Any, message: Any, key: str) -> LiveRun | None:
+    """Say something unless it was said with this key before; return the run that answers it.
+
+    Raises:
+        SequenceConflictError: The key came with another message before, or with one that the
+            session no longer has; or the session has a run that answers something else.
+        InvalidStepError: A message that cannot be kept.
+    """
+    admitted = partial(_admitted, shared.memory, session.session_id, message)
+    said = Said(key, await in_thread(admitted))
+    # One at a time for each session: of two equal requests the second has to find the first's run.
+    lock = _speaking.setdefault((id(shared.hub), session.session_id), asyncio.Lock())
+    async with lock:
+        known = shared.hub.run_that_answers(session.session_id, key)
+        if known is not None and known.said is not None:
+            _check_same(session.session_id, known.said, said)
+            if shared.hub.is_live(known.run_id):
+                return known
+        message_id = message_id_of(session.session_id, key)
+        stored = await in_thread(partial(_stored, shared.memory, session.session_id, message_id))
+        if stored is not None and stored.run_id is not None:
+            before = Said(key, stored.to_message_dict())
+            _check_same(session.session_id, before, said)
+            found = shared.hub.find(stored.run_id)
+            return found or await shared.hub.stored(stored.run_id, 0, message=stored)
+        if known is not None:  # it failed before anything was stored
+            return known
+        events = shared.hub.runner.run_stream(session, message, message_id=message_id)
+        run = await shared.hub.start(events)
+        if run is not None:
+            run.said = said
+        return run
+
+
+def message_id_of(session_id: str, key: str) -> str:
+    """Return the id of the message that is said with a key."""
+    return str(uuid5(NAMESPACE_URL, f"idempotency-key\n{session_id}\n{key}"))
+
+
+def _admitted(memory: StepMemory, session_id: str, message: Any) -> dict[str, Any]:
+    """Return a message as the store would give it back."""
+    said = {"role": "user", "content": message}
+    return admitted_messages([said], session_id, memory.redact)[0].to_message_dict()
+
+
+def _check_same(session_id: str, before: Said, now: Said) -> None:
+    if before.message != now.message:
+        raise SequenceConflictError(
+            f"session {session_id!r}: the key {now.key!r} came with another message before. "
+            "Use a new key for each message."
+        )
+
+
+def _stored(memory: StepMemory, session_id: str, message_id: str) -> Step | None:
+    """Return the message that a key has stored; may block.
+
+    Raises:
+        SequenceConflictError: The session had it once, and has it no more.
+    """
+    store = memory.repository().store
+    if (place := store.place_of(message_id)) is not None:
+        return store.messages(place[0], place[1], place[1])[0]
+    try:
+        attempts = store.attempts(session_id)
+    except UnknownSessionError:
+        return None
+    for attempt in attempts:
+        if attempt.current:
+            continue
+        first, last = attempt.forked_at + 1, attempt.forked_at + attempt.messages
+        own = store.messages(session_id, first, last, branch_id=attempt.branch_id)
+        if any(step.id == message_id for step in own):
+            raise SequenceConflictError(
+                f"session {session_id!r}: what this key said was deleted or edited since. Use a "
+                "new key to say it again."
+            )
+    return None

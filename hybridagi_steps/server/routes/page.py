@@ -10,10 +10,10 @@ from fastapi.responses import FileResponse
 from starlette.staticfiles import StaticFiles
 
 from hybridagi_steps import __version__
-from hybridagi_steps.crossing import in_thread
+from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.server import schemas as shapes
-from hybridagi_steps.server.answers import answer
 from hybridagi_steps.server.openapi import OPEN, problems
+from hybridagi_steps.server.schemas import answer
 from hybridagi_steps.server.services import Shared
 
 router = APIRouter(tags=["service"])

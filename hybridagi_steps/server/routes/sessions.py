@@ -12,10 +12,9 @@ from hybridagi_steps.errors import UnknownSequenceError
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.run import RunMetrics
 from hybridagi_steps.server import schemas as shapes
-from hybridagi_steps.server.answers import answer
-from hybridagi_steps.server.ids import SESSION, SessionId
 from hybridagi_steps.server.openapi import problems
 from hybridagi_steps.server.route_classes import WorkRoute
+from hybridagi_steps.server.schemas import SESSION, SessionId, answer
 from hybridagi_steps.server.services import Shared
 from hybridagi_steps.server.views import filled
 from hybridagi_steps.sessions.branch_compare import BranchComparison, BranchSide, compare

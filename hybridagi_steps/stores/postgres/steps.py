@@ -7,12 +7,13 @@ taken inside it. Rows are drawn from a sequence under that lock, so they appear 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 from zlib import crc32
 
 import numpy as np
+import orjson
 
 from hybridagi_steps.errors import DuplicateStepError
 from hybridagi_steps.protocols import Rows, StepKey
@@ -20,14 +21,49 @@ from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.session_protocols import BranchPosition
 from hybridagi_steps.stores.body import encode_body
-from hybridagi_steps.stores.matching import program_called, tool_used
-from hybridagi_steps.stores.postgres.removal import remove_all, remove_rows
-from hybridagi_steps.stores.postgres.tables import PostgresTables
-from hybridagi_steps.stores.postgres.where import keys_query, metadata_texts, of_metadata
+from hybridagi_steps.stores.matching import program_called, scalar_kind, tool_used
+from hybridagi_steps.stores.postgres.database import PostgresDatabase
+from hybridagi_steps.stores.postgres.schema import DURABLY
 from hybridagi_steps.stores.sql.lineage import Row, in_range, row_checksums
-from hybridagi_steps.stores.sql.tables import Connection, Encoded
-from hybridagi_steps.stores.sql.where import Condition, PlainValue
+from hybridagi_steps.stores.sql.tables import (
+    FORGET_NAMESPACE,
+    Connection,
+    Encoded,
+    Tables,
+    is_storable,
+    many,
+)
+from hybridagi_steps.stores.sql.where import KEY_COLUMNS, Condition, PlainValue
 from hybridagi_steps.stores.sql.writing import StepWriting
+
+
+class PostgresTables(Tables):
+    """A database seen from one namespace."""
+
+    def __init__(self, database: PostgresDatabase, namespace: str) -> None:
+        self._database = database
+        self._namespace = database.turn = _namespace_id(database, namespace)
+
+    @property
+    def _db(self) -> PostgresDatabase:
+        return self._database
+
+
+def _namespace_id(database: PostgresDatabase, name: str) -> int:
+    find = "SELECT id FROM namespace WHERE name = ?"
+    with database.reading() as connection:
+        found = connection.execute(find, (name,)).fetchone()
+    if found:
+        return int(found[0])
+    if not database.writable:
+        return 0  # no namespace has this number: the store is empty
+    with database.writing() as connection:
+        connection.execute(DURABLY)
+        connection.execute(
+            "INSERT INTO namespace (name) VALUES (?) ON CONFLICT DO NOTHING", (name,)
+        )
+        return int(connection.execute(find, (name,)).fetchone()[0])
+
 
 KEYS = """parent_id run_id hop session_id user_id program_id program tool
     step_type scope status score created_at metadata source""".split()  # noqa: SIM905 - names read better so
@@ -164,3 +200,112 @@ def _text(value: UUID | str | None) -> str | None:
 def _number(score: float | None) -> float | None:
     """Return a score as JSON has it: no NaN, no infinity."""
     return None if score is None or not math.isfinite(score) else float(score)
+
+
+_GONE = "namespace = :namespace AND row IN (SELECT value FROM json_each(:rows))"
+_FORGET_ROWS = (
+    f"""INSERT INTO tombstone (namespace, row) SELECT namespace, row FROM agent_step
+        WHERE {_GONE} ORDER BY row""",  # noqa: S608 - no value in it
+    f"DELETE FROM step_text WHERE {_GONE}",  # noqa: S608 - no value in it
+    f"DELETE FROM embedding WHERE {_GONE}",  # noqa: S608 - no value in it
+    f"DELETE FROM stale_text WHERE {_GONE}",  # noqa: S608 - no value in it
+    f"DELETE FROM agent_step WHERE {_GONE}",  # noqa: S608 - no value in it
+)
+
+
+def remove_rows(connection: Connection, namespace: int, rows: Sequence[int]) -> None:
+    """Remove rows of one namespace inside the caller's transaction; runs stay."""
+    if not rows:
+        return
+    shown = showing(connection, namespace, rows)
+    values = {"namespace": namespace, "rows": many(rows)}
+    for statement in _FORGET_ROWS:
+        connection.execute(statement, values)
+    empty(connection, shown)
+
+
+def remove_all(connection: Connection, namespace: int) -> None:
+    """Remove everything of one namespace; followers start again."""
+    for statement in FORGET_NAMESPACE:
+        connection.execute(statement, {"namespace": namespace})
+
+
+_SHOWING = """SELECT t.row FROM step_text t
+    WHERE t.namespace = ? AND t.parent_row IN (SELECT value FROM json_each(?))"""
+_EMPTY = """UPDATE step_text
+    SET seq = nextval(pg_get_serial_sequence('step_text', 'seq')), parent_row = NULL, tokens = '',
+        checksum = NULL
+    WHERE row IN (SELECT value FROM json_each(?))"""
+_MARK = """INSERT INTO stale_text (namespace, row) SELECT namespace, row FROM step_text
+    WHERE row IN (SELECT value FROM json_each(?)) ON CONFLICT DO NOTHING"""
+
+LEFTOVERS = """SELECT t.row FROM step_text t WHERE t.parent_row IS NOT NULL AND NOT EXISTS (
+    SELECT 1 FROM step_view k JOIN step_view p ON p.namespace = k.namespace
+    WHERE k.namespace = t.namespace AND k.row = t.row AND p.row = t.parent_row
+        AND p.user_id IS NOT DISTINCT FROM k.user_id AND p.scope IS NOT DISTINCT FROM k.scope)"""
+"""Rows that show words they must not, in any namespace."""
+
+
+def showing(connection: Connection, namespace: int, rows: Sequence[int]) -> list[int]:
+    """Return the rows whose words show one of `rows`."""
+    found = connection.execute(_SHOWING, (namespace, many(rows)))
+    return sorted({row for (row,) in found} - set(rows))
+
+
+def empty(connection: Connection, rows: Sequence[int]) -> None:
+    """Take all words out of these rows and mark them stale; rows without words are skipped."""
+    if rows:
+        asked = (many(rows),)
+        connection.execute(_EMPTY, asked)
+        connection.execute(_MARK, asked)
+
+
+_COLUMNS_where: dict[StepKey, str] = {
+    **KEY_COLUMNS,
+    "call_id": "CASE WHEN k.step_type = 'ProgramCall' THEN k.id END",
+}
+_INTEGERS = range(-(2**63), 2**63)
+
+
+def metadata_texts(metadata: Mapping[str, Any] | None) -> list[str] | None:
+    """Return what a filter may look for in a step's metadata; None when there is nothing."""
+    if not metadata:
+        return None
+    # As the body has it: whatever JSON makes of a value is what a filter looks at.
+    plain: dict[str, Any] = orjson.loads(orjson.dumps(metadata, default=str))
+    texts = (_comparable_text(key, value) for key, value in plain.items())
+    return [text for text in texts if text is not None] or None
+
+
+def of_metadata(metadata: Mapping[str, PlainValue]) -> Iterator[Condition]:
+    """Yield the condition that metadata keys have values: one, however many they are."""
+    if not metadata:
+        return
+    texts = [text for item in metadata.items() for text in item if isinstance(text, str)]
+    numbers = [value for value in metadata.values() if isinstance(value, float)]
+    if all(map(is_storable, texts)) and all(map(math.isfinite, numbers)):
+        asked = many(_comparable_text(key, value) for key, value in metadata.items())
+        yield "k.metadata @> CAST(? AS TEXT[])", [asked]
+    else:
+        yield "FALSE", []
+
+
+def keys_query(names: Sequence[StepKey]) -> str:
+    """Return SQL for the next rows of a namespace above one: an array of each column.
+
+    An array is read several times as fast as so many rows.
+    """
+    asked = ", ".join(["k.row AS row", *(f"{_COLUMNS_where[name]} AS {name}" for name in names)])
+    arrays = ", ".join(f"array_agg({name} ORDER BY row)" for name in ("row", *names))
+    return f"""SELECT {arrays} FROM (SELECT {asked}
+        FROM step_view k WHERE k.namespace = ? AND k.row > ? ORDER BY k.row LIMIT ?) page"""  # noqa: S608 - columns are ours
+
+
+def _comparable_text(key: str, value: Any) -> str | None:
+    """Return one text for a key and all values that are the same to a filter."""
+    kind, comparable = scalar_kind(value)
+    if kind == "other":
+        return None
+    if isinstance(comparable, float) and comparable.is_integer() and int(comparable) in _INTEGERS:
+        comparable = int(comparable)
+    return orjson.dumps([key, kind, comparable]).decode()

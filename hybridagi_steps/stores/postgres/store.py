@@ -8,16 +8,173 @@ transaction; those of two namespaces never wait for each other. database.py owns
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import orjson
+
+from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError
 from hybridagi_steps.protocols import Frontier
 from hybridagi_steps.stores import Durability
-from hybridagi_steps.stores.postgres.admin import PostgresAdmin
-from hybridagi_steps.stores.postgres.database import PostgresDatabase
+from hybridagi_steps.stores.body import decode_body
+from hybridagi_steps.stores.postgres.database import PostgresDatabase, Raw
+from hybridagi_steps.stores.postgres.schema import SCHEMA, latest_version
+from hybridagi_steps.stores.postgres.steps import KEYS, LEFTOVERS, PostgresSteps
+from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, AdminTables
+from hybridagi_steps.stores.sql.checked_tables import add_checksums
 from hybridagi_steps.stores.sql.derived import DerivedTables
-from hybridagi_steps.stores.sql.tables import Connection
-from hybridagi_steps.stores.sql.values import many
+from hybridagi_steps.stores.sql.tables import Connection, many
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
+
+_INVARIANTS = {
+    **INVARIANTS,
+    "words of a step that is gone or another user's": LEFTOVERS,
+    **BRANCH_INVARIANTS,
+}
+_TABLES = """agent_step run step_text embedding tombstone stale_text branch session message
+    append_key message_token revocation revoked namespace""".split()  # noqa: SIM905 - names read better so
+_BYTES = """SELECT CAST(coalesce(sum(pg_total_relation_size(c.oid)), 0) AS BIGINT)
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = ? AND c.relkind = 'r'"""
+_BODIES = f"""SELECT row, id, body, {", ".join(KEYS)} FROM agent_step
+    WHERE row > ? ORDER BY row LIMIT ?"""  # noqa: S608 - names are ours
+_MESSAGES = "SELECT row, said, body FROM message WHERE row > ? ORDER BY row LIMIT ?"
+_OWNED = b"""SELECT bool_and(pg_has_role(c.relowner, 'USAGE')) FROM pg_catalog.pg_class c
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = %s AND c.relkind = 'r'"""
+_NOW = b"SELECT CAST(CAST(pg_current_xact_id() AS TEXT) AS BIGINT) %% 4294967296"
+_READERS = b"""SELECT count(*) FROM pg_catalog.pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_xmin IS NOT NULL
+        AND age(backend_xmin) > age(CAST(CAST(%s AS TEXT) AS xid))"""
+# With no row at all the server would keep the statistics of those that are gone.
+_REFRESH_STATISTICS = b"""BEGIN;
+    INSERT INTO agent_step (row, namespace, id, hop, body) VALUES (0, 0, '', 0, '');
+    INSERT INTO run (namespace, run_id) VALUES (0, '');
+    ANALYZE agent_step, run;
+    DELETE FROM agent_step WHERE row = 0;
+    DELETE FROM run WHERE namespace = 0;
+    COMMIT"""
+_MAY_REWRITE_STATISTICS = b"""SELECT pg_has_role(datdba, 'USAGE') FROM pg_catalog.pg_database
+    WHERE datname = current_database()"""
+_PAGE = 1000
+_PAUSE_SECONDS = 0.02
+
+
+class PostgresAdmin(PostgresSteps, AdminTables):
+    """Implements `StoreAdmin`; see protocols.py for the contract."""
+
+    def compact(self) -> tuple[str, ...]:
+        """Rewrite the tables without what was deleted; writers wait meanwhile.
+
+        The server's write-ahead log and its backups are not ours to rewrite.
+
+        Returns:
+            Where keys of what was deleted may still lie: the planner's statistics, unless this user
+            owns the database.
+
+        Raises:
+            StorageBusyError: A transaction that may still see what was deleted lasts too long.
+            ReadOnlyStorageError: The tables belong to another user of the server.
+        """
+        with self._db.writing() as connection:
+            add_checksums(connection, self._namespace)
+        with self._db.alone() as raw:
+            if raw.execute(_OWNED, (SCHEMA,)).fetchone() != (True,):
+                raise ReadOnlyStorageError(
+                    f"{self._db.name}: the tables belong to another user; only that one can "
+                    "give space back."
+                )
+            raw.execute(_REFRESH_STATISTICS)
+            reached = raw.execute(_MAY_REWRITE_STATISTICS).fetchone() == (True,)
+            self._wait_for_readers(raw)
+            for table in (*_TABLES, *(["pg_catalog.pg_statistic"] if reached else [])):
+                raw.execute(f"VACUUM (FULL) {table}".encode())
+        return () if reached else (f"{self._db.name} pg_statistic",)
+
+    def verify(self) -> list[str]:
+        """Check what this library relies on, in all namespaces."""
+        if self._db.writable:
+            # Of tables that were never analysed the server believes that they are small, and would
+            # compare them row by row. One that belongs to another user is left out, with a warning.
+            with self._db.alone() as raw:
+                raw.execute(f"ANALYZE {', '.join(_TABLES)}".encode())
+        lines = [self._line(what, broken) for what, broken in self._unreadable.items()]
+        return [line for line in (*lines, *self._broken(_INVARIANTS)) if line]
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts and sizes; the bytes are those of all namespaces."""
+        with self._db.reading() as connection:
+            counts = self._counts(connection)
+            (size,) = connection.execute(_BYTES, (SCHEMA,)).fetchone()
+            (version,) = connection.execute("SHOW server_version").fetchone()
+        return {
+            **counts,
+            "bytes": size,
+            "backend": "postgresql",
+            "path": self._db.name,
+            "durability": self._db.durability,
+            "schema_version": latest_version(),
+            "postgresql_version": version,
+        }
+
+    def _wait_for_readers(self, raw: Raw) -> None:
+        """Wait until nobody can see what was deleted before; VACUUM would keep it for them."""
+        now = raw.execute(_NOW, ()).fetchone()
+        give_up = time.monotonic() + self._db.timeout_seconds
+        while raw.execute(_READERS, now).fetchone() != (0,):
+            if time.monotonic() >= give_up:
+                raise StorageBusyError(
+                    f"{self._db.name} is being read by a transaction that sees what was deleted; "
+                    "try again when it is done."
+                )
+            time.sleep(_PAUSE_SECONDS)
+
+    @property
+    def _unreadable(self) -> dict[str, Callable[[Connection], list[int]]]:
+        """Return what finds bodies and messages that are not what they should be."""
+        return {
+            "a body that is no JSON, or not of its id": lambda connection: [
+                row
+                for row, step_id, body, *_ in _pages(connection, _BODIES)
+                if (held := _json(body)) is None or held.get("id") != step_id
+            ],
+            "a message that is no JSON": lambda connection: [
+                row
+                for row, said, body in _pages(connection, _MESSAGES)
+                if _json(said) is None or _json(body) is None
+            ],
+            "keys that are not what the step says": self._wrong_keys,
+        }
+
+    def _wrong_keys(self, connection: Connection) -> list[int]:
+        wrong: list[int] = []
+        for row, step_id, body, *keys in _pages(connection, _BODIES):
+            try:
+                made = self._values((step_id, body, decode_body(body)))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue  # no step at all, which is said elsewhere
+            if [made[name] for name in KEYS] != keys:
+                wrong.append(row)
+        return wrong
+
+
+def _pages(connection: Connection, sql: str) -> Any:
+    """Yield all rows of a table that a query returns by pages."""
+    after = 0
+    while page := connection.execute(sql, (after, _PAGE)).fetchall():
+        yield from page
+        after = page[-1][0]
+
+
+def _json(text: str) -> dict[str, Any] | None:
+    """Return the object in a text, None when there is none."""
+    try:
+        held: Any = orjson.loads(text)
+    except ValueError:
+        return None
+    return held if isinstance(held, dict) else None  # pyright: ignore[reportUnknownVariableType]
+
 
 # For all rows in one round trip; SQLite would walk whole runs for such a question.
 _IN_RUN = """SELECT k.row, near.row FROM step_view k CROSS JOIN LATERAL (

@@ -15,10 +15,14 @@ from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.stores.sql.branches import BranchTables
 from hybridagi_steps.stores.sql.checked_tables import CHECKED_TABLES, changed_rows
 from hybridagi_steps.stores.sql.revocations import RevocationTables
-from hybridagi_steps.stores.sql.runs import remove_empty_runs, remove_marks, runs_of
 from hybridagi_steps.stores.sql.salvage import Salvaged
-from hybridagi_steps.stores.sql.tables import Connection
-from hybridagi_steps.stores.sql.values import is_storable
+from hybridagi_steps.stores.sql.tables import (
+    Connection,
+    is_storable,
+    remove_empty_runs,
+    remove_marks,
+    runs_of,
+)
 
 _IDENTITY = """SELECT (SELECT value FROM meta WHERE key = 'store_id'), n.embedder, n.dimension
     FROM (SELECT 1) one LEFT JOIN namespace n ON n.id = ?"""
@@ -185,3 +189,36 @@ class AdminTables(BranchTables, RevocationTables):
             return str(error)
         shown = ", ".join(map(str, rows[:_SHOWN_ROWS]))
         return f"{self._db.name}: {what}: {len(rows)} rows ({shown} …)" if rows else ""
+
+
+_READ = """WITH RECURSIVE chain(branch_id, parent_id, below, last) AS (
+    SELECT b.id, b.parent_id, b.fork_sequence, 9223372036854775807
+    FROM session s JOIN branch b ON b.id = s.branch_id
+    UNION ALL
+    SELECT b.id, b.parent_id, b.fork_sequence, chain.below
+    FROM chain JOIN branch b ON b.id = chain.parent_id AND b.id < chain.branch_id)
+SELECT branch_id, max(last) AS last FROM chain GROUP BY branch_id"""
+
+BRANCH_INVARIANTS = {
+    "a branch with a gap, or one that does not begin after its fork": """SELECT b.id
+        FROM branch b JOIN message m ON m.branch_id = b.id GROUP BY b.id
+        HAVING min(m.sequence) <> b.fork_sequence + 1
+            OR max(m.sequence) <> b.fork_sequence + count(*)""",
+    "a message of no branch, or of another namespace": """SELECT m.row FROM message m WHERE NOT
+        EXISTS (SELECT 1 FROM branch b WHERE b.id = m.branch_id AND b.namespace = m.namespace)""",
+    "a branch that forks where its parent has no message of its own": """SELECT c.id FROM branch c
+        LEFT JOIN message m ON m.branch_id = c.parent_id AND m.sequence = c.fork_sequence
+        WHERE c.parent_id IS NOT NULL AND m.row IS NULL""",
+    "a branch older than its parent, or of another namespace": """SELECT c.id FROM branch c
+        JOIN branch p ON p.id = c.parent_id WHERE p.id >= c.id OR p.namespace <> c.namespace""",
+    "a session that points at no branch of its own": """SELECT s.branch_id FROM session s
+        WHERE NOT EXISTS (SELECT 1 FROM branch b WHERE b.id = s.branch_id
+            AND b.namespace = s.namespace AND b.session_id = s.id AND b.pointed = 1)""",
+    "a branch whose reach is not what sessions read": f"""SELECT b.id FROM branch b
+        LEFT JOIN ({_READ}) r ON r.branch_id = b.id WHERE b.reach <> coalesce(r.last, 0)""",  # noqa: S608 - no value in it
+    "a step pinned to no branch": """SELECT s.row FROM agent_step s WHERE s.branch_id IS NOT NULL
+        AND NOT EXISTS (SELECT 1 FROM branch b
+                        WHERE b.id = s.branch_id AND b.namespace = s.namespace)""",
+    "tokens without a message": """SELECT message_row FROM message_token t WHERE NOT EXISTS
+        (SELECT 1 FROM message m WHERE m.row = t.message_row)""",
+}

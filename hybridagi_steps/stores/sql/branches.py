@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-from hybridagi_steps.records.ids import new_id
-from hybridagi_steps.records.message import Step, utc_now
+from hybridagi_steps.records.message import Step, new_id, utc_now
 from hybridagi_steps.session_protocols import Attempt, BranchPosition
+from hybridagi_steps.stores.body import encode_message
 from hybridagi_steps.stores.commits import ATTEMPT_HOURS, check_names, in_use, stale_pointer
-from hybridagi_steps.stores.message_body import encode_message
 from hybridagi_steps.stores.sql.lineage import (
     branch_of,
     change_session,
@@ -26,10 +25,14 @@ from hybridagi_steps.stores.sql.lineage import (
     tip_of,
     widen_reach,
 )
-from hybridagi_steps.stores.sql.runs import remove_empty_runs, remove_marks, runs_of
 from hybridagi_steps.stores.sql.sessions import SessionTables
-from hybridagi_steps.stores.sql.tables import Connection
-from hybridagi_steps.stores.sql.values import many
+from hybridagi_steps.stores.sql.tables import (
+    Connection,
+    many,
+    remove_empty_runs,
+    remove_marks,
+    runs_of,
+)
 
 _POINTED = "UPDATE branch SET pointed = 1 WHERE id = ?"
 _ATTEMPTS = """SELECT id, fork_sequence,

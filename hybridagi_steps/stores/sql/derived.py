@@ -30,8 +30,7 @@ from hybridagi_steps.stores.checksums import (
     row_checksum,
     vector_checksum,
 )
-from hybridagi_steps.stores.sql.tables import Connection, Tables
-from hybridagi_steps.stores.sql.values import many
+from hybridagi_steps.stores.sql.tables import Connection, Tables, many
 
 # One lower bound, not two: SQLite would walk from whichever stands first.
 _BEYOND = """+s.namespace = :namespace AND s.row <= :through AND s.row >

@@ -23,6 +23,7 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.records.message import utc_now
 from hybridagi_steps.session_protocols import BranchPosition
+from hybridagi_steps.stores.body import Written
 from hybridagi_steps.stores.checksums import (
     ChecksumError,
     as_bytes,
@@ -31,9 +32,7 @@ from hybridagi_steps.stores.checksums import (
     place_seed,
     row_checksum,
 )
-from hybridagi_steps.stores.message_body import Written
-from hybridagi_steps.stores.sql.tables import Connection
-from hybridagi_steps.stores.sql.values import is_storable
+from hybridagi_steps.stores.sql.tables import Connection, is_storable
 
 OPEN_END = 2**63 - 1
 """The last sequence of a range that still grows; the largest integer of a column."""

@@ -13,8 +13,7 @@ from datetime import datetime
 
 from hybridagi_steps.errors import UnknownRevocationError
 from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.records.ids import new_id
-from hybridagi_steps.records.message import utc_now
+from hybridagi_steps.records.message import new_id, utc_now
 from hybridagi_steps.records.revocation import Revocation
 from hybridagi_steps.stores.descent import (
     Kin,
@@ -27,8 +26,7 @@ from hybridagi_steps.stores.descent import (
     recallers,
 )
 from hybridagi_steps.stores.sql.steps import StepReading
-from hybridagi_steps.stores.sql.tables import Connection
-from hybridagi_steps.stores.sql.values import is_storable, many
+from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
 
 _IDS = """SELECT s.id FROM agent_step s
     WHERE +s.namespace = ? AND s.row IN (SELECT value FROM json_each(?)) ORDER BY s.row"""

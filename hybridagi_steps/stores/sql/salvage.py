@@ -19,8 +19,8 @@ from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.session_protocols import BranchPosition, SessionSummary
+from hybridagi_steps.stores.body import decode_message
 from hybridagi_steps.stores.checksums import row_checksum
-from hybridagi_steps.stores.message_body import decode_message
 from hybridagi_steps.stores.sql.lineage import OPEN_END, checked_row, checked_session
 from hybridagi_steps.stores.sql.tables import Database
 

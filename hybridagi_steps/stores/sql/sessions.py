@@ -15,7 +15,14 @@ from hybridagi_steps.errors import StepsError, UnknownSessionError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.message import Step, utc_now
 from hybridagi_steps.session_protocols import BranchPosition, SessionSummary
-from hybridagi_steps.stores.body import encode_body
+from hybridagi_steps.stores.body import (
+    Written,
+    decode_message,
+    encode_body,
+    encode_message,
+    message_dicts,
+    preview,
+)
 from hybridagi_steps.stores.checksums import damaged
 from hybridagi_steps.stores.commits import (
     check_end,
@@ -24,13 +31,6 @@ from hybridagi_steps.stores.commits import (
     placed,
     refuse_twice,
     with_session,
-)
-from hybridagi_steps.stores.message_body import (
-    Written,
-    decode_message,
-    encode_message,
-    message_dicts,
-    preview,
 )
 from hybridagi_steps.stores.sql.lineage import (
     OPEN_END,
@@ -54,8 +54,7 @@ from hybridagi_steps.stores.sql.lineage import (
     take_number,
     tip_of,
 )
-from hybridagi_steps.stores.sql.tables import Connection
-from hybridagi_steps.stores.sql.values import is_storable, many
+from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
 from hybridagi_steps.stores.sql.writing import StepWriting
 
 _USED = """SELECT branch_id, first, last FROM append_key

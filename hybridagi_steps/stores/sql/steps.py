@@ -15,10 +15,9 @@ from hybridagi_steps.protocols import Hidden, Rows, RunSummary
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.stores.checksums import checked_vector, damaged, row_checksum
-from hybridagi_steps.stores.run_scores import check_score
+from hybridagi_steps.stores.commits import check_score
 from hybridagi_steps.stores.sql.lineage import steps_of
-from hybridagi_steps.stores.sql.tables import Connection, Tables
-from hybridagi_steps.stores.sql.values import is_storable, many
+from hybridagi_steps.stores.sql.tables import Connection, Tables, is_storable, many
 from hybridagi_steps.stores.sql.where import (
     HIDDEN_ROWS,
     KEY_COLUMNS,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from hybridagi_steps.protocols import ABANDONED, REVOKED, UNREVOKED, StepKey
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.stores.sql.values import is_storable, many
+from hybridagi_steps.stores.sql.tables import is_storable, many
 
 Condition = tuple[str, list[Any]]
 """SQL with its parameters."""

@@ -18,10 +18,8 @@ from hybridagi_steps.session_protocols import BranchPosition
 from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.checksums import vector_checksum
 from hybridagi_steps.stores.commits import refuse_twice
-from hybridagi_steps.stores.sql.runs import remove_empty_runs, runs_of
 from hybridagi_steps.stores.sql.steps import StepReading
-from hybridagi_steps.stores.sql.tables import Connection, Encoded
-from hybridagi_steps.stores.sql.values import many
+from hybridagi_steps.stores.sql.tables import Connection, Encoded, many, remove_empty_runs, runs_of
 
 _END_OF_SESSION = """SELECT s.branch_id, 1 + coalesce(
         (SELECT max(sequence) FROM message WHERE branch_id = b.id), b.fork_sequence)

@@ -8,24 +8,179 @@ append.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from zlib import crc32
 
 import numpy as np
 import orjson
 
-from hybridagi_steps.errors import DuplicateStepError
+from hybridagi_steps.errors import DuplicateStepError, StorageError
 from hybridagi_steps.protocols import Rows, StepKey
 from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.provenance import CHAT_FORMATS
 from hybridagi_steps.session_protocols import BranchPosition
 from hybridagi_steps.stores.body import encode_body
-from hybridagi_steps.stores.sql.lineage import Row, row_checksums
-from hybridagi_steps.stores.sql.tables import Connection, Encoded
-from hybridagi_steps.stores.sql.where import Condition, PlainValue
+from hybridagi_steps.stores.checksums import damaged
+from hybridagi_steps.stores.matching import scalar_kind
+from hybridagi_steps.stores.sql.lineage import Row, row_checksums, take_number
+from hybridagi_steps.stores.sql.tables import (
+    FORGET_NAMESPACE,
+    Connection,
+    Encoded,
+    Tables,
+    is_storable,
+    many,
+    runs_of,
+)
+from hybridagi_steps.stores.sql.where import KEY_COLUMNS, Condition, PlainValue
 from hybridagi_steps.stores.sql.writing import StepWriting
-from hybridagi_steps.stores.sqlite.removal import remove_all, remove_rows
-from hybridagi_steps.stores.sqlite.tables import SqliteTables
-from hybridagi_steps.stores.sqlite.where import RECALLED, SOURCE, keys_query, of_metadata
+from hybridagi_steps.stores.sqlite.database import Database
+
+KEYS_PER_TRANSACTION = 5_000
+"""Keys written at once: about 60 ms of write lock."""
+_LONGEST_TAIL = 256
+"""Steps without keys that a read puts up with: about 3 ms."""
+
+_TAIL_LENGTH = """SELECT coalesce((SELECT max(row) FROM agent_step), 0) - keys_through
+    FROM namespace WHERE id = ?"""
+_LONGEST_SCAN = 64
+"""Steps without keys that are walked for each question, where there are many questions."""
+# A view of the same name that comes before the file's own, as long as the transaction lasts.
+_KEPT = "namespace, row, parent_id, run_id, hop, user_id, scope"
+_KEEP_TAIL = f"CREATE TEMP TABLE tail AS SELECT {_KEPT} FROM step_tail WHERE namespace = ?"  # noqa: S608 - no value in it
+_SHOW_TAIL = (
+    "CREATE INDEX temp.tail_row ON tail (row)",
+    "CREATE INDEX temp.tail_run ON tail (run_id, hop, row)",
+    f"""CREATE TEMP VIEW step_view AS SELECT {_KEPT} FROM main.step_key
+        UNION ALL SELECT {_KEPT} FROM temp.tail""",  # noqa: S608 - no value in it
+)
+_WRITE_KEYS = """INSERT INTO step_key
+    SELECT namespace, row, parent_id, run_id, hop, session_id, user_id, program_id, program, tool,
+           step_type, scope, status, score, created_at, metadata, branch_id
+    FROM step_tail WHERE namespace = ? AND row <= ?"""
+
+
+class SqliteTables(Tables):
+    """A file seen from one namespace."""
+
+    def __init__(self, database: Database, namespace: str) -> None:
+        self._database = database
+        self._namespace = _namespace_id(database, namespace)
+
+    @property
+    def _db(self) -> Database:
+        return self._database
+
+    def _catch_up(self) -> None:
+        """Write the keys of new steps when there are many and nobody else writes."""
+        if not self._db.writable:
+            return
+        with self._db.reading() as connection:
+            long = self._tail_length(connection) > _LONGEST_TAIL
+        while long:
+            try:
+                with self._db.patience.at_most(0), self._db.writing() as connection:
+                    long = self._write_keys(connection)
+            except StorageError:
+                return  # the tail answers as well, only slower; a damaged file says so on reading
+
+    def _keep_tail(self, connection: Connection) -> None:
+        """Take the missing keys from the bodies once, in place of once for each question."""
+        if self._tail_length(connection) > _LONGEST_SCAN:
+            connection.execute(_KEEP_TAIL, (self._namespace,))
+            for statement in _SHOW_TAIL:
+                connection.execute(statement)
+
+    def _keep_up(self, connection: Connection) -> None:
+        """Write all keys that are missing."""
+        while self._write_keys(connection):
+            continue
+
+    def _write_keys(self, connection: Connection) -> bool:
+        """Write one batch of keys inside a transaction; return whether more are left."""
+        length = self._tail_length(connection)
+        (last,) = connection.execute("SELECT coalesce(max(row), 0) FROM agent_step").fetchone()
+        through = last - max(length - KEYS_PER_TRANSACTION, 0)
+        connection.execute(_WRITE_KEYS, (self._namespace, through))
+        update = "UPDATE namespace SET keys_through = ? WHERE id = ?"
+        connection.execute(update, (through, self._namespace))
+        return through < last
+
+    def _tail_length(self, connection: Connection) -> int:
+        found = connection.execute(_TAIL_LENGTH, (self._namespace,)).fetchone()
+        if found is None or found[0] is None:
+            raise damaged(f"{self._db.name}: namespace {self._namespace}", "it is not there")
+        return int(found[0])
+
+
+def _namespace_id(database: Database, name: str) -> int:
+    find = "SELECT id FROM namespace WHERE name = ?"
+    with database.reading() as connection:
+        found = connection.execute(find, (name,)).fetchone()
+    if found:
+        return int(found[0])
+    if not database.writable:
+        return 0  # no namespace has this number: the store is empty
+    with database.writing() as connection:
+        connection.execute("INSERT OR IGNORE INTO namespace (name) VALUES (?)", (name,))
+        return int(connection.execute(find, (name,)).fetchone()[0])
+
+
+_METADATA = """EXISTS (
+    SELECT 1 FROM json_each(k.metadata) m WHERE m.key = ? AND """
+_KINDS = {
+    "null": "m.type = 'null'",
+    "true": "m.type = 'true'",
+    "false": "m.type = 'false'",
+    "number": "m.type IN ('integer', 'real') AND m.atom = ?",
+    "text": "m.type = 'text' AND m.atom = ?",
+}
+
+SOURCE = f"""CASE WHEN json_type(k.metadata, '$.source.kind') = 'text' THEN coalesce(
+        CASE WHEN json_type(k.metadata, '$.source.name') = 'text'
+             THEN nullif(json_extract(k.metadata, '$.source.name'), '') END,
+        json_extract(k.metadata, '$.source.kind'))
+    WHEN json_extract(k.metadata, '$.format') IN ({", ".join(map(repr, CHAT_FORMATS))})
+    THEN json_extract(k.metadata, '$.format') END"""
+"""Where a step comes from, as `source_of` says."""
+RECALLED = """CASE WHEN instr(k.metadata, '"recalled"')
+    THEN json_extract(k.metadata, '$.recalled') END"""
+"""What a step recalled."""
+_COLUMNS: dict[StepKey, str] = {**KEY_COLUMNS, "source": SOURCE}
+
+
+_MOST_TERMS = 100
+"""SQLite takes 1,000 nested conditions, and 32,766 parameters."""
+_ALL_OF_METADATA = """NOT EXISTS (SELECT 1 FROM json_each(?) w WHERE NOT EXISTS (
+    SELECT 1 FROM json_each(k.metadata) m WHERE m.key = w.value ->> 0 AND CASE w.value ->> 1
+        WHEN 'number' THEN m.type IN ('integer', 'real') AND m.atom = w.value ->> 2
+        WHEN 'text' THEN m.type = 'text' AND m.atom = w.value ->> 2
+        ELSE m.type = w.value ->> 1 END))"""
+
+
+def of_metadata(metadata: Mapping[str, PlainValue]) -> Iterator[Condition]:
+    """Yield the conditions that metadata keys have values: one a key, or one for many."""
+    asked = [(key, *scalar_kind(value)) for key, value in metadata.items()]
+    if not all(is_storable(text) for each in asked for text in each if isinstance(text, str)):
+        yield "FALSE", []
+    elif len(asked) > _MOST_TERMS:
+        yield _ALL_OF_METADATA, [many(asked)]
+    else:
+        for key, kind, comparable in asked:
+            sql = f"{_METADATA}{_KINDS[kind]})"
+            yield sql, [key] if comparable is None else [key, comparable]
+
+
+def keys_query(names: Sequence[StepKey]) -> str:
+    """Return SQL for the next rows of a namespace above one: a JSON list of each column.
+
+    A list is read several times as fast as so many rows.
+    """
+    asked = ", ".join(["k.row AS row", *(f"{_COLUMNS[name]} AS {name}" for name in names)])
+    lists = ", ".join(f"json_group_array({name})" for name in ("row", *names))
+    return f"""SELECT {lists} FROM (SELECT {asked}
+        FROM step_view k WHERE k.namespace = ? AND k.row > ? ORDER BY k.row LIMIT ?)"""  # noqa: S608 - columns are ours
+
 
 _NEXT_ROW = """max(coalesce((SELECT max(row) FROM agent_step), 0),
     (SELECT value FROM meta WHERE key = 'row_floor')) + 1"""
@@ -139,3 +294,86 @@ class SqliteSteps(SqliteTables, StepWriting):
 
     def _of_metadata(self, metadata: Mapping[str, PlainValue]) -> Iterable[Condition]:
         return of_metadata(metadata)
+
+
+_GONE = "row IN (SELECT value FROM json_each(:rows))"
+_RAISE_FLOOR = """UPDATE meta SET value = max(value, coalesce(
+    (SELECT max(row) FROM agent_step), 0)) WHERE key = 'row_floor'"""
+_FORGET_ROWS = (
+    "INSERT INTO tombstone (namespace, row) SELECT :namespace, value FROM json_each(:rows)",
+    f"DELETE FROM step_text WHERE {_GONE}",  # noqa: S608 - no value in it
+    f"DELETE FROM embedding WHERE {_GONE}",  # noqa: S608 - no value in it
+    f"DELETE FROM stale_text WHERE namespace = :namespace AND {_GONE}",  # noqa: S608 - no value in it
+    f"DELETE FROM step_key WHERE namespace = :namespace AND {_GONE}",  # noqa: S608 - no value in it
+    f"DELETE FROM agent_step WHERE {_GONE}",  # noqa: S608 - no value in it
+)
+_FORGET_ALL = (
+    "DELETE FROM step_key WHERE namespace = :namespace",
+    "UPDATE namespace SET keys_through = 0 WHERE id = :namespace",
+    *FORGET_NAMESPACE,
+)
+
+
+def remove_rows(connection: Connection, namespace: int, rows: Sequence[int]) -> None:
+    """Remove rows of one namespace inside the caller's transaction; runs stay."""
+    if not rows:
+        return
+    connection.execute(_RAISE_FLOOR)
+    shown = showing(connection, namespace, rows, runs_of(connection, namespace, rows))
+    values = {"namespace": namespace, "rows": many(rows)}
+    for statement in _FORGET_ROWS:
+        connection.execute(statement, values)
+    empty(connection, shown)
+
+
+def remove_all(connection: Connection, namespace: int) -> None:
+    """Remove everything of one namespace; followers start again."""
+    connection.execute(_RAISE_FLOOR)
+    take_number(connection)
+    for statement in _FORGET_ALL:
+        connection.execute(statement, {"namespace": namespace})
+
+
+# Rows with words always have their keys, so these need no step_view.
+_SHOWN_BY_CHILDREN = """SELECT t.row FROM agent_step s
+    JOIN step_key k ON k.namespace = s.namespace AND k.parent_id = s.id
+    JOIN step_text t ON t.row = k.row AND t.parent_row = s.row
+    WHERE +s.namespace = :namespace AND s.row IN (SELECT value FROM json_each(:rows))"""
+_SHOWN_IN_RUNS = """SELECT t.row FROM step_key k JOIN step_text t ON t.row = k.row
+    WHERE k.namespace = :namespace AND k.run_id IN (SELECT value FROM json_each(:runs))
+        AND t.parent_row IN (SELECT value FROM json_each(:rows))"""
+_EMPTY = """INSERT OR REPLACE INTO step_text
+    (namespace, row, parent_row, tokens, text_hash, purpose_hash, scoped)
+    SELECT namespace, row, NULL, '', text_hash, purpose_hash, scoped FROM step_text
+    WHERE row IN (SELECT value FROM json_each(?))"""
+_MARK = """INSERT OR IGNORE INTO stale_text (namespace, row) SELECT namespace, row FROM step_text
+    WHERE row IN (SELECT value FROM json_each(?))"""
+
+LEFTOVERS = """SELECT t.row FROM step_text t WHERE t.parent_row IS NOT NULL AND NOT EXISTS (
+    SELECT 1 FROM step_key k JOIN step_key p ON p.namespace = k.namespace
+    WHERE k.namespace = t.namespace AND k.row = t.row AND p.row = t.parent_row
+        AND p.user_id IS k.user_id AND p.scope IS k.scope)"""
+"""Rows that show words they must not, in any namespace; files of older versions may have some."""
+
+
+def showing(
+    connection: Connection, namespace: int, rows: Sequence[int], runs: Sequence[str]
+) -> list[int]:
+    """Return the rows whose words show one of `rows`: their children, and others of their runs."""
+    values = {"namespace": namespace, "rows": many(rows), "runs": many(runs)}
+    found = {row for (row,) in connection.execute(_SHOWN_BY_CHILDREN, values)}
+    found.update(row for (row,) in connection.execute(_SHOWN_IN_RUNS, values))
+    return sorted(found)
+
+
+def empty(connection: Connection, rows: Sequence[int]) -> None:
+    """Take all words out of these rows and mark them stale; rows without words are skipped."""
+    if rows:
+        asked = (many(rows),)
+        connection.execute(_EMPTY, asked)
+        connection.execute(_MARK, asked)
+
+
+def empty_leftovers(connection: Connection) -> None:
+    """Empty the rows that show words they must not."""
+    empty(connection, [row for (row,) in connection.execute(LEFTOVERS)])

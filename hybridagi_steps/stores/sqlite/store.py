@@ -8,13 +8,95 @@ database.py owns every connection and lock.
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
+from typing import Any
 
+from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.stores import Durability
+from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, AdminTables
+from hybridagi_steps.stores.sql.checked_tables import add_checksums
 from hybridagi_steps.stores.sql.derived import DerivedTables
-from hybridagi_steps.stores.sqlite.admin import SqliteAdmin
+from hybridagi_steps.stores.sql.tables import Connection
 from hybridagi_steps.stores.sqlite.database import Database
+from hybridagi_steps.stores.sqlite.schema import changed_schema, latest_version
+from hybridagi_steps.stores.sqlite.steps import LEFTOVERS, SqliteSteps, empty_leftovers
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
+
+_INVARIANTS = {
+    "a body that is no JSON, or not of its id": """SELECT row FROM agent_step
+        WHERE CASE WHEN json_valid(body) THEN json_extract(body, '$.id') END IS NOT id""",
+    "keys without a step": """SELECT row FROM step_key k WHERE NOT EXISTS
+        (SELECT 1 FROM agent_step s WHERE s.row = k.row AND s.namespace = k.namespace)""",
+    "a step without keys": """SELECT s.row FROM agent_step s JOIN namespace n ON n.id = s.namespace
+        WHERE s.row <= n.keys_through AND NOT EXISTS
+        (SELECT 1 FROM step_key k WHERE k.namespace = s.namespace AND k.row = s.row)""",
+    "keys beyond the watermark": """SELECT row FROM step_key k
+        JOIN namespace n ON n.id = k.namespace WHERE k.row > n.keys_through""",
+    **INVARIANTS,
+    "words of a step that is gone or another user's, until vacuum": LEFTOVERS,
+    "a message that is no JSON": """SELECT row FROM message
+        WHERE NOT (json_valid(said) AND json_valid(body))""",
+    **BRANCH_INVARIANTS,
+}
+_WAL_RESET_FIXED = (3, 51, 3)
+
+
+class SqliteAdmin(SqliteSteps, AdminTables):
+    """Implements `StoreAdmin`; see protocols.py for the contract."""
+
+    def compact(self) -> tuple[str, ...]:
+        """Give space back. Nothing deleted is left in any file."""
+        with self._db.writing() as connection:
+            empty_leftovers(connection)
+            connection.execute("REINDEX")
+            for namespace in self._column(connection, "SELECT id FROM namespace"):
+                add_checksums(connection, namespace)
+        self._db.compact()
+        return ()
+
+    def verify(self) -> list[str]:
+        """Check the file as SQLite does, then what this library relies on, in all namespaces."""
+        wrong = (
+            self._db.damage_of_log(),
+            self._integrity(),
+            self._line("tables or views of another form", changed_schema),
+            self._line("keys that are not what the step says", self._wrong_keys),
+        )
+        return list(dict.fromkeys(line for line in (*wrong, *self._broken(_INVARIANTS)) if line))
+
+    def _wrong_keys(self, connection: Connection) -> list[int]:
+        """Return the rows with other keys than the view of new steps would give them."""
+        view = "SELECT sql FROM sqlite_master WHERE name = 'step_tail'"
+        (sql,) = connection.execute(view).fetchone()
+        made = sql[sql.index("SELECT") :].replace("> n.keys_through", "<= n.keys_through")
+        wrong = f"SELECT row FROM ({made} EXCEPT SELECT * FROM step_key) ORDER BY row"  # noqa: S608 - no value in it
+        return self._column(connection, wrong)
+
+    def _integrity(self) -> str:
+        """Return what SQLite finds wrong, in one line."""
+        try:
+            with self._db.reading() as connection:
+                found = self._column(connection, "PRAGMA integrity_check")
+        except DamagedFileError as error:
+            return str(error)
+        return "" if found == ["ok"] else f"{self._db.path}: {'; '.join(found)}"
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts and sizes, and what guards against the WAL-reset bug."""
+        with self._db.reading() as connection:
+            counts = self._counts(connection)
+        fixed = sqlite3.sqlite_version_info >= _WAL_RESET_FIXED
+        return {
+            **counts,
+            "bytes": self._db.file_bytes(),
+            "backend": "sqlite",
+            "path": str(self._db.path),
+            "durability": self._db.durability,
+            "schema_version": latest_version(),
+            "sqlite_version": sqlite3.sqlite_version,
+            "wal_reset_bug": "fixed" if fixed else "avoided: writers and checkpoints take turns",
+        }
 
 
 class SqliteStepStore(SqliteAdmin, DerivedTables):
