@@ -287,7 +287,7 @@ class TestThePage:
 
 
 def test_the_documentation_says_how_much_is_too_much() -> None:
-    page = Path(__file__).parents[1] / ".github" / "docs" / "server.md"
+    page = Path(__file__).parents[2] / ".github" / "docs" / "server.md"
     said, usual = page.read_text("utf-8"), ServerSettings()
     assert f"`--max-queue` {usual.max_queue} more wait, each for a second" in said
     assert usual.queue_seconds == 1

@@ -16,7 +16,7 @@ import hybridagi_steps as hs
 from hybridagi_steps.exchange import export_file, import_file
 from hybridagi_steps.records.agent_step import id_text
 
-SAMPLES = Path(__file__).parent / "samples"
+SAMPLES = Path(__file__).parents[1] / "samples"
 
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},

@@ -122,9 +122,15 @@ def made(memory: StepMemory) -> StepRunner:
 @contextmanager
 def ordered_worker(folder: Path) -> Generator[None]:
     """Run a worker from the command line; at the end ask it to stop."""
-    words = ["worker", "--db", str(folder / "steps.db"), "--program", "test_durable_runs:made"]
+    words = [
+        "worker",
+        "--db",
+        str(folder / "steps.db"),
+        "--program",
+        "durable.test_durable_runs:made",
+    ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "hybridagi_steps", *words], cwd=Path(__file__).parent
+        [sys.executable, "-m", "hybridagi_steps", *words], cwd=Path(__file__).parents[1]
     )
     try:
         yield

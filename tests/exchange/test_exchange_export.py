@@ -23,7 +23,7 @@ from hybridagi_steps.exchange.exporter import EXPORT_FORMATS
 from hybridagi_steps.exchange.formats.otlp_values import STEP
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 
-SHIPPED = Path(__file__).parent.parent / "data" / "steps.jsonl"
+SHIPPED = Path(__file__).parents[2] / "data" / "steps.jsonl"
 
 
 def filled(*names: str) -> Shelf:

@@ -26,7 +26,7 @@ from faults.processes import Shim, ask, ended_within, fork
 
 from hybridagi_steps import StepMemory
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 class Losing(StepMemory):

@@ -19,7 +19,7 @@ from hybridagi_steps.exchange.records import Parsed, Record
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep
 
-SAMPLES = Path(__file__).parent / "samples"
+SAMPLES = Path(__file__).parents[1] / "samples"
 FILES = {
     "anthropic_request.json": "anthropic",
     "anthropic_responses.json": "anthropic",

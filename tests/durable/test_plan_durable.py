@@ -25,7 +25,7 @@ from hybridagi_steps.planning.worker import Finished, Work  # noqa: E402
 from hybridagi_steps.testing import scripted_lm  # noqa: E402
 from hybridagi_steps.workspace.workspace import Workspace  # noqa: E402
 
-WORKER = Path(__file__).parent / "plan_worker.py"
+WORKER = Path(__file__).parents[1] / "plan_worker.py"
 PATIENCE = 60.0
 STEPS = ("first", "left", "right", "slow", "last")
 
