@@ -43,9 +43,6 @@ def make_private(path: Path) -> None:
     """Create a file that is not there yet, so that its owner alone can read it.
 
     One that is there is not even opened: closing it would drop SQLite's locks in this process.
-
-    Raises:
-        OSError: It cannot be created.
     """
     with suppress(FileExistsError):
         os.close(private_opener(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
@@ -57,12 +54,7 @@ def private_opener(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def erase_from_queue(path: Path, gone: Callable[[QueuedRun], bool]) -> int:
-    """Delete runs from the file of a queue, to the last byte; return how many there were.
-
-    Raises:
-        OSError: The file is gone.
-        sqlite3.Error: It is no queue, cannot be written, or is held by others for too long.
-    """
+    """Delete runs from the file of a queue, to the last byte; return how many there were."""
     if not path.is_file():
         raise FileNotFoundError(path)
     address = f"{path.as_uri()}?mode=rw"
@@ -105,11 +97,7 @@ class StateFolder:
 
     @contextmanager
     def locked(self) -> Generator[None]:
-        """Hold a lock that other processes, and other objects in this one, respect.
-
-        Raises:
-            OSError: The folder cannot be written.
-        """
+        """Hold a lock that other processes, and other objects in this one, respect."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = private_opener(self.path / "lock", os.O_RDWR | os.O_CREAT)
         try:
@@ -147,11 +135,7 @@ class StateFolder:
         self.drop_unnamed([path.name for path in self.path.glob("objects/*/*")])
 
     def forget_run(self, key: str) -> None:
-        """Drop what a plan's run has left here.
-
-        Raises:
-            OSError: The folder is gone, or cannot be written.
-        """
+        """Drop what a plan's run has left here."""
         if not self.path.is_dir():
             raise FileNotFoundError(self.path)
         with self.locked():

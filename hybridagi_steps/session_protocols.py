@@ -80,13 +80,6 @@ class SessionStore(Protocol):
         these messages stand before its own. One that names no session gets this one. A key used
         before in this session returns what it stored then, and stores nothing: the same key must
         come with messages that say the same (ids and times may differ).
-
-        Raises:
-            SequenceConflictError: The branch ends elsewhere than `expect_last` or is not one of
-                this session, or the key stored other messages, or some that were deleted since.
-            UnknownSessionError: No such session, and a `branch_id`.
-            DuplicateStepError: The id of a message or AgentStep is stored already, or twice here.
-            InvalidStepError: An empty name, or one that holds NUL or a lone surrogate.
         """
         ...
 
@@ -101,10 +94,6 @@ class SessionStore(Protocol):
         """Return the messages from `start` to `end`, both inclusive, with this session's id.
 
         A range outside the session is empty.
-
-        Raises:
-            UnknownSessionError: No such session.
-            SequenceConflictError: The branch is not one of this session.
         """
         ...
 
@@ -120,11 +109,7 @@ class SessionStore(Protocol):
         ...
 
     def session_end(self, session_id: str, *, branch_id: int | None = None) -> BranchPosition:
-        """Return where a session ends; sequence 0 when it is empty.
-
-        Raises:
-            UnknownSessionError: No such session.
-        """
+        """Return where a session ends; sequence 0 when it is empty."""
         ...
 
     def pinned_steps(
@@ -133,9 +118,6 @@ class SessionStore(Protocol):
         """Return (sequence, id) of the AgentSteps pinned to a session's line, in that order.
 
         Steps of the same sequence stand as they were stored. An unknown session has none.
-
-        Raises:
-            SequenceConflictError: The branch is not one of this session.
         """
         ...
 
@@ -155,29 +137,15 @@ class BranchStore(Protocol):
     """
 
     def fork(self, session_id: str, sequence: int, new_session_id: str | None = None) -> str:
-        """Start a session that shares messages 1 to `sequence` with this one; return its id.
-
-        Raises:
-            UnknownSequenceError: The session is shorter than that.
-            SequenceConflictError: There is a session `new_session_id` already.
-        """
+        """Start a session that shares messages 1 to `sequence` with this one; return its id."""
         ...
 
     def branch_at(self, session_id: str, sequence: int, reason: str = "retry") -> int:
-        """Start a branch after `sequence` to write an attempt to; the session stays as it is.
-
-        Raises:
-            UnknownSequenceError: The session is shorter than that.
-        """
+        """Start a branch after `sequence` to write an attempt to; the session stays as it is."""
         ...
 
     def adopt(self, session_id: str, branch_id: int, *, expect_branch: int | None = None) -> None:
-        """Let the session point at one of its branches from now on.
-
-        Raises:
-            SequenceConflictError: It points elsewhere than `expect_branch`, or the branch is not
-                one of this session.
-        """
+        """Let the session point at one of its branches from now on."""
         ...
 
     def hide_from(self, session_id: str, start: int) -> int:

@@ -66,10 +66,6 @@ def admitted(steps: object, redact: Redact | None) -> list[AgentStep]:
     Args:
         steps: An AgentStep, several, or what holds them in `.steps`.
         redact: Applied to every string of inputs, outputs, metadata and extra fields.
-
-    Raises:
-        InvalidStepError: Not a step, or an id that is empty, too long or no text; all are refused.
-        StepTooDeepError: Values nested deeper than 64 levels.
     """
     if isinstance(steps, AgentStep):
         return [_admitted(steps, redact)]
@@ -80,12 +76,7 @@ def admitted(steps: object, redact: Redact | None) -> list[AgentStep]:
 
 
 def check_vector(step: AgentStep, dimension: int) -> None:
-    """Check the vector that a step brings along.
-
-    Raises:
-        DimensionMismatchError: It has another length than `dimension`.
-        InvalidVectorError: It holds NaN or Inf, or is zero.
-    """
+    """Check the vector that a step brings along."""
     vector = np.asarray(step.vector, np.float32)
     where = f"the vector of step {step.id}"
     if vector.ndim != 1 or len(vector) != dimension:
@@ -95,11 +86,7 @@ def check_vector(step: AgentStep, dimension: int) -> None:
 
 
 def checked_redact(redact: Redact | None) -> Redact | None:
-    """Return `redact`.
-
-    Raises:
-        InvalidStepError: It cannot be called.
-    """
+    """Return `redact`."""
     if redact is not None and not callable(redact):  # pyright: ignore[reportUnnecessaryComparison] - callers err
         raise InvalidStepError(
             "redact is a function that takes a text and returns what may be kept of it, "
@@ -114,9 +101,6 @@ def redacted(value: Any, redact: Redact) -> Any:
     The keys by which a step is read (`purpose`, `result`, …) stay as they are. A text in base64, in
     a data URL too, is redacted as what it says; a picture or sound that holds such a text is left
     out.
-
-    Raises:
-        InvalidStepError: `redact` returned something else than a string.
     """
     if isinstance(value, str):
         return _text(redact, value)
@@ -137,11 +121,7 @@ def redacted(value: Any, redact: Redact) -> Any:
 
 
 def redacted_fields(fields: dict[str, Any], redact: Redact) -> dict[str, Any]:
-    """Return a step's fields redacted, but for the UUIDs of what it recalled, which say nothing.
-
-    Raises:
-        InvalidStepError: `redact` returned something else than a string.
-    """
+    """Return a step's fields redacted, but for the UUIDs of what it recalled, which say nothing."""
     kept: dict[str, Any] = redacted(fields, redact)
     recalled = recalled_by(fields.get("metadata"))
     if recalled and len(recalled) == len(kept["metadata"][RECALLED]):
@@ -294,11 +274,6 @@ def admitted_messages(messages: object, session_id: str, redact: Redact | None) 
         messages: A Step, a message in a provider's form, or several of them.
         session_id: The session they go to.
         redact: Applied to every string of content, calls, reasoning, name and metadata.
-
-    Raises:
-        InvalidStepError: Not a message, or an id that is empty, too long or no text.
-        MessageError: A dict that is no message.
-        StepTooDeepError: Values nested deeper than 64 levels.
     """
     check_id("session_id", session_id)
     if isinstance(messages, Step | Mapping):
@@ -311,11 +286,7 @@ def admitted_messages(messages: object, session_id: str, redact: Redact | None) 
 
 
 def check_id(name: str, value: object) -> None:
-    """Check an id that is stored with a message.
-
-    Raises:
-        InvalidStepError: It is no text of 1 to 128 characters, or holds NUL or a lone surrogate.
-    """
+    """Check an id that is stored with a message."""
     if not isinstance(value, str):
         raise InvalidStepError(f"{name} is a text, not {type(value).__name__}.")
     if not 0 < len(value) <= MAX_ID_LENGTH:
@@ -373,11 +344,7 @@ def _from_dict(message: object, session_id: str) -> Step:
 
 
 def _check_shape(step: Step) -> None:
-    """Check what a caller may have put into a Step after it was made.
-
-    Raises:
-        InvalidStepError: A field of another type than messages have.
-    """
+    """Check what a caller may have put into a Step after it was made."""
     for name in _MESSAGE_IDS:
         if (value := getattr(step, name, None)) is not None or name == "id":
             check_id(name, value)
@@ -485,11 +452,7 @@ def is_number(value: object) -> bool:
 
 
 def checked_page(limit: int, offset: int) -> tuple[int, int]:
-    """Return a page of a listing; what no database can count to is as good as everything.
-
-    Raises:
-        InvalidQueryError: `limit` or `offset` is no number of steps.
-    """
+    """Return a page of a listing; what no database can count to is as good as everything."""
     for name, number in (("limit", limit), ("offset", offset)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 0:  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
             raise InvalidQueryError(f"{name} is a number of steps, at least 0; got {number!r}.")
@@ -497,22 +460,14 @@ def checked_page(limit: int, offset: int) -> tuple[int, int]:
 
 
 def one_id(step_id: StepId) -> str:
-    """Return an id as a text.
-
-    Raises:
-        InvalidQueryError: It is none.
-    """
+    """Return an id as a text."""
     if not isinstance(step_id, str | UUID):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
         raise InvalidQueryError(f"ids are UUIDs or texts; got {step_id!r:.60}.")
     return id_text(step_id)
 
 
 def id_texts(ids: StepId | Iterable[StepId]) -> list[str]:
-    """Return one id or several as a list of texts.
-
-    Raises:
-        InvalidQueryError: It is neither, or one of them is none.
-    """
+    """Return one id or several as a list of texts."""
     if isinstance(ids, str | UUID) or not isinstance(ids, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
         return [one_id(ids)]
     return [one_id(step_id) for step_id in ids]

@@ -92,12 +92,7 @@ Trust = Annotated[
 
 
 def existing(db: str, namespace: str) -> AbstractContextManager[StepMemory]:
-    """Open the memory in a file that is there, or on a server.
-
-    Raises:
-        typer.BadParameter: There is no such file.
-        StorageError: It is no memory, or a damaged one.
-    """
+    """Open the memory in a file that is there, or on a server."""
     from hybridagi_steps.stores.address import is_server
 
     if not is_server(db) and not Path(db).exists():
@@ -116,11 +111,6 @@ def opened(
         db: The file, or a server's address.
         namespace: Whose memory in it.
         redact: Where the function is that redacts what is stored, as `package.module:name`.
-
-    Raises:
-        typer.BadParameter: It is ":memory:", which ends with the command.
-        InvalidSettingError: There is no such function to redact with.
-        StorageError: It is no memory, a damaged one, or cannot be written.
     """
     if db in ("", ":memory:"):
         raise typer.BadParameter(f"--db needs a file; {db!r} would be gone with this command.")
@@ -147,12 +137,7 @@ def step_filter(
     metadata: Sequence[str] | None = None,
     **conditions: Any,
 ) -> StepFilter:
-    """Return the filter that options ask for; absent ones add no condition.
-
-    Raises:
-        InvalidFilterError: A value that no filter knows.
-        typer.BadParameter: A date or KEY=VALUE that cannot be read.
-    """
+    """Return the filter that options ask for; absent ones add no condition."""
     from hybridagi_steps.records.filters import StepFilter
 
     asked = {

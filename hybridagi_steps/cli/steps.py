@@ -206,11 +206,7 @@ _NAMED = 4
 
 
 def find(memory: StepMemory, text: str) -> AgentStep | list[AgentStep]:
-    """Return the step, or the steps of the run, that an id or its beginning names.
-
-    Raises:
-        UnknownStepError: Nothing has this id, or several things begin with it.
-    """
+    """Return the step, or the steps of the run, that an id or its beginning names."""
     if exact := memory.get_steps([text]):
         return exact[0]
     if run := run_steps(memory, text):
@@ -227,11 +223,7 @@ def run_steps(memory: StepMemory, run_id: str) -> list[AgentStep]:
 
 
 def check_session(memory: StepMemory, session_id: str) -> None:
-    """Check that a session is there: it has messages, or steps that name it.
-
-    Raises:
-        UnknownSessionError: It has neither.
-    """
+    """Check that a session is there: it has messages, or steps that name it."""
     try:
         memory.repository().store.session_end(session_id)
     except UnknownSessionError:
@@ -270,9 +262,6 @@ def steps_like(memory: StepMemory, text: str, k: int, **options: Any) -> list[St
         text: The step's id or its beginning.
         k: Most hits wanted; at least 1.
         options: What `StepMemory.search` takes.
-
-    Raises:
-        InvalidQueryError: The id is a run's, or k is below 1.
     """
     if k < 1:
         raise InvalidQueryError(f"k is the number of hits wanted, at least 1; got {k}.")

@@ -105,12 +105,7 @@ class SessionReader:
         self._known: OrderedDict[str, tuple[BranchPosition, list[Step]]] = OrderedDict()
 
     def read(self, session_id: str) -> Source:
-        """Return a session's messages.
-
-        Raises:
-            InvalidSettingError: There is no memory.
-            UnknownSessionError: The memory has no such session.
-        """
+        """Return a session's messages."""
         if self._memory is None:
             raise InvalidSettingError("a session_id needs a memory: ContextBuilder(memory, …).")
         store = self._memory.repository().store
@@ -132,12 +127,7 @@ def source_of(
     steps: Iterable[AgentStep] | Iterable[Step] | None,
     query: str | None,
 ) -> Source:
-    """Return the messages of a session or of steps; for an empty one, what the query says.
-
-    Raises:
-        InvalidSettingError: Neither is given, or both, or no memory, or of no known kind.
-        UnknownSessionError: The memory has no such session.
-    """
+    """Return the messages of a session or of steps; for an empty one, what the query says."""
     if (session_id is None) == (steps is None):
         raise InvalidSettingError("a context is built of either session_id=… or steps=….")
     if session_id is not None:

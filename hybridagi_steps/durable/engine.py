@@ -63,11 +63,7 @@ def address_of(database: Path) -> str:
 
 
 def open_client(database: Path) -> Any:
-    """Return a client of the engine's database, which is created if it is not there.
-
-    Raises:
-        StorageError: The file cannot be opened or written, or is no database.
-    """
+    """Return a client of the engine's database, which is created if it is not there."""
     try:
         make_private(database)
         DBOS.migrate(address_of(database))
@@ -148,11 +144,7 @@ def recover_dead(client: Any, database: Path, queue: str, own: str) -> int:
 
 @contextmanager
 def only_engine() -> Generator[None]:
-    """Hold this process's one place for an engine in the block.
-
-    Raises:
-        InvalidSettingError: An engine runs in this process already.
-    """
+    """Hold this process's one place for an engine in the block."""
     if not _running.acquire(blocking=False):
         raise InvalidSettingError("this process is a worker already; start another process.")
     try:

@@ -136,11 +136,7 @@ class DurableQueue:
         self.worker_id, self.poll_seconds, self.serves = worker_id, poll_seconds, serves
 
     async def dispatcher(self, worker: StepWorker, settings: Settings) -> QueueDispatcher:
-        """Return what hands the steps of a run to the queue; opens it if need be.
-
-        Raises:
-            InvalidSettingError: This process has another queue open; DBOS allows one at a time.
-        """
+        """Return what hands the steps of a run to the queue; opens it if need be."""
         await run_sync(self.open, worker, settings)
         return QueueDispatcher(self.poll_seconds, settings)
 
@@ -155,12 +151,7 @@ class DurableQueue:
         (stop or threading.Event()).wait()
 
     def open(self, worker: StepWorker, settings: Settings) -> None:
-        """Start DBOS; work that this worker had begun before a crash is begun again.
-
-        Raises:
-            InvalidSettingError: This process has another queue open.
-            StorageError: The database cannot be opened or written, or the file is none.
-        """
+        """Start DBOS; work that this worker had begun before a crash is begun again."""
         with _process.lock:
             if _process.queue not in (None, self):
                 raise InvalidSettingError(
@@ -197,9 +188,6 @@ class DurableQueue:
         """Begin the work again that a worker had begun and will never end; return how much.
 
         Only for a worker that is known to be dead: work of a living one would be done twice.
-
-        Raises:
-            InvalidSettingError: The queue is not open.
         """
         if _process.queue is not self:
             raise InvalidSettingError(
@@ -404,9 +392,6 @@ def read_outcome(text: str, find: Callable[[list[str]], dict[str, bytes]]) -> Ou
     Args:
         text: What `write_outcome` gave.
         find: Returns the contents that it kept.
-
-    Raises:
-        ValueError: It is none.
     """
     data: dict[str, Any] = orjson.loads(text)
     finished, error, changes = data["finished"], data["error"], data["changes"]

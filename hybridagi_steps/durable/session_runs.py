@@ -72,11 +72,7 @@ class Order:
     inputs: dict[str, Any]
 
     def to_json(self) -> str:
-        """Return it as JSON.
-
-        Raises:
-            InvalidSettingError: It holds what JSON cannot.
-        """
+        """Return it as JSON."""
         try:
             return orjson.dumps(asdict(self), option=orjson.OPT_SORT_KEYS).decode()
         except TypeError as error:
@@ -320,13 +316,7 @@ class DurableRunner:
 
 
 def order_of(session: Any, message: Any, inputs: Any, redact: Redact | None) -> Order:
-    """Return what a run is asked to do, refused here if a runner would refuse it.
-
-    Raises:
-        MessageError: The message is empty, or neither text nor parts.
-        InvalidStepError: A session or user that no step can name, or a message over 8 MiB.
-        InvalidSettingError: The session is neither an id nor a session, or inputs have no names.
-    """
+    """Return what a run is asked to do, refused here if a runner would refuse it."""
     named = session_of(session)
     Labels.of(named.session_id, named.user_id, None, None)
     check_message(message)

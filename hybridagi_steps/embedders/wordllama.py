@@ -91,11 +91,7 @@ class WordLlamaEmbedder:
 
 
 def load_model() -> _Model:
-    """Read the model's two files.
-
-    Raises:
-        EmbedderError: The package is not installed, or ships other files.
-    """
+    """Read the model's two files."""
     from safetensors.numpy import load
     from tokenizers import Tokenizer
 

@@ -114,11 +114,7 @@ def conversation_of(
 
 
 def message_list(record: dict[str, Any]) -> list[Message]:
-    """Return the messages of an object.
-
-    Raises:
-        BadRecordError: There are none, or one is no object.
-    """
+    """Return the messages of an object."""
     messages: Any = record.get("messages")
     if not isinstance(messages, list):
         raise BadRecordError("no list of messages")
@@ -131,11 +127,7 @@ def message_list(record: dict[str, Any]) -> list[Message]:
 
 
 def record_steps(record: Record, conversation: Conversation) -> list[Parsed | Skipped]:
-    """Return the steps of a record's conversation.
-
-    Raises:
-        BadRecordError: A message is not a message; the text names it.
-    """
+    """Return the steps of a record's conversation."""
     reader = _Reader(conversation)
     steps = reader.read()
     line, anywhere = conversation.line, conversation.of_steps
@@ -146,11 +138,7 @@ def record_steps(record: Record, conversation: Conversation) -> list[Parsed | Sk
 
 
 def conversation_steps(conversation: Conversation) -> list[AgentStep]:
-    """Return the steps of one conversation, in order.
-
-    Raises:
-        BadRecordError: A message is not a message; the text names it.
-    """
+    """Return the steps of one conversation, in order."""
     return _Reader(conversation).read()
 
 

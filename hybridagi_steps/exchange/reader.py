@@ -48,9 +48,6 @@ class Source:
         """Yield the JSON values of the file: its lines, the items of its list, or all of it.
 
         A list of messages is one value: the messages make sense together only.
-
-        Raises:
-            ExchangeError: The document cannot be read from its beginning.
         """
         if not self._is_document():
             for number, line in self._lines():
@@ -154,22 +151,14 @@ class Source:
 
 @contextmanager
 def opened(path: Path) -> Generator[Source]:
-    """Open a file for import.
-
-    Raises:
-        ExchangeError: It cannot be opened, is empty, or is no text.
-    """
+    """Open a file for import."""
     with reading_errors(path), path.open("rb") as file:
         yield Source(cast("BinaryIO", file), str(path))
 
 
 @contextmanager
 def reading_errors(path: Path) -> Generator[None]:
-    """Name a file that cannot be opened.
-
-    Raises:
-        ExchangeError: It is missing, may not be read, or is no file.
-    """
+    """Name a file that cannot be opened."""
     try:
         if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
             # It may never end, and cannot be read a second time.
@@ -197,11 +186,7 @@ _SAID = {"content", "data", "call_id", "summary"}
 
 
 def _whole(items: list[Any], rest: Iterator[tuple[int, Any]]) -> list[Any]:
-    """Return the items of a list that must be read whole.
-
-    Raises:
-        BadRecordError: It is too long to be one conversation, or broken.
-    """
+    """Return the items of a list that must be read whole."""
     for _, value in rest:
         if isinstance(value, BadRecordError):
             raise value
@@ -229,9 +214,6 @@ def json_values(pieces: Iterator[bytes]) -> Iterator[tuple[int, Any]]:
     """Yield (line, value) for each value of a document given in pieces of UTF-8.
 
     An object that has a key twice comes as the error that says so: what follows it can be read.
-
-    Raises:
-        BadRecordError: From here on it is not JSON; what was yielded before stands.
     """
     buffer = _Buffer(pieces)
     in_list = buffer.peek() == "["

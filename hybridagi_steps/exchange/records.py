@@ -143,11 +143,7 @@ def line_records(lines: Lines) -> Iterator[Record | Skipped]:
 
 
 def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the members of a JSON object, for a decoder's `object_pairs_hook`.
-
-    Raises:
-        DoubleKeyError: A key stands twice: readers differ in which of its values they take.
-    """
+    """Return the members of a JSON object, for a decoder's `object_pairs_hook`."""
     members = dict(pairs)
     if len(members) < len(pairs):
         seen: set[str] = set()
@@ -161,9 +157,6 @@ def json_record(line: bytes) -> Any:
 
     Python's own parser is used for its exactness: long integers and lone surrogates arrive as
     they were written, so that a step can repair them and say so.
-
-    Raises:
-        BadRecordError: The line is not JSON, or an object in it has a key twice.
     """
     try:
         return json.loads(line.decode("utf-8"), object_pairs_hook=unique_members)
@@ -181,11 +174,7 @@ def json_record(line: bytes) -> Any:
 
 
 def agent_step(fields: dict[str, Any]) -> AgentStep:
-    """Return the step with these fields.
-
-    Raises:
-        BadRecordError: A field is missing or of the wrong kind; the message names it.
-    """
+    """Return the step with these fields."""
     try:
         step = AgentStep.model_validate(fields)
     except ValidationError as error:

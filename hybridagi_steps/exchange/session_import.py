@@ -109,10 +109,6 @@ class SessionImport:
             session_id: The session.
             shares: How many messages it shares.
             last_shared: Id of the last one; None when it shares nothing.
-
-        Raises:
-            InvalidStepError: An id that no session can have.
-            MessageError: The shared beginning is not here; the line is refused.
         """
         self.end()
         check_id("session_id", session_id)
@@ -136,11 +132,6 @@ class SessionImport:
 
         Returns:
             The steps of units without a new message, which were not stored.
-
-        Raises:
-            InvalidStepError: A message or step that cannot be kept; nothing was stored.
-            MessageError: A message that is none, or that does not follow on what is there; nothing
-                was stored.
         """
         before = deepcopy(self._line)
         try:

@@ -55,11 +55,7 @@ class ProgramShelf:
         return sorted(self._programs)
 
     def get(self, name: str, /) -> GraphProgram:
-        """Return a program.
-
-        Raises:
-            UnknownProgramError: There is none of this name.
-        """
+        """Return a program."""
         if name not in self._programs:
             raise UnknownProgramError(name, self.names())
         return self._programs[name]
@@ -125,12 +121,7 @@ def copy_of(program: GraphProgram) -> GraphProgram:
 
 
 def open_to_agents(library: ProgramLibrary, name: str) -> GraphProgram:
-    """Return a program that an agent asked for by name.
-
-    Raises:
-        UnknownProgramError: There is none of this name; those are listed that agents may use.
-        ProtectedProgramError: It is an entry program, or one that an entry program depends on.
-    """
+    """Return a program that an agent asked for by name."""
     if library.is_protected(name):
         raise ProtectedProgramError(
             f"the program {name!r} is an entry program, or one depends on it; agents may not call, "
@@ -157,12 +148,7 @@ def _reachable(library: ProgramLibrary, entrypoint: str) -> dict[str, GraphProgr
 
 
 def programs_of(given: Any) -> list[GraphProgram]:
-    """Return programs given as one, several, a dict or text.
-
-    Raises:
-        InvalidSettingError: Something else was given.
-        ProgramTextError: A text that is no program.
-    """
+    """Return programs given as one, several, a dict or text."""
     if isinstance(given, GraphProgram):
         return [given]
     if isinstance(given, str):

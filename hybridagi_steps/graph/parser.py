@@ -123,9 +123,6 @@ def read(text: str, name: str | None = None) -> ReadText:
     Args:
         text: The text; a byte order mark and any line ends are fine.
         name: What errors call it.
-
-    Raises:
-        ProgramTextError: It cannot be read.
     """
     try:
         text.encode()
@@ -378,11 +375,7 @@ _DESCRIPTION, _VARIABLES, _NO_LABEL = "// @desc: ", "// @var_in: ", "NEXT"
 
 
 def write(program: ProgramGraph) -> str:
-    """Return the text form of a program.
-
-    Raises:
-        ProgramError: A text in it has half a character (a lone surrogate).
-    """
+    """Return the text form of a program."""
     head = [f"{_DESCRIPTION}{line}" for line in _description_lines(program.description)]
     if program.var_in:
         head.append(_VARIABLES + ", ".join(program.var_in))

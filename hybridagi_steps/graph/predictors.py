@@ -37,12 +37,7 @@ def place_of(program: GraphProgram, node: Node) -> str:
 def predictors_of(
     programs: Iterable[GraphProgram], tools: Mapping[str, GraphTool]
 ) -> dict[str, dspy.Module]:
-    """Return a new predictor for every node that asks a language model.
-
-    Raises:
-        UnknownToolError: An Action names a tool that is not among `tools`.
-        ProgramError: Two nodes would share a name.
-    """
+    """Return a new predictor for every node that asks a language model."""
     found: dict[str, dspy.Module] = {}
     for program in programs:
         for node in program.nodes.values():
@@ -58,11 +53,7 @@ def predictors_of(
 def predictor_of(
     node: Node, program: GraphProgram, tools: Mapping[str, GraphTool]
 ) -> dspy.Module | None:
-    """Return a new predictor for one node, None when it asks no language model.
-
-    Raises:
-        UnknownToolError: The node names a tool that is not among `tools`.
-    """
+    """Return a new predictor for one node, None when it asks no language model."""
     if isinstance(node, Action):
         tool = tools.get(node.tool)
         if tool is None:

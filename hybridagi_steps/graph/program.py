@@ -269,9 +269,6 @@ _RESERVED = {"CON", "PRN", "AUX", "NUL"} | {f"{p}{n}" for p in ("COM", "LPT") fo
 def file_name(name: str) -> str:
     """Return the name of a program's file.
 
-    Raises:
-        ProgramError: The name is empty or too long, or has half a character.
-
     Example:
         >>> file_name("../plan"), file_name("ask user")
         ('%2E.%2Fplan.cypher', 'ask user.cypher')
@@ -309,13 +306,7 @@ def write(folder: Path, name: str, text: str) -> Path:
 
 
 def read(path: Path) -> tuple[str, str]:
-    """Return the name and the text of a program's file.
-
-    Raises:
-        UnknownProgramError: There is no such file.
-        ProgramError: It is a folder.
-        ProgramTextError: It is not UTF-8.
-    """
+    """Return the name and the text of a program's file."""
     if path.is_dir():
         raise ProgramError(f"{str(path)!r} is a folder; load_folder reads all programs in one.")
     try:
@@ -336,11 +327,7 @@ def read(path: Path) -> tuple[str, str]:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Return a folder's program files.
-
-    Raises:
-        UnknownProgramError: There is no such folder.
-    """
+    """Return a folder's program files."""
     if not folder.is_dir():
         raise UnknownProgramError(str(folder))
     return sorted(folder.glob(f"*{SUFFIX}"))

@@ -117,21 +117,13 @@ def allowance() -> Generator[None]:
 
 
 def allow(size: int, what: str, most: int = MOST_CHARACTERS) -> None:
-    """Let something be made.
-
-    Raises:
-        SecurityError: It would have too many characters, or entries.
-    """
+    """Let something be made."""
     if size > most:
         raise SecurityError(f"{what} would make some {size:,} characters, over {most:,} allowed")
 
 
 def weight(value: Any, level: int = 0) -> int:
-    """Return about how many characters a value has as text; what is too long is not read on.
-
-    Raises:
-        SecurityError: It is nested too deeply.
-    """
+    """Return about how many characters a value has as text; what is too long is not read on."""
     if level > _MOST_LEVELS:
         raise SecurityError(f"a value of over {_MOST_LEVELS} levels is too large")
     if isinstance(value, Namespace):

@@ -61,9 +61,6 @@ def rendered(
     Returns:
         The prompt, and the prompt as it may be remembered: where recalled steps stood there is a
         note with their ids, so that old experience is not stored again as new.
-
-    Raises:
-        PromptError: A syntax error, a variable that nobody has set, or something forbidden.
     """
     missing = [name for name in var_in if name not in variables]
     if missing:
@@ -230,11 +227,7 @@ def _compiled(environment: Sandbox, template: str, where: str) -> Template:
 
 
 def _filled(template: Template, values: Mapping[str, Any], where: str) -> str:
-    """Render in pieces, so that a prompt that would grow without end is stopped.
-
-    Raises:
-        PromptError: It failed; the text says at what.
-    """
+    """Render in pieces, so that a prompt that would grow without end is stopped."""
     pieces: list[str] = []
     left = MOST_CHARACTERS
     try:

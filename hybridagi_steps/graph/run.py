@@ -223,11 +223,7 @@ class ProgramRun:
     def _asked_for(
         self, predictor: dspy.Module, tool: GraphTool, prompt: str
     ) -> Work[dict[str, Any]]:
-        """Ask for a tool's arguments until they fit, at most `max_corrections` times more.
-
-        Raises:
-            ToolInputError, UnknownToolError, AdapterParseError: They never did.
-        """
+        """Ask for a tool's arguments until they fit, at most `max_corrections` times more."""
         wording = prompt
         for left in reversed(range(self._settings.max_corrections + 1)):
             try:
@@ -281,11 +277,7 @@ class ProgramRun:
     def _choice(
         self, predictor: dspy.Module, question: str, labels: list[str]
     ) -> Work[tuple[str, str]]:
-        """Ask until the answer is an option, at most `max_corrections` times more.
-
-        Raises:
-            DecisionError: It never was, and no edge is there for that case.
-        """
+        """Ask until the answer is an option, at most `max_corrections` times more."""
         options = offered(labels)
         wording, said = question, ""
         for _ in range(self._settings.max_corrections + 1):
@@ -394,9 +386,6 @@ def asked(predictor: dspy.Module, inputs: dict[str, Any], lm: Any = None) -> Wor
         predictor: The node's predictor.
         inputs: What it is told.
         lm: The model to ask when the predictor has none of its own, instead of the one configured.
-
-    Raises:
-        AdapterParseError: The answer cannot be read, and more than a single text was asked for.
     """
     request = Request(
         now=functools.partial(_call, predictor, inputs, lm),

@@ -179,11 +179,7 @@ def _as_list(steps: Steps) -> list[AgentStep]:
 
 
 def all_of(kind: type[Record], given: Any, wanted: str) -> list[Record]:
-    """Return records as a list.
-
-    Raises:
-        MessageError: Something else was given; the text names it and what is wanted.
-    """
+    """Return records as a list."""
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         name = type(cast("object", given)).__name__
         raise MessageError(f"a list of {wanted} is wanted, not {name}.")

@@ -76,11 +76,7 @@ class _Reader:
         self._open_names: dict[str, list[str]] = {}
 
     def read(self, place: int, message: Any) -> None:
-        """Read one message.
-
-        Raises:
-            MessageError: It is none.
-        """
+        """Read one message."""
         if not isinstance(message, Mapping):
             raise MessageError(f"message {place}: an object is wanted, not {_kind(message)}.")
         fields = dict(cast("Message", message))

@@ -73,11 +73,7 @@ def to_provider(
 
 
 def check_text(name: str, value: object) -> None:
-    """Check an option that is a text or None.
-
-    Raises:
-        InvalidSettingError: It is something else.
-    """
+    """Check an option that is a text or None."""
     if value is not None and not isinstance(value, str):
         raise InvalidSettingError(f"{name} is a text or None, not {type(value).__name__}.")
 

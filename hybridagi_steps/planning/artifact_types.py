@@ -99,9 +99,6 @@ def shape_problem(shape: Any, value: Any) -> str | None:
 
     Returns:
         One line per fault, joined by "; ", each with the place inside the value.
-
-    Raises:
-        ValueError: `shape` is none.
     """
     if shape is None:
         return None
@@ -114,11 +111,7 @@ def shape_problem(shape: Any, value: Any) -> str | None:
 
 
 def check_shape(shape: Any) -> Any:
-    """Return the shape in the words of this module, once it is known to be one.
-
-    Raises:
-        ValueError: An unknown kind, a broken pattern, an empty list, nesting deeper than 16.
-    """
+    """Return the shape in the words of this module, once it is known to be one."""
     if shape is None:
         return None
     known = _in_own_words(shape)
@@ -264,11 +257,7 @@ def _unquoted(text: str) -> str:
 
 
 def _in_own_words(shape: Any, depth: int = 0) -> Any:
-    """Return a shape with its aliases and texts translated, so that only KINDS and patterns stay.
-
-    Raises:
-        ValueError: It is no shape, or too deep.
-    """
+    """Return a shape with its aliases and texts translated: only KINDS and patterns stay."""
     if depth > MAX_DEPTH:
         raise ValueError(_TOO_DEEP)
     if isinstance(shape, str):

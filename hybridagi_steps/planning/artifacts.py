@@ -31,9 +31,6 @@ def checked_artifacts(
     """Return the artifacts of a step as plain JSON values, once they are what was promised.
 
     What was not promised is left out: nobody downstream asked for it.
-
-    Raises:
-        ArtifactError: One is missing or of the wrong shape; names all faults.
     """
     faults: list[str] = []
     found: dict[str, Any] = {}

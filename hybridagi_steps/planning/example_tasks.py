@@ -114,11 +114,7 @@ def tasks() -> list[Task]:
 
 
 def task(name: str) -> Task:
-    """Return one task.
-
-    Raises:
-        WorkspaceError: No task has this name; names those that there are.
-    """
+    """Return one task."""
     known = {each.name: each for each in tasks()}
     if name not in known:
         raise WorkspaceError(f"no task is named {name!r}; there are {', '.join(known)}")

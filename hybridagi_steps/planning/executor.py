@@ -233,9 +233,6 @@ def _as_object(artifacts: Any, beside: list[str]) -> dict[str, Any]:
     Args:
         artifacts: What a model gave as such.
         beside: Names of what it gave outside of it.
-
-    Raises:
-        ArtifactError: It is no object.
     """
     if beside:
         raise ArtifactError(
@@ -258,22 +255,14 @@ def _as_object(artifacts: Any, beside: list[str]) -> dict[str, Any]:
 
 
 def tools_by_name(tools: Iterable[dspy.Tool]) -> dict[str, dspy.Tool]:
-    """Return tools by name.
-
-    Raises:
-        InvalidSettingError: Two have one name.
-    """
+    """Return tools by name."""
     listed = list(tools)
     refuse_same_names(str(tool.name) for tool in listed)
     return {str(tool.name): tool for tool in listed}
 
 
 def refuse_same_names(names: Iterable[str]) -> None:
-    """Pass if no name stands twice.
-
-    Raises:
-        InvalidSettingError: One does.
-    """
+    """Pass if no name stands twice."""
     known: set[str] = set()
     for name in names:
         if name in known:
@@ -285,11 +274,7 @@ def refuse_same_names(names: Iterable[str]) -> None:
 
 
 def _as_tools(given: Iterable[Any]) -> list[dspy.Tool]:
-    """Return tools as DSPy has them.
-
-    Raises:
-        InvalidSettingError: What was given is no list of functions and tools.
-    """
+    """Return tools as DSPy has them."""
     if isinstance(given, str) or not isinstance(given, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidSettingError(
             f"tools is a list of functions and dspy.Tools, not {given!r:.80}; for one tool write "
@@ -402,11 +387,7 @@ def _settle(answer: asyncio.Future[Any], told: Callable[[Any], None], given: Any
 
 
 def _check_arguments(tool: dspy.Tool, arguments: Mapping[str, Any]) -> None:
-    """Name missing arguments as the model knows them.
-
-    Raises:
-        ToolInputError: One without a default is missing.
-    """
+    """Name missing arguments as the model knows them."""
     parameters = inspect.signature(tool.func).parameters.values()
     missing = [
         parameter.name

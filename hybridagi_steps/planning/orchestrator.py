@@ -289,11 +289,7 @@ async def run_step_executor(
 
 
 def _check_given(requirements: Any, plan: Any, key: Any) -> None:
-    """Pass if a run was given what it can take.
-
-    Raises:
-        InvalidSettingError: It was not; says what to give.
-    """
+    """Pass if a run was given what it can take."""
     if isinstance(requirements, Plan):
         raise InvalidSettingError("a plan is given by name: run(plan=…).")
     if not isinstance(requirements, str | None):
@@ -318,11 +314,7 @@ def _place(workspace: Any) -> Workspace | None:
 
 
 def _check(on_failure: str, **counts: int) -> None:
-    """Pass if settings mean something.
-
-    Raises:
-        InvalidSettingError: They do not.
-    """
+    """Pass if settings mean something."""
     for name, value in counts.items():
         check_number(name, value, least=1)
     if on_failure not in ("keep", "rollback"):

@@ -125,9 +125,6 @@ def read_plan(text: str) -> tuple[dict[str, Any], list[dict[str, int]]]:
 
     Returns:
         Data for `Plan`, which is still to be checked; the lines are empty for JSON.
-
-    Raises:
-        PlanParseError: It cannot be read; names line and field.
     """
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlanParseError(f"expected the text of a plan, got {type(text).__name__}")
@@ -522,11 +519,7 @@ def _marks(text: str) -> list[tuple[str, int]]:
 
 
 def _find_json(text: str) -> Any:
-    """Return the first JSON object or list in a text.
-
-    Raises:
-        PlanParseError: There is none, or it is broken; names the line.
-    """
+    """Return the first JSON object or list in a text."""
     found = chain(_JSON_FENCED.finditer(text), _JSON_BARE.finditer(text))
     broken: PlanParseError | None = None
     for start in dict.fromkeys(match.end() for match in islice(found, _MOST_STARTS_TRIED)):
@@ -543,11 +536,7 @@ def _find_json(text: str) -> Any:
 
 
 def _json_plan(value: Any) -> dict[str, Any]:
-    """Return what a JSON value says of a plan, as data for `Plan`.
-
-    Raises:
-        PlanParseError: It has no steps, or one that is no object; names the place.
-    """
+    """Return what a JSON value says of a plan, as data for `Plan`."""
     given: dict[str, Any] = {"steps": value} if isinstance(value, list) else value
     inner = given.get("plan")
     plan = _renamed(cast("Any", inner) if isinstance(inner, dict) else given, _JSON_PLAN)

@@ -95,11 +95,7 @@ class PlanRun:
         self.dispatcher, self.resuming = dispatcher, Resuming(dispatcher, self.key)
 
     async def claim_key(self) -> None:
-        """Bind the key to what this run is about.
-
-        Raises:
-            InvalidSettingError: The key belongs to another run.
-        """
+        """Bind the key to what this run is about."""
         workspace = self.settings.workspace
         await self.resuming.claim(
             requirement=self.requirement,

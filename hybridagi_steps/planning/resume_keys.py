@@ -35,11 +35,7 @@ class Resuming:
         self._succeeded: dict[str, int] = {}
 
     async def claim(self, **about: str) -> None:
-        """Bind the key to what the run is about.
-
-        Raises:
-            InvalidSettingError: The key belongs to a run that is about something else.
-        """
+        """Bind the key to what the run is about."""
 
         async def said() -> str:
             return json.dumps(about)

@@ -35,9 +35,6 @@ class Schedule:
 
     Args:
         plan: A plan that passes `check`.
-
-    Raises:
-        InvalidPlanError: It does not.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -107,10 +104,6 @@ class Schedule:
         """Put new steps in the place of those that failed or were skipped.
 
         The new steps may depend on each other and on steps that have succeeded.
-
-        Raises:
-            InvalidPlanError: They make no sound plan with those that succeeded, or take an id that
-                was used before; nothing was changed.
         """
         new = list(steps)
         undone = self.undone()

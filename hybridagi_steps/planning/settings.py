@@ -54,11 +54,7 @@ class Settings:
 
 
 def check_number(name: str, value: Any, *, least: int = 0, whole: bool = True) -> None:
-    """Pass if a setting is a number that means something.
-
-    Raises:
-        InvalidSettingError: It is of another type, no number, or below `least`.
-    """
+    """Pass if a setting is a number that means something."""
     kinds = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds):
         wanted = "a whole number" if whole else "a number"

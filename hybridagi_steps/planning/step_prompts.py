@@ -126,11 +126,6 @@ def make_brief(
         counter: Counts the tokens of files.
         file_tokens: What the files may take together.
         feedback: Why the attempt before this one failed.
-
-    Raises:
-        WorkspaceError: A file that the step names is not there or cannot be read, or files are
-            named and there is no workspace; in a workspace a `generate` step may
-            name files that it is about to write.
     """
     shown, cut = _files(step, workspace, counter, file_tokens)
     task = _task(step)

@@ -206,11 +206,7 @@ class Ledger(BaseCallback):
             self.spent.add(call)
 
     def check(self) -> None:
-        """Pass if another call may be made.
-
-        Raises:
-            LimitReachedError: Tokens or money have run out.
-        """
+        """Pass if another call may be made."""
         used, paid = self.spent.total_tokens or 0, self.spent.cost or 0.0
         if self.max_tokens is not None and used >= self.max_tokens:
             raise LimitReachedError(

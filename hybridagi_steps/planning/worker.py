@@ -86,12 +86,7 @@ class StepWorker:
                     await run_sync(copy.close)
 
     async def _executed(self, work: Work, workspace: Workspace | None) -> Finished:
-        """Carry out the work and pass on only what the step promised.
-
-        Raises:
-            InvalidSettingError: The executor is no coroutine function, or gave no `Finished`.
-            ArtifactError: An artifact is missing or of the wrong shape.
-        """
+        """Carry out the work and pass on only what the step promised."""
         begun: Any = self.execute(work, workspace)
         if not inspect.isawaitable(begun):
             raise InvalidSettingError(

@@ -58,11 +58,7 @@ class Group(NamedTuple):
 
 
 def axes_for(ax: Axes | None, width: float, height: float) -> Axes:
-    """Return the axes to draw on: those given, else new ones of this size in inches.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Return the axes to draw on: those given, else new ones of this size in inches."""
     try:
         from hybridagi_steps.plots.shown_axes import new_axes
     except ImportError as error:

@@ -217,12 +217,7 @@ def _name_rows(axes: Axes, labels: list[str]) -> None:
 
 
 def _steps_of_run(steps: Any, run_id: str | None) -> list[AgentStep]:
-    """Return the steps of one run.
-
-    Raises:
-        UnknownRunError: As in `timeline`.
-        InvalidQueryError: As in `timeline`.
-    """
+    """Return the steps of one run."""
     if hasattr(steps, "iter_steps"):
         memory = cast("StepMemory", steps)
         newest = memory.runs(limit=1) if run_id is None else []

@@ -267,11 +267,7 @@ def _is_bare_call(hit: StepHit) -> bool:
 
 
 def check_found(query: object) -> None:
-    """Check what a reranker is given.
-
-    Raises:
-        InvalidQueryError: It is no QueryWithSteps.
-    """
+    """Check what a reranker is given."""
     if not isinstance(query, QueryWithSteps):
         raise InvalidQueryError(
             "a reranker reorders what was found: give the QueryWithSteps of a StepRetriever, "
@@ -295,11 +291,7 @@ def _checked_k(k: int) -> int:
 
 
 def _question(asked: Recallable | None) -> tuple[Any, list[str]]:
-    """Return what the memory is asked, and the same as texts.
-
-    Raises:
-        InvalidQueryError: Nothing is asked, or something that is no query.
-    """
+    """Return what the memory is asked, and the same as texts."""
     if isinstance(asked, AgentStep):
         return asked, [own_text(asked)]
     texts = _texts(asked)

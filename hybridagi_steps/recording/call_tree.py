@@ -207,12 +207,7 @@ class Labels:
         tags: Mapping[str, Any] | None,
         scope: str | None,
     ) -> Labels:
-        """Return labels that every step can carry: a step that is refused would be lost.
-
-        Raises:
-            InvalidStepError: A name that is no text of 1 to 128 characters, or tags that are no
-                mapping.
-        """
+        """Return labels that every step can carry: a step that is refused would be lost."""
         names = {"session_id": session_id, "user_id": user_id, "scope": scope}
         for name, value in names.items():
             if value is not None:

@@ -42,11 +42,7 @@ class Memory(Protocol):
 
 
 def check_memory(memory: Memory) -> Memory:
-    """Return `memory` if steps can be recorded into it.
-
-    Raises:
-        InvalidMemoryError: It cannot `add` and `run`; every step would be lost.
-    """
+    """Return `memory` if steps can be recorded into it."""
     able = all(callable(getattr(memory, method, None)) for method in ("add", "run"))
     if isinstance(memory, type) or not able:
         raise InvalidMemoryError(memory, "add()", "run()")

@@ -32,11 +32,7 @@ def from_local(value: Any) -> Any:
 
 
 def in_utc(value: datetime) -> datetime:
-    """Return a time in UTC; one without a zone is taken as UTC.
-
-    Raises:
-        ValueError: It lies before the year 1 or after 9999 there.
-    """
+    """Return a time in UTC; one without a zone is taken as UTC."""
     if value.tzinfo is None:
         return value.replace(tzinfo=UTC)
     try:

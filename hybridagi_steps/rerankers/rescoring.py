@@ -38,11 +38,7 @@ def blended(hit: StepHit, merit: float, weight: float, note: str) -> StepHit:
 
 
 def checked_weight(value: float, name: str = "weight") -> float:
-    """Return a weight.
-
-    Raises:
-        InvalidQueryError: It is not a number in 0..1.
-    """
+    """Return a weight."""
     if not 0 <= value <= 1:
         raise InvalidQueryError(f"{name} is a number from 0 to 1, not {value!r}.")
     return float(value)

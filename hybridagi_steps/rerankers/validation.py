@@ -21,12 +21,7 @@ from hybridagi_steps.records.filters import StepHit
 
 
 def reranked(reranker: Reranker, query: str, hits: Sequence[StepHit]) -> list[StepHit]:
-    """Return hits in a reranker's order.
-
-    Raises:
-        RerankerError: It returned no list, or a list with something in it that is no hit, has no
-            finite score, was not given, or stands there more often than it was given.
-    """
+    """Return hits in a reranker's order."""
     made: Any = reranker.rerank(query, hits)
     wrong = _wrong(made, hits)
     if wrong is not None:

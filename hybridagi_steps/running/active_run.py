@@ -147,20 +147,12 @@ class ActiveRun:
         return True
 
     def check(self) -> None:
-        """Let code of a stopped run go no further.
-
-        Raises:
-            RunStopped: The run was stopped.
-        """
+        """Let code of a stopped run go no further."""
         if self.stopped is not None:
             raise RunStopped(self.stopped)
 
     def check_limits(self) -> None:
-        """Do so for a run that has spent what it may.
-
-        Raises:
-            RunStopped: The run was stopped, or is now.
-        """
+        """Do so for a run that has spent what it may."""
         self.check()
         over = self.meter.over_limit()
         if over is not None:
@@ -185,11 +177,7 @@ class ActiveRun:
             self.hooks.tell_now(point, *args)
 
     def begin_tool(self, name: str, arguments: dict[str, Any]) -> ToolTurn:
-        """Store a tool call.
-
-        Raises:
-            RunStopped: It could not be stored; the tool must not run.
-        """
+        """Store a tool call."""
         self.spoke = True
         try:
             return self.turn.begin_call(name, arguments)
@@ -197,11 +185,7 @@ class ActiveRun:
             raise self._cannot_store(error) from error
 
     def end_tool(self, call: ToolTurn, text: str, seconds: float, note: dict[str, Any]) -> None:
-        """Store a tool's result.
-
-        Raises:
-            RunStopped: It could not be stored.
-        """
+        """Store a tool's result."""
         if self.stopped is not None and self.turn.closed:
             return
         try:

@@ -216,12 +216,7 @@ class Agent:
 
 
 async def answer(run: ActiveRun, agent: Agent, prompt: Prompt) -> called.Reply | None:
-    """Return what a program answers; None when it gave nothing.
-
-    Raises:
-        RunStopped: The run was stopped.
-        Exception: Whatever the program raised.
-    """
+    """Return what a program answers; None when it gave nothing."""
     callbacks: list[Any] = [c for c in dspy.settings.get("callbacks", []) if not _of_run(c, run)]
     gate = ToolGate(run)
     history = called.history_field_of(agent.program) if called.is_module(agent.program) else None
@@ -405,11 +400,7 @@ _END = object()
 
 
 async def said(run: ActiveRun, program: Any, messages: Messages) -> Any:
-    """Return what one call of a callable says: a text, a message, or pieces of either.
-
-    Raises:
-        MessageError: It gave something that is none of these.
-    """
+    """Return what one call of a callable says: a text, a message, or pieces of either."""
     with no_exit(_PROGRAM):
         if inspect.iscoroutinefunction(program) or inspect.isasyncgenfunction(program):
             given = program(messages)
@@ -459,11 +450,7 @@ def _parts(piece: Any) -> tuple[str | None, str | None]:
 
 
 def _answer(given: Any) -> Any:
-    """Return what can be read as an answer.
-
-    Raises:
-        MessageError: It cannot.
-    """
+    """Return what can be read as an answer."""
     named = isinstance(given, Mapping | dspy.Example | tuple) or hasattr(given, "told_fields")
     if given is None or isinstance(given, str) or named:
         return cast("Any", given)

@@ -86,11 +86,7 @@ class StepRunnerConfig:
 
 
 def _check_kind(name: str, kind: str, value: Any) -> None:
-    """Check a setting's type against its annotation.
-
-    Raises:
-        InvalidSettingError: It is of another type.
-    """
+    """Check a setting's type against its annotation."""
     if value is None and "None" in kind:
         return
     number = not isinstance(value, bool)

@@ -80,12 +80,7 @@ def signature_of(program: Any) -> Any:
 
 
 def input_field_of(program: Any, given: str | None) -> str:
-    """Return the input field that takes the user's message.
-
-    Raises:
-        InvalidSettingError: The program takes another number of inputs than one, and none was
-            named; or the one named is not among them.
-    """
+    """Return the input field that takes the user's message."""
     fields, open_ended = _inputs_of(program)
     if given is not None:
         if given not in fields and not open_ended:
@@ -102,11 +97,7 @@ def input_field_of(program: Any, given: str | None) -> str:
 
 
 def output_field_of(program: Any, given: str | None) -> str | None:
-    """Return the output field that is the answer as far as the program tells before it runs.
-
-    Raises:
-        InvalidSettingError: A module of DSPy's has no such output.
-    """
+    """Return the output field that is the answer as far as the program tells before it runs."""
     signature = signature_of(program)
     if given is not None:
         own = type(inner(program)).__module__.startswith("dspy.")  # another one may give any
@@ -250,11 +241,7 @@ def _name(program: Any) -> str:
 
 @contextmanager
 def naming_missing_method() -> Generator[None]:
-    """Say which class lacks which method when an LM in the block is asked in a way it cannot be.
-
-    Raises:
-        InvalidSettingError: In place of DSPy's NotImplementedError.
-    """
+    """Say which class lacks which method when an LM in the block is asked in a way it cannot be."""
     try:
         yield
     except NotImplementedError as error:

@@ -471,11 +471,7 @@ class Register:
             return {run_id: run.info.session_id for run_id, run in self._runs.items()}
 
     def check_free(self, session_id: str) -> None:
-        """Check that a session has no run.
-
-        Raises:
-            SequenceConflictError: It has one.
-        """
+        """Check that a session has no run."""
         if (other := self._sessions.get(session_id)) is not None:
             raise SequenceConflictError(
                 f"session {session_id!r} has a run in flight, {other}; wait for its end or cancel "
@@ -483,11 +479,7 @@ class Register:
             )
 
     def add(self, run: ActiveRun) -> None:
-        """Register a run until it is removed.
-
-        Raises:
-            SequenceConflictError: Its session has another one.
-        """
+        """Register a run until it is removed."""
         info = run.info
         with self._lock:
             self.check_free(info.session_id)

@@ -84,11 +84,7 @@ def open_calls(turn: Sequence[Step]) -> list[ToolTurn]:
 
 
 def last_turn(line: SessionLine) -> list[Step]:
-    """Return the newest message of a user and all that follows it.
-
-    Raises:
-        MessageError: There is none.
-    """
+    """Return the newest message of a user and all that follows it."""
     turn: list[Step] = []
     for last in range(line.last, 0, -_PAGE):
         page = line.messages(max(1, last - _PAGE + 1), last)
@@ -123,11 +119,7 @@ _PAGE = 256
 
 
 def session_of(session: Any) -> AgentSession:
-    """Return the session that is named.
-
-    Raises:
-        InvalidSettingError: It is neither an id nor a session.
-    """
+    """Return the session that is named."""
     if isinstance(session, AgentSession):
         return session
     if isinstance(session, str):
@@ -176,11 +168,7 @@ def _users(store: Any, where: dict[str, str]) -> Iterable[str | None]:
 
 
 def check_message(message: Any) -> None:
-    """Check what a user says.
-
-    Raises:
-        MessageError: It is neither a text nor content parts, or says nothing.
-    """
+    """Check what a user says."""
     if isinstance(message, str) and message:
         return
     if isinstance(message, list) and message:
@@ -194,11 +182,7 @@ def check_message(message: Any) -> None:
 
 
 def config_of(config: Any) -> StepRunnerConfig:
-    """Return a runner's limits, the usual ones for None.
-
-    Raises:
-        InvalidSettingError: They are of another type.
-    """
+    """Return a runner's limits, the usual ones for None."""
     if config is None:
         return StepRunnerConfig()
     if isinstance(config, StepRunnerConfig):
@@ -207,11 +191,7 @@ def config_of(config: Any) -> StepRunnerConfig:
 
 
 def hooks_of(hooks: Any) -> tuple[Any, ...]:
-    """Return hooks that can be called.
-
-    Raises:
-        InvalidSettingError: They are no list, or one of them has no method of a hook.
-    """
+    """Return hooks that can be called."""
     if hooks is None:
         return ()
     if not isinstance(hooks, Iterable):
@@ -227,12 +207,7 @@ def hooks_of(hooks: Any) -> tuple[Any, ...]:
 
 
 def check_unanswered(step: Any) -> None:
-    """Check that there is something to answer after a message.
-
-    Raises:
-        InvalidSettingError: It is no Step.
-        MessageError: It is an answer.
-    """
+    """Check that there is something to answer after a message."""
     if not isinstance(step, Step):
         raise InvalidSettingError(f"the last step is a Step, not {step!r:.80}.")
     if step.is_assistant_step() and not step.has_tool_calls():
@@ -243,12 +218,7 @@ def check_unanswered(step: Any) -> None:
 
 
 async def check_user_message(repo: Any, session_id: str, sequence: Any) -> None:
-    """Check that a session has a message of its user at a sequence.
-
-    Raises:
-        InvalidSettingError: The sequence is no whole number.
-        MessageError: Someone else's message stands there.
-    """
+    """Check that a session has a message of its user at a sequence."""
     check_sequence(sequence)
     step: Step = await repo.get_step(session_id, sequence)
     if step.is_user_step():

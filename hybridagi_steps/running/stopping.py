@@ -78,9 +78,6 @@ def no_exit(what: str) -> Generator[None]:
 
     Args:
         what: Whose code runs in the block, for the message.
-
-    Raises:
-        ProgramExitError: In place of what would.
     """
     try:
         yield
@@ -172,11 +169,7 @@ class Threads:
 
 
 def done_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return what a coroutine gives on another thread's event loop.
-
-    Raises:
-        RuntimeError: The loop was closed before the coroutine had ended.
-    """
+    """Return what a coroutine gives on another thread's event loop."""
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     while True:
         try:
@@ -191,11 +184,7 @@ def done_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) 
 
 @contextmanager
 def own_cancellation(what: str) -> Generator[None]:
-    """Turn a `CancelledError` that nobody asked for into an error of what raised it.
-
-    Raises:
-        StepsError: The block raised `CancelledError` by itself.
-    """
+    """Turn a `CancelledError` that nobody asked for into an error of what raised it."""
     try:
         yield
     except asyncio.CancelledError as error:

@@ -32,9 +32,6 @@ def stored_events(memory: Any, run_id: str, *, after: int = 0) -> list[StepEvent
 
     Returns:
         RUN_STARTED, its messages in order, and its final event.
-
-    Raises:
-        UnknownRunError: The memory has nothing of it.
     """
     steps: list[AgentStep] = list(memory.run(run_id).steps)
     branch_id, messages = run_messages(memory, run_id, steps)

@@ -98,11 +98,7 @@ class Turn:
         return True
 
     def store_user_message(self, content: Any, message_id: str | None = None) -> Step:
-        """Store what the user said; nothing else comes before it.
-
-        Raises:
-            DuplicateStepError: The id is stored already.
-        """
+        """Store what the user said; nothing else comes before it."""
         named = {} if message_id is None else {"id": message_id}
         return self._store(self._step(MessageRole.USER, content=content, **named))
 
@@ -535,11 +531,7 @@ class SessionLine:
         return self._end.sequence if self._end is not None else 0
 
     def find_end(self) -> int:
-        """Look where the line ends; 0 for a session that does not exist.
-
-        Raises:
-            UnknownSessionError: A branch was asked for, of a session that does not exist.
-        """
+        """Look where the line ends; 0 for a session that does not exist."""
         try:
             self._end = self._store.session_end(self.session_id, branch_id=self._asked_branch)
         except UnknownSessionError:
@@ -559,11 +551,7 @@ class SessionLine:
         return admitted_messages([message], self.session_id, self._memory.redact)[0]
 
     def commit(self, messages: Sequence[Step], agent_steps: Sequence[AgentStep]) -> list[Step]:
-        """Add admitted messages and AgentSteps at the end, all or none; return them as stored.
-
-        Raises:
-            SequenceConflictError: Somebody else has written to this branch.
-        """
+        """Add admitted messages and AgentSteps at the end, all or none; return them as stored."""
         with self._lock:
             stored = self._repository.commit_now(
                 self.session_id,
@@ -579,12 +567,7 @@ class SessionLine:
             return stored
 
     def add_alone(self, step: AgentStep) -> None:
-        """Add an AgentStep to this branch, wherever it ends by now.
-
-        Raises:
-            UnknownSessionError: The session is gone.
-            SequenceConflictError: The session is another one by now.
-        """
+        """Add an AgentStep to this branch, wherever it ends by now."""
         if (branch := self.branch_id) is None:
             raise UnknownSessionError(self.session_id)
         self._repository.commit_now(self.session_id, [], [step], branch_id=branch)

@@ -34,11 +34,7 @@ class EmbedderBinding:
         self._bound = False
 
     def known(self) -> Embedder:
-        """Return the embedder, checked against the one the store was built with.
-
-        Raises:
-            EmbedderMismatchError: The store was built with another, or with one that cannot be had.
-        """
+        """Return the embedder, checked against the one the store was built with."""
         if self._known is None:
             stored = self._store.identity().embedder
             if self.asked == AUTO and stored is not None:
@@ -51,12 +47,7 @@ class EmbedderBinding:
         return self._known
 
     def bound(self) -> Embedder:
-        """Return the embedder, and have the store remember it.
-
-        Raises:
-            EmbedderMismatchError: As in `known`; another process may have changed it meanwhile,
-                and this memory was opened with one by name.
-        """
+        """Return the embedder, and have the store remember it."""
         embedder = self.known()
         stored = self._store.identity().embedder
         if stored not in (None, embedder.model_id) and self.asked == AUTO:
@@ -69,11 +60,7 @@ class EmbedderBinding:
         return embedder
 
     def usable(self) -> Embedder:
-        """Return the embedder as `bound` does, also when the store cannot be told of it now.
-
-        Raises:
-            EmbedderMismatchError: As in `bound`.
-        """
+        """Return the embedder as `bound` does, also when the store cannot be told of it now."""
         try:
             return self.bound()
         except (StorageBusyError, ReadOnlyStorageError, DiskFullError):

@@ -52,9 +52,6 @@ def save_cache(
 
     Returns:
         Whether it was written; if not, a warning says why and an older file is left as it was.
-
-    Raises:
-        TypeError: The header is no JSON, or an array holds objects.
     """
     target = Path(path)
     plain = {name: _plain(name, values) for name, values in arrays.items()}
@@ -105,11 +102,7 @@ def load_cache(
 
 
 def erase_cache(path: Path) -> None:
-    """Remove a cache file, or empty it where it cannot be removed.
-
-    Raises:
-        StorageError: Neither can be done, so what was erased elsewhere lives on in it.
-    """
+    """Remove a cache file, or empty it where it cannot be removed."""
     try:
         try:
             path.unlink(missing_ok=True)

@@ -98,21 +98,13 @@ class Deriver:
         self._model_id: str | None = None
 
     def save_all(self, *, vectors: bool) -> Iterator[int]:
-        """Save what was pending at the call, a batch at a time; yield how many steps each had.
-
-        Raises:
-            StorageError: It cannot be saved; the rest stays pending.
-            EmbedderError: The embedder raised; the steps stay pending.
-        """
+        """Save what was pending at the call, a batch at a time; yield how many steps each had."""
         yield from self._batches(self._store.frontier(), None, vectors=vectors)
 
     def catch_up(self, *, vectors: bool) -> Held:
         """Derive what was pending at the call; save it, or return what cannot be saved now.
 
         What was held before and is pending still is not made again.
-
-        Raises:
-            EmbedderError: The embedder raised; the steps stay pending.
         """
         frontier, last = self._store.frontier(), self._last
         if last and last.frontier == frontier and (last.vectors_wanted or not vectors):

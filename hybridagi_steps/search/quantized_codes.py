@@ -83,9 +83,6 @@ class ScanCodes:
         """Revive what `to_arrays` gave; None if another FAISS made it, which is not trusted.
 
         The arrays must come from a checked file.
-
-        Raises:
-            DamagedFileError: They hold another kind of index, or do not fit together.
         """
         if missing := {"codes", "codes_maker", "trained_on"} - arrays.keys():
             raise DamagedFileError(f"the cached codes lack {', '.join(sorted(missing))}.")

@@ -157,11 +157,7 @@ class StepIndex:
         return saved
 
     def forget_cache(self) -> None:
-        """Delete the cache file: what was deleted from the store must not live on in it.
-
-        Raises:
-            StorageError: It can be neither removed nor emptied.
-        """
+        """Delete the cache file: what was deleted from the store must not live on in it."""
         self._unsaved = len(self.columns)
         if self._cache is not None:
             erase_cache(self._cache)

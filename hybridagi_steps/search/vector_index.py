@@ -91,10 +91,6 @@ class FaissIndex:
         Args:
             rows: Row numbers, shape (n,).
             vectors: Shape (n, d), of any length above zero; normalised here.
-
-        Raises:
-            DimensionMismatchError: d is not the index's dimension; nothing was added.
-            InvalidVectorError: A vector holds NaN or Inf, or is zero; nothing was added.
         """
         row_numbers = np.asarray(rows, np.int64)
         if not len(row_numbers):
@@ -128,10 +124,6 @@ class FaissIndex:
         Returns:
             One result per query, best first; exact cosines in [-1, 1], ties go to the lower row.
 
-        Raises:
-            DimensionMismatchError: d is not the index's dimension.
-            InvalidVectorError: A query holds NaN or Inf, or is zero.
-
         Complexity: O(d) per row of a narrow filter or a small index, else about O(d / 32) per row.
         """
         if k < 1:
@@ -142,12 +134,7 @@ class FaissIndex:
             return [self._search_one(query, k, scope) for query in units]
 
     def similarities(self, query: npt.ArrayLike, rows: npt.ArrayLike) -> FloatVector:
-        """Return the exact cosine of `query` with each row, NaN for rows not held.
-
-        Raises:
-            DimensionMismatchError: The query's length is not the index's dimension.
-            InvalidVectorError: The query holds NaN or Inf, or is zero.
-        """
+        """Return the exact cosine of `query` with each row, NaN for rows not held."""
         unit = unit_rows(np.asarray(query)[None], self.dimension, where="query")[0]
         with self._lock:
             positions = self._store.positions(np.asarray(rows, np.int64))
@@ -213,9 +200,6 @@ class FaissIndex:
         """Revive what `to_arrays` gave, without copying: read-only arrays are fine.
 
         The arrays must come from a checked file: FAISS does not survive damaged codes.
-
-        Raises:
-            DamagedFileError: They do not fit together or are of another dimension.
         """
         if missing := {"rows", "vectors", "alive"} - arrays.keys():
             raise DamagedFileError(f"the cached index lacks {', '.join(sorted(missing))}.")

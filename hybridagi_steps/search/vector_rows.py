@@ -25,12 +25,7 @@ _WIDEST_TABLE = 32
 
 
 def unit_rows(vectors: npt.ArrayLike, dimension: int, *, where: str) -> FloatMatrix:
-    """Return vectors as a float32 matrix (n, d) with rows of length one.
-
-    Raises:
-        DimensionMismatchError: The rows have another length than `dimension`.
-        InvalidVectorError: A row holds NaN or Inf, or is zero; it is named by its position.
-    """
+    """Return vectors as a float32 matrix (n, d) with rows of length one."""
     matrix = np.asarray(vectors)
     if matrix.ndim != 2 or matrix.shape[1] != dimension:
         got = int(matrix.shape[-1]) if matrix.ndim else 0
@@ -78,11 +73,7 @@ class VectorStore:
 
     @classmethod
     def restore(cls, rows: Rows, vectors: FloatMatrix, alive: Mask) -> VectorStore:
-        """Take over arrays that `rows`, `vectors` and `alive` gave earlier, without a copy.
-
-        Raises:
-            DamagedFileError: They do not fit together.
-        """
+        """Take over arrays that `rows`, `vectors` and `alive` gave earlier, without a copy."""
         fits = (
             (rows.dtype, vectors.dtype, alive.dtype) == (np.int64, np.float32, np.bool_)
             and (rows.ndim, vectors.ndim, alive.ndim) == (1, 2, 1)

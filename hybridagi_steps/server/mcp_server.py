@@ -80,11 +80,7 @@ class _StrictTool(Tool):
     async def run(
         self, arguments: dict[str, Any], context: Any, convert_result: bool = False
     ) -> Any:
-        """Call the function.
-
-        Raises:
-            ToolError: An argument that is unknown or wrong, or what the function said.
-        """
+        """Call the function."""
         known = self.parameters.get("properties", {})
         if unknown := [name for name in arguments if name not in known]:
             names = ", ".join(repr(name[:80]) for name in unknown[:5])

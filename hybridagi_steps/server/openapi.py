@@ -83,11 +83,7 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """Refuse a query parameter that the document does not name: a misspelt filter finds all.
-
-    Raises:
-        RequestValidationError: There is one.
-    """
+    """Refuse a query parameter that the document does not name: a misspelt filter finds all."""
     if not request.query_params:
         return
     paths: dict[str, Any] = request.app.openapi()["paths"]

@@ -64,11 +64,7 @@ class StepServer(uvicorn.Server):
 
 
 def bound(host: str, port: int, stall_seconds: float) -> socket.socket:
-    """Return a listening socket.
-
-    Raises:
-        InvalidSettingError: The address cannot be had.
-    """
+    """Return a listening socket."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

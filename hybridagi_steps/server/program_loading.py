@@ -25,10 +25,6 @@ def load_runner(name: str, memory: StepMemory, *, ask_consent: bool = False) -> 
         name: Where it is; modules in the working directory are found, too.
         memory: Where its runs are stored.
         ask_consent: Whether each tool has to be allowed by whoever reads the stream.
-
-    Raises:
-        InvalidSettingError: There is no such program, it cannot be loaded, or it cannot be made to
-            ask.
     """
     program = _made(_found("--program", name), name, memory)
     from hybridagi_steps.running.limits import StepRunnerConfig
@@ -48,11 +44,7 @@ def load_runner(name: str, memory: StepMemory, *, ask_consent: bool = False) -> 
 
 
 def _let_ask(runner: Any, name: str) -> None:
-    """Let a runner that was made elsewhere ask the reader; it must not run without.
-
-    Raises:
-        InvalidSettingError: It has a consent of its own, or keeps its config to itself.
-    """
+    """Let a runner that was made elsewhere ask the reader; it must not run without."""
     if runner.config.consent is not None:
         raise InvalidSettingError(
             f"--ask: the StepRunner of {name} has a consent of its own, which decides without the "
@@ -75,11 +67,7 @@ def _leave_to_the_reader(_: object) -> None:
 
 
 def load_redact(name: str) -> Redact:
-    """Return the function that `package.module:name` names.
-
-    Raises:
-        InvalidSettingError: There is none, or it cannot be loaded.
-    """
+    """Return the function that `package.module:name` names."""
     found = _found("--redact", name)
     if not callable(found) or inspect.isclass(found):
         raise InvalidSettingError(f"--redact {name} is no function that takes a text.")

@@ -47,12 +47,7 @@ class _JsonRequest(Request):
     """A request that refuses JSON which says two things at once."""
 
     async def json(self) -> Any:
-        """Return the body.
-
-        Raises:
-            JSONDecodeError: It is no JSON.
-            DuplicateKeyError: An object in it names a key twice.
-        """
+        """Return the body."""
         return unambiguous_json(await self.body())
 
 
@@ -61,12 +56,7 @@ class DuplicateKeyError(ValueError):
 
 
 def unambiguous_json(text: str | bytes) -> Any:
-    """Return what JSON says.
-
-    Raises:
-        JSONDecodeError: It is none.
-        DuplicateKeyError: An object in it names a key twice.
-    """
+    """Return what JSON says."""
     return json.loads(text, object_pairs_hook=_object)
 
 

@@ -71,11 +71,7 @@ class RunHub:
 
     @property
     def runner(self) -> Any:
-        """The runner.
-
-        Raises:
-            HTTPException: 503; no program is served.
-        """
+        """The runner."""
         if self._runner is None:
             raise HTTPException(
                 503,
@@ -107,12 +103,7 @@ class RunHub:
         return next((run for run in begun if run.session_id == session_id), None)
 
     async def start(self, events: AsyncIterator[StepEvent]) -> LiveRun | None:
-        """Let a run go on by itself; return it once it has begun, None when there was nothing.
-
-        Raises:
-            StepsError: The run could not begin; nothing was stored.
-            HTTPException: 429; too many runs.
-        """
+        """Let a run go on by itself; return it once it has begun, None when there was nothing."""
         self._slots.check()
         began: asyncio.Future[LiveRun | None] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._in_its_place(events, began))
@@ -127,9 +118,6 @@ class RunHub:
             run_id: The run.
             after: The last number the reader has.
             message: One of its messages, when that is known; it need not be looked for then.
-
-        Raises:
-            UnknownRunError: The memory has nothing of it.
         """
         events = await in_thread(lambda: events_from_store(self._memory, run_id, after, message))
         run = LiveRun(run_id, events[0].session_id, self._settings.run_buffer_bytes)
@@ -222,9 +210,6 @@ def events_from_store(
         run_id: The run.
         after: The last number the reader has.
         message: One of its messages, when that is known.
-
-    Raises:
-        UnknownRunError: The memory has nothing of it.
     """
     from hybridagi_steps.running.stored_events import stored_events
 
@@ -237,11 +222,7 @@ def events_from_store(
 
 
 def interrupted_run(memory: StepMemory, run_id: str) -> dict[str, Any]:
-    """Return a run that was cut off before a step of it was stored; may block.
-
-    Raises:
-        UnknownRunError: The memory has nothing of it.
-    """
+    """Return a run that was cut off before a step of it was stored; may block."""
     messages = left_behind(memory, run_id)
     if not messages:
         raise UnknownRunError(run_id)

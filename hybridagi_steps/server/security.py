@@ -47,9 +47,6 @@ class Tokens:
 
     Args:
         scopes: What each token allows; `admin` allows everything.
-
-    Raises:
-        InvalidSettingError: No token, or one that can be guessed.
     """
 
     def __init__(self, scopes: Mapping[str, Iterable[TokenScope]]) -> None:
@@ -72,11 +69,7 @@ class Tokens:
 
 
 def read_tokens(text: str) -> dict[str, list[TokenScope]]:
-    """Read a file of tokens: on each line a token and its scopes, `TOKEN read,append`.
-
-    Raises:
-        InvalidSettingError: A line that says something else; tokens are never repeated in it.
-    """
+    """Read a file of tokens: on each line a token and its scopes, `TOKEN read,append`."""
     found: dict[str, list[TokenScope]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split("#", 1)[0].split()
@@ -264,11 +257,7 @@ class BodyLimit:
         await self._app(scope, _replayed(body, receive), send)
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """Return the body; None when it is too large.
-
-        Raises:
-            ClientDisconnect: The client left before it had sent all of it.
-        """
+        """Return the body; None when it is too large."""
         parts: list[bytes] = []
         size = 0
         while True:

@@ -58,11 +58,7 @@ class Slots:
         return self._limiter.statistics().tasks_waiting
 
     def check(self) -> None:
-        """Refuse whoever would be one too many.
-
-        Raises:
-            HTTPException: 429; 503 once it is closed.
-        """
+        """Refuse whoever would be one too many."""
         if self._closed:
             raise HTTPException(503, "the server is about to end; try again later.", self._retry)
         if self.used >= self._most and self.waiting >= self._queue:
@@ -75,10 +71,6 @@ class Slots:
         Args:
             receive: The client's, once its body was read: it waits a little for a place if need
                 be, and gets none when it leaves meanwhile. Without it nobody waits.
-
-        Raises:
-            HTTPException: 429, no place came free in time; 503, the server ends.
-            ClientDisconnect: The client has left.
         """
         self.check()
         try:

@@ -50,9 +50,6 @@ class SpanExport:
         headers: Sent along, such as a key of the collector.
         timeout_seconds: How long one request may take.
 
-    Raises:
-        InvalidSettingError: The endpoint is no http address.
-
     Example:
         `hs.StepRunner(program, memory, hooks=[SpanExport(memory, endpoint)])`
     """

@@ -33,10 +33,6 @@ def hits_for(
         query: What to look for.
         like: Or the id of a step.
         options: What `StepMemory.search` takes.
-
-    Raises:
-        InvalidQueryError: Neither a query nor a step, or both.
-        UnknownStepError: No such step.
     """
     if (query is None) == (like is None):
         raise InvalidQueryError("name what to look for: either words or a step's id.")

@@ -38,12 +38,7 @@ class BranchComparison(NamedTuple):
 
 
 def compare(store: Any, session_id: str, left: int, right: int) -> BranchComparison:
-    """Compare two branches of a session; `store` is a step store with sessions.
-
-    Raises:
-        UnknownSessionError: No such session.
-        SequenceConflictError: A branch is not one of this session.
-    """
+    """Compare two branches of a session; `store` is a step store with sessions."""
     lines = [store.messages(session_id, branch_id=branch) for branch in (left, right)]
     pairs = zip(*lines, strict=False)
     shared = next((n for n, (a, b) in enumerate(pairs) if a.id != b.id), min(map(len, lines)))

@@ -370,11 +370,7 @@ async def compare_branches(
 
 
 def check_session(session_id: object, *numbers: object) -> None:
-    """Check the name of a session, and numbers of its messages or branches.
-
-    Raises:
-        InvalidSettingError: The name is no text, or a number no whole number.
-    """
+    """Check the name of a session, and numbers of its messages or branches."""
     if not isinstance(session_id, str):
         raise InvalidSettingError(f"the id of a session is a text, not {session_id!r:.80}.")
     for number in numbers:
@@ -382,11 +378,7 @@ def check_session(session_id: object, *numbers: object) -> None:
 
 
 def check_sequence(sequence: object) -> None:
-    """Check that something can be the number of a message.
-
-    Raises:
-        InvalidSettingError: It is no whole number.
-    """
+    """Check that something can be the number of a message."""
     if isinstance(sequence, bool) or not isinstance(sequence, int):
         raise InvalidSettingError(f"a sequence is a whole number, not {sequence!r:.80}.")
 

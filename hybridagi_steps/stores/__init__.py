@@ -54,12 +54,6 @@ def open_store(
         namespace: Whose steps; namespaces never see each other.
         durability: What an acknowledged step survives; an in-memory store survives nothing.
         timeout_seconds: How long a call waits for other writers; 0 to 86,400.
-
-    Raises:
-        UnsupportedAddressError: No back-end serves the address.
-        InvalidSettingError: A namespace that is no text of 1 to 128 characters, another durability
-            than the two, or a timeout that is no such number.
-        StorageError: The file is not a step memory, newer, damaged, or cannot be opened.
     """
     address = address_text(address)
     _check_namespace(namespace)
@@ -77,9 +71,6 @@ def address_text(address: object) -> str:
 
     Args:
         address: A text or a path.
-
-    Raises:
-        UnsupportedAddressError: It is neither, empty, or no name that a system can hold.
     """
     text: Any = (
         os.fspath(cast("os.PathLike[Any]", address))

@@ -53,12 +53,7 @@ def secrets_of(address: str) -> list[str]:
 
 
 def checked_server(address: str) -> str:
-    """Return an address of a server with its scheme in small letters.
-
-    Raises:
-        UnsupportedAddressError: A password in it has an `@`, `/` or `:` as such, so that part of it
-            would be taken for the name of the host.
-    """
+    """Return an address of a server with its scheme in small letters."""
     parts = _split(address)
     if parts is None:
         raise UnsupportedAddressError("the address of a server is scheme://user@host:port/name.")

@@ -30,12 +30,7 @@ _NAMES = ("parent_id", "run_id", "session_id", "user_id", "program_id", "scope")
 
 
 def encode_body(step: AgentStep) -> str:
-    """Return the step as JSON text, without its vector.
-
-    Raises:
-        InvalidStepError: The step holds what JSON cannot, or a name holds a NUL character.
-        StepTooLargeError: It is over 8 MiB as JSON.
-    """
+    """Return the step as JSON text, without its vector."""
     values = vars(step)
     if step.vector is not None:
         values = {**values, "vector": None}
@@ -107,12 +102,7 @@ class Written(NamedTuple):
 
 
 def encode_message(message: Step) -> Written:
-    """Return a message as JSON text, without its place.
-
-    Raises:
-        InvalidStepError: It holds what JSON cannot.
-        StepTooLargeError: It is over 8 MiB as JSON.
-    """
+    """Return a message as JSON text, without its place."""
     values = {
         name: value
         for name, value in vars(message).items()

@@ -22,11 +22,7 @@ ATTEMPT_HOURS = 24
 
 
 def check_names(session_id: str, messages: Sequence[Step], key: str | None) -> None:
-    """Check the names that a database compares.
-
-    Raises:
-        InvalidStepError: One is empty, or holds NUL or a lone surrogate; nothing was written.
-    """
+    """Check the names that a database compares."""
     names = [("session id", session_id), *(("message id", message.id) for message in messages)]
     for what, name in (*names, *([("idempotency key", key)] if key is not None else [])):
         if not name or any(c == "\x00" or "\ud800" <= c <= "\udfff" for c in name):
@@ -36,11 +32,7 @@ def check_names(session_id: str, messages: Sequence[Step], key: str | None) -> N
 
 
 def check_end(session_id: str, end: BranchPosition, expected: int | BranchPosition | None) -> None:
-    """Check that a line ends where its writer believes.
-
-    Raises:
-        SequenceConflictError: It does not.
-    """
+    """Check that a line ends where its writer believes."""
     if expected is None or expected == (end if isinstance(expected, tuple) else end.sequence):
         return
     place = (
@@ -67,9 +59,6 @@ def check_repeated(
         stored: What the key stored, oldest first.
         given: What comes with it now.
         visible: Whether the session still has what was stored.
-
-    Raises:
-        SequenceConflictError: They differ, or were deleted since.
     """
     if not visible:
         raise SequenceConflictError(
@@ -84,11 +73,7 @@ def check_repeated(
 
 
 def refuse_twice(ids: Sequence[str]) -> None:
-    """Check that no id stands twice in one call.
-
-    Raises:
-        DuplicateStepError: One does.
-    """
+    """Check that no id stands twice in one call."""
     seen: set[str] = set()
     for step_id in ids:
         if step_id in seen:
@@ -131,11 +116,7 @@ def _dicts(written: Sequence[Written]) -> list[dict[str, Any]]:
 
 
 def check_score(run_id: str, value: float, feedback: str | None) -> None:
-    """Check the score that a run is given, and what is said about it.
-
-    Raises:
-        InvalidStepError: It is NaN or infinite, or the feedback is no text.
-    """
+    """Check the score that a run is given, and what is said about it."""
     if feedback is not None and not isinstance(feedback, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
         raise InvalidStepError(f"the feedback on run {run_id!r} is {feedback!r}; give a text.")
     if not math.isfinite(value):

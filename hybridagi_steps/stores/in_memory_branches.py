@@ -108,12 +108,7 @@ class Branches:
     _reach: dict[int, int] | None = None
 
     def branch_of(self, session_id: str, branch_id: int | None) -> Branch:
-        """Return the branch that is asked: the session's current one, or another of its own.
-
-        Raises:
-            UnknownSessionError: No such session.
-            SequenceConflictError: The branch is not one of this session.
-        """
+        """Return the branch that is asked: the session's current one, or another of its own."""
         if (session := self.sessions.get(session_id)) is None:
             raise UnknownSessionError(session_id)
         if branch_id is None:
@@ -128,11 +123,7 @@ class Branches:
     def new_branch(
         self, session_id: str, asked: Branch | None, shared: int, *, reason: str, pointed: bool
     ) -> Branch:
-        """Add a branch that continues after `shared` messages, as a child of their last's owner.
-
-        Raises:
-            UnknownSequenceError: `shared` lies beyond the end of `asked`.
-        """
+        """Add a branch that continues after `shared` messages, as a child of their last's owner."""
         parent = None
         if asked is not None:
             if not 0 <= shared <= asked.end.sequence:

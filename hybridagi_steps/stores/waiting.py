@@ -39,11 +39,7 @@ class Patience(threading.local):
 
 
 def take(lock: threading.Lock, seconds: float, what: str) -> float:
-    """Take a lock; return how many of the seconds are left.
-
-    Raises:
-        StorageBusyError: Another thread held it for that long.
-    """
+    """Take a lock; return how many of the seconds are left."""
     if lock.acquire(blocking=False):
         return seconds
     begun = time.monotonic()
@@ -66,11 +62,7 @@ def taken(lock: threading.Lock, seconds: float, what: str) -> Generator[float]:
 
 
 def check_timeout(seconds: object) -> None:
-    """Refuse what is no time to wait.
-
-    Raises:
-        InvalidSettingError: It is no number of seconds from 0 to a day.
-    """
+    """Refuse what is no time to wait."""
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not number or not 0 <= float(cast("float", seconds)) <= LONGEST_TIMEOUT_SECONDS:
         raise InvalidSettingError(

@@ -70,12 +70,7 @@ class AllowedCommands:
         return [shlex.join(words) for words in self._beginnings]
 
     def checked(self, argv: Sequence[str], root: Path) -> list[str]:
-        """Return the argument list to run, its program as an absolute path.
-
-        Raises:
-            CommandNotAllowedError: It does not begin like an allowed command, uses the shell, or
-                names a path outside `root`.
-        """
+        """Return the argument list to run, its program as an absolute path."""
         words = list(argv)
         if not any(tuple(words[: len(begin)]) == begin for begin in self._beginnings):
             raise CommandNotAllowedError(f"{shlex.join(words)!r} is not allowed; allowed: {self}")
@@ -104,9 +99,6 @@ def run_command(
         directory: Where it runs.
         timeout_seconds: When it and its children are killed.
         output_bytes: How much of its output is kept: the first and the last half of so much.
-
-    Raises:
-        WorkspaceError: It could not be started.
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="steps-home-", ignore_cleanup_errors=True) as home:

@@ -45,11 +45,7 @@ class Found(NamedTuple):
 
 
 def path_parts(path: str) -> tuple[str, ...]:
-    """Return the parts of a path below a workspace; none for the workspace itself.
-
-    Raises:
-        WorkspaceError: It is absolute, goes up, or is no path at all.
-    """
+    """Return the parts of a path below a workspace; none for the workspace itself."""
     if not isinstance(path, str) or not path.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
         raise WorkspaceError("a path in the workspace is needed, such as 'src/app.py'; got nothing")
     if "\0" in path or len(path) > _LONGEST_PATH:
@@ -73,9 +69,6 @@ class ConfinedDirectory:
 
     Args:
         root: The directory; a symbolic link here is followed once, now.
-
-    Raises:
-        WorkspaceError: It is no directory.
     """
 
     def __init__(self, root: Path | str) -> None:
@@ -91,11 +84,7 @@ class ConfinedDirectory:
             raise WorkspaceError(_no_root(root, error)) from error
 
     def read_bytes(self, path: str, limit: int) -> bytes:
-        """Return a file's content.
-
-        Raises:
-            WorkspaceError: No such file, a link, a device, or larger than `limit` bytes.
-        """
+        """Return a file's content."""
         with self._parent(path) as (parent, name), self._translated(path):
             self._regular(os.stat(name, dir_fd=parent, follow_symlinks=False), path, limit)
             descriptor = os.open(name, _READ, dir_fd=parent)

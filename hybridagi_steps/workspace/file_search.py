@@ -49,9 +49,6 @@ def search_lines(
         pattern: Which files, as in `list_files`.
         ignore_case: Whether `A` is `a`.
         limit: Files with more bytes are passed over, as are binary ones.
-
-    Raises:
-        WorkspaceError: No text was given.
     """
     if not text:
         raise WorkspaceError("a text to search for is needed; got nothing")

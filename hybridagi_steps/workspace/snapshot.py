@@ -78,9 +78,6 @@ class Limits(NamedTuple):
 
         Args:
             sizes: Bytes by path; directories and links hold none.
-
-        Raises:
-            WorkspaceError: It may not.
         """
         if len(sizes) > self.files:
             raise self.too_many()
@@ -99,9 +96,6 @@ def take_manifest(
         directory: The directory; sockets, pipes and devices in it are passed over.
         limits: What it may hold; None for whatever it holds.
         keep: Called with path, entry and content of every file.
-
-    Raises:
-        WorkspaceError: It holds more than `limits`.
     """
     manifest: Manifest = {}
     total = 0
@@ -155,11 +149,7 @@ class ChangeLog:
             self._write(path, content)
 
     def content(self, name: str) -> bytes:
-        """Return a content that was kept.
-
-        Raises:
-            WorkspaceError: It is gone or damaged.
-        """
+        """Return a content that was kept."""
         return _read_content(self.state.object(name), name)
 
     def save(self, snapshot_id: str, manifest: Manifest) -> None:
@@ -167,11 +157,7 @@ class ChangeLog:
         self._write(self._manifest(snapshot_id), _encoded(manifest))
 
     def load(self, snapshot_id: str) -> Manifest:
-        """Return a manifest.
-
-        Raises:
-            WorkspaceError: There is none with this id.
-        """
+        """Return a manifest."""
         path = self._manifest(snapshot_id)
         try:
             stored = json.loads(path.read_bytes())
@@ -197,11 +183,7 @@ class ChangeLog:
         self.drop_unnamed(path.name for path in self.folder.glob("objects/*/*"))
 
     def drop_unnamed(self, contents: Iterable[str]) -> None:
-        """Drop those of the contents that no manifest names.
-
-        Raises:
-            WorkspaceError: A manifest is damaged.
-        """
+        """Drop those of the contents that no manifest names."""
         try:
             self.state.drop_unnamed(contents)
         except ValueError as error:
@@ -217,11 +199,7 @@ class ChangeLog:
             self._write(self.state.handed_on(plan_run) / name, content)
 
     def handed_on(self, plan_run: str, names: Sequence[str]) -> dict[str, bytes]:
-        """Return what was kept.
-
-        Raises:
-            WorkspaceError: It is gone or damaged.
-        """
+        """Return what was kept."""
         folder = self.state.handed_on(plan_run)
         return {name: _read_content(folder / name, name) for name in names}
 
@@ -231,9 +209,6 @@ class ChangeLog:
         Args:
             changes: Entries to write, their contents kept; None removes.
             now: What the directory holds. If a part of the change fails, it is brought back to it.
-
-        Raises:
-            WorkspaceError: A part failed; nothing is changed.
         """
         if not changes:
             return
@@ -253,11 +228,7 @@ class ChangeLog:
         self._strike()
 
     def recover(self) -> bool:
-        """Finish a change that was cut short; return whether there was one.
-
-        Raises:
-            WorkspaceError: What is written down of it is damaged, or a part of it fails.
-        """
+        """Finish a change that was cut short; return whether there was one."""
         try:
             stored = json.loads(self._pending_file.read_bytes())
         except FileNotFoundError:
@@ -444,9 +415,6 @@ def merged(changes: Changes, now: Manifest) -> dict[str, Entry | None]:
     Args:
         changes: What a step did to the state it was given.
         now: What the workspace holds by now.
-
-    Raises:
-        ArtifactConflictError: Something was changed here meanwhile to something else.
     """
     clashes = [
         path for path, change in changes.paths.items() if _clashes(path, change, changes, now)
@@ -483,11 +451,7 @@ def sizes_after(
 
 
 def refuse_links_out(changes: Changes) -> None:
-    """Pass if no new link leads out of the workspace, where a command would follow it.
-
-    Raises:
-        WorkspaceError: One does.
-    """
+    """Pass if no new link leads out of the workspace, where a command would follow it."""
     for path, change in changes.paths.items():
         if change.after is None or change.after.kind != "link":
             continue

@@ -61,11 +61,7 @@ def parse(records: Records) -> Iterator[Parsed | Skipped]:
 
 
 def turns(messages: list[Message]) -> list[Turn]:
-    """Return messages as turns; a message with results and text gives several.
-
-    Raises:
-        BadRecordError: One of them has no role.
-    """
+    """Return messages as turns; a message with results and text gives several."""
     found: list[Turn] = []
     for place, message in enumerate(messages):
         checked(message, place)

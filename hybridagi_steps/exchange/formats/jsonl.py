@@ -167,11 +167,7 @@ class SessionReader:
         return None if self._session_id is None else Said([], self._session_id)
 
     def read(self, line: int, fields: dict[str, Any]) -> Iterator[ParsedMessages]:
-        """Take a header or message; yield what is complete by that.
-
-        Raises:
-            BadRecordError: It is none.
-        """
+        """Take a header or message; yield what is complete by that."""
         if fields[RECORD] == "session":
             header = _header(line, fields)
             yield from self.messages_read()

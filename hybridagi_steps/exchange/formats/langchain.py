@@ -76,11 +76,7 @@ def parse(records: Records) -> Iterator[Parsed | Skipped]:
 
 
 def turns(messages: list[Message]) -> list[Turn]:
-    """Return messages as turns.
-
-    Raises:
-        BadRecordError: One of them is of no known type.
-    """
+    """Return messages as turns."""
     return [_turn(message, place) for place, message in enumerate(messages)]
 
 

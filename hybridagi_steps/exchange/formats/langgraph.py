@@ -157,11 +157,7 @@ class _Thread:
 
 
 def _checkpoint(record: Record) -> _Checkpoint | None:
-    """Return a checkpoint; None when it is one from before the first message.
-
-    Raises:
-        BadRecordError: It holds no messages.
-    """
+    """Return a checkpoint; None when it is one from before the first message."""
     if not recognises(record.value):
         raise BadRecordError("not a checkpoint: no channel_values, and no values")
     value = as_object(record.value)

@@ -50,22 +50,14 @@ def parse(records: Records) -> Iterator[Parsed | Skipped]:
 
 
 def turns(messages: list[Message]) -> list[Turn]:
-    """Return messages as they are, each one turn; items as the turns that they make up.
-
-    Raises:
-        BadRecordError: One of them has no role.
-    """
+    """Return messages as they are, each one turn; items as the turns that they make up."""
     if are_items(messages):
         return turns_of_items(messages, ROLES)
     return [Turn(checked(message, place), place, message) for place, message in enumerate(messages)]
 
 
 def checked(message: Message, place: int) -> Message:
-    """Return a message whose role is known.
-
-    Raises:
-        BadRecordError: It is not.
-    """
+    """Return a message whose role is known."""
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise BadRecordError(f"message {place + 1} has the role {role!r:.60}")
@@ -118,9 +110,6 @@ def turns_of_items(items: Sequence[Message], roles: set[str]) -> list[Turn]:
     Args:
         items: Messages, calls, outputs, reasoning and others.
         roles: Who may speak.
-
-    Raises:
-        BadRecordError: An item has neither a known role nor a type; the text names it.
     """
     reader = _Items(roles)
     for place, item in enumerate(items):

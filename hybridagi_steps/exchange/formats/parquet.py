@@ -44,11 +44,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def required() -> Any:
-    """Return pyarrow with its Parquet part.
-
-    Raises:
-        MissingExtraError: It is not installed.
-    """
+    """Return pyarrow with its Parquet part."""
     try:
         import pyarrow
         import pyarrow.parquet  # pyright: ignore[reportUnusedImport]
@@ -58,21 +54,13 @@ def required() -> Any:
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether a file begins as Parquet does.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """Whether a file begins as Parquet does."""
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 
 
 def write(steps: Iterable[AgentStep], file: BinaryIO, *, vectors: bool = False) -> int:
-    """Write steps and return how many.
-
-    Raises:
-        MissingExtraError: pyarrow is not installed.
-    """
+    """Write steps and return how many."""
     pyarrow = required()
     schema = _schema(pyarrow, vectors=vectors)
     rest, count = iter(steps), 0
@@ -84,12 +72,7 @@ def write(steps: Iterable[AgentStep], file: BinaryIO, *, vectors: bool = False) 
 
 
 def row_count(path: Path) -> int:
-    """Return the number of rows in a file.
-
-    Raises:
-        MissingExtraError: pyarrow is not installed.
-        ExchangeError: The file is damaged.
-    """
+    """Return the number of rows in a file."""
     pyarrow = required()
     try:
         return pyarrow.parquet.read_metadata(path).num_rows
@@ -98,12 +81,7 @@ def row_count(path: Path) -> int:
 
 
 def parse(path: Path) -> Iterator[Parsed | Skipped]:
-    """Yield the steps of a file, each with the number of its row, from 1.
-
-    Raises:
-        MissingExtraError: pyarrow is not installed.
-        ExchangeError: The file is damaged, or holds no steps.
-    """
+    """Yield the steps of a file, each with the number of its row, from 1."""
     return read_each(_records(path), _step)
 
 

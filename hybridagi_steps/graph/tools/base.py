@@ -160,11 +160,7 @@ def node_signature(
 
 
 def settled(value: Any, name: str) -> Any:
-    """Return what a callback gave, running it to its end when it is a coroutine.
-
-    Raises:
-        ToolInputError: It is one, and this thread's event loop is busy: only `acall` can await it.
-    """
+    """Return what a callback gave, running it to its end when it is a coroutine."""
     if not inspect.isawaitable(value):
         return value
     try:

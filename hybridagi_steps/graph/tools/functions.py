@@ -342,11 +342,7 @@ def _schemas(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _listed(given: Any, name: str) -> Any:
-    """Return what a function gave, what a generator yields as a list.
-
-    Raises:
-        LimitReachedError: That is too much.
-    """
+    """Return what a function gave, what a generator yields as a list."""
     if not inspect.isgenerator(given):
         return given
     items = list(itertools.islice(given, _MOST_YIELDED + 1))
@@ -376,11 +372,7 @@ def _checked_length(items: list[Any], name: str) -> list[Any]:
 
 
 def named_arguments(name: str, given: Any) -> dict[str, Any]:
-    """Return what a language model gave as the arguments of a tool, read from a text if need be.
-
-    Raises:
-        ToolInputError: It is no JSON object.
-    """
+    """Return what a language model gave as the arguments of a tool, read from a text if need be."""
     arguments = _json(given) if isinstance(given, str) else given
     if not isinstance(arguments, dict):
         raise ToolInputError(f"{name} takes named arguments, a JSON object, not {given!r:.200}.")

@@ -97,13 +97,7 @@ _speaking: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDiction
 
 
 async def said_once(shared: Services, session: Any, message: Any, key: str) -> LiveRun | None:
-    """Say something unless it was said with this key before; return the run that answers it.
-
-    Raises:
-        SequenceConflictError: The key came with another message before, or with one that the
-            session no longer has; or the session has a run that answers something else.
-        InvalidStepError: A message that cannot be kept.
-    """
+    """Say something unless it was said with this key before; return the run that answers it."""
     admitted = partial(_admitted, shared.memory, session.session_id, message)
     said = Said(key, await in_thread(admitted))
     # One at a time for each session: of two equal requests the second has to find the first's run.
@@ -150,11 +144,7 @@ def _check_same(session_id: str, before: Said, now: Said) -> None:
 
 
 def _stored(memory: StepMemory, session_id: str, message_id: str) -> Step | None:
-    """Return the message that a key has stored; may block.
-
-    Raises:
-        SequenceConflictError: The session had it once, and has it no more.
-    """
+    """Return the message that a key has stored; may block."""
     store = memory.repository().store
     if (place := store.place_of(message_id)) is not None:
         return store.messages(place[0], place[1], place[1])[0]

@@ -107,11 +107,7 @@ async def read_run(shared: Shared, run_id: RunId) -> Response:
 
 
 async def _check_known(shared: Shared, request: Request, run_id: str) -> None:
-    """Refuse a run that nobody knows.
-
-    Raises:
-        UnknownRunError: It is neither stored nor remembered.
-    """
+    """Refuse a run that nobody knows."""
     if shared.hub.find(run_id) is not None:
         return
     async with shared.work.taken(request.receive):
@@ -120,11 +116,7 @@ async def _check_known(shared: Shared, request: Request, run_id: str) -> None:
 
 
 def _number(run_id: str, last_event_id: str | None) -> int:
-    """Return the number in an event's id; 0 when there is none.
-
-    Raises:
-        RequestValidationError: It is no event of this run.
-    """
+    """Return the number in an event's id; 0 when there is none."""
     if not last_event_id:
         return 0
     owner, _, number = last_event_id.rpartition(":")

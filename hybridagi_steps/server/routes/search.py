@@ -88,12 +88,7 @@ class SearchAsked(BaseModel):
     """Top-level metadata keys with exactly these values, as a JSON object."""
 
     def where(self) -> StepFilter:
-        """Return the conditions.
-
-        Raises:
-            InvalidFilterError: A value that no filter takes.
-            RequestValidationError: `metadata` is no JSON object.
-        """
+        """Return the conditions."""
         conditions = self.model_dump(exclude_none=True, exclude={*_OWN, "metadata"})
         if self.metadata is not None:
             conditions["metadata"] = _object("metadata", self.metadata)

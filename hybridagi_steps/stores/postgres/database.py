@@ -102,12 +102,7 @@ class PostgresDatabase:
     """One PostgreSQL database, opened for reading and, where possible, writing."""
 
     def __init__(self, address: str, durability: str, timeout_seconds: float) -> None:
-        """Connect, creating or migrating the schema where needed.
-
-        Raises:
-            UnsupportedAddressError: The address is not one.
-            StorageError: One of its kinds: unreachable, foreign, newer, read-only, busy.
-        """
+        """Connect, creating or migrating the schema where needed."""
         self._conninfo = checked_server(address)
         self.name, self._secrets = shown_address(address), secrets_of(address)
         self.durability = durability

@@ -53,13 +53,7 @@ def latest_version() -> int:
 
 
 def version_of(connection: Connection[Any], name: str) -> int:
-    """Return the schema version; 0 where nothing of ours is there yet.
-
-    Raises:
-        ForeignFileError: The schema holds something else.
-        NewerSchemaError: A newer version of this library wrote it.
-        DamagedFileError: It is a step memory without its tables.
-    """
+    """Return the schema version; 0 where nothing of ours is there yet."""
     found = {relation for (relation,) in connection.execute(_RELATIONS, (SCHEMA,))}
     if not found:
         return 0

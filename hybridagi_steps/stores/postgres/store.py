@@ -72,10 +72,6 @@ class PostgresAdmin(PostgresSteps, AdminTables):
         Returns:
             Where keys of what was deleted may still lie: the planner's statistics, unless this user
             owns the database.
-
-        Raises:
-            StorageBusyError: A transaction that may still see what was deleted lasts too long.
-            ReadOnlyStorageError: The tables belong to another user of the server.
         """
         with self._db.writing() as connection:
             add_checksums(connection, self._namespace)
@@ -209,10 +205,6 @@ class PostgresStepStore(PostgresAdmin, DerivedTables):
                 kill -9 of this process; when the server itself is killed, the last moments before
                 that may be gone, whole steps and newest first.
             timeout_seconds: How long a call waits for other writers, or for a free connection.
-
-        Raises:
-            UnsupportedAddressError: The address is not one.
-            StorageError: One of its kinds: unreachable, foreign, newer, read-only, busy, full.
         """
         database = PostgresDatabase(address, durability, timeout_seconds)
         try:

@@ -135,12 +135,7 @@ def row_checksums(branch_id: int, row: Row) -> tuple[int, int]:
 def branch_of(
     connection: Connection, namespace: int, session_id: str, branch_id: int | None
 ) -> int:
-    """Return the branch that is asked: the session's current one, or another of its own.
-
-    Raises:
-        UnknownSessionError: No such session.
-        SequenceConflictError: The branch is not one of this session.
-    """
+    """Return the branch that is asked: the session's current one, or another of its own."""
     tip = tip_of(connection, namespace, session_id)
     if tip is None:
         raise UnknownSessionError(session_id)
@@ -173,11 +168,7 @@ def session_row(connection: Connection, namespace: int, session_id: str) -> Sess
 
 
 def checked_session(namespace: int, session_id: str, branch_id: int, *values: Any) -> SessionRow:
-    """Return a session as a database gave it, its checksum last.
-
-    Raises:
-        DamagedFileError: It is not as it was written.
-    """
+    """Return a session as a database gave it, its checksum last."""
     *known, checksum = values
     if checksum not in (None, row_checksum(namespace, session_id, branch_id, *known)):
         raise damaged(f"the session {session_id!r}")
@@ -360,9 +351,6 @@ def new_branch(
         after: A branch, and the last sequence to share with it; None shares nothing.
         reason: Why it was made.
         pointed: Whether the session will point at it in this transaction.
-
-    Raises:
-        UnknownSequenceError: `after` lies beyond the end of its branch.
     """
     parent, shared = None, after.sequence if after else 0
     if after is not None:
@@ -380,11 +368,7 @@ def new_branch(
 
 
 def checked_row(branch_id: int, expected: int, sequence: int, message_id: str, *values: Any) -> Row:
-    """Return a message as a database gave it, if it is the one that stands there.
-
-    Raises:
-        DamagedFileError: It is not.
-    """
+    """Return a message as a database gave it, if it is the one that stands there."""
     said, body, *stored = values
     try:
         said, body = as_bytes(said), as_bytes(body)

@@ -252,11 +252,7 @@ class SessionTables(StepWriting):
     def _used(
         self, connection: Connection, session_id: str, key: str, given: Sequence[Written]
     ) -> list[Step] | None:
-        """Return what an earlier commit stored under this key; None when the key is new.
-
-        Raises:
-            SequenceConflictError: It stored other messages, or the session lost them since.
-        """
+        """Return what an earlier commit stored under this key; None when the key is new."""
         found = connection.execute(_USED, (self._namespace, session_id, key)).fetchone()
         if found is None:
             return None

@@ -54,11 +54,7 @@ class Database:
     """One SQLite file, opened for reading and, where possible, writing."""
 
     def __init__(self, path: Path, durability: str, timeout_seconds: float) -> None:
-        """Open the file, creating or migrating it where needed.
-
-        Raises:
-            StorageError: One of its kinds: foreign, newer, damaged, read-only, busy, full.
-        """
+        """Open the file, creating or migrating it where needed."""
         self.path = path.absolute()
         self.durability = durability
         self.patience = Patience(timeout_seconds)
@@ -91,11 +87,7 @@ class Database:
         return str(self.path)
 
     def insert(self, sql: str, values: Sequence[Any]) -> int:
-        """Run one INSERT as a transaction of its own; return the row. The fast path of appends.
-
-        Raises:
-            sqlite3.IntegrityError: A constraint holds it back; for the caller to explain.
-        """
+        """Run one INSERT as a transaction of its own; return the row. The fast path of appends."""
         left = take(self._write_turn, self.patience.seconds, self.name)
         try:
             # Of one cursor that is kept, since making one takes a twentieth of an append.
@@ -160,11 +152,7 @@ class Database:
         return self.reading()
 
     def compact(self) -> None:
-        """Rewrite the file without its free pages and empty the WAL.
-
-        Raises:
-            StorageBusyError: A reader kept an old state for longer than the timeout.
-        """
+        """Rewrite the file without its free pages and empty the WAL."""
         with self.exclusive() as connection:
             connection.execute("VACUUM")
             busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()

@@ -41,12 +41,7 @@ class FileLock:
         self._turn_began = 0.0
 
     def acquire(self, seconds: float) -> float:
-        """Take the lock, waiting so long at most; return how many seconds of that are left.
-
-        Raises:
-            StorageBusyError: Another writer held it longer.
-            ReadOnlyStorageError: The lock file cannot be made.
-        """
+        """Take the lock, waiting so long at most; return how many seconds of that are left."""
         if fcntl is None:
             return seconds
         if self._descriptor < 0:

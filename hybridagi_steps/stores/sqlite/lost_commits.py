@@ -47,10 +47,6 @@ def lost_commits(connection: sqlite3.Connection, log: Path) -> int:
         connection: One to the database, outside a transaction. Nobody else may write meanwhile;
             what SQLite reads of the log is copied into the database.
         log: The path of the log.
-
-    Raises:
-        OSError: The log cannot be read.
-        sqlite3.Error: The database cannot be read or written.
     """
     _, last, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()

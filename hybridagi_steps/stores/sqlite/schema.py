@@ -44,13 +44,7 @@ def latest_version() -> int:
 
 
 def version_of(connection: sqlite3.Connection, path: Path) -> int:
-    """Return the file's schema version; 0 for a file that is still empty.
-
-    Raises:
-        ForeignFileError: The file is not a step memory.
-        NewerSchemaError: A newer version of this library wrote it.
-        DamagedFileError: It is a step memory without its tables.
-    """
+    """Return the file's schema version; 0 for a file that is still empty."""
     application_id = _number(connection, "application_id")
     version = _number(connection, "user_version")
     tables = {name for (name,) in connection.execute(_TABLES)}

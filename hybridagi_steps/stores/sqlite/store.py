@@ -117,8 +117,5 @@ class SqliteStepStore(SqliteAdmin, DerivedTables):
             namespace: Whose steps this store sees.
             durability: `normal` survives kill -9, `full` a power loss, too.
             timeout_seconds: How long a call waits for other writers, in this process and others.
-
-        Raises:
-            StorageError: One of its kinds: foreign, newer, damaged, read-only, busy, full.
         """
         super().__init__(Database(Path(path), durability, timeout_seconds), namespace)
