@@ -17,7 +17,13 @@ if TYPE_CHECKING:
         build_context_from_steps,
         get_context_summary,
     )
-    from hybridagi_steps.dspy_types import AgentStepList, Query, QueryList, QueryWithSteps
+    from hybridagi_steps.dspy_types import (
+        AgentStepList,
+        Query,
+        QueryList,
+        QueryWithSteps,
+        StepContext,
+    )
     from hybridagi_steps.durable.session_runs import DurableRunner
     from hybridagi_steps.graph.interpreter import GraphInterpreter
     from hybridagi_steps.graph.program_memory import ProgramMemory
@@ -39,16 +45,15 @@ if TYPE_CHECKING:
     from hybridagi_steps.programs.adapters import (
         NativeChatAdapter,
         NativeJSONAdapter,
-        StepContext,
         StepMessages,
         StepsChatAdapter,
         StepsJSONAdapter,
         StepsXMLAdapter,
     )
     from hybridagi_steps.programs.retriever import LMStepReranker, StepReranker, StepRetriever
-    from hybridagi_steps.recalls import note_recalled
     from hybridagi_steps.recording import Recorded, in_context, record, record_step
     from hybridagi_steps.recording.recorder import StepRecorder
+    from hybridagi_steps.recording_hooks import note_recalled
     from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
     from hybridagi_steps.records.event import StepDelta, StepEvent, StepEventType
     from hybridagi_steps.records.filters import StepFilter, StepHit
@@ -182,7 +187,7 @@ _HOMES: dict[str, str | None] = {
     "RunVetoed": "running.stopping",
     "SessionRepository": "sessions.repository",
     "Step": "records.message",
-    "StepContext": "programs.adapters",
+    "StepContext": "dspy_types",
     "StepDelta": "records.event",
     "StepEvent": "records.event",
     "StepEventType": "records.event",
@@ -212,7 +217,7 @@ _HOMES: dict[str, str | None] = {
     "get_context_summary": "context.builder",
     "idempotent": "running.tool_calls",
     "in_context": "recording",
-    "note_recalled": "recalls",
+    "note_recalled": "recording_hooks",
     "plots": None,
     "ready_agent": "graph.ready_agents",
     "ready_agents": "graph.ready_agents",

@@ -5,7 +5,11 @@ is a live view of them, so that an append to `x.steps` shows in `x["steps"]`, an
 through either side is validated. Iteration, `len()`, `in`, `keys()` and `get()` follow
 `dspy.Example`: they speak of *fields*; `len(x.steps)` counts steps.
 
-This is the one record module that needs DSPy; everything below the programs works without it.
+`StepContext` is a prompt type: left to itself DSPy writes a list of steps as full JSON, this as the
+text of their templates, without vectors. Recalled text comes from anywhere, so it is fenced (see
+messages/fences.py).
+
+This is the one low module that needs DSPy; everything below the programs works without it.
 """
 
 # DSPy ships no types, and the two parents disagree on the signatures of `copy`, `__iter__` and
@@ -18,8 +22,7 @@ This is the one record module that needs DSPy; everything below the programs wor
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
 import dspy
 from pydantic import (
@@ -33,9 +36,15 @@ from pydantic import (
     model_validator,
 )
 
+from hybridagi_steps.messages.fences import fenced, inert, sealed
+from hybridagi_steps.messages.parts import field_lines
 from hybridagi_steps.records.agent_step import AgentStep, id_text, shown
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.json_values import json_value
+from hybridagi_steps.records.step_text import cut, own_text
+
+_TAG = "past_steps"
+_NO_STEPS = "(no past steps)"
 
 
 class _FieldStore(MutableMapping[str, Any]):
@@ -207,9 +216,9 @@ class AgentStepList(PredictionModel):
         """Return the steps as prompt data."""
         return {"steps": [step.to_dict() for step in self.steps]}
 
-    def as_context(self) -> dspy.Type:
+    def as_context(self) -> StepContext:
         """Return the steps as a `StepContext`, which prompts render as text without vectors."""
-        return _step_context(self.steps)
+        return StepContext(steps=list(self.steps))
 
     def _repr_html_(self) -> str:
         """Show the steps in a notebook."""
@@ -321,9 +330,9 @@ class QueryWithSteps(PredictionModel):
             "steps": [step.to_dict() for step in self.steps],
         }
 
-    def as_context(self) -> dspy.Type:
+    def as_context(self) -> StepContext:
         """Return the steps as a `StepContext`, which prompts render as text without vectors."""
-        return _step_context(self.steps)
+        return StepContext(steps=list(self.steps))
 
     def _repr_html_(self) -> str:
         """Show the hits in a notebook."""
@@ -332,10 +341,94 @@ class QueryWithSteps(PredictionModel):
         return hits_html([hit.shown() for hit in self.hits])
 
 
-def _step_context(steps: list[AgentStep]) -> dspy.Type:
-    # Prompt types live with the other adapter code, a layer above the records: found by name, so
-    # that nothing here depends on it until a prompt is written.
-    return import_module("hybridagi_steps.programs.adapters").StepContext(steps=list(steps))
+class StepContext(dspy.Type):
+    """Steps in a prompt: `past: StepContext = dspy.InputField()`.
+
+    Made of an AgentStepList, a QueryWithSteps, a step, a hit, or a list of steps or hits:
+    `predict(past=StepContext.of(found))` or `predict(past=found.as_context())`. Any adapter writes
+    it as the text of the steps, in demos too; vectors never show. Below the text of a program's
+    call stands what it was given, below that of its end what it gave back.
+    """
+
+    steps: list[AgentStep] = Field(default_factory=list[AgentStep])
+    """The steps, in the order they are shown."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_steps(cls, value: Any) -> Any:
+        if isinstance(value, AgentStepList | QueryWithSteps):
+            return {"steps": value.steps}
+        if isinstance(value, AgentStep | StepHit):
+            value = [value]
+        if isinstance(value, list | tuple):
+            return {"steps": [_step_of(item) for item in cast("list[Any]", value)]}
+        return value
+
+    @classmethod
+    def of(cls, steps: Any) -> Self:
+        """Return steps of any of the kinds above as a prompt value.
+
+        Raises:
+            pydantic.ValidationError: They are no steps.
+        """
+        return cls.model_validate(steps)
+
+    def format(self) -> str:
+        """Return the steps as they stand in a prompt."""
+        told = "\n\n".join(map(_told, self.steps))
+        return sealed(_TAG, told) if told else _NO_STEPS
+
+    def __str__(self) -> str:
+        return self.format()
+
+    def __repr__(self) -> str:
+        return self.format()
+
+    @classmethod
+    def description(cls) -> str:
+        """Tell a language model what such a field holds."""
+        return "Steps that programs made before, as text between marks of past_steps."
+
+
+class NumberedSteps(StepContext):
+    """Steps to choose from: a numbered line each, what was done and what came of it."""
+
+    max_characters: int = 8_000
+    """Characters of all lines together, shared out evenly."""
+
+    def format(self) -> str:
+        """Return the steps as they stand in a prompt."""
+        length = max(1, self.max_characters // max(1, len(self.steps)))
+        lines = (
+            cut(f"{number}. {own_text(step)}", length)
+            for number, step in enumerate(self.steps, start=1)
+        )
+        return fenced_steps("\n".join(lines))
+
+
+def _step_of(item: Any) -> Any:
+    return item.step if isinstance(item, StepHit) else item
+
+
+def _told(step: AgentStep) -> str:
+    """Return a step's text, inert but for the line of ours that begins it.
+
+    Of a program also its values, which the templates leave out.
+    """
+    kind = str(getattr(step.step_type, "value", step.step_type))
+    asked = {name: value for name, value in step.arguments.items() if value != step.purpose}
+    values = {"ProgramCall": asked, "ProgramEnd": step.outputs}.get(kind)
+    name = "Inputs" if kind == "ProgramCall" else "Outputs"
+    text = f"{step}\nProgram {name}: {field_lines(values)}" if values else str(step)
+    if not isinstance(step.hop, int):  # pyright: ignore[reportUnnecessaryIsInstance] - a step may be unvalidated
+        return inert(text)
+    head, line_end, rest = text.partition("\n")
+    return f"{head}{line_end}{inert(rest)}"
+
+
+def fenced_steps(text: str) -> str:
+    """Return text of steps between the marks of past steps."""
+    return fenced(_TAG, text) if text else _NO_STEPS
 
 
 def _fields_of(base: dict[str, Any] | dspy.Example | None) -> dict[str, Any]:

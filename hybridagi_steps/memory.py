@@ -24,8 +24,8 @@ from hybridagi_steps.errors import (
     MemoryNotPicklableError,
     StorageBusyError,
 )
-from hybridagi_steps.protocols import Embedder, RunSummary
-from hybridagi_steps.recalls import note_steps
+from hybridagi_steps.protocols import Durability, Embedder, RunSummary
+from hybridagi_steps.recording_hooks import note_steps
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
 from hybridagi_steps.records.revocation import Revocation
@@ -35,7 +35,7 @@ from hybridagi_steps.search.lineage import Expand, ancestors
 from hybridagi_steps.search.ranking import Mode
 from hybridagi_steps.search.searcher import Searcher
 from hybridagi_steps.search.step_index import IN_MEMORY, cache_path
-from hybridagi_steps.stores import Durability, address_text, open_store
+from hybridagi_steps.stores import address_text, open_store
 from hybridagi_steps.stores.address import is_server, lasting_address, shown_address
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
 from hybridagi_steps.validation import (

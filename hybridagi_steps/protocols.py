@@ -30,6 +30,8 @@ StepKey = Literal[
 ]  # fmt: skip
 """What a filter looks at and what never changes; `program` is that which a ProgramCall or
 ProgramEnd names, `call_id` the id of a ProgramCall, `source` what `source_of` says."""
+Durability = Literal["normal", "full"]
+"""`normal`: an acknowledged step survives kill -9. `full`: it survives a power loss, too."""
 ABANDONED = "abandoned"
 """The scope that steps on branches show in which no session reads."""
 REVOKED = "revoked"

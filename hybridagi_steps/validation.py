@@ -11,7 +11,7 @@ import re
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 from uuid import UUID
 
 import numpy as np
@@ -34,10 +34,10 @@ from hybridagi_steps.records.message import MessageRole, Step, StepMetrics, from
 from hybridagi_steps.records.provenance import RECALLED, recalled_by
 
 if TYPE_CHECKING:
-    from hybridagi_steps.dspy_types import AgentStepList
     from hybridagi_steps.records.agent_step import AgentStep
 
 Redact = Callable[[str], str]
+
 """Takes what a program said, returns what may be kept of it."""
 
 MAX_ID_LENGTH = 128
@@ -422,7 +422,18 @@ def _redacted_json(text: str, redact: Redact) -> str:
 
 Where = StepFilter | Mapping[str, Any] | None
 """Which steps: a filter, its keys as a dict, or all of a user's own history."""
-Steps: TypeAlias = "AgentStep | Iterable[AgentStep] | AgentStepList"
+
+
+class StepHolder(Protocol):
+    """What holds steps: an AgentStepList, a QueryWithSteps."""
+
+    @property
+    def steps(self) -> Iterable[AgentStep]:
+        """The steps, in their order."""
+        ...
+
+
+Steps: TypeAlias = "AgentStep | Iterable[AgentStep] | StepHolder"
 """One step, several, or what holds them."""
 StepId = UUID | str
 """A UUID and its text are the same id."""

@@ -10,7 +10,7 @@ from typing import NamedTuple, NoReturn
 from conformance.making import message, step
 from faults.processes import piped
 
-from hybridagi_steps.stores import Durability
+from hybridagi_steps.protocols import Durability
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 
 SESSION = "s"

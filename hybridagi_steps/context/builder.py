@@ -39,7 +39,7 @@ from hybridagi_steps.messages.provider_out import (
 )
 from hybridagi_steps.messages.units import Unit, flat, message_units
 from hybridagi_steps.protocols import TokenCounter
-from hybridagi_steps.recalls import note_steps
+from hybridagi_steps.recording_hooks import note_steps
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter, Trust
 from hybridagi_steps.records.message import Step

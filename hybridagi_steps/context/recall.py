@@ -20,7 +20,7 @@ from hybridagi_steps.messages.agent_steps import shown_steps
 from hybridagi_steps.messages.fences import marked, opening, sealed
 from hybridagi_steps.messages.parts import field_lines, json_text, text_of
 from hybridagi_steps.messages.units import SYNTHETIC, Unit
-from hybridagi_steps.recalls import unnoted
+from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.message import MessageRole, Step, in_utc

@@ -8,7 +8,6 @@ its count holds for good. Knows, too, whose conversation it is, and so what it m
 from __future__ import annotations
 
 import logging
-import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from hybridagi_steps.messages.media import anthropic_part, not_sent
 from hybridagi_steps.messages.parts import json_text
 from hybridagi_steps.messages.provider_out import OPENING, openai_message
 from hybridagi_steps.messages.units import SYNTHETIC, THINKING, Unit
+from hybridagi_steps.recording_hooks import active_user_id
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import MessageRole, Step
@@ -33,7 +33,6 @@ log = logging.getLogger("hybridagi_steps")
 
 _NO_SESSION = "context"
 _REMEMBERED_SESSIONS = 16
-_RECORDER = "hybridagi_steps.recording.recorder"
 _BOTH_FORMS = "+both-forms"
 """Follows the counter's id where the count of a message is more than that of OpenAI's form."""
 _MEDIA = ("image", "document", "container_upload")
@@ -166,19 +165,10 @@ def recallable(memory: StepMemory | None, source: Source, where: StepFilter | No
     asked = where or StepFilter()
     if memory is None or asked.says_whose:
         return Recallable(asked, of_nobody=False)
-    user = _recorded_user(memory) or _user_of(memory, source)
+    user = active_user_id(memory) or _user_of(memory, source)
     if user is None:
         return Recallable(asked, of_nobody=True)
     return Recallable(asked.model_copy(update={"user_id": user}), of_nobody=False)
-
-
-def _recorded_user(memory: StepMemory) -> str | None:
-    """Return whom the running code is recorded for, as a StepRetriever asks it.
-
-    Without the recorder nothing is recorded, and to load it here would load DSPy.
-    """
-    active_user_id: Any = getattr(sys.modules.get(_RECORDER), "active_user_id", None)
-    return None if active_user_id is None else active_user_id(memory)
 
 
 def _user_of(memory: StepMemory, source: Source) -> str | None:

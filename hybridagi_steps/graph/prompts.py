@@ -21,7 +21,7 @@ from typing import Any, cast
 from jinja2 import StrictUndefined, Template, TemplateError, Undefined
 
 from hybridagi_steps.display.view import plural
-from hybridagi_steps.dspy_types import AgentStepList, QueryWithSteps
+from hybridagi_steps.dspy_types import AgentStepList, QueryWithSteps, StepContext
 from hybridagi_steps.errors import PromptError
 from hybridagi_steps.graph.nodes import PROVIDED
 from hybridagi_steps.graph.prompt_sandbox import (
@@ -32,7 +32,6 @@ from hybridagi_steps.graph.prompt_sandbox import (
     weight,
 )
 from hybridagi_steps.messages.fences import inert
-from hybridagi_steps.programs.adapters import StepContext
 from hybridagi_steps.recording.values import plain
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit

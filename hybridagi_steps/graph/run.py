@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import dspy
 from dspy.utils.exceptions import AdapterParseError
 
-from hybridagi_steps.dspy_types import AgentStepList, QueryWithSteps
+from hybridagi_steps.dspy_types import AgentStepList, QueryWithSteps, StepContext
 from hybridagi_steps.errors import (
     DecisionError,
     LimitReachedError,
@@ -45,13 +45,12 @@ from hybridagi_steps.graph.run_state import (
 from hybridagi_steps.graph.tools.base import CallProgram, GraphTool, ToolUse
 from hybridagi_steps.graph.tools.builtin import Speak
 from hybridagi_steps.messages.fences import inert
-from hybridagi_steps.programs.adapters import StepContext
-from hybridagi_steps.recalls import tell
 from hybridagi_steps.recording import step_shapes as shapes
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import RunSteps
 from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.recording.values import steps_held
+from hybridagi_steps.recording_hooks import tell
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 
 _DEEPEST = 50

@@ -1,11 +1,9 @@
-"""How steps stand in a prompt: as the text of their templates, marked as data, without vectors.
+"""DSPy adapters that write steps as the text of their templates, marked as data, without vectors.
 
-Left to itself DSPy writes a list of steps as full JSON. `StepContext` is a prompt type that any
-adapter writes as text; the adapters here do the same for signatures that take an AgentStepList, a
-QueryWithSteps or plain AgentSteps. Recalled text comes from anywhere, so it is fenced (see
-messages/quoting.py). `StepMessages` goes the other way: past messages stay messages, tool calls and
-results included, and the native adapters put them before the current request. All adapter code
-stands in this module, because this is the part of DSPy that changes most between releases.
+They do for signatures that take an AgentStepList, a QueryWithSteps or plain AgentSteps what the
+prompt type `StepContext` does under any adapter. `StepMessages` goes the other way: past messages
+stay messages, tool calls and results included, and the native adapters put them before the current
+request. All adapter code stands in this module: this is what changes most between releases of DSPy.
 """
 
 # DSPy ships no types.
@@ -22,83 +20,19 @@ from pydantic import Field, model_validator
 
 from hybridagi_steps.context.builder import Context
 from hybridagi_steps.context.layout import recalled_in
-from hybridagi_steps.dspy_types import AgentStepList, Query, QueryList, QueryWithSteps
-from hybridagi_steps.messages.fences import fenced, inert, sealed
-from hybridagi_steps.messages.parts import field_lines
+from hybridagi_steps.dspy_types import (
+    AgentStepList,
+    Query,
+    QueryList,
+    QueryWithSteps,
+    StepContext,
+    fenced_steps,
+)
 from hybridagi_steps.messages.provider_in import from_messages
 from hybridagi_steps.messages.provider_out import to_provider
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.message import Step
-from hybridagi_steps.records.step_text import cut, own_text
-
-_TAG = "past_steps"
-_NO_STEPS = "(no past steps)"
-
-
-class StepContext(dspy.Type):
-    """Steps in a prompt: `past: StepContext = dspy.InputField()`.
-
-    Made of an AgentStepList, a QueryWithSteps, a step, a hit, or a list of steps or hits:
-    `predict(past=StepContext.of(found))` or `predict(past=found.as_context())`. Any adapter writes
-    it as the text of the steps, in demos too; vectors never show. Below the text of a program's
-    call stands what it was given, below that of its end what it gave back.
-    """
-
-    steps: list[AgentStep] = Field(default_factory=list[AgentStep])
-    """The steps, in the order they are shown."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_steps(cls, value: Any) -> Any:
-        if isinstance(value, AgentStepList | QueryWithSteps):
-            return {"steps": value.steps}
-        if isinstance(value, AgentStep | StepHit):
-            value = [value]
-        if isinstance(value, list | tuple):
-            return {"steps": [_step_of(item) for item in cast("list[Any]", value)]}
-        return value
-
-    @classmethod
-    def of(cls, steps: Any) -> Self:
-        """Return steps of any of the kinds above as a prompt value.
-
-        Raises:
-            pydantic.ValidationError: They are no steps.
-        """
-        return cls.model_validate(steps)
-
-    def format(self) -> str:
-        """Return the steps as they stand in a prompt."""
-        told = "\n\n".join(map(_told, self.steps))
-        return sealed(_TAG, told) if told else _NO_STEPS
-
-    def __str__(self) -> str:
-        return self.format()
-
-    def __repr__(self) -> str:
-        return self.format()
-
-    @classmethod
-    def description(cls) -> str:
-        """Tell a language model what such a field holds."""
-        return "Steps that programs made before, as text between marks of past_steps."
-
-
-class NumberedSteps(StepContext):
-    """Steps to choose from: a numbered line each, what was done and what came of it."""
-
-    max_characters: int = 8_000
-    """Characters of all lines together, shared out evenly."""
-
-    def format(self) -> str:
-        """Return the steps as they stand in a prompt."""
-        length = max(1, self.max_characters // max(1, len(self.steps)))
-        lines = (
-            cut(f"{number}. {own_text(step)}", length)
-            for number, step in enumerate(self.steps, start=1)
-        )
-        return _fenced("\n".join(lines))
 
 
 class StepsAdapterMixin:
@@ -176,7 +110,7 @@ class StepMessages(dspy.Type):
     def format(self) -> str:
         """Return the messages as text, for adapters that know no native ones."""
         lines = [f"{m['role']}: {m.get('content') or m.get('tool_calls')}" for m in self.messages]
-        return _fenced("\n".join(lines))
+        return fenced_steps("\n".join(lines))
 
     def __str__(self) -> str:
         return self.format()
@@ -270,30 +204,6 @@ def _quoted(value: Any) -> list[str]:
     if isinstance(value, dict):
         return cast("dict[str, Any]", value).get("recalled") or []
     return recalled_in(item for item in value if isinstance(item, Step))
-
-
-def _step_of(item: Any) -> Any:
-    return item.step if isinstance(item, StepHit) else item
-
-
-def _told(step: AgentStep) -> str:
-    """Return a step's text, inert but for the line of ours that begins it.
-
-    Of a program also its values, which the templates leave out.
-    """
-    kind = str(getattr(step.step_type, "value", step.step_type))
-    asked = {name: value for name, value in step.arguments.items() if value != step.purpose}
-    values = {"ProgramCall": asked, "ProgramEnd": step.outputs}.get(kind)
-    name = "Inputs" if kind == "ProgramCall" else "Outputs"
-    text = f"{step}\nProgram {name}: {field_lines(values)}" if values else str(step)
-    if not isinstance(step.hop, int):  # pyright: ignore[reportUnnecessaryIsInstance] - a step may be unvalidated
-        return inert(text)
-    head, line_end, rest = text.partition("\n")
-    return f"{head}{line_end}{inert(rest)}"
-
-
-def _fenced(text: str) -> str:
-    return fenced(_TAG, text) if text else _NO_STEPS
 
 
 def _written(value: Any) -> Any:

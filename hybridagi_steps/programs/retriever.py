@@ -27,11 +27,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
 
 import dspy
 
-from hybridagi_steps.dspy_types import Query, QueryList, QueryWithSteps
+from hybridagi_steps.dspy_types import NumberedSteps, Query, QueryList, QueryWithSteps
 from hybridagi_steps.errors import InvalidMemoryError, InvalidQueryError
-from hybridagi_steps.programs.adapters import NumberedSteps
 from hybridagi_steps.protocols import Reranker
-from hybridagi_steps.recalls import note_steps, unnoted
+from hybridagi_steps.recording_hooks import active_user_id, note_steps, unnoted
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.step_text import cut, own_text
@@ -197,7 +196,7 @@ class StepRetriever(dspy.Module):
         if asked is None:
             return None
         # Loaded here because the recorder is needed only when a program runs.
-        from hybridagi_steps.recording.recorder import active_run_ids, active_user_id
+        from hybridagi_steps.recording.recorder import active_run_ids
 
         keys: dict[str, Any] = {}
         if hidden := active_run_ids(self.memory):

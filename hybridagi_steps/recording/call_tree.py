@@ -26,7 +26,7 @@ from weakref import WeakSet
 
 from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.errors import InvalidSettingError, InvalidStepError
-from hybridagi_steps.recalls import Recalled
+from hybridagi_steps.recording_hooks import Recalled
 from hybridagi_steps.records.message import new_id
 from hybridagi_steps.validation import MAX_ID_LENGTH
 

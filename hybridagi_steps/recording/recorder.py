@@ -25,7 +25,6 @@ from dspy.dsp.utils.settings import thread_local_overrides
 from dspy.utils.callback import ACTIVE_CALL_ID, BaseCallback
 
 from hybridagi_steps.errors import RecordingError
-from hybridagi_steps.recalls import Recalled, listen
 from hybridagi_steps.recording import step_shapes as shapes
 from hybridagi_steps.recording.call_steps import CallSteps, Doing, FunctionStep, ReActLoop
 from hybridagi_steps.recording.call_tree import (
@@ -45,6 +44,7 @@ from hybridagi_steps.recording.step_writer import (
     note_late_call,
     note_problem,
 )
+from hybridagi_steps.recording_hooks import Recalled, listen
 from hybridagi_steps.records.agent_step import AgentStep
 
 P = ParamSpec("P")
@@ -382,16 +382,12 @@ def _note_recalled(recalled: Recalled) -> None:
         recorder.note_recalled(recalled)
 
 
-listen(_note_recalled)
-
-
-def active_user_id(memory: Any) -> str | None:
-    """Return the user that the running code is recorded for, None when no recording names one.
-
-    A recording into `memory` comes first; one into another memory tells as well who is served.
-    """
+def _user_of(memory: object) -> str | None:
     recorders = sorted(active_recorders(), key=lambda recorder: recorder.memory is not memory)
     return next((each.user_id for each in recorders if each.user_id is not None), None)
+
+
+listen(_note_recalled, _user_of)
 
 
 def active_recorders() -> list[StepRecorder]:

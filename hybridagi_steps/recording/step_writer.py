@@ -13,9 +13,9 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from hybridagi_steps.errors import InvalidMemoryError, RecordingError, StepsError
-from hybridagi_steps.recalls import Recalled
 from hybridagi_steps.recording.call_tree import Call, Run, Tail, Tails, parent_and_joins
 from hybridagi_steps.recording.values import fitted, plain_fields, without_texts
+from hybridagi_steps.recording_hooks import Recalled
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, repaired
 from hybridagi_steps.records.json_values import unvalidated
 from hybridagi_steps.records.message import StepMetrics, utc_now

@@ -16,7 +16,7 @@ from hybridagi_steps.context import ContextBuilder
 from hybridagi_steps.context.sources import only_user
 from hybridagi_steps.errors import ContextBudgetError, InvalidSettingError, MessageError
 from hybridagi_steps.messages.agent_steps import shown_steps
-from hybridagi_steps.recording.recorder import active_user_id
+from hybridagi_steps.recording_hooks import active_user_id
 from hybridagi_steps.records.message import SUMMARY_OF, Step
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.running.active_run import ActiveRun

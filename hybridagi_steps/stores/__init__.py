@@ -11,18 +11,16 @@ import os
 import re
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from hybridagi_steps.errors import InvalidSettingError, UnsupportedAddressError
+from hybridagi_steps.protocols import Durability
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS, check_timeout
 
 if TYPE_CHECKING:
     from hybridagi_steps.protocols import StepStore
 
-__all__ = ["ENTRY_POINT_GROUP", "Durability", "address_text", "open_store"]
-
-Durability = Literal["normal", "full"]
-"""`normal`: an acknowledged step survives kill -9. `full`: it survives a power loss, too."""
+__all__ = ["ENTRY_POINT_GROUP", "address_text", "open_store"]
 
 ENTRY_POINT_GROUP = "hybridagi_steps.stores"
 """Where other packages announce their back-ends."""

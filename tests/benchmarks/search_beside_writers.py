@@ -23,8 +23,8 @@ from statistics import median
 from typing import Any
 
 from hybridagi_steps import AgentStep, StepMemory
+from hybridagi_steps.protocols import Durability
 from hybridagi_steps.records.agent_step import AgentStepType
-from hybridagi_steps.stores import Durability
 
 BASE = 5_000
 SHUT, OPEN = 0, 1

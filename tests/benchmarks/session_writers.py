@@ -23,8 +23,8 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, NamedTuple, TypedDict
 
+from hybridagi_steps.protocols import Durability
 from hybridagi_steps.records.message import MessageRole, Step
-from hybridagi_steps.stores import Durability
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from tests.benchmarks.peers import OURS
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from hybridagi_steps.protocols import Durability
 from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
-from hybridagi_steps.stores import Durability
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from tests.benchmarks.conditions import conditions
 from tests.benchmarks.session_writers import RIVALS, SESSION, contest, kill_loop

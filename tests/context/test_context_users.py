@@ -12,7 +12,6 @@ import hybridagi_steps as hs
 from hybridagi_steps.context import Context, ContextBuilder
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages import from_messages
-from hybridagi_steps.recording import recorder
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.message import Step
 
@@ -77,7 +76,6 @@ class TestARunUnderWay:
             found = hs.StepRetriever(codes)(ASKED)
             assert {step.user_id for step in found.steps} == {"ana"}
             assert recalled(ContextBuilder(codes).build(steps=question())) == {"ana"}
-        assert callable(recorder.active_user_id)  # the context looks it up under this name
 
 
 class TestWhoseSessionItIs:

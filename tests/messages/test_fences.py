@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import hybridagi_steps as hs
 from hybridagi_steps import AgentStep, StepMemory
 from hybridagi_steps.context import ContextBuilder, compact
+from hybridagi_steps.dspy_types import NumberedSteps, StepContext
 from hybridagi_steps.graph.interpreter import GraphInterpreter
 from hybridagi_steps.graph.program import Action
 from hybridagi_steps.graph.tools.builtin import Speak
@@ -30,8 +31,6 @@ from hybridagi_steps.planning.executor import ToolCaller
 from hybridagi_steps.planning.plan import PlanStep
 from hybridagi_steps.planning.step_prompts import make_brief
 from hybridagi_steps.programs.adapters import (
-    NumberedSteps,
-    StepContext,
     StepMessages,
     StepsChatAdapter,
     StepsJSONAdapter,

@@ -15,15 +15,11 @@ from dspy.lm15 import Request
 from provider_double import check_anthropic, check_openai
 
 from hybridagi_steps.context import ContextBuilder
+from hybridagi_steps.dspy_types import StepContext
 from hybridagi_steps.errors import MessageError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages import from_messages, to_provider
-from hybridagi_steps.programs.adapters import (
-    NativeChatAdapter,
-    NativeJSONAdapter,
-    StepContext,
-    StepMessages,
-)
+from hybridagi_steps.programs.adapters import NativeChatAdapter, NativeJSONAdapter, StepMessages
 from hybridagi_steps.recording import record
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.testing import ToolCall, scripted_lm

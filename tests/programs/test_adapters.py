@@ -11,9 +11,8 @@ import dspy
 import pytest
 from pydantic import ValidationError
 
-from hybridagi_steps.dspy_types import AgentStepList, Query, QueryList, QueryWithSteps
+from hybridagi_steps.dspy_types import AgentStepList, Query, QueryList, QueryWithSteps, StepContext
 from hybridagi_steps.programs.adapters import (
-    StepContext,
     StepMessages,
     StepsAdapterMixin,
     StepsChatAdapter,

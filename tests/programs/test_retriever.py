@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 from hybridagi_steps import StepMemory
-from hybridagi_steps.dspy_types import Query, QueryList, QueryWithSteps
+from hybridagi_steps.dspy_types import Query, QueryList, QueryWithSteps, StepContext
 from hybridagi_steps.errors import InvalidFilterError, InvalidQueryError, RerankerError
-from hybridagi_steps.programs.adapters import StepContext
 from hybridagi_steps.programs.retriever import LMStepReranker, StepReranker, StepRetriever
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter, StepHit

@@ -27,8 +27,8 @@ from hybridagi_steps.exchange import import_file
 from hybridagi_steps.graph.tools import PastActionSearch, Predict
 from hybridagi_steps.planning.worker import Finished, Work
 from hybridagi_steps.programs import Action, GraphProgram
-from hybridagi_steps.recalls import unnoted
 from hybridagi_steps.recording.step_writer import MOST_RECALLED
+from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.testing import scripted_lm
 
 OLD = [UUID(int=n + 1) for n in range(3)]

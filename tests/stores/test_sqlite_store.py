@@ -26,8 +26,8 @@ from hybridagi_steps.errors import (
     StorageBusyError,
     StorageError,
 )
+from hybridagi_steps.protocols import Durability
 from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.stores import Durability
 from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.sqlite import SqliteStepStore, schema
 from hybridagi_steps.stores.sqlite.database import Database

@@ -15,9 +15,8 @@ from conformance.making import step
 from faults.processes import piped
 from session_writers import SESSION, for_ever, start
 
-from hybridagi_steps.protocols import TextRow, VectorRow
+from hybridagi_steps.protocols import Durability, TextRow, VectorRow
 from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.stores import Durability
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 
 KILLS, AT_ONCE = 60, 4

@@ -30,7 +30,7 @@ from hybridagi_steps.graph.tools.base import (
     settled,
 )
 from hybridagi_steps.programs.retriever import StepRetriever, Where
-from hybridagi_steps.recalls import unnoted
+from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.records.filters import StepFilter
 
 

@@ -41,7 +41,7 @@ def migrations() -> list[tuple[int, str]]:
     """Return (version, SQL) of every migration, oldest first."""
     scripts = [
         entry
-        for entry in files("hybridagi_steps.stores.postgres").iterdir()
+        for entry in files(__name__.rpartition(".")[0]).iterdir()
         if entry.name.endswith(".sql")
     ]
     return sorted((int(entry.name[:4]), entry.read_text("utf-8")) for entry in scripts)

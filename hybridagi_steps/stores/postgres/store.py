@@ -15,8 +15,7 @@ from typing import Any
 import orjson
 
 from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError
-from hybridagi_steps.protocols import Frontier
-from hybridagi_steps.stores import Durability
+from hybridagi_steps.protocols import Durability, Frontier
 from hybridagi_steps.stores.body import decode_body
 from hybridagi_steps.stores.postgres.database import PostgresDatabase, Raw
 from hybridagi_steps.stores.postgres.schema import SCHEMA, latest_version

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridagi_steps.errors import DamagedFileError
-from hybridagi_steps.stores import Durability
+from hybridagi_steps.protocols import Durability
 from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, AdminTables
 from hybridagi_steps.stores.sql.checked_tables import add_checksums
 from hybridagi_steps.stores.sql.derived import DerivedTables

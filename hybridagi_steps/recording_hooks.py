@@ -1,8 +1,8 @@
-"""Recall as it happens: what hands steps out says so, what records a program listens.
+"""Hooks of the recorder for what stands below it and must not load it.
 
-A memory, a retriever or a context cannot know whether a program is being recorded, and must not
-load what records it. So it notes here which steps it gave; a recorder adds them to the call that
-is running, whose prompt may hold them from then on.
+A memory, a retriever or a context cannot know whether a program is being recorded. So it notes here
+which steps it gave, which a recorder adds to the call that is running, whose prompt may hold them
+from then on; and it asks here whose run that is.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ Recalled = Mapping[str, str | None]
 """Ids of steps and messages, each with the run it belongs to, None where that is not known."""
 
 _listeners: list[Callable[[Recalled], None]] = []
+_users: list[Callable[[object], str | None]] = []
 _quiet: ContextVar[bool] = ContextVar("hybridagi_steps_recall_quiet", default=False)
 
 
@@ -59,9 +60,23 @@ def unnoted() -> Generator[None]:
         _quiet.reset(token)
 
 
-def listen(listener: Callable[[Recalled], None]) -> None:
-    """Have everything told to `listener` that is noted from now on."""
+def listen(listener: Callable[[Recalled], None], user_of: Callable[[object], str | None]) -> None:
+    """Have everything told to `listener` that is noted from now on, and `user_of` asked for users.
+
+    Args:
+        listener: Gets what was handed out.
+        user_of: Returns the user of the active recording, those into a given memory first.
+    """
     _listeners.append(listener)
+    _users.append(user_of)
+
+
+def active_user_id(memory: object) -> str | None:
+    """Return the user that the running code is recorded for, None when no recording names one.
+
+    A recording into `memory` comes first; one into another memory tells as well who is served.
+    """
+    return next((user for user_of in _users if (user := user_of(memory)) is not None), None)
 
 
 def tell(recalled: Recalled) -> None:
