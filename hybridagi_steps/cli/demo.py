@@ -43,7 +43,7 @@ class Question(NamedTuple):
 
     def hits(self, memory: StepMemory) -> list[StepHit]:
         """Search."""
-        from hybridagi_steps.cli.steps import steps_like
+        from hybridagi_steps.cli.finding import steps_like
 
         if self.like is not None:
             return steps_like(memory, self.like, _HITS, **self.options)
@@ -108,7 +108,7 @@ def _load(memory: StepMemory, past: list[AgentStep], screen: Console) -> None:
 
 def _run_agent(memory: StepMemory, recorded: list[AgentStep]) -> list[AgentStep]:
     """Run the agent, score its run as the recording was scored, and return its steps."""
-    from hybridagi_steps.cli.steps import run_steps
+    from hybridagi_steps.cli.finding import run_steps
     from hybridagi_steps.programs.replay import replay
 
     run = replay(memory, recorded, session_id=SESSION, tags={"replay_of": REPLAYED})

@@ -165,7 +165,7 @@ def export_steps(
 def _export(
     file: str, format_name: str, where: StepFilter, vectors: bool, db: str, namespace: str
 ) -> None:
-    from hybridagi_steps.cli.steps import check_session
+    from hybridagi_steps.cli.finding import check_session
     from hybridagi_steps.exchange import export_file
 
     left_out: list[str] = []

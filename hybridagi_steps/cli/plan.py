@@ -1,27 +1,17 @@
 """`hybridagi-steps plan`: make a plan of a requirement and run it, watched by a tree."""
 
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
-import dspy
 import typer
 
 from hybridagi_steps.cli.options import AsJson, opened
-from hybridagi_steps.cli.render import plain, styled
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
-    from rich.tree import Tree
-
     from hybridagi_steps.planning.example_tasks import Task
     from hybridagi_steps.planning.results import PlanResult
-    from hybridagi_steps.records.event import StepEvent
     from hybridagi_steps.workspace.workspace import Workspace
 
 FAILED = 1
@@ -96,7 +86,7 @@ def plan(
     """
     from contextlib import ExitStack
 
-    from hybridagi_steps.cli import render as output
+    from hybridagi_steps.cli import render
 
     replayed = _task(task, workspace) if task else None
     wanted = requirement or (replayed.requirement if replayed else "")
@@ -117,7 +107,7 @@ def plan(
             "durable": durable,
         }
         if dry_run:
-            typer.echo(output.plain(_planned(wanted, written, options)))
+            typer.echo(render.plain(_planned(wanted, written, options)))
             return
         _tell(_run(wanted, written, key, options, quiet=as_json), as_json=as_json)
 
@@ -125,12 +115,13 @@ def plan(
 def _run(
     wanted: str, written: str | None, key: str | None, options: dict[str, Any], *, quiet: bool
 ) -> PlanResult:
-    from hybridagi_steps.cli import render as output
+    from hybridagi_steps.cli import render
+    from hybridagi_steps.cli.plan_tree import PlanTree
     from hybridagi_steps.planning.orchestrator import Orchestrator
 
     if quiet:
         return Orchestrator(**options).run(wanted, plan=written, key=key)
-    with PlanTree(output.console(), wanted) as tree:
+    with PlanTree(render.console(), wanted) as tree:
         return Orchestrator(**options, on_event=tree).run(wanted, plan=written, key=key)
 
 
@@ -146,10 +137,10 @@ def _planned(wanted: str, written: str | None, options: dict[str, Any]) -> str:
 
 def _tell(result: PlanResult, *, as_json: bool) -> None:
     """Say how it ended and what it cost; end with an exit code that tells whether it succeeded."""
-    from hybridagi_steps.cli import render as output
+    from hybridagi_steps.cli import render
 
     if as_json:
-        output.print_json(result.to_dict())
+        render.print_json(result.to_dict())
     else:
         _tell_people(result)
     if not result.success:
@@ -195,6 +186,7 @@ def _model(replayed: Task | None, name: str, api_base: str | None) -> Any:
         return replaying_lm(replayed)
     if not name:
         raise typer.BadParameter("name a model: --model provider/model, or HYBRIDAGI_STEPS_MODEL.")
+    from hybridagi_steps.planning.orchestrator import named_model
 
     return named_model(name, api_base)
 
@@ -212,109 +204,3 @@ def _plan_text(path: Path | None) -> str | None:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"--plan: {path} cannot be read: {error}") from error
-
-
-_LOOKS = {
-    "waiting": ("·", "dim"),
-    "running": ("▸", "bold"),
-    "retrying": ("↻", "yellow"),
-    "succeeded": ("✓", "green"),
-    "failed": ("✗", "red"),
-    "skipped": ("–", "dim"),
-    "cancelled": ("■", "yellow"),
-    "replaced": ("~", "dim"),
-}
-_MOST_LETTERS = 90
-
-
-class PlanTree:
-    """Shows a plan while it runs; give it every event.
-
-    Args:
-        console: Where it is shown.
-        title: What was asked for.
-    """
-
-    def __init__(self, console: Console, title: str) -> None:
-        from rich.live import Live
-
-        self._title = title
-        self._states: dict[str, str] = {}
-        self._said: dict[str, str] = {}
-        self._names: dict[str, str] = {}
-        self._before: dict[str, list[str]] = {}
-        self._console = console
-        self._live = Live(self.tree(), console=console, auto_refresh=False, transient=False)
-
-    def __call__(self, event: StepEvent) -> None:
-        """Take note of what happened."""
-        data = event.data or {}
-        if "steps" in data:
-            self._plan(data)
-        elif event.step_id is not None and "status" in data:
-            self._step(event, data)
-        elif "message" in data:
-            self._say(styled((f"  {data['message']}", "yellow")))
-        if self._console.is_terminal:
-            self._live.update(self.tree(), refresh=True)
-
-    def __enter__(self) -> PlanTree:
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
-
-    def tree(self) -> Tree:
-        """Return the plan as it stands: each step below the last of those it waits for."""
-        from rich.tree import Tree
-
-        root = Tree(plain(self._title)[:_MOST_LETTERS] or "plan")
-        branches: dict[str, Tree] = {}
-        for name, before in self._before.items():
-            above = next((branches[b] for b in reversed(before) if b in branches), root)
-            branches[name] = above.add(self._line(name))
-        return root
-
-    def _plan(self, data: dict[str, Any]) -> None:
-        for step in cast("list[dict[str, Any]]", data["steps"]):
-            self._names[step["id"]] = step["title"]
-            self._before[step["id"]] = step["depends_on"]
-        self._states |= {**dict.fromkeys(self._before, "waiting"), **data.get("states", {})}
-
-    def _step(self, event: StepEvent, data: dict[str, Any]) -> None:
-        name = str(event.step_id)
-        self._states[name] = data["status"]
-        if event.snapshot is not None:
-            self._said[name] = str(event.snapshot.content or "")
-            self._say(self._line(name))
-
-    def _say(self, line: Text) -> None:
-        if not self._console.is_terminal:
-            self._console.print(line)
-
-    def _line(self, name: str) -> Text:
-        sign, style = _LOOKS[self._states.get(name, "waiting")]
-        said = " ".join(self._said.get(name, "").split())[:_MOST_LETTERS]
-        shown = self._names.get(name, name)
-        return styled((f"{sign} {shown}", style), (f"  {said}" if said else "", "dim"))
-
-
-def named_model(name: str, api_base: str | None = None) -> Any:
-    """Return a language model.
-
-    Args:
-        name: `provider/model`, as DSPy has it. Keys are read from the provider's own variables.
-        api_base: Address of a server that speaks the provider's protocol.
-    """
-    if api_base is None:
-        return dspy.LM(name)
-    # Servers on one's own machine ask for no key, clients insist on one.
-    return dspy.LM(name, api_base=api_base, api_key="none")

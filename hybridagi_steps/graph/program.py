@@ -22,7 +22,7 @@ from hybridagi_steps.errors import (
     ProgramTextError,
     UnknownProgramError,
 )
-from hybridagi_steps.graph import parser as program_text
+from hybridagi_steps.graph import writer
 from hybridagi_steps.graph.checks import listed, problems
 from hybridagi_steps.graph.drawing import program_svg, shown_in_notebook
 from hybridagi_steps.graph.nodes import (
@@ -168,9 +168,9 @@ class GraphProgram:
             ProgramError: It is no text.
         """
         _check_text("the text form of a program", text)
-        from hybridagi_steps.graph import parser as program_parser
+        from hybridagi_steps.graph import parser
 
-        found = program_parser.read(text, name)
+        found = parser.read(text, name)
         program = cls(name, found.description, found.var_in)
         program.nodes.update((node.id, node) for node in found.nodes)
         program.edges += found.edges
@@ -182,7 +182,7 @@ class GraphProgram:
         Raises:
             ProgramError: A text in it has half a character (a lone surrogate).
         """
-        return program_text.write(self)
+        return writer.write(self)
 
     def save(self, folder: str | Path) -> Path:
         """Write the text form to `<name>.cypher` in a folder, whole or not at all.

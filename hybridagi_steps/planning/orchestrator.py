@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar
 from uuid import uuid4
 
 import anyio
+import dspy
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.planning.artifacts import ArtifactTypes
@@ -353,6 +354,19 @@ def _execution(
     if not callable(executor):  # pyright: ignore[reportUnnecessaryComparison] - callers err
         raise InvalidSettingError(f"{executor!r:.80} cannot carry out steps: give a function.")
     return executor, tuple(own), ()
+
+
+def named_model(name: str, api_base: str | None = None) -> Any:
+    """Return a language model.
+
+    Args:
+        name: `provider/model`, as DSPy has it. Keys are read from the provider's own variables.
+        api_base: Address of a server that speaks the provider's protocol.
+    """
+    if api_base is None:
+        return dspy.LM(name)
+    # Servers on one's own machine ask for no key, clients insist on one.
+    return dspy.LM(name, api_base=api_base, api_key="none")
 
 
 def _queue(durable: Any) -> Any:

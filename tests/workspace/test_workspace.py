@@ -604,7 +604,7 @@ def test_any_tree_goes_back_and_comes_over(
 KILLED = """
 import os, sys
 from pathlib import Path
-from hybridagi_steps.planning import confined
+from hybridagi_steps.workspace import confined
 from hybridagi_steps.workspace.workspace import Workspace
 
 root, state, what, after = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])

@@ -1,0 +1,112 @@
+"""From what a person types to a step or a run, and from a step to its kin.
+
+An id is looked up as it stands first; only a prefix costs a walk over the memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hybridagi_steps.errors import InvalidQueryError, UnknownSessionError, UnknownStepError
+from hybridagi_steps.records.agent_step import id_text
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+
+if TYPE_CHECKING:
+    from hybridagi_steps.memory import StepMemory
+    from hybridagi_steps.records.agent_step import AgentStep
+    from hybridagi_steps.records.filters import StepHit
+
+SHORTEST_PREFIX = 6
+_MOST_PARENTS = 1_000
+_NAMED = 4
+
+
+def find(memory: StepMemory, text: str) -> AgentStep | list[AgentStep]:
+    """Return the step, or the steps of the run, that an id or its beginning names."""
+    if exact := memory.get_steps([text]):
+        return exact[0]
+    if run := run_steps(memory, text):
+        return run
+    if len(text) < SHORTEST_PREFIX:
+        raise UnknownStepError(text)
+    return _by_prefix(memory, text)
+
+
+def run_steps(memory: StepMemory, run_id: str) -> list[AgentStep]:
+    """Return all steps of a run, by hop."""
+    where = StepFilter(run_id=run_id, scope=EVERY_SCOPE)
+    return sorted(memory.iter_steps(where), key=lambda step: step.hop)
+
+
+def check_session(memory: StepMemory, session_id: str) -> None:
+    """Check that a session is there: it has messages, or steps that name it."""
+    try:
+        memory.repository().store.session_end(session_id)
+    except UnknownSessionError:
+        where = StepFilter(session_id=session_id, scope=EVERY_SCOPE)
+        if next(memory.iter_steps(where), None) is None:
+            raise
+
+
+def lineage(memory: StepMemory, step: AgentStep) -> tuple[list[AgentStep], list[AgentStep]]:
+    """Return the steps that led to a step, nearest first, and those of its run that follow it.
+
+    Only for a step outside any run is DSPy loaded.
+    """
+    parents: list[AgentStep] = []
+    seen = {id_text(step.id)}
+    here = step
+    while here.parent_id is not None and len(parents) < _MOST_PARENTS:
+        name = id_text(here.parent_id)
+        found = [] if name in seen else memory.get_steps([name])
+        if not found:
+            break
+        here = found[0]
+        seen.add(name)
+        parents.append(here)
+    if step.run_id is None:
+        return parents, list(memory.children(step.id).steps)
+    kin = run_steps(memory, step.run_id)
+    return parents, [other for other in kin if other.parent_id == step.id]
+
+
+def steps_like(memory: StepMemory, text: str, k: int, **options: Any) -> list[StepHit]:
+    """Search with the stored step that an id names, leaving out the step itself.
+
+    Args:
+        memory: Where to look.
+        text: The step's id or its beginning.
+        k: Most hits wanted; at least 1.
+        options: What `StepMemory.search` takes.
+    """
+    if k < 1:
+        raise InvalidQueryError(f"k is the number of hits wanted, at least 1; got {k}.")
+    step = find(memory, text)
+    if isinstance(step, list):
+        raise InvalidQueryError(f"{text} is a run; --like needs the id of a step.")
+    hits = memory.search(step, k + 1, **options)
+    return [hit for hit in hits if hit.step.id != step.id][:k]
+
+
+def _by_prefix(memory: StepMemory, prefix: str) -> AgentStep | list[AgentStep]:
+    steps: list[str] = []
+    runs: set[str] = set()
+    for step in memory.iter_steps(StepFilter(scope=EVERY_SCOPE)):
+        if (name := id_text(step.id)).startswith(prefix):
+            steps.append(name)
+        if step.run_id is not None and step.run_id.startswith(prefix):
+            runs.add(step.run_id)
+    if len(runs) == 1 and len(steps) != 1:
+        return run_steps(memory, runs.pop())
+    if len(steps) == 1:
+        return memory.get_steps(steps)[0]
+    if not steps and not runs:
+        raise UnknownStepError(prefix)
+    raise _ambiguous(prefix, [*steps, *sorted(runs)])
+
+
+def _ambiguous(prefix: str, names: list[str]) -> UnknownStepError:
+    error = UnknownStepError(prefix)
+    some = ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+    error.args = (f"{len(names)} ids begin with {prefix!r}: {some}; type more of it.",)
+    return error
