@@ -14,10 +14,8 @@ This is the one low module that needs DSPy; everything below the programs works 
 
 # DSPy ships no types, and the two parents disagree on the signatures of `copy`, `__iter__` and
 # `__init__`; each of those is defined here on purpose.
-# pyright: reportUnknownMemberType=false, reportIncompatibleMethodOverride=false
-# pyright: reportMissingTypeStubs=false, reportIncompatibleVariableOverride=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportPrivateUsage=false
+# pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 

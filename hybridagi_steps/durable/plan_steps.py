@@ -8,9 +8,6 @@ code. Needs the extra `durable`.
 """
 
 # DBOS keeps one instance for each process; so does this module.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportMissingImports=false
-# pyright: reportMissingTypeStubs=false, reportMissingModuleSource=false
 
 from __future__ import annotations
 

@@ -7,10 +7,7 @@ side. This module hands runs out and looks at them; durable_worker.py carries th
 """
 
 # DBOS is loaded on first use, by name.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
-# pyright: reportUnknownArgumentType=false, reportMissingImports=false
-# pyright: reportMissingTypeStubs=false, reportUntypedFunctionDecorator=false
 
 from __future__ import annotations
 

@@ -5,8 +5,6 @@ model is given by name. Blank texts are not sent, since providers refuse them, a
 cut, since providers refuse those too.
 """
 
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

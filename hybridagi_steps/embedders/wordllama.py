@@ -8,8 +8,6 @@ takes gigabytes when one text is long. The vectors are the same.
 Reference: https://github.com/dleemiller/WordLlama (MIT), model l2_supercat, 256 dimensions.
 """
 
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -5,11 +5,6 @@ in a `ProgramRun`, so copies, threads, teleprompters, saving and loading need no
 run is recorded: into the memory, into whatever recorder is active, and into the trace it returns.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUntypedBaseClass=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping

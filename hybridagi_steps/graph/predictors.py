@@ -4,10 +4,6 @@ A node's predictor is found by the node's own place, `program.node`, never by th
 run came by. So what was learned for one node serves that node, whatever way a run takes.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping

@@ -6,9 +6,7 @@ value, no endless loops, no megabytes. What a variable looks like in a prompt is
 steps as their text, marked as data; dicts and lists as JSON.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 

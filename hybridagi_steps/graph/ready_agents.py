@@ -5,9 +5,6 @@ learns from its own reviews, `episodic_recall` remembers what it was told. They 
 other program: read them, change them, use parts of them.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-
 from __future__ import annotations
 
 from collections.abc import Iterable

@@ -5,10 +5,6 @@ outside world it yields as requests, so that the same code serves sync and async
 goes wrong at a node is written as that node's step and ends the run; cancellation passes through.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import functools

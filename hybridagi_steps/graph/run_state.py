@@ -5,9 +5,6 @@ and a copy of it begins with nothing. `ProgramSession` is what programs and tool
 `AgentOutput` is what the caller gets.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator

@@ -6,10 +6,7 @@ business. The step ends with `finish_step`, whose artifacts are checked before i
 is wrong goes back to the model as the answer of that call.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUntypedBaseClass=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 

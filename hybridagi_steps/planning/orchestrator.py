@@ -5,10 +5,6 @@ many plans, at once and from any thread. Async at the core: `run` is `arun` for 
 event loop, and works inside of one, too, as in a notebook.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import asyncio

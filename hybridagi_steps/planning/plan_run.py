@@ -6,10 +6,6 @@ in another process; what it changed is merged one step at a time, whole or not a
 made, and how a step is carried out, is no concern of this module.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import math

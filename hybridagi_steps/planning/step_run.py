@@ -5,9 +5,7 @@ succeeded; if another step has changed the same file meanwhile, the step runs on
 there now. A failed attempt is repeated with what was wrong, unless that cannot help.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false
 
 from __future__ import annotations
 

@@ -6,9 +6,7 @@ in. Before each call it looks whether tokens or money have run out. Prompts are 
 counts, so that the same plan can be counted with other contexts (comparison.py).
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 

@@ -5,10 +5,6 @@ process or another one does it. The workspace itself is only read here; who gave
 what was changed.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import inspect

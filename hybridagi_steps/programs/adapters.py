@@ -6,10 +6,7 @@ stay messages, tool calls and results included, and the native adapters put them
 request. All adapter code stands in this module: this is what changes most between releases of DSPy.
 """
 
-# DSPy ships no types.
-# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
-# pyright: reportUntypedBaseClass=false, reportUnknownVariableType=false
-# pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
 
 from __future__ import annotations
 

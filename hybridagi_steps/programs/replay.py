@@ -4,9 +4,7 @@ For demonstrations and tests without a network: prompts, parsing, tool calls and
 DSPy's own; only what the model and the tools say comes from the steps of a past run.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
 
 from __future__ import annotations
 

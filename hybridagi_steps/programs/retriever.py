@@ -12,11 +12,6 @@ ProgramCall, one that was asked something of which its purpose tells nothing, on
 that no other step wants. What a user said in an imported chat is the purpose of its ProgramCall.
 """
 
-# DSPy ships no types.
-# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
-# pyright: reportUntypedBaseClass=false, reportUnknownVariableType=false
-# pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import asyncio

@@ -5,17 +5,12 @@ DSPy copies, streams or optimises a program; `record_step` lets a plain function
 three join a run that is active on the same memory, so that nothing is recorded twice.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, Literal, ParamSpec, TypeVar, cast, get_args, get_type_hints, overload
 from uuid import uuid4
 
@@ -377,8 +372,7 @@ def _function_call(
     arguments = function_arguments(function, args, kwargs)
     for recorder in recorders:
         recorder.on_function_start(call_id, step, arguments)
-    active = cast("ContextVar[str | None]", ACTIVE_CALL_ID)
-    token = active.set(call_id)
+    token = ACTIVE_CALL_ID.set(call_id)
     error: BaseException | None = None
     try:
         yield finish
@@ -386,7 +380,7 @@ def _function_call(
         error = problem
         raise
     finally:
-        active.reset(token)
+        ACTIVE_CALL_ID.reset(token)
         for recorder in recorders:
             recorder.on_function_end(call_id, result[0], error)
 

@@ -5,10 +5,6 @@ Decision when its only output is a closed choice; a tool is an Action, whose pur
 agent is the thought that led to it. Knows how calls read as steps, not how they are noticed.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import asyncio

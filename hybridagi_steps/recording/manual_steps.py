@@ -6,17 +6,12 @@ With no recorder at hand a private one that stores nothing makes the same steps;
 sees the very steps that were written.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
 from dspy.utils.callback import ACTIVE_CALL_ID
@@ -81,8 +76,7 @@ class RunSteps:
         around = list(self._programs)
         if told.kind == "program" and opened.written is not None:
             self._programs.append(str(opened.written.id))
-        active = cast("ContextVar[str | None]", ACTIVE_CALL_ID)
-        token = active.set(call_id)
+        token = ACTIVE_CALL_ID.set(call_id)
         error: BaseException | None = None
         try:
             yield opened
@@ -90,7 +84,7 @@ class RunSteps:
             error = problem
             raise
         finally:
-            active.reset(token)
+            ACTIVE_CALL_ID.reset(token)
             for recorder in self._recorders:
                 recorder.on_function_end(call_id, opened.outcome, error)
             self._programs = around

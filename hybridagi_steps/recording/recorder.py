@@ -6,11 +6,10 @@ called it. Starts and ends may come late, twice, or from other threads; what beg
 recording was closed is not taken up, what was in flight then is told to its end.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 # ruff: noqa: ARG002 - the handlers' signatures are DSPy's
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import functools

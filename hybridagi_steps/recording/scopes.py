@@ -7,11 +7,6 @@ for an instance's callbacks; it puts the scope into DSPy's settings, which DSPy 
 threads and tasks. It costs nothing outside of trials and records nothing itself.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportAttributeAccessIssue=false
-
 # ruff: noqa: ARG002 - the handlers' signatures are DSPy's
 from __future__ import annotations
 

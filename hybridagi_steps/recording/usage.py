@@ -4,10 +4,6 @@ DSPy tells a callback what a model answered, not what it cost; the cost stands i
 history. One step may take several calls: a format fallback, a retry, a tool that asks a model.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -3,11 +3,10 @@
 Stands behind the recorder among the callbacks, so a step is recorded before it is told of here.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 # ruff: noqa: ARG002 - the signatures are those of DSPy
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
 
 from __future__ import annotations
 

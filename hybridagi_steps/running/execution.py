@@ -4,10 +4,6 @@ Whatever happens, a run ends once, with one final event, and the turn it leaves 
 are answered, what was said is kept as a partial message, and the steps behind it are stored.
 """
 
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportCallIssue=false
-
 from __future__ import annotations
 
 import asyncio

@@ -4,9 +4,7 @@ A program is a DSPy module, sync or async, or a callable over provider messages 
 or a message, or yields pieces of text. What it gives back is read as one `Reply`.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 

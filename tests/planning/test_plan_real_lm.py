@@ -10,14 +10,11 @@ from pathlib import Path
 
 import dspy
 import pytest
-from test_ready_agents import small_model
 
 import hybridagi_steps as hs
 from hybridagi_steps.planning.example_tasks import task
 from hybridagi_steps.planning.executor import StepExecutor
 from hybridagi_steps.workspace.workspace import Workspace
-
-__all__ = ["small_model"]  # the fixture
 
 pytestmark = pytest.mark.slow
 

@@ -15,11 +15,8 @@ import dspy
 import openai
 import pytest
 from runner_cases import check_stream, collected, messages, snapshots
-from test_ready_agents import small_model
 
 from hybridagi_steps import StepEventType, StepMemory, StepRunner
-
-__all__ = ["small_model"]  # the fixture
 
 pytestmark = pytest.mark.slow
 

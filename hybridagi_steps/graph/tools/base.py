@@ -5,10 +5,6 @@ does its work. The predictor that asks the model belongs to the program's node, 
 tool serves many nodes, and each of them learns on its own.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import asyncio

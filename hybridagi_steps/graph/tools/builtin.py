@@ -4,11 +4,6 @@ What is said stands in the session's chat history. Callbacks may be functions or
 functions; `AskUser` without one has a language model play the user.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import asyncio

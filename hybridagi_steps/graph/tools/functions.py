@@ -4,9 +4,7 @@ Arguments are checked against the function's own signature before it runs, so th
 "three" never reaches a parameter that is a number. Whatever the function returns is the result.
 """
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 

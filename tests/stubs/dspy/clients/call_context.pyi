@@ -1,0 +1,3 @@
+from contextlib import AbstractContextManager
+
+def adapter_fallback_scope() -> AbstractContextManager[None]: ...
