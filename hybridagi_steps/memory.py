@@ -28,6 +28,7 @@ from hybridagi_steps.protocols import Durability, Embedder, RunSummary
 from hybridagi_steps.recording_hooks import note_steps
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
+from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.revocation import Revocation
 from hybridagi_steps.search.embedder_binding import AUTO, EmbedderBinding
 from hybridagi_steps.search.indexing import START_AT
@@ -39,7 +40,6 @@ from hybridagi_steps.stores import address_text, open_store
 from hybridagi_steps.stores.address import is_server, lasting_address, shown_address
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
 from hybridagi_steps.validation import (
-    Redact,
     StepId,
     Steps,
     Where,
@@ -52,7 +52,6 @@ from hybridagi_steps.validation import (
     in_every_scope,
     is_number,
     one_id,
-    redacted,
 )
 
 if TYPE_CHECKING:

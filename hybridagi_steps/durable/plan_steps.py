@@ -37,8 +37,8 @@ from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import RunSteps
 from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.records.json_values import json_value
+from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.stores.address import shown_address
-from hybridagi_steps.validation import Redact, redacted
 from hybridagi_steps.workspace.snapshot import Change, Changes, Entry
 
 if TYPE_CHECKING:

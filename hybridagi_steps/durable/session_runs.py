@@ -38,6 +38,7 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.recording.call_tree import Labels
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import MessageRole, Step, new_id
+from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.run import RunMetrics
 from hybridagi_steps.running.active_run import shown_error
 from hybridagi_steps.running.limits import AgentSession
@@ -47,7 +48,7 @@ from hybridagi_steps.running.starting import check_message, session_of
 from hybridagi_steps.stores.address import is_server
 from hybridagi_steps.stores.body import encode_message
 from hybridagi_steps.stores.commits import check_names
-from hybridagi_steps.validation import Redact, admitted_messages, redacted
+from hybridagi_steps.validation import admitted_messages
 
 WORKFLOW, CANCEL = "hybridagi_steps.session_run", "cancel"
 _PAGE = 512

@@ -10,10 +10,10 @@ steps as their text, marked as data; dicts and lists as JSON.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, cast
 
 from jinja2 import StrictUndefined, Template, TemplateError, Undefined
@@ -33,6 +33,7 @@ from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.recording.values import plain
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
+from hybridagi_steps.records.json_values import transformed
 
 _KEPT_TEMPLATES = 1024
 
@@ -68,9 +69,10 @@ def rendered(
     names = {*var_in, *PROVIDED}
     values = {name: variables[name] for name in names if name in variables}
     filled = _prompt_template(template, where)
-    if any(_holds_steps(value) for value in values.values()):
-        remembered = _filled(filled, _standing(values, recorded_text), where)
-        values = _standing(values, shown_text)
+    shown = transformed(values, functools.partial(_standing, shown_text))
+    if shown is not values:
+        noted = transformed(values, functools.partial(_standing, recorded_text))
+        remembered, values = _filled(filled, noted, where), shown
     else:
         remembered = _filled(filled, values, where)
         if not for_model or inert(remembered) == remembered:
@@ -98,9 +100,9 @@ def recorded_text(value: Any) -> str:
         >>> recorded_text(AgentStepList(steps=[]))
         '[no recalled steps]'
     """
-    if not _holds_steps(value):
+    noted = transformed(value, _noted)
+    if noted is value:
         return shown_text(value)
-    noted = _noted(value)
     return noted if isinstance(noted, str) else _json(noted)
 
 
@@ -124,28 +126,18 @@ class _Recalled:
         return self.value if isinstance(self.value, list | tuple) else _steps_of(self.value) or []
 
 
-def _standing(value: Any, text: Callable[[Any], str]) -> Any:
-    """Return the value with its steps as a template sees them."""
-    if _steps_of(value) is not None:
-        return _Recalled(value, text)
-    if isinstance(value, list | tuple):
-        return [_standing(item, text) for item in cast("Sequence[Any]", value)]
-    if isinstance(value, dict):
-        return {key: _standing(item, text) for key, item in cast("dict[Any, Any]", value).items()}
-    return value
+def _standing(text: Callable[[object], str], value: Any, _: str) -> Any:
+    """Return steps as a template sees them, all else as it is."""
+    return value if _steps_of(value) is None else _Recalled(value, text)
 
 
-def _noted(value: Any) -> Any:
-    """Return the value with a note in the place of each step, and of each list of steps alone."""
+def _noted(value: Any, _: str) -> Any:
+    """Return a note in the place of a step, or of a list of steps alone."""
     steps = _steps_of(value)
-    if steps is not None:
-        ids = ", ".join(str(step.id) for step in steps)
-        return f"[{plural(len(steps), 'recalled step')}: {ids}]" if steps else "[no recalled steps]"
-    if isinstance(value, list | tuple):
-        return [_noted(item) for item in cast("Sequence[Any]", value)]
-    if isinstance(value, dict):
-        return {key: _noted(item) for key, item in cast("dict[Any, Any]", value).items()}
-    return value
+    if steps is None:
+        return value
+    ids = ", ".join(str(step.id) for step in steps)
+    return f"[{plural(len(steps), 'recalled step')}: {ids}]" if steps else "[no recalled steps]"
 
 
 def _steps_of(value: Any) -> list[AgentStep] | None:
@@ -158,9 +150,12 @@ def _steps_of(value: Any) -> list[AgentStep] | None:
         return list(value.steps)
     if not isinstance(value, list | tuple) or not value:
         return None
-    found = [_steps_of(item) for item in cast("Sequence[Any]", value)]
-    known = [steps for steps in found if steps is not None]
-    return [step for steps in known for step in steps] if len(known) == len(found) else None
+    found: list[AgentStep] = []
+    for item in cast("Sequence[object]", value):
+        if (steps := _steps_of(item)) is None:
+            return None
+        found += steps
+    return found
 
 
 def _json(value: Any) -> str:
@@ -172,16 +167,6 @@ def _json(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, default=shown_text)
     except (TypeError, ValueError):
         return json.dumps(plain(value, []), ensure_ascii=False, default=str)
-
-
-def _holds_steps(value: Any) -> bool:
-    if isinstance(value, AgentStepList | QueryWithSteps | AgentStep | StepHit | StepContext):
-        return True
-    if isinstance(value, list | tuple):
-        return any(_holds_steps(item) for item in cast("Sequence[Any]", value))
-    if isinstance(value, dict):
-        return any(_holds_steps(item) for item in cast("dict[Any, Any]", value).values())
-    return False
 
 
 def _finalized(value: Any) -> str:
@@ -206,12 +191,12 @@ def _sandbox(finalize: Callable[[Any], str]) -> Sandbox:
 _TO_PROMPT, _TO_MODEL = _sandbox(_finalized), _sandbox(_finalized_for_model)
 
 
-@lru_cache(maxsize=_KEPT_TEMPLATES)
+@functools.lru_cache(maxsize=_KEPT_TEMPLATES)
 def _prompt_template(template: str, where: str) -> Template:
     return _compiled(_TO_PROMPT, template, where)
 
 
-@lru_cache(maxsize=_KEPT_TEMPLATES)
+@functools.lru_cache(maxsize=_KEPT_TEMPLATES)
 def _model_template(template: str, where: str) -> Template:
     return _compiled(_TO_MODEL, template, where)
 

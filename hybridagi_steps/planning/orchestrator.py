@@ -35,8 +35,8 @@ from hybridagi_steps.planning.worker import Executor, InProcess, StepWorker
 from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.recording.step_writer import check_memory
 from hybridagi_steps.records.event import StepEvent
+from hybridagi_steps.records.redaction import redacted
 from hybridagi_steps.token_counters import token_counter
-from hybridagi_steps.validation import redacted
 from hybridagi_steps.workspace.tools import workspace_tools
 from hybridagi_steps.workspace.workspace import Workspace
 

@@ -11,7 +11,7 @@ from hybridagi_steps.planning.artifacts import ArtifactTypes
 from hybridagi_steps.planning.worker import Executor
 from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.records.event import StepEvent
-from hybridagi_steps.validation import Redact
+from hybridagi_steps.records.redaction import Redact
 from hybridagi_steps.workspace.workspace import Workspace
 
 

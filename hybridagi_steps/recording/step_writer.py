@@ -20,7 +20,7 @@ from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepSta
 from hybridagi_steps.records.json_values import unvalidated
 from hybridagi_steps.records.message import StepMetrics, utc_now
 from hybridagi_steps.records.provenance import RECALLED
-from hybridagi_steps.validation import Redact, redacted_fields
+from hybridagi_steps.records.redaction import Redact, redacted_fields
 
 _log = logging.getLogger("hybridagi_steps")
 _PROBLEMS_KEPT = 1000

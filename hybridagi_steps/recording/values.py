@@ -12,6 +12,7 @@ types; it does not know what a step means.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time
@@ -27,8 +28,8 @@ from pydantic import BaseModel
 
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepHit
-from hybridagi_steps.records.json_values import json_value
-from hybridagi_steps.validation import redacted_fields
+from hybridagi_steps.records.json_values import json_value, transformed
+from hybridagi_steps.records.redaction import redacted_fields
 
 REDACTION_FAILED = "[redaction failed]"
 
@@ -338,7 +339,7 @@ def fitted(fields: dict[str, Any], cuts: list[str]) -> dict[str, Any]:
     for kept in _KEPT_CHARACTERS:
         if len(orjson.dumps(fields)) <= _STEP_BYTES:
             return fields
-        fields = _shortened(fields, kept, cuts, "")
+        fields = transformed(fields, functools.partial(_shortened, kept, cuts))
     if len(orjson.dumps(fields)) <= _STEP_BYTES:
         return fields
     cuts.append("inputs and outputs: left out, too large for one step")
@@ -346,19 +347,9 @@ def fitted(fields: dict[str, Any], cuts: list[str]) -> dict[str, Any]:
     return {name: left_out if value else value for name, value in fields.items()}
 
 
-def _shortened(value: Any, kept: int, cuts: list[str], path: str) -> Any:
-    if isinstance(value, str):
-        if len(value) <= kept:
-            return value
-        if len(cuts) < _MOST_NOTES:
-            cuts.append(f"{path}: kept {kept:,} of {len(value):,} characters")
-        return value[:kept]
-    if isinstance(value, dict):
-        short: dict[str, Any] = {}
-        for key, item in value.items():
-            below = f"{path}.{key}" if path else key
-            short[key] = _shortened(item, kept, cuts, below[:_LONGEST_PATH])
-        return short
-    if isinstance(value, list):
-        return [_shortened(item, kept, cuts, f"{path}[{n}]") for n, item in enumerate(value)]
-    return value
+def _shortened(kept: int, cuts: list[str], value: Any, path: str) -> Any:
+    if not isinstance(value, str) or len(value) <= kept:
+        return value
+    if len(cuts) < _MOST_NOTES:
+        cuts.append(f"{path[:_LONGEST_PATH]}: kept {kept:,} of {len(value):,} characters")
+    return value[:kept]

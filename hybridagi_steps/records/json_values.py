@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time
 from enum import Enum
+from operator import is_not
 from pathlib import PurePath
 from typing import Any, TypeVar, cast
 from uuid import UUID
@@ -23,38 +24,73 @@ MAX_DEPTH = 64
 
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 _KEPT_TEXT = 500
+_JSON_TYPES = frozenset({str, int, float, bool, type(None), dict, list})
 
 
-def json_value(value: Any, repairs: list[str], path: str = "", depth: int = 0) -> Any:
+def transformed(
+    value: Any,
+    replace: Callable[[Any, str], Any],
+    names: Callable[[dict[Any, Any], str], Iterable[Any]] | None = None,
+    *,
+    path: str = "",
+    levels: int | None = None,
+) -> Any:
+    """Return a tree of dicts and lists made anew from the top down; of a tuple it makes a list.
+
+    Args:
+        value: JSON data, or what `replace` makes JSON data of.
+        replace: Gets a value and its path; returns what stands there. Where that is a dict or a
+            list, its members come next.
+        names: Gets a dict and its path; yields a name for each of its members, no two alike. By
+            default they keep theirs.
+        path: Where `value` stands, such as `arguments.files[2]`.
+        levels: How deep dicts and lists may stand whose members are looked at; None is any depth.
+
+    Returns:
+        The same object when nothing in it changed.
+    """
+    value = replace(value, path)
+    if levels is not None:
+        if levels < 0:
+            return value
+        levels -= 1
+    if isinstance(value, dict):
+        old = cast("dict[Any, Any]", value)
+        made: dict[Any, Any] = {}
+        changed = False
+        named = old if names is None else names(old, path)
+        for name, (key, item) in zip(named, old.items(), strict=True):
+            below = f"{path}.{name}" if path else str(name)
+            new = transformed(item, replace, names, path=below, levels=levels)
+            made[name] = new
+            changed = changed or new is not item or name is not key
+        return made if changed else old
+    if isinstance(value, list | tuple):
+        items = cast("Sequence[Any]", value)
+        new_items = [
+            transformed(item, replace, names, path=f"{path}[{n}]", levels=levels)
+            for n, item in enumerate(items)
+        ]
+        return new_items if any(map(is_not, new_items, items)) else items
+    return value
+
+
+def json_value(value: Any, repairs: list[str], path: str = "") -> Any:
     """Return `value` as plain JSON data, appending one note per repair to `repairs`.
 
     Args:
         value: Anything a program may hand over.
         repairs: Receives "path: what was done" for each repair.
         path: Where `value` stands, for the notes.
-        depth: How deep `value` stands; beyond `MAX_DEPTH` nothing is looked at.
 
     Returns:
-        The same object when it is clean, else a repaired copy of the parts that were not.
+        The same object when it is clean, else a repaired copy of the parts that were not. What
+        stands deeper than `MAX_DEPTH` is left as it is.
     """
-    if depth == 0 and is_json(value):
+    if is_json(value):
         return value
-    kind = cast("type[Any]", type(value))
-    if kind is str:
-        return value if value.isprintable() else _text(value, repairs, path)
-    if value is None or kind is bool:
-        return value
-    if kind is int:
-        return value if _INT_MIN <= value <= _INT_MAX else _big_integer(value, repairs, path)
-    if kind is float:
-        return value if math.isfinite(value) else _not_finite(value, repairs, path)
-    if depth > MAX_DEPTH:
-        return value
-    if kind is dict:
-        return _mapping(value, repairs, path, depth)
-    if kind is list:
-        return _sequence(value, repairs, path, depth)
-    return _foreign(value, repairs, path, depth)
+    repair = _Repair(repairs)
+    return transformed(value, repair.value, repair.names, path=path, levels=MAX_DEPTH)
 
 
 def is_json(value: Any, depth: int = 0) -> bool:
@@ -116,58 +152,58 @@ def too_deep(value: Any, path: str = "", depth: int = 0) -> str | None:
     return None
 
 
-def _text(value: str, repairs: list[str], path: str) -> str:
-    fixed = value.replace("\x00", "\ufffd")
-    if not fixed.isascii():
-        fixed = fixed.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    if fixed != value:
-        repairs.append(f"{path}: NUL or lone surrogates replaced by U+FFFD")
+class _Repair:
+    """Turns what is no JSON into it, and notes each repair."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self._notes = notes
+
+    def value(self, value: Any, path: str) -> Any:
+        """Return JSON for one value; the members of a dict or list are not looked at."""
+        kind = cast("type[Any]", type(value))
+        if kind not in _JSON_TYPES:
+            plain, how = _plain(value)
+            self._notes.append(f"{path}: {kind.__name__} stored as {how}")
+            return self.value(plain, path)
+        if kind is str:
+            return value if value.isprintable() else self._text(value, path)
+        if kind is int and not _INT_MIN <= value <= _INT_MAX:
+            self._notes.append(f"{path}: integer over 64 bits stored as text")
+            return hex(value) if value.bit_length() > 10_000 else str(value)
+        if kind is float and not math.isfinite(value):
+            self._notes.append(f"{path}: {value} stored as null")
+            return None
+        return value
+
+    def names(self, members: dict[Any, Any], path: str) -> Iterator[str]:
+        """Yield a text for each key, different from all others."""
+        made = set[str]()
+        for key in members:
+            name = key if type(key) is str else _key(key)
+            if not name.isprintable():
+                name = self._text(name, f"{path} (a key)")
+            if name is not key:
+                if type(key) is not str:
+                    kind = type(key).__name__
+                    self._notes.append(f"{path}: key {name[:80]!r} was a {kind}")
+                while name in members or name in made:
+                    name += "'"
+            made.add(name)
+            yield name
+
+    def _text(self, value: str, path: str) -> str:
+        fixed = value.replace("\x00", "\ufffd")
+        if not fixed.isascii():
+            fixed = fixed.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        if fixed == value:
+            return value
+        self._notes.append(f"{path}: NUL or lone surrogates replaced by U+FFFD")
         return fixed
-    return value
-
-
-def _big_integer(value: int, repairs: list[str], path: str) -> str:
-    repairs.append(f"{path}: integer over 64 bits stored as text")
-    return hex(value) if value.bit_length() > 10_000 else str(value)
-
-
-def _not_finite(value: float, repairs: list[str], path: str) -> None:
-    repairs.append(f"{path}: {value} stored as null")
-
-
-def _mapping(value: dict[Any, Any], repairs: list[str], path: str, depth: int) -> dict[str, Any]:
-    known = len(repairs)
-    fixed: dict[str, Any] = {}
-    changed = False
-    for key, item in value.items():
-        name = key if type(key) is str else _key(key)
-        if not name.isprintable():
-            name = _text(name, repairs, f"{path} (a key)")
-        if name is not key:
-            if type(key) is not str:
-                repairs.append(f"{path}: key {name[:80]!r} was a {type(key).__name__}")
-            while name in value or name in fixed:
-                name += "'"
-        fixed[name] = new = json_value(item, repairs, f"{path}.{name}" if path else name, depth + 1)
-        changed = changed or new is not item
-    return fixed if changed or len(repairs) > known else value
 
 
 def _key(key: object) -> str:
     plain = key.value if isinstance(key, Enum) else key
     return str(plain) if isinstance(plain, str) else _described(plain)
-
-
-def _sequence(value: list[Any], repairs: list[str], path: str, depth: int) -> list[Any]:
-    fixed = [json_value(v, repairs, f"{path}[{n}]", depth + 1) for n, v in enumerate(value)]
-    return value if all(new is old for new, old in zip(fixed, value, strict=True)) else fixed
-
-
-def _foreign(value: Any, repairs: list[str], path: str, depth: int) -> Any:
-    """Turn an instance of anything but JSON's own types into data, and note it."""
-    plain, how = _plain(value)
-    repairs.append(f"{path}: {type(value).__name__} stored as {how}")
-    return json_value(plain, repairs, path, depth)
 
 
 def _plain(value: Any) -> tuple[Any, str]:

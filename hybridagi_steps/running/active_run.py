@@ -20,6 +20,7 @@ from hybridagi_steps.recording.values import REDACTION_FAILED
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.step_text import cut
 from hybridagi_steps.running.consent import DENIED, Consents
 from hybridagi_steps.running.hooks import HookCaller, RunInfo
@@ -28,7 +29,6 @@ from hybridagi_steps.running.stopping import ProgramExitError, RunStopped, RunVe
 from hybridagi_steps.running.streaming import Drafts, EventLine
 from hybridagi_steps.running.token_stream import Piece
 from hybridagi_steps.running.turn import SessionLine, ToolTurn, Turn
-from hybridagi_steps.validation import Redact, redacted
 
 RUN = "hybridagi_steps_run"
 """The DSPy setting that carries the run of the running code."""

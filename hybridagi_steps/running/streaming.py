@@ -20,7 +20,7 @@ import orjson
 
 from hybridagi_steps.records.event import StepDelta, StepEvent, StepEventType
 from hybridagi_steps.records.message import Step, new_id
-from hybridagi_steps.validation import Redact, redacted
+from hybridagi_steps.records.redaction import Redact, redacted
 
 HELD_BACK = 128
 """Characters that wait when text is redacted: the longest secret that never shows in part."""

@@ -28,6 +28,7 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.protocols import Embedder, FloatVector, Hidden, Rows, StepStore
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
+from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.step_text import own_text, text_hash, whole_text
 from hybridagi_steps.search.filter_index import FEW_RUNS
 from hybridagi_steps.search.indexing import (
@@ -42,7 +43,7 @@ from hybridagi_steps.search.lineage import NOTHING_HIDDEN, Expand, HiddenIds, co
 from hybridagi_steps.search.ranking import Mode, RankedRow, Scope, SearchQuery, search
 from hybridagi_steps.search.step_index import StepIndex
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS, Patience, taken
-from hybridagi_steps.validation import Redact, admitted, is_number, redacted
+from hybridagi_steps.validation import admitted, is_number
 
 MAX_QUERY_LENGTH = 20_000
 """Characters of a query that are looked at."""

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.validation import Redact
+from hybridagi_steps.records.redaction import Redact
 
 
 def load_runner(name: str, memory: StepMemory, *, ask_consent: bool = False) -> Any:

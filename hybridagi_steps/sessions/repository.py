@@ -22,6 +22,7 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.redaction import Redact
 from hybridagi_steps.session_protocols import (
     Attempt,
     BranchPosition,
@@ -29,7 +30,7 @@ from hybridagi_steps.session_protocols import (
     SessionSummary,
 )
 from hybridagi_steps.sessions.branch_compare import BranchComparison, compare
-from hybridagi_steps.validation import Redact, admitted, admitted_messages, check_id, checked_page
+from hybridagi_steps.validation import admitted, admitted_messages, check_id, checked_page
 
 log = logging.getLogger("hybridagi_steps")
 
