@@ -339,7 +339,17 @@ class QueryWithSteps(PredictionModel):
         return hits_html([hit.shown() for hit in self.hits])
 
 
-class StepContext(dspy.Type):
+class _PromptText(dspy.Type):
+    """A prompt type that is a text wherever it is shown."""
+
+    def __str__(self) -> str:
+        return str(self.format())
+
+    def __repr__(self) -> str:
+        return str(self.format())
+
+
+class StepContext(_PromptText):
     """Steps in a prompt: `past: StepContext = dspy.InputField()`.
 
     Made of an AgentStepList, a QueryWithSteps, a step, a hit, or a list of steps or hits:
@@ -376,16 +386,29 @@ class StepContext(dspy.Type):
         told = "\n\n".join(map(_told, self.steps))
         return sealed(_TAG, told) if told else _NO_STEPS
 
-    def __str__(self) -> str:
-        return self.format()
-
-    def __repr__(self) -> str:
-        return self.format()
-
     @classmethod
     def description(cls) -> str:
         """Tell a language model what such a field holds."""
         return "Steps that programs made before, as text between marks of past_steps."
+
+
+class PastMessages(_PromptText):
+    """Past messages in a prompt, and what they quote; `hs.StepMessages` is made of anything."""
+
+    messages: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
+    """In OpenAI's form; a leading system message joins DSPy's own."""
+    recalled: list[str] = Field(default_factory=list[str])
+    """Ids of the steps that are quoted in them; no part of the prompt."""
+
+    def format(self) -> str:
+        """Return the messages as text, for adapters that know no native ones."""
+        lines = [f"{m['role']}: {m.get('content') or m.get('tool_calls')}" for m in self.messages]
+        return fenced_steps("\n".join(lines))
+
+    @classmethod
+    def description(cls) -> str:
+        """Tell a language model what such a field holds."""
+        return "The messages of the conversation so far."
 
 
 class NumberedSteps(StepContext):

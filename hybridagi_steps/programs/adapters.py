@@ -13,17 +13,17 @@ from __future__ import annotations
 from typing import Any, Self, cast
 
 import dspy
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from hybridagi_steps.context.builder import Context
 from hybridagi_steps.context.layout import recalled_in
 from hybridagi_steps.dspy_types import (
     AgentStepList,
+    PastMessages,
     Query,
     QueryList,
     QueryWithSteps,
     StepContext,
-    fenced_steps,
 )
 from hybridagi_steps.messages.provider_in import from_messages
 from hybridagi_steps.messages.provider_out import to_provider
@@ -71,18 +71,13 @@ class StepsXMLAdapter(StepsAdapterMixin, dspy.XMLAdapter):
     """DSPy's XML adapter with steps as text."""
 
 
-class StepMessages(dspy.Type):
+class StepMessages(PastMessages):
     """Past messages in a prompt, as messages: `past: StepMessages = dspy.InputField()`.
 
     Made of a context, of Steps, or of provider messages: `predict(past=StepMessages.of(context))`.
     The native adapters send them as they are, before the current request; any other adapter writes
     them as text. Whatever they are made of, they keep a strict provider's rules.
     """
-
-    messages: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
-    """In OpenAI's form; a leading system message joins DSPy's own."""
-    recalled: list[str] = Field(default_factory=list[str])
-    """Ids of the steps that are quoted in them; no part of the prompt."""
 
     @model_validator(mode="before")
     @classmethod
@@ -103,22 +98,6 @@ class StepMessages(dspy.Type):
         if native is None:
             return cls.model_validate(messages)
         return cls(messages=native, recalled=_quoted(messages))
-
-    def format(self) -> str:
-        """Return the messages as text, for adapters that know no native ones."""
-        lines = [f"{m['role']}: {m.get('content') or m.get('tool_calls')}" for m in self.messages]
-        return fenced_steps("\n".join(lines))
-
-    def __str__(self) -> str:
-        return self.format()
-
-    def __repr__(self) -> str:
-        return self.format()
-
-    @classmethod
-    def description(cls) -> str:
-        """Tell a language model what such a field holds."""
-        return "The messages of the conversation so far."
 
 
 class NativeMessagesMixin(StepsAdapterMixin):

@@ -11,104 +11,21 @@ that branch did before, or the last step on the path's own strand.
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import inspect
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple
 from uuid import UUID
 from weakref import WeakSet
 
 from hybridagi_steps._concurrency import ForkSafeLock
-from hybridagi_steps.errors import InvalidSettingError, InvalidStepError
+from hybridagi_steps.errors import InvalidStepError
+from hybridagi_steps.recording.strands import Strand
 from hybridagi_steps.recording_hooks import Recalled
 from hybridagi_steps.records.message import new_id
-from hybridagi_steps.validation import MAX_ID_LENGTH
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-_HOME: ContextVar[object | None] = ContextVar("hybridagi_steps_strand", default=None)
-
-
-class Strand(NamedTuple):
-    """A line of execution. `home` alone tells tasks and threads apart."""
-
-    home: object
-    unit: object
-    """What differs between two units of work that one pool thread serves in turn."""
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """Identity of the strand, valid while the strand is referenced."""
-        return id(self.home), id(self.unit)
-
-
-def current_strand(unit: object = None) -> Strand:
-    """Return the strand of the running code.
-
-    Args:
-        unit: The unit of work a pool thread serves; compared by identity.
-    """
-    task = _task()
-    if task is not None:
-        if _HOME.get() is not task:
-            _HOME.set(task)
-        return Strand(task, unit)
-    return Strand(_HOME.get() or threading.current_thread(), unit)
-
-
-def settle() -> None:
-    """Make contexts copied from this one continue its strand."""
-    if _task() is None and _HOME.get() is None:
-        _HOME.set(threading.current_thread())
-
-
-def in_context(function: Callable[P, R]) -> Callable[P, R]:
-    """Return `function` tied to the run that is active here, for raw threads and executors.
-
-    DSPy carries a run's lineage through its own primitives and through asyncio, not through
-    `threading.Thread` or `ThreadPoolExecutor`. Every call of the returned function is a branch of
-    its own; coroutine functions work too.
-
-    Raises:
-        InvalidSettingError: What was given is no function.
-
-    Example:
-        `pool.map(hs.in_context(agent), questions)`
-    """
-    if not callable(function):
-        raise InvalidSettingError(f"in_context ties a function to a run, not {function!r:.80}.")
-    context = copy_context()
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        return context.copy().run(_on_own_strand, function, *args, **kwargs)
-
-    @functools.wraps(function)
-    async def acall(*args: P.args, **kwargs: P.kwargs) -> Any:
-        coroutine = cast("Any", function(*args, **kwargs))
-        return await asyncio.get_running_loop().create_task(coroutine, context=context.copy())
-
-    return cast("Callable[P, R]", acall) if inspect.iscoroutinefunction(function) else call
-
-
-def _on_own_strand(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    _HOME.set(object())
-    return function(*args, **kwargs)
-
-
-def _task() -> asyncio.Task[Any] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
-
+from hybridagi_steps.validation import check_id
 
 _BRANCHES_KEPT = 256
 
@@ -211,7 +128,7 @@ class Labels:
         names = {"session_id": session_id, "user_id": user_id, "scope": scope}
         for name, value in names.items():
             if value is not None:
-                _check_name(name, value)
+                check_id(name, value)
         if tags is not None and not isinstance(tags, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
             raise InvalidStepError(f"tags are a mapping, not {type(tags).__name__}.")
         return cls(session_id, user_id, scope, dict(tags or {}))
@@ -224,17 +141,6 @@ class Labels:
             scope=self.scope if self.scope is not None else outer.scope,
             tags={**outer.tags, **self.tags},
         )
-
-
-def _check_name(name: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise InvalidStepError(f"{name} is a text, not {type(value).__name__}.")
-    if not 0 < len(value) <= MAX_ID_LENGTH:
-        raise InvalidStepError(
-            f"{name} has {len(value):,} characters; 1 to {MAX_ID_LENGTH} are allowed."
-        )
-    if not value.isprintable() and any(c == "\x00" or "\ud800" <= c <= "\udfff" for c in value):
-        raise InvalidStepError(f"{name} {value!r} holds NUL or a lone surrogate.")
 
 
 class Run:

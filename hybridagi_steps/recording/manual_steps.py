@@ -1,25 +1,33 @@
-"""The steps of one run of a graph program, written through the recorders that are active.
+"""Functions as steps: what a decorated function did, and each node of a graph program.
 
-A node is one step: the recorder is told that a function of that kind began and ended, and which
-predictor and tool belong to it, so that what they do is counted with the node and recorded once.
-With no recorder at hand a private one that stores nothing makes the same steps; either way the run
-sees the very steps that were written.
+Recorders are told that a function of some kind began and ended; what DSPy calls in between belongs
+to it. `record_step` tells them for a function that a program calls; `RunSteps` for what a run of
+ours does, step by step, and hands each step back as it was written. Without a recorder at hand it
+makes the same steps with a private one that stores nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+import functools
+import inspect
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, ParamSpec, TypeVar, cast, get_args, get_type_hints, overload
 from uuid import uuid4
 
 from dspy.utils.callback import ACTIVE_CALL_ID
 
-from hybridagi_steps.errors import RecordingError
+from hybridagi_steps.errors import InvalidSettingError, RecordingError
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.recorder import StepRecorder, active_recorders
+from hybridagi_steps.recording.step_shapes import first_line, function_arguments, options_of
 from hybridagi_steps.records.agent_step import AgentStep
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Kind = Literal["action", "decision", "program"]
 
 
 @dataclass(slots=True)
@@ -32,6 +40,118 @@ class OpenStep:
     """What it gave."""
     written: AgentStep | None = None
     """The step, once it has ended."""
+
+
+@contextmanager
+def _function_call(
+    told: Sequence[tuple[StepRecorder, FunctionStep]], opened: OpenStep
+) -> Generator[OpenStep]:
+    """Tell recorders of one call, each as it reads it as a step."""
+    call_id = uuid4().hex
+    for recorder, step in told:
+        recorder.on_function_start(call_id, step, opened.arguments)
+    token = ACTIVE_CALL_ID.set(call_id)
+    error: BaseException | None = None
+    try:
+        yield opened
+    except BaseException as problem:
+        error = problem
+        raise
+    finally:
+        ACTIVE_CALL_ID.reset(token)
+        for recorder, _ in told:
+            recorder.on_function_end(call_id, opened.outcome, error)
+
+
+@overload
+def record_step(function: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def record_step(
+    *, kind: Kind = "action", purpose: str | None = None, name: str | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def record_step(
+    function: Callable[P, R] | None = None,
+    /,
+    *,
+    kind: Kind = "action",
+    purpose: str | None = None,
+    name: str | None = None,
+) -> Callable[P, R] | Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let a plain function or coroutine function take part in recorded runs as a step.
+
+    Works as `@record_step`, an action, and as `@record_step(kind=…)`.
+
+    Outside of a recorded run the function is called as it is. As a `program` it stands around what
+    is called inside; as a `decision` its options are read from the return annotation (Literal,
+    bool or Enum).
+
+    Args:
+        function: The function, when the decorator is written without parentheses.
+        kind: What the function is.
+        purpose: Why it is called; by default the first line of its docstring, else its name.
+        name: The tool or program it is shown as; by default the function's name.
+
+    Raises:
+        InvalidSettingError: `kind` is none of the three, or what is decorated is no function, or
+            a generator: that has no single result to record.
+    """
+    if kind not in get_args(Kind):
+        raise InvalidSettingError(f"kind is one of {', '.join(get_args(Kind))}; got {kind!r}.")
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        if not callable(function):
+            raise InvalidSettingError(
+                f"record_step decorates a function, not {function!r:.80}; options are given by "
+                'name, as in @hs.record_step(purpose="…").'
+            )
+        return _recorded_function(function, _function_step(function, kind, purpose, name))
+
+    return decorate if function is None else decorate(function)
+
+
+def _recorded_function(function: Callable[P, R], step: FunctionStep) -> Callable[P, R]:
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidSettingError(
+            f"record_step cannot record the generator {function.__name__}; record the function "
+            "that consumes it."
+        )
+
+    def called(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[OpenStep]:
+        recorders = active_recorders()
+        if not recorders:
+            return nullcontext(OpenStep())
+        opened = OpenStep(function_arguments(function, args, kwargs))
+        return _function_call([(recorder, step) for recorder in recorders], opened)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with called(*args, **kwargs) as opened:
+            opened.outcome = result = function(*args, **kwargs)
+            return result
+
+    @functools.wraps(function)
+    async def acall(*args: P.args, **kwargs: P.kwargs) -> Any:
+        with called(*args, **kwargs) as opened:
+            opened.outcome = result = await cast("Any", function(*args, **kwargs))
+            return result
+
+    return cast("Callable[P, R]", acall) if inspect.iscoroutinefunction(function) else call
+
+
+def _function_step(
+    function: Callable[..., Any], kind: Kind, purpose: str | None, name: str | None
+) -> FunctionStep:
+    shown = name or getattr(function, "__name__", type(function).__name__)
+    options: list[str] | None = None
+    if kind == "decision":
+        options = options_of(get_type_hints(function).get("return"))
+    return FunctionStep(
+        kind,
+        shown,
+        purpose or first_line(function.__doc__ or "") or shown,
+        options=tuple(options or ()),
+        function=function,
+    )
 
 
 class RunSteps:
@@ -69,24 +189,14 @@ class RunSteps:
             self.steps.append(opened.written)
 
         watched = replace(told, watch=watch)
-        call_id = uuid4().hex
-        for recorder in self._recorders:
-            step = watched if recorder is self._first else told
-            recorder.on_function_start(call_id, step, arguments)
+        steps = [watched if each is self._first else told for each in self._recorders]
         around = list(self._programs)
-        if told.kind == "program" and opened.written is not None:
-            self._programs.append(str(opened.written.id))
-        token = ACTIVE_CALL_ID.set(call_id)
-        error: BaseException | None = None
         try:
-            yield opened
-        except BaseException as problem:
-            error = problem
-            raise
+            with _function_call(list(zip(self._recorders, steps, strict=True)), opened):
+                if told.kind == "program" and opened.written is not None:
+                    self._programs.append(str(opened.written.id))
+                yield opened
         finally:
-            ACTIVE_CALL_ID.reset(token)
-            for recorder in self._recorders:
-                recorder.on_function_end(call_id, opened.outcome, error)
             self._programs = around
 
     def _in_place(self, step: AgentStep) -> AgentStep:

@@ -26,15 +26,7 @@ from dspy.utils.callback import ACTIVE_CALL_ID, BaseCallback
 from hybridagi_steps.errors import RecordingError
 from hybridagi_steps.recording import step_shapes as shapes
 from hybridagi_steps.recording.call_steps import CallSteps, Doing, FunctionStep, ReActLoop
-from hybridagi_steps.recording.call_tree import (
-    Call,
-    CallTree,
-    Labels,
-    Run,
-    Strand,
-    current_strand,
-    settle,
-)
+from hybridagi_steps.recording.call_tree import Call, CallTree, Labels, Run
 from hybridagi_steps.recording.scopes import current_scope, watch_trials
 from hybridagi_steps.recording.step_writer import (
     Memory,
@@ -43,6 +35,7 @@ from hybridagi_steps.recording.step_writer import (
     note_late_call,
     note_problem,
 )
+from hybridagi_steps.recording.strands import Strand, current_strand, settle
 from hybridagi_steps.recording_hooks import Recalled, listen
 from hybridagi_steps.records.agent_step import AgentStep
 
@@ -171,8 +164,8 @@ class StepRecorder(BaseCallback):
         They are as they would have been stored; whatever joins the run on `memory` joins this one.
         """
         one_run = cls(memory)
-        one_run._shared = _Recording(one_run.memory, keep)
         one_run._labels = labels
+        one_run._shared = _Recording(memory, keep)
         one_run._run = Run(_strand(), one_run.errors)
         return one_run
 
@@ -183,7 +176,13 @@ class StepRecorder(BaseCallback):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self.memory, self._labels)
+        return StepRecorder._reopened, (self.memory, self._labels)
+
+    @classmethod
+    def _reopened(cls, memory: Memory, labels: Labels) -> StepRecorder:
+        recorder = cls(memory)
+        recorder._labels = labels
+        return recorder
 
     @_guarded
     def on_module_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
@@ -404,16 +403,6 @@ def _adds_no_step(kind: type[Any]) -> bool:
 
 def _strand() -> Strand:
     return current_strand(thread_local_overrides.get())
-
-
-def _reopened(memory: Memory, labels: Labels) -> StepRecorder:
-    return StepRecorder(
-        memory,
-        session_id=labels.session_id,
-        user_id=labels.user_id,
-        tags=labels.tags,
-        scope=labels.scope,
-    )
 
 
 _ANNOUNCED: ContextVar[UUID | None] = ContextVar("hybridagi_steps_announced", default=None)

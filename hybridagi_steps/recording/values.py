@@ -24,8 +24,10 @@ from uuid import UUID
 
 import dspy
 import orjson
+from dspy.primitives.repl_types import REPLHistory
 from pydantic import BaseModel
 
+from hybridagi_steps.dspy_types import PastMessages
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.json_values import json_value, transformed
@@ -181,10 +183,10 @@ class _Copy:
         """Turn an object into data: its own short form, else its fields, else its description."""
         if isinstance(value, dspy.History):
             return self._history(value, depth)
-        if type(value).__name__ == "StepMessages":
+        if isinstance(value, PastMessages):
             self._seen.update(dict.fromkeys(value.recalled))
             return self._stood_for(f"history of {len(value.messages)} messages", value.messages)
-        if type(value).__name__ == "REPLHistory":
+        if isinstance(value, REPLHistory):
             return self._stood_for(f"history of {len(value)} entries", len(value))
         if isinstance(value, dspy.Image | dspy.Audio | dspy.File):
             return self._medium(value)

@@ -16,13 +16,10 @@ from hybridagi_steps.recording.call_tree import (
     Labels,
     Path,
     Run,
-    Strand,
     Tail,
-    current_strand,
-    in_context,
     parent_and_joins,
-    settle,
 )
+from hybridagi_steps.recording.strands import Strand, current_strand, in_context, settle
 
 HOME = Strand("home", None)
 

@@ -1,0 +1,4 @@
+from pydantic import BaseModel
+
+class REPLHistory(BaseModel):
+    def __len__(self) -> int: ...
