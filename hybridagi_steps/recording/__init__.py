@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hybridagi_steps.recording.blocks import RunHandle, record
+    from hybridagi_steps.recording.blocks import RunHandle, in_context, record
     from hybridagi_steps.recording.manual_steps import record_step
     from hybridagi_steps.recording.recorded_program import Recorded
     from hybridagi_steps.recording.recorder import StepRecorder
-    from hybridagi_steps.recording.strands import in_context
 
 __all__ = ["Recorded", "RunHandle", "StepRecorder", "in_context", "record", "record_step"]
 
@@ -25,7 +24,7 @@ _HOMES: dict[str, str | None] = {
     "Recorded": "recorded_program",
     "RunHandle": "blocks",
     "StepRecorder": "recorder",
-    "in_context": "strands",
+    "in_context": "blocks",
     "record": "blocks",
     "record_step": "manual_steps",
 }

@@ -7,19 +7,26 @@ they were entered in, or in another context: nothing but the block's own recorde
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
+from typing import Any, ParamSpec, TypeVar, cast
 
 import dspy
 from dspy.dsp.utils.settings import main_thread_config, thread_local_overrides
 
 from hybridagi_steps.display.view import plural
-from hybridagi_steps.errors import InvalidStepError, RecordingError, StepsError
-from hybridagi_steps.recording.call_tree import Labels, Run
+from hybridagi_steps.errors import InvalidSettingError, InvalidStepError, RecordingError, StepsError
+from hybridagi_steps.recording.call_tree import Labels, Run, on_own_strand
 from hybridagi_steps.recording.recorder import StepRecorder
 from hybridagi_steps.recording.scopes import override
 from hybridagi_steps.recording.step_writer import check_memory
 from hybridagi_steps.records.agent_step import AgentStep, shown
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class RunHandle:
@@ -142,7 +149,9 @@ class Block:
         others = [c for c in known if c not in replaced]
         for recorder in replaced:
             recorder.replaces = tuple(_without_closed(recorder.replaces))
-        self.recorder = (replaced[0] if replaced else StepRecorder(memory)).for_run(labels)
+        self.recorder = (
+            replaced[0].for_run(labels) if replaced else StepRecorder.of_new_run(memory, labels)
+        )
         self.recorder.replaces = tuple(replaced)
         self._open = [c for c in known if not _is_closed(c)]
         self._standing = [*others, self.recorder]
@@ -207,3 +216,32 @@ def _is_closed(callback: Any) -> bool:
 
 def _here(callback: Any) -> Any:
     return callback.here if isinstance(callback, StepRecorder) else callback
+
+
+def in_context(function: Callable[P, R]) -> Callable[P, R]:
+    """Return `function` tied to the run that is active here, for raw threads and executors.
+
+    DSPy carries a run's lineage through its own primitives and through asyncio, not through
+    `threading.Thread` or `ThreadPoolExecutor`. Every call of the returned function is a branch of
+    its own; coroutine functions work too.
+
+    Raises:
+        InvalidSettingError: What was given is no function.
+
+    Example:
+        `pool.map(hs.in_context(agent), questions)`
+    """
+    if not callable(function):
+        raise InvalidSettingError(f"in_context ties a function to a run, not {function!r:.80}.")
+    context = copy_context()
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return context.copy().run(on_own_strand, function, *args, **kwargs)
+
+    @functools.wraps(function)
+    async def acall(*args: P.args, **kwargs: P.kwargs) -> Any:
+        coroutine = cast("Any", function(*args, **kwargs))
+        return await asyncio.get_running_loop().create_task(coroutine, context=context.copy())
+
+    return cast("Callable[P, R]", acall) if inspect.iscoroutinefunction(function) else call

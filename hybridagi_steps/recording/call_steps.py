@@ -170,7 +170,21 @@ class CallSteps:
         call.program_id = str(tail.step_id)
         call.path.leave(call.strand, call.followed, tail)
 
-    def end_program(
+    def end(self, call: Call, outputs: Any, exception: BaseException | None) -> None:
+        """Write the last step of a call."""
+        match call.state:
+            case Doing(kind="predict"):
+                self._end_predict(call, outputs, exception)
+            case Doing(kind="tool"):
+                self._end_tool(call, outputs, exception)
+            case Doing(kind="function") if call.subject.kind != "program":
+                self._end_function(call, call.subject, outputs, exception)
+            case Doing():
+                self._end_program(call, shapes.output_fields(outputs), exception)
+            case _:
+                """A level that only sets its steps apart."""
+
+    def _end_program(
         self, call: Call, outputs: dict[str, Any], exception: BaseException | None
     ) -> None:
         """Write the ProgramEnd."""
@@ -189,7 +203,7 @@ class CallSteps:
         inputs = {"program": doing.name}
         self._end(call, AgentStepType.ProgramEnd, inputs, outputs, exception, stored=doing.begun)
 
-    def end_predict(self, call: Call, outputs: Any, exception: BaseException | None) -> None:
+    def _end_predict(self, call: Call, outputs: Any, exception: BaseException | None) -> None:
         """Write what a predictor gave; a ReAct agent's thought waits for its tool."""
         predict = call.subject
         arguments = shapes.predict_arguments(predict, call.inputs)
@@ -217,7 +231,7 @@ class CallSteps:
         fields = {} if outputs is None else shapes.decided(choice, outputs)
         self._end(call, AgentStepType.Decision, inputs, fields, exception)
 
-    def end_tool(self, call: Call, outputs: Any, exception: BaseException | None) -> None:
+    def _end_tool(self, call: Call, outputs: Any, exception: BaseException | None) -> None:
         """Write what a tool gave; the tool that closes a ReAct agent is told by its ProgramEnd."""
         doing: Doing = call.state
         loop = _loop_around(call)
@@ -233,14 +247,6 @@ class CallSteps:
         step_id = self._end_function(call, told, outputs, exception, thinking_ms=thinking_ms)
         if loop is not None and step_id is not None:
             loop.step_ids.append(step_id)
-
-    def end_function(self, call: Call, outputs: Any, exception: BaseException | None) -> None:
-        """Write what a plain function gave."""
-        step: FunctionStep = call.subject
-        if step.kind == "program":
-            self.end_program(call, shapes.output_fields(outputs), exception)
-            return
-        self._end_function(call, step, outputs, exception)
 
     def told_by_tool(self, call: Call | None, step: FunctionStep) -> bool:
         """Whether `call` is that of a tool which is this very function: its step tells of both."""

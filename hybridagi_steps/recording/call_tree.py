@@ -11,21 +11,74 @@ that branch did before, or the last step on the path's own strand.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 from uuid import UUID
 from weakref import WeakSet
 
 from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.errors import InvalidStepError
-from hybridagi_steps.recording.strands import Strand
 from hybridagi_steps.recording_hooks import Recalled
 from hybridagi_steps.records.message import new_id
 from hybridagi_steps.validation import check_id
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_HOME: ContextVar[object | None] = ContextVar("hybridagi_steps_strand", default=None)
+
+
+class Strand(NamedTuple):
+    """A line of execution. `home` alone tells tasks and threads apart."""
+
+    home: object
+    unit: object
+    """What differs between two units of work that one pool thread serves in turn."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Identity of the strand, valid while the strand is referenced."""
+        return id(self.home), id(self.unit)
+
+
+def current_strand(unit: object = None) -> Strand:
+    """Return the strand of the running code.
+
+    Args:
+        unit: The unit of work a pool thread serves; compared by identity.
+    """
+    task = _task()
+    if task is not None:
+        if _HOME.get() is not task:
+            _HOME.set(task)
+        return Strand(task, unit)
+    return Strand(_HOME.get() or threading.current_thread(), unit)
+
+
+def settle() -> None:
+    """Make contexts copied from this one continue its strand."""
+    if _task() is None and _HOME.get() is None:
+        _HOME.set(threading.current_thread())
+
+
+def on_own_strand(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call a function as a branch of its own."""
+    _HOME.set(object())
+    return function(*args, **kwargs)
+
+
+def _task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
 
 _BRANCHES_KEPT = 256
 

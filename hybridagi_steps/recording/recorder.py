@@ -13,11 +13,8 @@ recording was closed is not taken up, what was in flight then is told to its end
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec
-from uuid import UUID
 
 import dspy
 from dspy.dsp.utils.settings import thread_local_overrides
@@ -26,7 +23,15 @@ from dspy.utils.callback import ACTIVE_CALL_ID, BaseCallback
 from hybridagi_steps.errors import RecordingError
 from hybridagi_steps.recording import step_shapes as shapes
 from hybridagi_steps.recording.call_steps import CallSteps, Doing, FunctionStep, ReActLoop
-from hybridagi_steps.recording.call_tree import Call, CallTree, Labels, Run
+from hybridagi_steps.recording.call_tree import (
+    Call,
+    CallTree,
+    Labels,
+    Run,
+    Strand,
+    current_strand,
+    settle,
+)
 from hybridagi_steps.recording.scopes import current_scope, watch_trials
 from hybridagi_steps.recording.step_writer import (
     Memory,
@@ -34,8 +39,8 @@ from hybridagi_steps.recording.step_writer import (
     check_memory,
     note_late_call,
     note_problem,
+    taken_step_id,
 )
-from hybridagi_steps.recording.strands import Strand, current_strand, settle
 from hybridagi_steps.recording_hooks import Recalled, listen
 from hybridagi_steps.records.agent_step import AgentStep
 
@@ -97,10 +102,14 @@ class StepRecorder(BaseCallback):
         tags: Mapping[str, Any] | None = None,
         scope: str | None = None,
     ) -> None:
-        self.errors: list[RecordingError] = []
-        self._labels = Labels.of(session_id, user_id, tags, scope)
-        self._shared = _Recording(check_memory(memory))
-        self._run: Run | None = None
+        self._begin(_Recording(check_memory(memory)), Labels.of(session_id, user_id, tags, scope))
+
+    def _begin(self, shared: _Recording, labels: Labels, run: Run | None = None) -> None:
+        self.errors: list[RecordingError] = [] if run is None else run.problems
+        self._labels = labels
+        self._shared = shared
+        self.run = run
+        """The run that all steps belong to, None when each outermost call is its own."""
         self.closed = False
         """Whether its block was left: it takes up no new call, and ends those in flight."""
         self.replaces: tuple[StepRecorder, ...] = ()
@@ -112,15 +121,10 @@ class StepRecorder(BaseCallback):
         return self._shared.writer.memory
 
     @property
-    def run(self) -> Run | None:
-        """The run that all steps belong to, None when each outermost call is its own."""
-        return self._run
-
-    @property
     def active_run(self) -> Run | None:
         """The run that the running code belongs to, None outside of any call."""
         parent = self._parent()
-        return self._run or (parent.run if parent is not None else None)
+        return self.run or (parent.run if parent is not None else None)
 
     @property
     def user_id(self) -> str | None:
@@ -139,21 +143,23 @@ class StepRecorder(BaseCallback):
         """
         settle()
         active = self._shared.tree.find(ACTIVE_CALL_ID.get())
-        run = self._run or (active.run if active is not None else None) or Run(_strand(), [])
-        one_run = StepRecorder(self.memory)
-        one_run._shared = self._shared
-        one_run._labels = labels.over(active.labels if active is not None else self._labels)
-        one_run._run = run
-        one_run.errors = run.problems
-        return one_run
+        run = self.run or (active.run if active is not None else None) or Run(_strand(), [])
+        outer = active.labels if active is not None else self._labels
+        return StepRecorder._made(self._shared, labels.over(outer), run)
 
     @property
     def here(self) -> StepRecorder | None:
         """What records a call that begins here: this, or once it is closed what it stands for."""
         parent = self._parent() if self.closed else None
-        if not self.closed or (parent is not None and parent.run is self._run):
+        if not self.closed or (parent is not None and parent.run is self.run):
             return self
         return next((each.here for each in self.replaces if each.here is not None), None)
+
+    @classmethod
+    def of_new_run(cls, memory: Memory, labels: Labels) -> StepRecorder:
+        """Return a recorder of one run that begins here."""
+        settle()
+        return cls._made(_Recording(memory), labels, Run(_strand(), []))
 
     @classmethod
     def handing_to(
@@ -163,11 +169,13 @@ class StepRecorder(BaseCallback):
 
         They are as they would have been stored; whatever joins the run on `memory` joins this one.
         """
-        one_run = cls(memory)
-        one_run._labels = labels
-        one_run._shared = _Recording(memory, keep)
-        one_run._run = Run(_strand(), one_run.errors)
-        return one_run
+        return cls._made(_Recording(memory, keep), labels, Run(_strand(), []))
+
+    @classmethod
+    def _made(cls, shared: _Recording, labels: Labels, run: Run | None) -> StepRecorder:
+        recorder = cls.__new__(cls)
+        recorder._begin(shared, labels, run)  # noqa: SLF001 - of this class
+        return recorder
 
     def __copy__(self) -> StepRecorder:
         return self
@@ -176,13 +184,7 @@ class StepRecorder(BaseCallback):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StepRecorder._reopened, (self.memory, self._labels)
-
-    @classmethod
-    def _reopened(cls, memory: Memory, labels: Labels) -> StepRecorder:
-        recorder = cls(memory)
-        recorder._labels = labels
-        return recorder
+        return _reopened, (self.memory, self._labels)
 
     @_guarded
     def on_module_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
@@ -202,19 +204,6 @@ class StepRecorder(BaseCallback):
                 self._shared.steps.begin_program(call, shapes.purpose_of(instance), arguments)
 
     @_guarded
-    def on_module_end(
-        self, call_id: str, outputs: Any, exception: BaseException | None = None
-    ) -> None:
-        """End it."""
-        call = self._close(call_id)
-        if call is None:
-            return
-        if call.state.kind == "predict":
-            self._shared.steps.end_predict(call, outputs, exception)
-        else:
-            self._shared.steps.end_program(call, shapes.output_fields(outputs), exception)
-
-    @_guarded
     def on_tool_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         """Begin a tool."""
         if self._told_by_caller(instance):
@@ -225,15 +214,6 @@ class StepRecorder(BaseCallback):
         if call is not None:
             call.step_id = taken_step_id()
             self._shared.writer.copy_inputs(call)
-
-    @_guarded
-    def on_tool_end(
-        self, call_id: str, outputs: Any, exception: BaseException | None = None
-    ) -> None:
-        """End it."""
-        call = self._close(call_id)
-        if call is not None:
-            self._shared.steps.end_tool(call, outputs, exception)
 
     @_guarded
     def on_function_start(
@@ -253,15 +233,6 @@ class StepRecorder(BaseCallback):
             self._shared.writer.copy_inputs(call)
 
     @_guarded
-    def on_function_end(
-        self, call_id: str, outputs: Any, exception: BaseException | None = None
-    ) -> None:
-        """End it."""
-        call = self._close(call_id)
-        if call is not None:
-            self._shared.steps.end_function(call, outputs, exception)
-
-    @_guarded
     def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         """Remember which model is asked."""
         if self._pass_through(call_id):
@@ -272,7 +243,7 @@ class StepRecorder(BaseCallback):
         """Add what it cost to the step it was asked for."""
         model = self._shared.models.pop(call_id, None)
         call = self._shared.tree.find(call_id)
-        self._close(call_id)
+        self._shared.tree.close(call_id)
         if call is not None and isinstance(call.state, Doing):
             call.state.usage.add_call(model, outputs)
             call.state.said = shapes.said(outputs)
@@ -292,23 +263,25 @@ class StepRecorder(BaseCallback):
         """Follow a call that leaves no step."""
         self._pass_through(call_id)
 
-    @_guarded
-    def _on_level_end(
-        self, call_id: str, outputs: Any, exception: BaseException | None = None
-    ) -> None:
-        self._close(call_id)
-
-    on_evaluate_end = on_compile_end = _on_level_end
     on_adapter_format_start = on_adapter_parse_start = _on_level_start
-    on_adapter_format_end = on_adapter_parse_end = _on_level_end
     on_interpreter_execute_start = on_interpreter_tool_call_start = _on_level_start
-    on_interpreter_execute_end = on_interpreter_tool_call_end = _on_level_end
+
+    @_guarded
+    def _on_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
+        """End a call, and write its last step if it leaves any."""
+        call = self._shared.tree.close(call_id)
+        if call is not None:
+            self._shared.steps.end(call, outputs, exception)
+
+    on_module_end = on_tool_end = on_function_end = on_evaluate_end = on_compile_end = _on_end
+    on_adapter_format_end = on_adapter_parse_end = _on_end
+    on_interpreter_execute_end = on_interpreter_tool_call_end = _on_end
 
     def note_recalled(self, recalled: Recalled) -> None:
         """Note what was handed to the running code: to the call it is in, else to the block."""
         if (call := self._parent()) is not None:
             call.note_recalled(recalled)
-        elif (run := self._run) is not None:
+        elif (run := self.run) is not None:
             run.recalled.update((name, None) for name, of in recalled.items() if of != run.id)
 
     def _parent(self) -> Call | None:
@@ -324,15 +297,14 @@ class StepRecorder(BaseCallback):
         """Begin a call that leaves steps."""
         if self._shared.writer.busy:
             return None
-        if self.here is None:
+        if self.closed and self.here is None:
             note_late_call(self.errors)
             return None
         parent = self._parent()
         strand = _strand()
         if parent is None:
             settle()
-        run = self._run or (parent.run if parent is not None else None)
-        outer_scope = parent.scope if parent is not None else self._labels.scope
+        run, scope = self._run_and_scope(parent)
         call = self._shared.tree.open(
             call_id,
             subject,
@@ -341,7 +313,7 @@ class StepRecorder(BaseCallback):
             run=run or Run(strand, self.errors),
             strand=strand,
             labels=self._labels,
-            scope=outer_scope or self._labels.scope or current_scope(),
+            scope=scope,
         )
         call.state = doing
         return call
@@ -356,14 +328,15 @@ class StepRecorder(BaseCallback):
         if self.here is None:
             return
         parent = self._parent()
-        outer = parent.scope if parent is not None else None
-        run = self._run or (parent.run if parent is not None else None)
-        scope = outer or self._labels.scope or current_scope() or scope
+        run, outer = self._run_and_scope(parent)
+        scope = outer or scope
         self._shared.tree.set_apart(call_id, parent=parent, run=run, strand=_strand(), scope=scope)
 
-    def _close(self, call_id: str) -> Call | None:
-        """End a call; None when it was never seen, or has ended before."""
-        return self._shared.tree.close(call_id)
+    def _run_and_scope(self, parent: Call | None) -> tuple[Run | None, str | None]:
+        """Return the run and the scope of what begins below `parent`."""
+        if parent is None:
+            return self.run, self._labels.scope or current_scope()
+        return self.run or parent.run, parent.scope or self._labels.scope or current_scope()
 
 
 def active_run_ids(memory: Any) -> list[str]:
@@ -405,22 +378,6 @@ def _strand() -> Strand:
     return current_strand(thread_local_overrides.get())
 
 
-_ANNOUNCED: ContextVar[UUID | None] = ContextVar("hybridagi_steps_announced", default=None)
-
-
-@contextmanager
-def announcing(step_id: UUID) -> Generator[None]:
-    """Let the next tool that begins inside the block leave a step with this id."""
-    token = _ANNOUNCED.set(step_id)
-    try:
-        yield
-    finally:
-        _ANNOUNCED.reset(token)
-
-
-def taken_step_id() -> UUID | None:
-    """Return the id announced here and forget it; None when there is none."""
-    announced = _ANNOUNCED.get()
-    if announced is not None:
-        _ANNOUNCED.set(None)
-    return announced
+def _reopened(memory: Memory, labels: Labels) -> StepRecorder:
+    names = {"session_id": labels.session_id, "user_id": labels.user_id, "scope": labels.scope}
+    return StepRecorder(memory, tags=labels.tags, **names)

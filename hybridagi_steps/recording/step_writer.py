@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -43,7 +45,7 @@ class Memory(Protocol):
 
 def check_memory(memory: Memory) -> Memory:
     """Return `memory` if steps can be recorded into it."""
-    able = all(callable(getattr(memory, method, None)) for method in ("add", "run"))
+    able = callable(getattr(memory, "add", None)) and callable(getattr(memory, "run", None))
     if isinstance(memory, type) or not able:
         raise InvalidMemoryError(memory, "add()", "run()")
     return memory
@@ -245,3 +247,24 @@ def _metadata(call: Call, joins: list[str]) -> dict[str, Any]:
     if joins:
         metadata["joins"] = joins
     return metadata
+
+
+_ANNOUNCED: ContextVar[UUID | None] = ContextVar("hybridagi_steps_announced", default=None)
+
+
+@contextmanager
+def announcing(step_id: UUID) -> Generator[None]:
+    """Let the next tool that begins inside the block leave a step with this id."""
+    token = _ANNOUNCED.set(step_id)
+    try:
+        yield
+    finally:
+        _ANNOUNCED.reset(token)
+
+
+def taken_step_id() -> UUID | None:
+    """Return the id announced here and forget it; None when there is none."""
+    announced = _ANNOUNCED.get()
+    if announced is not None:
+        _ANNOUNCED.set(None)
+    return announced

@@ -59,7 +59,7 @@ def plain(value: Any, cuts: list[str], path: str = "") -> Any:
         cuts: Receives "path: what was left out" for each value that was not kept whole.
         path: Where `value` stands, for the notes.
     """
-    return _Copy(cuts, path).of(value, 0)
+    return _Copy(cuts).field(path, value)
 
 
 def plain_fields(
@@ -78,13 +78,9 @@ def plain_fields(
             anything.
         seen: Receives the ids of the steps and messages among the values, each with its run.
     """
-    copied: dict[str, Any] = {}
-    size = 0
-    for name, value in fields.items():
-        copy = _Copy(cuts, name, keep_bytes=keep_bytes, seen=seen)
-        copied[name] = copy.of(value, 0)
-        size += copy.size
-    return copied, size <= _SURELY_SMALL
+    copy = _Copy(cuts, keep_bytes=keep_bytes, seen=seen)
+    copied = {name: copy.field(name, value) for name, value in fields.items()}
+    return copied, copy.size <= _SURELY_SMALL
 
 
 def steps_held(value: Any) -> dict[str, str | None]:
@@ -95,14 +91,13 @@ def steps_held(value: Any) -> dict[str, str | None]:
 
 
 class _Copy:
-    """One traversal: knows what it stands inside of, so that cycles and floods end."""
+    """A traversal for each field: knows what it stands inside of, so that cycles and floods end."""
 
     __slots__ = ("_characters", "_cuts", "_inside", "_keep_bytes", "_left", "_path", "_seen")
 
     def __init__(
         self,
         cuts: list[str],
-        path: str,
         *,
         keep_bytes: bool = True,
         seen: dict[str, str | None] | None = None,
@@ -110,14 +105,21 @@ class _Copy:
         self._cuts = cuts
         self._seen: dict[str, str | None] = {} if seen is None else seen
         self._keep_bytes = keep_bytes
-        self._path = path
+        self._path = ""
         self._left = _MOST_VALUES
         self._characters = 0
         self._inside: set[int] = set()
 
+    def field(self, path: str, value: object) -> Any:
+        """Copy one field, which may hold as many values as any other."""
+        self._path = path
+        copied = self.of(value, 0)
+        self._characters, self._left = self.size, _MOST_VALUES
+        return copied
+
     @property
     def size(self) -> int:
-        """About how many characters the copy has as JSON."""
+        """About how many characters the copies have as JSON."""
         return self._characters + (_MOST_VALUES - self._left) * _CHARACTERS_PER_VALUE
 
     def of(self, value: Any, depth: int) -> Any:

@@ -26,8 +26,8 @@ import anyio.to_thread
 import dspy
 
 from hybridagi_steps._concurrency import in_thread
-from hybridagi_steps.recording.recorder import announcing
 from hybridagi_steps.recording.step_shapes import error_fields
+from hybridagi_steps.recording.step_writer import announcing
 from hybridagi_steps.running.consent import DENIED, Consents
 from hybridagi_steps.running.program_adapter import text_of
 from hybridagi_steps.running.stopping import (

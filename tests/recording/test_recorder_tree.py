@@ -10,16 +10,19 @@ from uuid import UUID
 
 import pytest
 
+from hybridagi_steps.recording import in_context
 from hybridagi_steps.recording.call_tree import (
     Call,
     CallTree,
     Labels,
     Path,
     Run,
+    Strand,
     Tail,
+    current_strand,
     parent_and_joins,
+    settle,
 )
-from hybridagi_steps.recording.strands import Strand, current_strand, in_context, settle
 
 HOME = Strand("home", None)
 
