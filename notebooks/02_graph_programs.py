@@ -29,7 +29,7 @@ import dspy
 import hybridagi_steps as hs
 from hybridagi_steps import errors
 from hybridagi_steps.programs import Action, Decision, GraphProgram
-from hybridagi_steps.graph.tools import AskUser, FunctionTool, Speak
+from hybridagi_steps.programs.tools import AskUser, FunctionTool, Speak
 from hybridagi_steps.testing import asked_fields, plausible_reply, request_text, scripted_lm
 
 memory = hs.StepMemory(":memory:", embedder="wordllama")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from hybridagi_steps.graph.interpreter import GraphInterpreter
-from hybridagi_steps.graph.program import Action, Decision, GraphProgram
 from hybridagi_steps.graph.run_state import AgentOutput
+from hybridagi_steps.programs import Action, Decision, GraphProgram
 
 
 def chain(*nodes: Any, name: str = "main", var_in: tuple[str, ...] = ()) -> GraphProgram:

@@ -31,7 +31,7 @@ from hybridagi_steps.graph.predictors import predictors_of
 from hybridagi_steps.graph.program import GraphProgram
 from hybridagi_steps.graph.run import ProgramRun, RunSettings
 from hybridagi_steps.graph.run_state import AgentOutput, ProgramSession, adriven, driven
-from hybridagi_steps.graph.tools import tools_by_name
+from hybridagi_steps.graph.tools.functions import tools_by_name
 from hybridagi_steps.recording import record
 from hybridagi_steps.recording.step_writer import check_memory
 

@@ -17,15 +17,15 @@ import dspy
 from hybridagi_steps.errors import InvalidSettingError, UnknownProgramError
 from hybridagi_steps.graph.interpreter import GraphInterpreter
 from hybridagi_steps.graph.program import Action, GraphProgram
-from hybridagi_steps.graph.tools import (
+from hybridagi_steps.graph.tools.base import GraphTool
+from hybridagi_steps.graph.tools.builtin import (
     AskUser,
     ChainOfThought,
-    GraphTool,
     PastActionSearch,
     Predict,
     Speak,
-    ToolBox,
 )
+from hybridagi_steps.graph.tools.functions import ToolBox
 
 _ENDING = ".cypher"
 _BOX = "Act"

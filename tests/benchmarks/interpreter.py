@@ -21,9 +21,9 @@ from typing import Any
 import dspy
 
 from hybridagi_steps.graph.interpreter import GraphInterpreter
-from hybridagi_steps.graph.program import Action, GraphProgram
-from hybridagi_steps.graph.tools import Predict
 from hybridagi_steps.memory import Durability, StepMemory
+from hybridagi_steps.programs import Action, GraphProgram
+from hybridagi_steps.programs.tools import Predict
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.testing import scripted_lm
 from tests.benchmarks.conditions import conditions

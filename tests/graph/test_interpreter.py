@@ -21,9 +21,9 @@ from agent_programs import ASK_BACK_REPLIES, ask_back, both, chain, say
 import hybridagi_steps as hs
 from hybridagi_steps import errors
 from hybridagi_steps.graph.interpreter import GraphInterpreter
-from hybridagi_steps.graph.program import Action, Decision, GraphProgram, Program
 from hybridagi_steps.graph.run_state import AgentOutput
-from hybridagi_steps.graph.tools import (
+from hybridagi_steps.programs import Action, Decision, GraphProgram, Program
+from hybridagi_steps.programs.tools import (
     AskUser,
     ChainOfThought,
     GraphTool,

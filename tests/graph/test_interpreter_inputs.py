@@ -21,8 +21,8 @@ from agent_programs import both, chain, say
 import hybridagi_steps as hs
 from hybridagi_steps import errors
 from hybridagi_steps.graph.interpreter import GraphInterpreter
-from hybridagi_steps.graph.program import Action, Decision, GraphProgram, Program
-from hybridagi_steps.graph.tools import AskUser, Speak
+from hybridagi_steps.programs import Action, Decision, GraphProgram, Program
+from hybridagi_steps.programs.tools import AskUser, Speak
 
 
 class TestCalls:
@@ -264,7 +264,7 @@ class TestAnswersOfTools:
         assert out.error.type == "LimitReachedError"
 
     def test_an_unknown_program_names_none_that_agents_may_not_touch(self) -> None:
-        from hybridagi_steps.graph.tools import CallGraphProgram
+        from hybridagi_steps.programs.tools import CallGraphProgram
 
         action = Action("use", "CallGraphProgram", "Call", "nothing", disable_inference=True)
         programs = [chain(action), chain(say("hi"), name="greet")]

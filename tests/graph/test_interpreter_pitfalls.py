@@ -24,8 +24,8 @@ from agent_programs import ASK_BACK_REPLIES, ask_back, chain, say
 import hybridagi_steps as hs
 from hybridagi_steps import errors
 from hybridagi_steps.graph.interpreter import GraphInterpreter
-from hybridagi_steps.graph.program import Action, Decision, GraphProgram, Program
-from hybridagi_steps.graph.tools import AskUser, PastActionSearch, Predict, Speak
+from hybridagi_steps.programs import Action, Decision, GraphProgram, Program
+from hybridagi_steps.programs.tools import AskUser, PastActionSearch, Predict, Speak
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.testing import request_text, scripted_lm
 

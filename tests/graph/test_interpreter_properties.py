@@ -17,8 +17,8 @@ import hybridagi_steps as hs
 from hybridagi_steps.errors import InvalidProgramError
 from hybridagi_steps.graph.checks import check_programs
 from hybridagi_steps.graph.interpreter import GraphInterpreter
-from hybridagi_steps.graph.program import Action, Decision, GraphProgram, Program
-from hybridagi_steps.graph.tools import Predict, Speak
+from hybridagi_steps.programs import Action, Decision, GraphProgram, Program
+from hybridagi_steps.programs.tools import Predict, Speak
 from hybridagi_steps.records.agent_step import AgentStepType
 from hybridagi_steps.testing import scripted_lm
 

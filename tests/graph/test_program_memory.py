@@ -11,8 +11,8 @@ import pytest
 
 import hybridagi_steps as hs
 from hybridagi_steps import errors
-from hybridagi_steps.graph.program import Action, GraphProgram, Program
 from hybridagi_steps.graph.program_memory import ProgramMemory
+from hybridagi_steps.programs import Action, GraphProgram, Program
 
 
 def program(name: str, description: str = "", calls: str | None = None) -> GraphProgram:

@@ -22,10 +22,10 @@ from pydantic import BaseModel
 import hybridagi_steps as hs
 from hybridagi_steps import errors
 from hybridagi_steps.graph.interpreter import GraphInterpreter
-from hybridagi_steps.graph.program import Action, GraphProgram, Program
 from hybridagi_steps.graph.program_memory import ProgramMemory
 from hybridagi_steps.graph.run_state import AgentOutput
-from hybridagi_steps.graph.tools import (
+from hybridagi_steps.programs import Action, GraphProgram, Program
+from hybridagi_steps.programs.tools import (
     AskUser,
     CallGraphProgram,
     ChainOfThought,

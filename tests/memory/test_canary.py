@@ -35,10 +35,10 @@ from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.durable.plan_steps import DurableQueue
 from hybridagi_steps.exchange import export_file, import_file
 from hybridagi_steps.graph.interpreter import GraphInterpreter
-from hybridagi_steps.graph.program import Action, GraphProgram
-from hybridagi_steps.graph.tools import AskUser
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.worker import Finished, Work
+from hybridagi_steps.programs import Action, GraphProgram
+from hybridagi_steps.programs.tools import AskUser
 from hybridagi_steps.testing import ScriptedLM
 from hybridagi_steps.workspace.workspace import Workspace
 

@@ -23,13 +23,12 @@ from hybridagi_steps import AgentStep, StepMemory
 from hybridagi_steps.context import ContextBuilder, compact
 from hybridagi_steps.dspy_types import NumberedSteps, StepContext
 from hybridagi_steps.graph.interpreter import GraphInterpreter
-from hybridagi_steps.graph.program import Action
-from hybridagi_steps.graph.tools.builtin import Speak
 from hybridagi_steps.messages import from_messages, to_provider
 from hybridagi_steps.messages.fences import CONTROL_TOKENS, FENCES, ROLES, fenced, inert
 from hybridagi_steps.planning.executor import ToolCaller
 from hybridagi_steps.planning.plan import PlanStep
 from hybridagi_steps.planning.step_prompts import make_brief
+from hybridagi_steps.programs import Action
 from hybridagi_steps.programs.adapters import (
     StepMessages,
     StepsChatAdapter,
@@ -37,6 +36,7 @@ from hybridagi_steps.programs.adapters import (
     StepsXMLAdapter,
 )
 from hybridagi_steps.programs.retriever import LMStepReranker
+from hybridagi_steps.programs.tools import Speak
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.testing import scripted_lm
 from hybridagi_steps.token_counters import token_counter

@@ -19,8 +19,8 @@ import pytest
 from dspy.utils.parallelizer import ParallelExecutor
 
 import hybridagi_steps as hs
-from hybridagi_steps.graph.tools import PastActionSearch, Predict
 from hybridagi_steps.programs import Action, Decision, GraphProgram
+from hybridagi_steps.programs.tools import PastActionSearch, Predict
 from hybridagi_steps.testing import Reply, ScriptedLM, asked_fields, plausible_reply, scripted_lm
 
 pytestmark = pytest.mark.filterwarnings(

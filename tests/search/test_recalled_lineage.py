@@ -24,9 +24,9 @@ from runner_cases import run
 
 import hybridagi_steps as hs
 from hybridagi_steps.exchange import import_file
-from hybridagi_steps.graph.tools import PastActionSearch, Predict
 from hybridagi_steps.planning.worker import Finished, Work
 from hybridagi_steps.programs import Action, GraphProgram
+from hybridagi_steps.programs.tools import PastActionSearch, Predict
 from hybridagi_steps.recording.step_writer import MOST_RECALLED
 from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.testing import scripted_lm
