@@ -14,15 +14,15 @@ from datetime import datetime
 
 from hybridagi_steps.context.excerpts import condensed, excerpt, identifier_set, identifiers, words
 from hybridagi_steps.errors import EmbedderError
-from hybridagi_steps.exchange.records import as_object
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.agent_steps import shown_steps
 from hybridagi_steps.messages.fences import marked, opening, sealed
-from hybridagi_steps.messages.parts import field_lines, json_text, text_of
+from hybridagi_steps.messages.parts import field_lines, json_text
 from hybridagi_steps.messages.units import SYNTHETIC, Unit
 from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter, StepHit
+from hybridagi_steps.records.json_reading import as_object, text_of
 from hybridagi_steps.records.message import MessageRole, Step, in_utc
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.search.bm25 import Document, LexicalIndex

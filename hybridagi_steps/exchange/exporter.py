@@ -22,10 +22,10 @@ from hybridagi_steps.exchange.formats import jsonl, openai_training, parquet
 from hybridagi_steps.exchange.formats import otlp as otlp_spans
 from hybridagi_steps.exchange.formats.jsonl import header_line, message_line
 from hybridagi_steps.exchange.origins import RunScores, embedder_name, with_origin
-from hybridagi_steps.exchange.records import as_list
 from hybridagi_steps.protocols import ABANDONED
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.json_reading import as_list
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.session_protocols import SessionStore, SessionSummary
 

@@ -23,7 +23,6 @@ from hybridagi_steps.errors import (
     UnknownRunError,
     VectorError,
 )
-from hybridagi_steps.exchange.conversation import NO_RESULT
 from hybridagi_steps.exchange.formats import FORMATS, parquet, parse_as
 from hybridagi_steps.exchange.origins import RunScores, VectorOrigins
 from hybridagi_steps.exchange.parent_links import ParentLinks
@@ -38,6 +37,7 @@ from hybridagi_steps.exchange.records import (
     Skipped,
 )
 from hybridagi_steps.exchange.session_import import SessionImport, Unit
+from hybridagi_steps.messages.conversation import NO_RESULT
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import Step, utc_now

@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from hybridagi_steps.exchange.records import ParsedScore, as_object
+from hybridagi_steps.exchange.records import ParsedScore
 from hybridagi_steps.protocols import RunSummary
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.json_reading import as_object
 
 VECTOR_EMBEDDER = "vector_embedder"
 """The field, in Parquet the column, that names the embedder."""

@@ -17,13 +17,13 @@ from typing import Any, BinaryIO, cast
 
 from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange.records import (
-    BadRecordError,
     DoubleKeyError,
     Record,
     Skipped,
     line_records,
     unique_members,
 )
+from hybridagi_steps.records.json_reading import BadRecordError
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """Longest line read; steps end at 8 MiB, a conversation on one line may be longer."""

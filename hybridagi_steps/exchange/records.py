@@ -7,17 +7,28 @@ files or memories, so each can be tried on a literal. A bad record never stops t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, cast
-from uuid import UUID, uuid5
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
+from hybridagi_steps.messages.conversation import (
+    LONGEST_RUN_ID,
+    Conversation,
+    content_key,
+    conversation_steps,
+)
+from hybridagi_steps.messages.turns import Message, Turn
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.json_reading import (
+    BadRecordError,
+    as_list,
+    as_object,
+    as_text,
+    time_of,
+    without,
+)
 from hybridagi_steps.records.message import Step
 
-_NAMESPACE = UUID("6d1f0f43-0c39-5b8e-9c0d-6a5d5c1f7a52")
-_TEXTS = ("id", "parent_id", "session_id", "user_id", "run_id", "program_id", "scope")
+_ID_KEYS = ("id", "conversation_id", "session_id", "thread_id")
 
 Lines = Iterable[tuple[int, bytes]]
 """Lines with their numbers, counted from 1."""
@@ -102,10 +113,6 @@ Records = Iterable[Record | Skipped]
 """What a parser reads; what is skipped already passes through."""
 
 
-class BadRecordError(ValueError):
-    """A record cannot be read; the message says why. Never leaves this package."""
-
-
 class DoubleKeyError(BadRecordError):
     """An object has a key twice; what follows it can be read."""
 
@@ -123,6 +130,48 @@ def read_each(
         except (BadRecordError, RecursionError) as error:
             found = [refused(record, error)]
         yield from found
+
+
+def read_chats(
+    records: Records, read: Callable[[object], Conversation]
+) -> Iterator[Parsed | Skipped]:
+    """Yield the steps of the conversation that `read` sees in each record."""
+    return read_each(records, lambda record: record_steps(record, read(record.value)))
+
+
+def chat_of(
+    value: object, format_name: str, turns: Callable[[list[Message]], list[Turn]]
+) -> Conversation:
+    """Return a list of messages, or an object that holds one, as a conversation."""
+    record = as_object(value) if isinstance(value, dict) else {"messages": as_list(value) or None}
+    messages: object = record.get("messages")
+    if not isinstance(messages, list):
+        raise BadRecordError("no list of messages")
+    if not messages:
+        raise BadRecordError("an empty list of messages")
+    for place, message in enumerate(as_list(messages), start=1):
+        if not isinstance(message, dict):
+            raise BadRecordError(f"message {place} is not an object")
+    extras = without(record, "messages")
+    own_id = next((extras[key] for key in _ID_KEYS if isinstance(extras.get(key), str)), None)
+    return Conversation(
+        turns(as_list(messages)),
+        key=f"conversation:{own_id}" if own_id else content_key(as_list(messages)),
+        format=format_name,
+        session_id=as_text(extras.get("session_id")),
+        run_id=own_id if own_id and len(own_id) <= LONGEST_RUN_ID else None,
+        created_at=time_of(extras),
+        extras=extras,
+    )
+
+
+def record_steps(record: Record, conversation: Conversation) -> list[Parsed | Skipped]:
+    """Return the steps of a record's conversation."""
+    line, anywhere = conversation.line, conversation.of_steps
+    return [
+        Parsed(record.line, step, Said(messages, line, place == 0, anywhere))
+        for place, (step, messages) in enumerate(conversation_steps(conversation))
+    ]
 
 
 def refused(record: Record, error: BadRecordError | RecursionError) -> Skipped:
@@ -171,88 +220,3 @@ def json_record(line: bytes) -> Any:
         raise BadRecordError("nested too deeply") from error
     except ValueError as error:
         raise BadRecordError(f"not JSON: {error}") from error
-
-
-def agent_step(fields: dict[str, Any]) -> AgentStep:
-    """Return the step with these fields."""
-    try:
-        step = AgentStep.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "step"
-        raise BadRecordError(f"{field}: {first['msg']}") from error
-    except RecursionError as error:
-        raise BadRecordError("nested too deeply") from error
-    except OverflowError as error:
-        raise BadRecordError(f"a time out of range: {error}") from error
-    _check_texts(step)
-    return step
-
-
-def stable_id(*parts: str) -> UUID:
-    """Return the id that these parts always give."""
-    name = "\n".join(parts).encode("utf-8", "replace").decode("utf-8")
-    return uuid5(_NAMESPACE, name)
-
-
-def _check_texts(step: AgentStep) -> None:
-    """Refuse lone surrogates where nothing repairs them: no file and no database takes them."""
-    texts: dict[str, Any] = {name: getattr(step, name) for name in _TEXTS}
-    texts |= {name: name for name in step.model_extra or {}}
-    if step.metrics is not None:
-        texts |= {"model_name": step.metrics.model_name, "provider": step.metrics.provider}
-    for name, value in texts.items():
-        if isinstance(value, str) and not value.isascii():
-            try:
-                value.encode()
-            except UnicodeEncodeError as error:
-                raise BadRecordError(f"{name!a}: holds half a character") from error
-
-
-def as_object(value: Any) -> dict[str, Any]:
-    """Return a JSON object as it is, and anything else as an empty one."""
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
-def as_list(value: Any) -> list[Any]:
-    """Return a JSON list as it is, and anything else as an empty one."""
-    return cast("list[Any]", value) if isinstance(value, list) else []
-
-
-def is_one_of(value: Any, names: Container[str]) -> bool:
-    """Whether a JSON value is one of these strings; a list or an object is none of them."""
-    return isinstance(value, str) and value in names
-
-
-def json_or_text(value: Any) -> Any:
-    """Return what a string holds as JSON, else the value itself."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-
-
-def as_arguments(given: Any) -> dict[str, Any]:
-    """Return a call's arguments as an object; what is none stands under `value`."""
-    if given is None or given == "":
-        return {}
-    read = json_or_text(given)
-    return cast("dict[str, Any]", read) if isinstance(read, dict) else {"value": read}
-
-
-def whole_number(value: Any) -> int | None:
-    """Return a count as JSON or a string writes it; None when it is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        found = int(value)
-    except (ValueError, OverflowError):
-        return None
-    return found if 0 <= found < 2**63 else None
-
-
-def first_number(values: Mapping[str, Any], *names: str) -> int | None:
-    """Return the first count found under one of these names."""
-    return next((n for name in names if (n := whole_number(values.get(name))) is not None), None)

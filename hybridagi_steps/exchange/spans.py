@@ -16,18 +16,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from hybridagi_steps.exchange.conversation import LONGEST_RUN_ID
-from hybridagi_steps.exchange.records import (
-    BadRecordError,
-    Parsed,
-    Record,
-    Skipped,
-    agent_step,
-    as_list,
-    as_object,
-    stable_id,
-)
-from hybridagi_steps.messages.parts import text_of
+from hybridagi_steps.exchange.records import Parsed, Record, Skipped
+from hybridagi_steps.messages.conversation import LONGEST_RUN_ID
+from hybridagi_steps.records.json_reading import BadRecordError, agent_step, stable_id
 
 MAX_SPAN_DEPTH = 100
 """Spans nested more deeply are shown at this depth, with a note."""
@@ -239,16 +230,6 @@ def utc_time(nanoseconds: int | None) -> datetime | None:
 def nanoseconds(time: datetime) -> int:
     """Return a time as nanoseconds since 1970."""
     return (time - _EPOCH) // timedelta(microseconds=1) * 1_000
-
-
-def last_user_text(messages: Any) -> str:
-    """Return what a user said last in a list of messages of any form; "" when nobody did."""
-    for message in reversed(as_list(messages)):
-        fields = as_object(message)
-        speaker = fields.get("role") or fields.get("type")
-        if speaker in ("user", "human"):
-            return text_of(fields.get("content") or fields.get("parts"))
-    return ""
 
 
 def _outputs(span: Span) -> dict[str, Any] | None:

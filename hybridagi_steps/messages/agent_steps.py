@@ -15,11 +15,11 @@ from typing import Any, TypeVar, cast
 from pydantic import ValidationError
 
 from hybridagi_steps.errors import MessageError
-from hybridagi_steps.exchange.conversation import Conversation, content_key, conversation_steps
-from hybridagi_steps.exchange.formats.openai import turns
-from hybridagi_steps.exchange.records import BadRecordError
+from hybridagi_steps.messages.conversation import Conversation, content_key, conversation_steps
 from hybridagi_steps.messages.parts import call_id, field_lines, json_text, tool_name
+from hybridagi_steps.messages.turns import openai_turns
 from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.json_reading import BadRecordError
 from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.validation import Steps
 
@@ -300,6 +300,7 @@ def _read(messages: list[Step]) -> list[AgentStep]:
     key = content_key([[message.id for message in messages], native])
     session = messages[0].session_id
     try:
-        return conversation_steps(Conversation(turns(native), key=key, session_id=session))
+        conversation = Conversation(openai_turns(native), key=key, session_id=session)
+        return [step for step, _ in conversation_steps(conversation)]
     except BadRecordError as error:
         raise MessageError(f"{messages[0].id} and after: {error}") from error

@@ -13,7 +13,7 @@ import binascii
 import re
 from typing import Any, NamedTuple, cast
 
-from hybridagi_steps.messages.parts import text_of
+from hybridagi_steps.records.json_reading import text_of
 from hybridagi_steps.records.message import MessageRole
 
 _DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)

@@ -13,8 +13,9 @@ from typing import Any, cast
 
 from hybridagi_steps.errors import MessageError
 from hybridagi_steps.messages.agent_steps import IS_ERROR
-from hybridagi_steps.messages.parts import OpenCalls, call_id, json_text, text_of, time_of
+from hybridagi_steps.messages.parts import OpenCalls, call_id, json_text
 from hybridagi_steps.messages.units import THINKING
+from hybridagi_steps.records.json_reading import text_of, time_of
 from hybridagi_steps.records.message import MessageRole, Step, new_id, utc_now
 
 NATIVE = "native"

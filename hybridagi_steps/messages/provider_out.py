@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, cast, overload
 
 from hybridagi_steps.errors import InvalidSettingError
-from hybridagi_steps.exchange.records import as_arguments, as_object
 from hybridagi_steps.messages.agent_steps import IS_ERROR, NO_RESULT, all_of
 from hybridagi_steps.messages.media import anthropic_part, not_sent, openai_part
 from hybridagi_steps.messages.parts import json_text, tool_name
 from hybridagi_steps.messages.units import THINKING, flat, message_units
+from hybridagi_steps.records.json_reading import as_arguments, as_object
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.message import MessageRole, Step
 

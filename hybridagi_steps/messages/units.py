@@ -20,10 +20,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hybridagi_steps.exchange.records import as_object
 from hybridagi_steps.messages.agent_steps import INTERRUPTED, IS_ERROR
 from hybridagi_steps.messages.fences import fenced, inert
-from hybridagi_steps.messages.parts import OpenCalls, call_id, is_call_id, text_of, tool_name
+from hybridagi_steps.messages.parts import OpenCalls, call_id, is_call_id, tool_name
+from hybridagi_steps.records.json_reading import as_object, text_of
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.message import MessageRole, Step
 

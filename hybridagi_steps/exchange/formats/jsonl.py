@@ -16,16 +16,8 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
-from hybridagi_steps.exchange.conversation import (
-    Conversation,
-    Message,
-    content_key,
-    record_steps,
-)
-from hybridagi_steps.exchange.formats.openai import turns
 from hybridagi_steps.exchange.origins import RunScoresRead, origin_of
 from hybridagi_steps.exchange.records import (
-    BadRecordError,
     Entry,
     Parsed,
     ParsedMessages,
@@ -33,14 +25,20 @@ from hybridagi_steps.exchange.records import (
     Records,
     Said,
     Skipped,
+    read_each,
+    record_steps,
+    refused,
+)
+from hybridagi_steps.messages.conversation import Conversation, content_key
+from hybridagi_steps.messages.turns import Message, openai_turns
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.json_reading import (
+    BadRecordError,
     agent_step,
     as_object,
-    read_each,
-    refused,
     stable_id,
     whole_number,
 )
-from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step
 
 
@@ -121,7 +119,7 @@ def _conversation(chat: list[Record]) -> Conversation:
     messages: list[Message] = [record.value for record in chat]
     session = messages[0].get("session_id")
     return Conversation(
-        turns(messages),
+        openai_turns(messages),
         key=f"session:{session}" if session else content_key(messages),
         session_id=str(session) if session else None,
         of_steps=True,

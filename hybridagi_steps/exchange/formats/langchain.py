@@ -7,28 +7,21 @@ status of a tool's answer are taken over. Nothing is ever constructed from what 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
-from hybridagi_steps.exchange.conversation import (
-    Conversation,
-    Message,
-    Turn,
-    conversation_of,
-    message_list,
-    record_steps,
-)
-from hybridagi_steps.exchange.records import (
+from hybridagi_steps.exchange.records import Parsed, Records, Skipped, chat_of, read_chats
+from hybridagi_steps.messages.parts import function_call
+from hybridagi_steps.messages.turns import Message, Turn
+from hybridagi_steps.records.json_reading import (
     BadRecordError,
-    Parsed,
-    Records,
-    Skipped,
+    JsonObject,
+    as_json,
     as_list,
     as_object,
+    as_text,
     first_number,
     is_one_of,
-    read_each,
 )
 
 _ROLES = {
@@ -72,7 +65,7 @@ def is_message(value: Any) -> bool:
 
 def parse(records: Records) -> Iterator[Parsed | Skipped]:
     """Return the steps of conversations, one per record."""
-    return read_each(records, lambda record: record_steps(record, _conversation(record.value)))
+    return read_chats(records, lambda value: chat_of(value, "langchain", turns))
 
 
 def turns(messages: list[Message]) -> list[Turn]:
@@ -84,12 +77,6 @@ def message_id(message: Any) -> str | None:
     """Return the id that LangGraph gave a message."""
     own = _fields(as_object(message)).get("id")
     return own if isinstance(own, str) else None
-
-
-def _conversation(value: Any) -> Conversation:
-    record = as_object(value) if isinstance(value, dict) else {"messages": as_list(value) or None}
-    messages = message_list(record)
-    return conversation_of(record, messages, turns(messages), "langchain")
 
 
 def _constructor(message: Message) -> str | None:
@@ -143,14 +130,10 @@ def _calls(fields: dict[str, Any]) -> list[Any]:
     return [_call(as_object(call)) for call in (*made, *broken)]
 
 
-def _call(call: dict[str, Any]) -> dict[str, Any]:
+def _call(call: JsonObject) -> JsonObject:
     given = call.get("args")
-    arguments = given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
-    return {
-        "id": call.get("id"),
-        "type": "function",
-        "function": {"name": call.get("name"), "arguments": arguments},
-    }
+    arguments = given if isinstance(given, str) else as_json(given or {})
+    return function_call(call.get("id"), call.get("name"), arguments)
 
 
 def _metrics(fields: dict[str, Any]) -> dict[str, Any] | None:
@@ -161,15 +144,13 @@ def _metrics(fields: dict[str, Any]) -> dict[str, Any] | None:
     if not usage:
         return None
     details = as_object(usage.get("input_token_details"))
-    model = response.get("model_name") or response.get("model")
-    provider = response.get("model_provider")
     return {
         "input_tokens": first_number(usage, "input_tokens", "prompt_tokens"),
         "output_tokens": first_number(usage, "output_tokens", "completion_tokens"),
         "total_tokens": first_number(usage, "total_tokens"),
         "cache_read_tokens": first_number(details, "cache_read"),
         "cache_write_tokens": first_number(details, "cache_creation"),
-        "model_name": model if isinstance(model, str) else None,
-        "provider": provider if isinstance(provider, str) else None,
+        "model_name": as_text(response.get("model_name") or response.get("model")),
+        "provider": as_text(response.get("model_provider")),
         "llm_calls": 1,
     }

@@ -19,29 +19,20 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from hybridagi_steps.exchange.conversation import (
-    LONGEST_RUN_ID,
-    Conversation,
-    Message,
-    Turn,
-    content_key,
-    record_steps,
-)
 from hybridagi_steps.exchange.formats.langchain import is_message, message_id
 from hybridagi_steps.exchange.formats.langchain import turns as langchain_turns
-from hybridagi_steps.exchange.formats.openai import turns as openai_turns
 from hybridagi_steps.exchange.records import (
-    BadRecordError,
     Parsed,
     Record,
     Records,
     Skipped,
-    as_list,
-    as_object,
     read_each,
+    record_steps,
     refused,
 )
-from hybridagi_steps.messages.parts import time_of
+from hybridagi_steps.messages.conversation import LONGEST_RUN_ID, Conversation, content_key
+from hybridagi_steps.messages.turns import Message, Turn, openai_turns
+from hybridagi_steps.records.json_reading import BadRecordError, as_list, as_object, time_of
 
 KNOWN_VERSIONS = (1, 2, 3, 4)
 """Checkpoint versions whose form is known; others are read with a note."""

@@ -13,21 +13,19 @@ from collections.abc import Iterator
 from datetime import UTC
 from typing import Any
 
-from hybridagi_steps.exchange.records import (
+from hybridagi_steps.exchange.records import Parsed, Record, Records, Skipped, read_each
+from hybridagi_steps.exchange.spans import Span, Trace, nanoseconds, trace_steps
+from hybridagi_steps.records.json_reading import (
     BadRecordError,
-    Parsed,
-    Record,
-    Records,
-    Skipped,
     as_list,
     as_object,
     first_number,
     json_or_text,
-    read_each,
+    last_user_text,
+    text_of,
+    time_of,
     whole_number,
 )
-from hybridagi_steps.exchange.spans import Span, Trace, last_user_text, nanoseconds, trace_steps
-from hybridagi_steps.messages.parts import text_of, time_of
 
 KNOWN_SCHEMAS = {"1", "2", "3"}
 """Trace schemas whose form is known; others are read with a note."""

@@ -15,18 +15,21 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-from hybridagi_steps.exchange.conversation import Message, Turn
-from hybridagi_steps.exchange.formats import anthropic as anthropic_messages
 from hybridagi_steps.exchange.formats import langchain as langchain_messages
-from hybridagi_steps.exchange.formats import openai as openai_messages
 from hybridagi_steps.exchange.formats.otlp import asked_text, said_text
-from hybridagi_steps.exchange.records import BadRecordError, as_list, as_object, is_one_of
-from hybridagi_steps.messages.parts import text_of
+from hybridagi_steps.messages.turns import Message, Turn, anthropic_turns, openai_turns
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.json_reading import (
+    BadRecordError,
+    as_list,
+    as_object,
+    is_one_of,
+    text_of,
+)
 
 _TURNS = {
-    "openai": openai_messages.turns,
-    "anthropic": anthropic_messages.turns,
+    "openai": openai_turns,
+    "anthropic": anthropic_turns,
     "langchain": langchain_messages.turns,
 }
 _USER_PARTS = {"text", "image_url", "input_audio", "file"}

@@ -20,13 +20,18 @@ from typing import Any
 
 from hybridagi_steps.exchange.formats import otlp_values as names
 from hybridagi_steps.exchange.formats.otlp_values import attribute_list, attributes_of
-from hybridagi_steps.exchange.records import (
+from hybridagi_steps.exchange.records import Parsed, ParsedTrace, Record, Records, Skipped, refused
+from hybridagi_steps.exchange.spans import (
+    Span,
+    Trace,
+    nanoseconds,
+    run_id_of,
+    step_id,
+    trace_steps,
+)
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
+from hybridagi_steps.records.json_reading import (
     BadRecordError,
-    Parsed,
-    ParsedTrace,
-    Record,
-    Records,
-    Skipped,
     agent_step,
     as_arguments,
     as_list,
@@ -34,19 +39,10 @@ from hybridagi_steps.exchange.records import (
     first_number,
     is_one_of,
     json_or_text,
-    refused,
-)
-from hybridagi_steps.exchange.spans import (
-    Span,
-    Trace,
     last_user_text,
-    nanoseconds,
-    run_id_of,
-    step_id,
-    trace_steps,
+    text_of,
+    time_of,
 )
-from hybridagi_steps.messages.parts import text_of, time_of
-from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 
 MAX_HELD_SPANS = 5_000
 """Spans held while their traces may still grow."""

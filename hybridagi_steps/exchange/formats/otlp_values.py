@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from hybridagi_steps.exchange.records import as_list, as_object
+from hybridagi_steps.records.json_reading import as_list, as_object
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 

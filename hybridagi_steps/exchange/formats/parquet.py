@@ -21,16 +21,9 @@ from typing import Any, BinaryIO
 
 from hybridagi_steps.errors import ExchangeError, MissingExtraError
 from hybridagi_steps.exchange.origins import VECTOR_EMBEDDER, origin_of
-from hybridagi_steps.exchange.records import (
-    BadRecordError,
-    Parsed,
-    Record,
-    Skipped,
-    agent_step,
-    as_object,
-    read_each,
-)
+from hybridagi_steps.exchange.records import Parsed, Record, Skipped, read_each
 from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.json_reading import BadRecordError, agent_step, as_object
 
 MAGIC = b"PAR1"
 """What a Parquet file begins with."""

@@ -13,24 +13,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hybridagi_steps.exchange.conversation import content_key
-from hybridagi_steps.exchange.records import (
+from hybridagi_steps.exchange.records import Parsed, Record, Records, Skipped, read_each
+from hybridagi_steps.messages.conversation import content_key
+from hybridagi_steps.records.json_reading import (
     BadRecordError,
-    Parsed,
-    Record,
-    Records,
-    Skipped,
     agent_step,
     as_arguments,
     as_list,
     as_object,
     first_number,
     json_or_text,
-    read_each,
+    last_user_text,
     stable_id,
+    text_of,
 )
-from hybridagi_steps.exchange.spans import last_user_text
-from hybridagi_steps.messages.parts import text_of
 
 PROGRAM = "toolbench"
 """Name of the program that an answer tree is."""

@@ -1,0 +1,173 @@
+"""Readers of JSON that others wrote: what has another shape than expected is empty, never an error.
+
+The one place that knows how foreign tools write texts, counts, times and arguments. What cannot be
+read at all is a `BadRecordError`, which the rooms above turn into an error of their own. Repairing
+values that are to be stored is `json_values`' affair.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Mapping
+from datetime import UTC, datetime
+from typing import Any, cast
+from uuid import UUID, uuid5
+
+from pydantic import ValidationError
+
+from hybridagi_steps.records.agent_step import AgentStep
+
+JsonObject = dict[str, Any]
+
+_NAMESPACE = UUID("6d1f0f43-0c39-5b8e-9c0d-6a5d5c1f7a52")
+_TEXTS = ("id", "parent_id", "session_id", "user_id", "run_id", "program_id", "scope")
+_TIME_KEYS = ("created_at", "timestamp", "created", "create_time")
+_MILLISECONDS_FROM = 1e11
+"""Epoch numbers above this are milliseconds: as seconds they would lie after the year 5100."""
+
+
+class BadRecordError(ValueError):
+    """A record cannot be read; the message says why. Never leaves this package."""
+
+
+def as_object(value: Any) -> JsonObject:
+    """Return a JSON object as it is, and anything else as an empty one."""
+    return cast("JsonObject", value) if isinstance(value, dict) else {}
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a JSON list as it is, and anything else as an empty one."""
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def as_text(value: object) -> str | None:
+    """Return a string as it is, and anything else as None."""
+    return value if isinstance(value, str) else None
+
+
+def is_one_of(value: object, names: Container[str]) -> bool:
+    """Whether a JSON value is one of these strings; a list or an object is none of them."""
+    return isinstance(value, str) and value in names
+
+
+def known_fields(**fields: object) -> JsonObject:
+    """Return the fields whose value is not None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def without(value: object, *left_out: str) -> JsonObject:
+    """Return a JSON object without some of its members."""
+    return {name: item for name, item in as_object(value).items() if name not in left_out}
+
+
+def json_or_text(value: object) -> Any:
+    """Return what a string holds as JSON, else the value itself."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def as_arguments(given: object) -> JsonObject:
+    """Return a call's arguments as an object; what is none stands under `value`."""
+    if given is None or given == "":
+        return {}
+    read = json_or_text(given)
+    return cast("JsonObject", read) if isinstance(read, dict) else {"value": read}
+
+
+def as_json(value: Any) -> str:
+    """Return a value as the text of its JSON, without escapes."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def whole_number(value: object) -> int | None:
+    """Return a count as JSON or a string writes it; None when it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        found = int(value)
+    except (ValueError, OverflowError):
+        return None
+    return found if 0 <= found < 2**63 else None
+
+
+def first_number(values: Mapping[str, Any], *names: str) -> int | None:
+    """Return the first count found under one of these names."""
+    return next((n for name in names if (n := whole_number(values.get(name))) is not None), None)
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a message's content; parts that are no text are named in brackets."""
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else as_json(content)
+    texts: list[str] = []
+    for part in as_list(content):
+        fields = as_object(part) or {"text": part}
+        text = fields.get("text") or fields.get("refusal") or fields.get("content")
+        texts.append(text if isinstance(text, str) else f"[{fields.get('type', 'part')}]")
+    return "\n".join(texts)
+
+
+def last_user_text(messages: object) -> str:
+    """Return what a user said last in a list of messages of any form; "" when nobody did."""
+    for message in reversed(as_list(messages)):
+        fields = as_object(message)
+        if (fields.get("role") or fields.get("type")) in ("user", "human"):
+            return text_of(fields.get("content") or fields.get("parts"))
+    return ""
+
+
+def time_of(values: Mapping[str, Any], *keys: str) -> datetime | None:
+    """Return when something was made, if it says so in a way that can be read."""
+    value = next((values[key] for key in keys or _TIME_KEYS if values.get(key)), None)
+    try:
+        if isinstance(value, str):
+            read = datetime.fromisoformat(value)
+            return read.replace(tzinfo=UTC) if read.tzinfo is None else read.astimezone(UTC)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            seconds = value / 1_000 if value > _MILLISECONDS_FROM else value
+            return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+    return None
+
+
+def stable_id(*parts: str) -> UUID:
+    """Return the id that these parts always give."""
+    name = "\n".join(parts).encode("utf-8", "replace").decode("utf-8")
+    return uuid5(_NAMESPACE, name)
+
+
+def agent_step(fields: JsonObject) -> AgentStep:
+    """Return the step with these fields."""
+    try:
+        step = AgentStep.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "step"
+        raise BadRecordError(f"{field}: {first['msg']}") from error
+    except RecursionError as error:
+        raise BadRecordError("nested too deeply") from error
+    except OverflowError as error:
+        raise BadRecordError(f"a time out of range: {error}") from error
+    _check_texts(step)
+    return step
+
+
+def _check_texts(step: AgentStep) -> None:
+    """Refuse lone surrogates where nothing repairs them: no file and no database takes them."""
+    texts: JsonObject = {name: getattr(step, name) for name in _TEXTS}
+    texts |= {name: name for name in step.model_extra or {}}
+    if step.metrics is not None:
+        texts |= {"model_name": step.metrics.model_name, "provider": step.metrics.provider}
+    for name, value in texts.items():
+        if isinstance(value, str) and not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise BadRecordError(f"{name!a}: holds half a character") from error
