@@ -37,9 +37,9 @@ from hybridagi_steps.exchange.records import (
     Skipped,
 )
 from hybridagi_steps.exchange.session_import import SessionImport, Unit
+from hybridagi_steps.exchange.trace_import import TraceImport
 from hybridagi_steps.messages.conversation import NO_RESULT
-from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
-from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step, utc_now
 from hybridagi_steps.records.provenance import from_outside
 from hybridagi_steps.validation import admitted
@@ -191,7 +191,7 @@ def _says_less(step: AgentStep, known: AgentStep) -> bool:
 class _Importer:
     """Stores batches and keeps count."""
 
-    def __init__(self, memory: Writable, defaults: dict[str, Any], source: dict[str, Any]) -> None:
+    def __init__(self, memory: Writable, defaults: dict[str, str], source: dict[str, str]) -> None:
         self._memory, self._defaults, self._from = memory, defaults, source
         self._added = self._already_there = self._skipped_count = 0
         self._skipped: list[tuple[int, str]] = []
@@ -205,53 +205,72 @@ class _Importer:
         self._unit: list[Parsed] = []
 
     def take(self, entries: Sequence[Entry]) -> None:
-        batch = list(self._traces.placed(entries))
-        records = [record for record in batch if isinstance(record, Parsed)]
-        ids = [id_text(record.step.id) for record in records]
-        there = {id_text(step.id): step for step in self._memory.get_steps(ids)}
-        self._links.begin(record.step for record in records)
+        """Store a batch."""
+        batch = self._traces.placed(entries)
+        records = [entry for entry in batch if isinstance(entry, Parsed)]
+        there = {str(s.id): s for s in self._memory.get_steps([str(r.step.id) for r in records])}
+        stored = set(there)
+        completed = iter(self._completed(records, there))
         waiting: list[Parsed] = []
-        for record in batch:
-            if isinstance(record, Skipped):
-                self._skip(record.line, record.reason)
+        for entry in batch:
+            if isinstance(entry, Skipped):
+                self._skip(entry.line, entry.reason)
                 continue
-            if isinstance(record, ParsedMessages | ParsedScore):
+            if not isinstance(entry, Parsed):
                 self._store(waiting)
                 waiting = []
-                if isinstance(record, ParsedMessages):
-                    self._take_messages(record)
+                if isinstance(entry, ParsedMessages):
+                    self._take_messages(entry)
                 else:
-                    self._take_score(record)
+                    self._take_score(entry)
                 continue
-            step_id, completed = id_text(record.step.id), self._completed(record)
-            known = there.get(step_id)
-            if fresh := known is None:
-                completed = self._fresh(completed)
+            record = next(completed)
+            step_id = str(record.step.id)
+            if fresh := step_id not in stored:
+                stored.add(step_id)
+                if record.embedder is not None:
+                    fitting = self._vectors.fitting(record.step, record.embedder)
+                    record = record._replace(step=fitting)
             else:
-                self._meet(known, completed)
-            there.setdefault(step_id, completed.step)
-            said = completed.said
+                self._meet(there[step_id], record)
+            said = record.said
             if self._sessions is None or said is None:
-                waiting += [completed] * fresh
+                waiting += [record] * fresh
                 continue
             self._store(waiting)
             waiting = []
             if said.begins:
-                self._begin(record, said, str(completed.step.session_id), self._sessions)
-            self._unit += [completed] * fresh
+                self._begin(entry, said, str(record.step.session_id), self._sessions)
+            self._unit += [record] * fresh
             if said.messages:
                 self._take_unit(record.line, said.messages)
         self._store(waiting)
         self._store_units()
 
-    def _fresh(self, record: Parsed) -> Parsed:
-        """Return a record whose step is to be stored, without what does not fit here."""
-        step = self._vectors.fitting(record.step, record.embedder)
-        return record._replace(step=self._links.sound(step))
+    def _completed(self, records: list[Parsed], there: dict[str, AgentStep]) -> list[Parsed]:
+        """Return records with their source, the caller's defaults and sound links.
+
+        Args:
+            records: Steps of a batch, in order.
+            there: Those of them that are stored already; the others are added.
+        """
+        sourced = [from_outside(record.step.metadata, self._from) for record in records]
+        completed: list[Parsed] = []
+        for record, metadata in zip(records, sourced, strict=True):
+            step, defaults = record.step, self._defaults
+            if record.said is not None:
+                defaults = {"session_id": record.said.line or step.run_id, **defaults}
+            known = {k: v for k, v in defaults.items() if v and getattr(step, k) is None}
+            step = step.model_copy(update={"metadata": metadata, **known})
+            completed.append(record._replace(step=step))
+        sound = self._links.sound([record.step for record in completed], there)
+        return [record._replace(step=step) for record, step in zip(completed, sound, strict=True)]
 
     def _meet(self, known: AgentStep, record: Parsed) -> None:
         """Count a step that is stored already; take what a tool has answered since."""
-        self._links.passed(known)
+        if _says(record.step) == _says(known):
+            self._already_there += 1
+            return
         [step] = admitted([record.step], getattr(self._memory, "redact", None))
         if _says(step) == _says(known) or _says_less(step, known):
             self._already_there += 1
@@ -364,167 +383,7 @@ class _Importer:
         if self._sessions is not None:
             self._sessions.end()
 
-    def _completed(self, record: Parsed) -> Parsed:
-        step, defaults = record.step, self._defaults
-        if record.said is not None:
-            defaults = {"session_id": record.said.line or step.run_id, **defaults}
-        known: dict[str, Any] = {"metadata": from_outside(step.metadata, self._from)}
-        known |= {k: v for k, v in defaults.items() if v and getattr(step, k) is None}
-        return record._replace(step=step.model_copy(update=known))
-
     def _skip(self, line: int, reason: str) -> None:
         self._skipped_count += 1
         if len(self._skipped) < MAX_NAMED:
             self._skipped.append((line, reason))
-
-
-PlacedEntry = Parsed | ParsedMessages | ParsedScore | Skipped
-"""What an import stores."""
-_PLACE = ("joins", "note", "trace")
-"""Keys of `metadata` that depend on the other spans of the trace."""
-
-
-class TraceImport:
-    """Places the steps of traces.
-
-    Args:
-        memory: Where they go; only one that has `update` and `iter_steps` moves what is there.
-        scores: The scores of its runs, which are not those of their steps.
-    """
-
-    def __init__(self, memory: Any, scores: RunScores) -> None:
-        self._memory, self._scores = memory, scores
-        self._can_move = hasattr(memory, "update") and hasattr(memory, "iter_steps")
-        self._moved = 0
-        self._alone: dict[str, int] = {}
-        self._missed: bool | None = None
-
-    def placed(self, batch: Iterable[Entry]) -> Iterator[PlacedEntry]:
-        """Yield entries, the traces among them as their steps."""
-        told = [(e, list(e.placed(())) if isinstance(e, ParsedTrace) else []) for e in batch]
-        stored = self._stored_of([step for _, entries in told for step in _steps(entries)])
-        for entry, entries in told:
-            if isinstance(entry, ParsedTrace):
-                yield from self._whole(entry, entries, stored)
-            else:
-                yield entry
-
-    def notes(self) -> list[str]:
-        """Return what was moved and what is missing, in words."""
-        notes: list[str] = []
-        if self._moved:
-            notes.append(f"steps moved to their places, since their trace grew: {self._moved:,}")
-        if alone := sum(self._alone.values()):
-            notes.append(f"spans whose parent span has not come yet: {alone:,}")
-        return notes
-
-    def _stored_of(self, steps: list[AgentStep]) -> dict[str, AgentStep]:
-        """Return what is stored of steps and of those around them."""
-        if not (steps and self._can_move):
-            return {}
-        return {id_text(step.id): step for step in self._memory.get_steps(_names(steps))}
-
-    def _whole(
-        self, trace: ParsedTrace, told: list[Parsed | Skipped], stored: dict[str, AgentStep]
-    ) -> Iterator[Parsed | Skipped]:
-        """Yield the steps of a trace; when more of it is stored, as they stand among that."""
-        if self._can_move and self._has_relatives(trace.run_id, _steps(told), stored):
-            run = StepFilter(run_id=trace.run_id, scope=EVERY_SCOPE)
-            stored = {id_text(step.id): step for step in self._memory.iter_steps(run)}
-            told = list(trace.placed(stored.values()))
-            self._move(stored, _steps(told))
-        self._count_alone(trace.run_id, _steps(told))
-        for entry in told:
-            if entry.line:
-                yield entry
-            elif isinstance(entry, Skipped) or id_text(entry.step.id) not in stored:
-                yield entry._replace(line=trace.line)
-
-    def _has_relatives(
-        self, run_id: str, steps: list[AgentStep], stored: dict[str, AgentStep]
-    ) -> bool:
-        """Whether something of a trace may be stored that has a say in where its steps stand."""
-        if not _names(steps) & stored.keys():
-            return run_id in self._alone or self._parents_are_missed()
-        known = [stored.get(id_text(step.id)) for step in steps]
-        return any(
-            old is None or old.step_type is not new.step_type or self._moved_to(old, new)
-            for old, new in zip(known, steps, strict=True)
-        )
-
-    def _parents_are_missed(self) -> bool:
-        """Whether steps were stored before this import that wait for their parents."""
-        if self._missed is None:
-            stats = getattr(self._memory, "stats", dict[str, Any])
-            self._missed = bool(stats().get("dangling_parents"))
-        return self._missed
-
-    def _move(self, stored: dict[str, AgentStep], steps: list[AgentStep]) -> None:
-        """Put what is stored where it stands now."""
-        pairs = [(stored.get(id_text(step.id)), step) for step in steps]
-        found = [self._moved_to(known, step) for known, step in pairs if known is not None]
-        if moved := [step for step in found if step is not None]:
-            self._memory.update(moved)
-            self._moved += len(moved)
-
-    def _moved_to(self, known: AgentStep, fresh: AgentStep) -> AgentStep | None:
-        """Return a stored step where it stands now; None when it stands there already."""
-        step = known.model_copy(update=_place(known, fresh))
-        if known.step_type is not fresh.step_type:
-            if (known.step_type, fresh.step_type) != (
-                AgentStepType.Action,
-                AgentStepType.ProgramCall,
-            ):
-                return None
-            said = ("step_type", "inputs", "outputs", "status", "metrics", "created_at")
-            step = step.model_copy(update={name: getattr(fresh, name) for name in said})
-        [step] = admitted([step], getattr(self._memory, "redact", None))
-        if _stands(step) == _stands(known):
-            return None
-        run = self._scores.of(known.run_id) if known.score is not None else None
-        inherited = run is not None and run.score == known.score
-        return step.model_copy(update={"score": None}) if inherited else step
-
-    def _count_alone(self, run_id: str, steps: list[AgentStep]) -> None:
-        """Count the spans whose parents are not there, a step each but for ends of programs."""
-        spans = [step for step in steps if step.step_type is not AgentStepType.ProgramEnd]
-        inside = {None, *map(id_text, (step.id for step in steps))}
-        if alone := sum(span.program_id not in inside for span in spans):
-            self._alone[run_id] = alone
-        else:
-            self._alone.pop(run_id, None)
-
-
-def _steps(entries: Iterable[Parsed | Skipped]) -> list[AgentStep]:
-    return [entry.step for entry in entries if isinstance(entry, Parsed)]
-
-
-def _names(steps: Iterable[AgentStep]) -> set[str]:
-    """Return the ids of steps, and of those that they stand in."""
-    inside = {step.program_id for step in steps if step.program_id is not None}
-    return inside | {id_text(step.id) for step in steps}
-
-
-def _place(known: AgentStep, fresh: AgentStep) -> dict[str, Any]:
-    """Return the fields of a stored step that depend on the other spans of its trace."""
-    before, now = known.metadata or {}, fresh.metadata or {}
-    rest = {name: before[name] for name in before if name not in _PLACE}
-    here = {name: now[name] for name in _PLACE if name in now}
-    inputs = known.inputs or {}
-    if not known.purpose and fresh.purpose:
-        inputs = {**inputs, "purpose": fresh.purpose}
-    return {
-        "parent_id": fresh.parent_id,
-        "hop": fresh.hop,
-        "program_id": fresh.program_id,
-        "session_id": known.session_id or fresh.session_id,
-        "user_id": known.user_id or fresh.user_id,
-        "inputs": inputs,
-        "metadata": {**rest, **here},
-    }
-
-
-def _stands(step: AgentStep) -> tuple[Any, ...]:
-    parent = None if step.parent_id is None else id_text(step.parent_id)
-    place = parent, step.hop, step.program_id, step.session_id, step.user_id
-    return *place, step.step_type, step.inputs, step.metadata

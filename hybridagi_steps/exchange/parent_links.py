@@ -8,9 +8,9 @@ does of other repairs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.validation import without_parent
 
 StepsOf = Callable[[Iterable[str]], list[AgentStep]]
@@ -31,30 +31,36 @@ class ParentLinks:
         self._awaited: set[str] = set()
         self._cut = 0
 
-    def begin(self, steps: Iterable[AgentStep]) -> None:
-        """Begin a batch; steps of the one before are stored."""
+    def sound(self, steps: Sequence[AgentStep], there: dict[str, AgentStep]) -> list[AgentStep]:
+        """Return the steps of a batch without links that lead back to them.
+
+        Args:
+            steps: In order; those of the batch before are stored.
+            there: Steps that are stored already, by id, and stay as they are; the others are added.
+        """
         named: set[str] = set()
         own: set[str] = set()
         for step in steps:
-            if (parent := _parent_of(step)) is not None and parent not in own:
-                named.add(parent)
-            own.add(id_text(step.id))
+            if step.parent_id is not None and str(step.parent_id) not in own:
+                named.add(str(step.parent_id))
+            own.add(str(step.id))
         found = self._steps_of(named) if named else []
-        self._parents = {id_text(step.id): _parent_of(step) for step in found}
+        self._parents = {str(step.id): _parent_of(step) for step in found}
         self._absent = named - self._parents.keys()
+        return [self._checked(step, there) for step in steps]
 
-    def passed(self, step: AgentStep) -> None:
-        """Take note of a step that is stored already."""
-        self._note(id_text(step.id), _parent_of(step))
-
-    def sound(self, step: AgentStep) -> AgentStep:
-        """Return a step that is to be stored, without a link that leads back to it."""
-        own, parent = id_text(step.id), _parent_of(step)
-        if parent == own or (own in self._awaited and self._leads_to(own, parent)):
+    def _checked(self, step: AgentStep, there: dict[str, AgentStep]) -> AgentStep:
+        own = str(step.id)
+        known = there.get(own)
+        parent = _parent_of(known or step)
+        if known is None and (parent == own or self._leads_to(own, parent)):
             self._cut += 1
-            self._note(own, None)
-            return without_parent(step)
-        self._note(own, parent)
+            step, parent = without_parent(step), None
+        self._awaited.discard(own)
+        self._parents[own] = parent
+        if parent is not None and parent not in self._parents:
+            self._awaited.add(parent)
+        there.setdefault(own, step)
         return step
 
     def notes(self) -> list[str]:
@@ -62,14 +68,10 @@ class ParentLinks:
         cut = self._cut
         return [f"links to a parent cut, since they led in a circle: {cut:,}"] if cut else []
 
-    def _note(self, own: str, parent: str | None) -> None:
-        self._awaited.discard(own)
-        self._parents[own] = parent
-        if parent is not None and parent not in self._parents:
-            self._awaited.add(parent)
-
     def _leads_to(self, own: str, parent: str | None) -> bool:
-        """Whether going up from a parent arrives at a step."""
+        """Whether going up from a parent arrives at a step that was named before it came."""
+        if own not in self._awaited:
+            return False
         passed: set[str] = set()
         while parent is not None and parent != own and parent not in passed:
             passed.add(parent)
@@ -84,4 +86,4 @@ class ParentLinks:
 
 
 def _parent_of(step: AgentStep) -> str | None:
-    return None if step.parent_id is None else id_text(step.parent_id)
+    return None if step.parent_id is None else str(step.parent_id)

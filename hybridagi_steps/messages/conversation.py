@@ -242,6 +242,8 @@ class _Reader:
         """Make a step that carries turns; `named` is the one that its id comes from."""
         carried = _natives((*self._held, *turns))
         self._held = []
+        metadata = self._metadata(carried, note)
+        made = made or next(filter(None, map(self._writer.time_of, turns)), None)
         failed = kind == "Action" and any(turn.failed for turn in turns)
         fields: JsonObject = {
             "id": self._step_id(mark, named or next(iter(turns), None)),
@@ -250,7 +252,7 @@ class _Reader:
             "step_type": kind,
             "inputs": inputs,
             "outputs": outputs,
-            "metadata": self._metadata(carried, note),
+            "metadata": metadata,
             "session_id": self._conversation.session_id,
             "run_id": self._run_id,
             "program_id": self._program_id,
@@ -258,7 +260,6 @@ class _Reader:
             "metrics": next((turn.metrics for turn in turns if turn.metrics), None),
             "messages": [turn.native for turn in carried],
         }
-        made = made or next(filter(None, map(self._writer.time_of, turns)), None)
         if created_at := made or self._conversation.created_at:
             fields["created_at"] = created_at
         step = agent_step(fields)

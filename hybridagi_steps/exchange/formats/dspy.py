@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Any
 
+from pydantic import JsonValue
+
 from hybridagi_steps.exchange.records import Parsed, Record, Records, Skipped, read_each
 from hybridagi_steps.messages.conversation import content_key
 from hybridagi_steps.records.json_reading import (
@@ -42,13 +44,19 @@ _OF_A_TURN = ("thought", "tool_name", "tool_args", "observation")
 _THOUGHT = re.compile(r"thought_(\d{1,6})")
 
 
-def recognises(value: Any) -> bool:
+def recognises(value: JsonValue) -> bool:
     """Whether a record is an entry of a history, a trace, or a prediction with a trajectory."""
-    record = as_object(value)
-    if "trajectory" in record or _is_trace(record.get("trace")) or _is_call(value):
-        return True
-    asked = "messages" in record or "prompt" in record
-    return asked and "outputs" in record and len(_HISTORY_KEYS & record.keys()) > 2
+    match value:
+        case {"trajectory": _}:
+            return True
+        case {"trace": [call, *_]} if _call(call) is not None:
+            return True
+        case [*_] | {"predictor": _} | {"signature": _} if _call(value) is not None:
+            return True
+        case {"messages": _, "outputs": _} | {"prompt": _, "outputs": _}:
+            return len(_HISTORY_KEYS & value.keys()) > 2
+        case _:
+            return False
 
 
 def parse(records: Records) -> Iterator[Parsed | Skipped]:

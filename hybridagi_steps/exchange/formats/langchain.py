@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic import JsonValue
+
 from hybridagi_steps.exchange.records import Parsed, Records, Skipped, chat_of, read_chats
 from hybridagi_steps.messages.parts import function_call
 from hybridagi_steps.messages.turns import Message, Turn
@@ -47,20 +49,26 @@ _CONSTRUCTORS = {
 _CALL_BLOCKS = {"tool_use", "tool_call", "input_json_delta"}
 
 
-def recognises(value: Any) -> bool:
+def recognises(value: JsonValue) -> bool:
     """Whether a record is a list of LangChain messages, or an object with one."""
-    messages = as_list(value) or as_list(as_object(value).get("messages"))
-    return bool(messages) and is_message(messages[0])
+    match value:
+        case [first, *_] | {"messages": [first, *_]}:
+            return is_message(first)
+        case _:
+            return False
 
 
-def is_message(value: Any) -> bool:
+def is_message(value: JsonValue) -> bool:
     """Whether a value is a message in one of LangChain's forms."""
-    message = as_object(value)
-    if "lc" in message:
-        return _constructor(message) is not None
-    if not is_one_of(message.get("type"), _ROLES) or "role" in message:
-        return False
-    return isinstance(message.get("data"), dict) or "content" in message
+    match value:
+        case {"lc": _}:
+            return _constructor(as_object(value)) is not None
+        case {"role": _}:
+            return False
+        case {"type": str(kind), "data": dict()} | {"type": str(kind), "content": _}:
+            return kind in _ROLES
+        case _:
+            return False
 
 
 def parse(records: Records) -> Iterator[Parsed | Skipped]:

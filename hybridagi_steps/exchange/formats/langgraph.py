@@ -19,6 +19,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from pydantic import JsonValue
+
 from hybridagi_steps.exchange.formats.langchain import is_message, message_id
 from hybridagi_steps.exchange.formats.langchain import turns as langchain_turns
 from hybridagi_steps.exchange.records import (
@@ -41,12 +43,15 @@ _DROPPED = "removed"
 """What the line of messages that a thread has dropped is called."""
 
 
-def recognises(value: Any) -> bool:
+def recognises(value: JsonValue) -> bool:
     """Whether a record is a checkpoint."""
-    record = as_object(value)
-    if "channel_values" in record or "channel_values" in as_object(record.get("checkpoint")):
-        return True
-    return "values" in record and bool({"next", "config", "parent_config", "tasks"} & record.keys())
+    match value:
+        case {"channel_values": _} | {"checkpoint": {"channel_values": _}}:
+            return True
+        case {"values": _, **others}:
+            return bool({"next", "config", "parent_config", "tasks"} & others.keys())
+        case _:
+            return False
 
 
 def parse(records: Records) -> Iterator[Parsed | Skipped]:

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from datetime import UTC
 from typing import Any
 
+from pydantic import JsonValue
+
 from hybridagi_steps.exchange.records import Parsed, Record, Records, Skipped, read_each
 from hybridagi_steps.exchange.spans import Span, Trace, nanoseconds, trace_steps
 from hybridagi_steps.records.json_reading import (
@@ -36,10 +38,14 @@ _NO_TOOLS = {*_MODELS, "PARSER"}
 _QUESTIONS = ("question", "query", "input", "prompt", "message", "text", "request", "task")
 
 
-def recognises(value: Any) -> bool:
+def recognises(value: JsonValue) -> bool:
     """Whether a record is a trace."""
-    record = _traces(value)[0]
-    return "info" in record and "spans" in as_object(json_or_text(record.get("data")))
+    match value:
+        case {"info": _} | {"trace": _}:
+            record = _traces(value)[0]
+            return "info" in record and "spans" in as_object(json_or_text(record.get("data")))
+        case _:
+            return False
 
 
 def parse(records: Records) -> Iterator[Parsed | Skipped]:

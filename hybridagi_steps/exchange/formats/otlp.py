@@ -18,6 +18,8 @@ from functools import partial
 from hashlib import sha256
 from typing import Any
 
+from pydantic import JsonValue
+
 from hybridagi_steps.exchange.formats import otlp_values as names
 from hybridagi_steps.exchange.formats.otlp_values import attribute_list, attributes_of
 from hybridagi_steps.exchange.records import Parsed, ParsedTrace, Record, Records, Skipped, refused
@@ -51,12 +53,15 @@ _ERROR_CODES = (2, "2", "STATUS_CODE_ERROR")
 _SDK_CODES = {"ERROR": 2}
 
 
-def recognises(value: Any) -> bool:
+def recognises(value: JsonValue) -> bool:
     """Whether a record is an export request, or one span."""
-    record = as_object(value)
-    if {"resourceSpans", "resource_spans"} & record.keys():
-        return True
-    return bool(_trace_of(record))
+    match value:
+        case {"resourceSpans": _} | {"resource_spans": _}:
+            return True
+        case {"traceId": _} | {"trace_id": _} | {"context": _}:
+            return bool(_trace_of(value))
+        case _:
+            return False
 
 
 def parse(records: Records) -> Iterator[Parsed | ParsedTrace | Skipped]:

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic import JsonValue
+
 from hybridagi_steps.exchange.records import Parsed, Record, Records, Skipped, read_each
 from hybridagi_steps.messages.conversation import content_key
 from hybridagi_steps.records.json_reading import (
@@ -35,10 +37,13 @@ _ACCEPTED = (0, 3, 4)
 """Observation codes of a call that worked: answered, finished with an answer, given up."""
 
 
-def recognises(value: Any) -> bool:
+def recognises(value: JsonValue) -> bool:
     """Whether a record is an answer tree."""
-    record = as_object(value)
-    return "answer_generation" in record or "tree" in as_object(record.get("tree"))
+    match value:
+        case {"answer_generation": _} | {"tree": {"tree": _}}:
+            return True
+        case _:
+            return False
 
 
 def parse(records: Records) -> Iterator[Parsed | Skipped]:
