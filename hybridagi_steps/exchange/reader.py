@@ -16,22 +16,24 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from hybridagi_steps.errors import ExchangeError
-from hybridagi_steps.exchange.records import (
-    DoubleKeyError,
-    Record,
-    Skipped,
-    line_records,
-    unique_members,
-)
+from hybridagi_steps.exchange.records import Record, Skipped
 from hybridagi_steps.records.json_reading import BadRecordError
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """Longest line read; steps end at 8 MiB, a conversation on one line may be longer."""
-_HEAD = 256 * 1024
-_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-
+MAX_VALUE_CHARACTERS = 64 * 1024 * 1024
+"""Longest value read whole; a longer file must hold a list of values or one value per line."""
 MAX_MESSAGES = 100_000
 """Longest list of messages read as one conversation."""
+
+_HEAD = 256 * 1024
+_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_SPACE = " \t\r\n"
+_SAID = {"content", "data", "call_id", "summary"}
+
+
+class DoubleKeyError(BadRecordError):
+    """An object has a key twice; what follows it can be read."""
 
 
 class Source:
@@ -53,8 +55,11 @@ class Source:
             for number, line in self._lines():
                 if line is None:
                     yield Skipped(number, f"longer than {MAX_LINE_BYTES:,} bytes")
-                else:
-                    yield from line_records([(number, line)])
+                elif line.strip():
+                    try:
+                        yield Record(number, json_record(line))
+                    except BadRecordError as error:
+                        yield Skipped(number, str(error))
             return
         count, line = 0, 1
         try:
@@ -98,21 +103,17 @@ class Source:
 
     def _is_document(self) -> bool:
         """Whether the file is JSON over several lines, or one list, rather than a value a line."""
-        first = self._first_line()
+        head = self._text_head().lstrip()
+        line, end, rest = head.partition(b"\n")
+        first = line.strip()
         if not first.startswith((b"[", b"{")):
             return False
-        if self._first_line_is_cut():
+        if not end and len(self._head) >= _HEAD // 2:
             return first.startswith(b"[") and not self._name.endswith((".jsonl", ".ndjson"))
         if _is_json(first):
-            return first.startswith(b"[") and b"\n" not in self._text_head().strip()
-        inside = self._text_head().strip()[len(first) :].lstrip()[:1] in (b'"', b"]", b"}")
+            return first.startswith(b"[") and not rest.strip()
+        inside = rest.lstrip()[:1] in (b'"', b"]", b"}")
         return inside or first.startswith(b"[") or first.endswith((b"{", b"["))
-
-    def _first_line(self) -> bytes:
-        return self._text_head().lstrip().split(b"\n", 1)[0].strip()
-
-    def _first_line_is_cut(self) -> bool:
-        return len(self._head) >= _HEAD // 2 and b"\n" not in self._text_head().lstrip()
 
     def _text_head(self) -> bytes:
         head = self._head
@@ -182,9 +183,6 @@ def is_message(value: Any) -> bool:
     return "role" in value or "lc" in value or ("type" in value and _SAID & value.keys() != set())
 
 
-_SAID = {"content", "data", "call_id", "summary"}
-
-
 def _whole(items: list[Any], rest: Iterator[tuple[int, Any]]) -> list[Any]:
     """Return the items of a list that must be read whole."""
     for _, value in rest:
@@ -196,18 +194,43 @@ def _whole(items: list[Any], rest: Iterator[tuple[int, Any]]) -> list[Any]:
     return items
 
 
+def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of a JSON object, for a decoder's `object_pairs_hook`."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise DoubleKeyError(f"the key {twice!r:.80} stands twice in one object")
+    return members
+
+
+def json_record(line: bytes) -> Any:
+    """Return the JSON value on a line.
+
+    Python's own parser is used for its exactness: long integers and lone surrogates arrive as
+    they were written, so that a step can repair them and say so.
+    """
+    try:
+        return json.loads(line.decode("utf-8"), object_pairs_hook=unique_members)
+    except BadRecordError:
+        raise
+    except UnicodeDecodeError as error:
+        raise BadRecordError(f"not UTF-8 at byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        where = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno}"
+        raise BadRecordError(f"not JSON: {error.msg} at {where}") from error
+    except RecursionError as error:
+        raise BadRecordError("nested too deeply") from error
+    except ValueError as error:
+        raise BadRecordError(f"not JSON: {error}") from error
+
+
 def _is_json(text: bytes) -> bool:
     try:
         json.loads(text)
     except (ValueError, RecursionError):
         return False
     return True
-
-
-MAX_VALUE_CHARACTERS = 64 * 1024 * 1024
-"""Longest value read whole; a longer file must hold a list of values or one value per line."""
-
-_SPACE = " \t\r\n"
 
 
 def json_values(pieces: Iterator[bytes]) -> Iterator[tuple[int, Any]]:

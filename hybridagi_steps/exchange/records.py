@@ -6,7 +6,6 @@ files or memories, so each can be tried on a literal. A bad record never stops t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -29,9 +28,6 @@ from hybridagi_steps.records.json_reading import (
 from hybridagi_steps.records.message import Step
 
 _ID_KEYS = ("id", "conversation_id", "session_id", "thread_id")
-
-Lines = Iterable[tuple[int, bytes]]
-"""Lines with their numbers, counted from 1."""
 
 
 class Record(NamedTuple):
@@ -113,10 +109,6 @@ Records = Iterable[Record | Skipped]
 """What a parser reads; what is skipped already passes through."""
 
 
-class DoubleKeyError(BadRecordError):
-    """An object has a key twice; what follows it can be read."""
-
-
 def read_each(
     records: Records, read: Callable[[Record], Iterable[Parsed | Skipped]]
 ) -> Iterator[Parsed | Skipped]:
@@ -143,20 +135,19 @@ def chat_of(
     value: object, format_name: str, turns: Callable[[list[Message]], list[Turn]]
 ) -> Conversation:
     """Return a list of messages, or an object that holds one, as a conversation."""
-    record = as_object(value) if isinstance(value, dict) else {"messages": as_list(value) or None}
-    messages: object = record.get("messages")
-    if not isinstance(messages, list):
+    given = as_list(value) or None if isinstance(value, list) else as_object(value).get("messages")
+    if not isinstance(given, list):
         raise BadRecordError("no list of messages")
-    if not messages:
+    if not given:
         raise BadRecordError("an empty list of messages")
-    for place, message in enumerate(as_list(messages), start=1):
+    extras, messages = without(value, "messages"), as_list(given)
+    for place, message in enumerate(messages, start=1):
         if not isinstance(message, dict):
             raise BadRecordError(f"message {place} is not an object")
-    extras = without(record, "messages")
     own_id = next((extras[key] for key in _ID_KEYS if isinstance(extras.get(key), str)), None)
     return Conversation(
-        turns(as_list(messages)),
-        key=f"conversation:{own_id}" if own_id else content_key(as_list(messages)),
+        turns(messages),
+        key=f"conversation:{own_id}" if own_id else content_key(messages),
         format=format_name,
         session_id=as_text(extras.get("session_id")),
         run_id=own_id if own_id and len(own_id) <= LONGEST_RUN_ID else None,
@@ -178,45 +169,3 @@ def refused(record: Record, error: BadRecordError | RecursionError) -> Skipped:
     """Return why a record was passed over."""
     reason = str(error) if isinstance(error, BadRecordError) else "nested too deeply"
     return Skipped(record.line, record.place + reason)
-
-
-def line_records(lines: Lines) -> Iterator[Record | Skipped]:
-    """Yield the JSON value of each line; empty lines are passed over."""
-    for number, line in lines:
-        if not line.strip():
-            continue
-        try:
-            yield Record(number, json_record(line))
-        except BadRecordError as error:
-            yield Skipped(number, str(error))
-
-
-def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the members of a JSON object, for a decoder's `object_pairs_hook`."""
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise DoubleKeyError(f"the key {twice!r:.80} stands twice in one object")
-    return members
-
-
-def json_record(line: bytes) -> Any:
-    """Return the JSON value on a line.
-
-    Python's own parser is used for its exactness: long integers and lone surrogates arrive as
-    they were written, so that a step can repair them and say so.
-    """
-    try:
-        return json.loads(line.decode("utf-8"), object_pairs_hook=unique_members)
-    except BadRecordError:
-        raise
-    except UnicodeDecodeError as error:
-        raise BadRecordError(f"not UTF-8 at byte {error.start}") from error
-    except json.JSONDecodeError as error:
-        where = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno}"
-        raise BadRecordError(f"not JSON: {error.msg} at {where}") from error
-    except RecursionError as error:
-        raise BadRecordError("nested too deeply") from error
-    except ValueError as error:
-        raise BadRecordError(f"not JSON: {error}") from error

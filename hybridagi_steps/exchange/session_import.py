@@ -160,7 +160,7 @@ class SessionImport:
             self._store.fork(*line.shared, line.session_id)
         elif line.numbered:
             self._sessions.commit_now(line.session_id, [])
-        line.held = self._ids(line.session_id) or []
+        line.held = []
 
     def _commit(self, units: Sequence[Unit]) -> list[Parsed]:
         messages: list[Step] = []

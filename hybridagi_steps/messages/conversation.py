@@ -27,7 +27,6 @@ from hybridagi_steps.records.json_reading import (
     agent_step,
     as_arguments,
     as_json,
-    as_list,
     as_object,
     as_text,
     stable_id,
@@ -45,6 +44,7 @@ LONGEST_RUN_ID = 128
 
 _LEGACY_CALL = "function_call"
 _SAID = ("role", "content", "refusal", "name", "tool_calls", "tool_call_id", _LEGACY_CALL)
+_TEXTS = ("name", "reasoning_content")
 _LONGEST_CALL_ID = 128
 
 
@@ -246,7 +246,6 @@ class _Reader:
         made = made or next(filter(None, map(self._writer.time_of, turns)), None)
         failed = kind == "Action" and any(turn.failed for turn in turns)
         fields: JsonObject = {
-            "id": self._step_id(mark, named or next(iter(turns), None)),
             "parent_id": self._parent,
             "hop": len(self.steps),
             "step_type": kind,
@@ -262,6 +261,7 @@ class _Reader:
         }
         if created_at := made or self._conversation.created_at:
             fields["created_at"] = created_at
+        fields["id"] = self._step_id(mark, named or next(iter(turns), None))
         step = agent_step(fields)
         self.steps.append(step)
         self._parent = str(step.id)
@@ -311,11 +311,11 @@ def _outputs(answer: Turn) -> JsonObject:
 
 def _calls_of(message: Message) -> list[tuple[object, JsonObject]]:
     """Return an assistant's calls: id, inputs (tool and arguments)."""
-    given: object = message.get("tool_calls") or []
-    if not isinstance(given, list):
+    given, legacy = message.get("tool_calls"), message.get(_LEGACY_CALL)
+    if given and not isinstance(given, list):
         raise BadRecordError("tool_calls is not a list")
-    legacy = message.get(_LEGACY_CALL)
-    return [_call_of(c) for c in (*([{"function": legacy}] if legacy else []), *as_list(given))]
+    calls: list[object] = [{"function": legacy}] if legacy else []
+    return [_call_of(call) for call in (*calls, *(given or ()))]
 
 
 def _call_of(call: object) -> tuple[object, JsonObject]:
@@ -395,8 +395,7 @@ class _MessageWriter:
             "content": _content(view.get("content") or view.get("refusal")),
             "tool_calls": calls,
             "tool_call_id": self._answered(turn) if role is MessageRole.TOOL else None,
-            "name": as_text(view.get("name")) or None,
-            "reasoning_content": as_text(view.get("reasoning_content")) or None,
+            **{name: view[name] for name in _TEXTS if view.get(name) and type(view[name]) is str},
             "agent_step_id": linked[0] if len(linked) == 1 else None,
             "metadata": metadata,
             "metrics": StepMetrics.model_validate(turn.metrics) if turn.metrics else None,

@@ -20,7 +20,8 @@ from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange import export_file, import_file
 from hybridagi_steps.exchange.formats import FORMATS
 from hybridagi_steps.exchange.formats.jsonl import parse, step_line
-from hybridagi_steps.exchange.records import Parsed, Skipped, line_records
+from hybridagi_steps.exchange.reader import json_record
+from hybridagi_steps.exchange.records import Parsed, Record, Skipped
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.filters import StepFilter
 
@@ -85,7 +86,7 @@ any_step = st.builds(
 
 @given(any_step)
 def test_a_step_written_and_read_is_the_same_step(given: AgentStep) -> None:
-    records = list(parse(line_records([(1, step_line(given, vectors=True))])))
+    records = list(parse([Record(1, json_record(step_line(given, vectors=True)))]))
     assert records == [Parsed(1, given)]
 
 
@@ -315,9 +316,7 @@ def test_session_messages_become_steps(shelf: Shelf, tmp_path: Path) -> None:
 
 
 def test_skipped_records_are_plain_values() -> None:
-    assert list(parse(line_records([(7, b"[]")]))) == [
-        Skipped(7, "a step is an object, this is a JSON list")
-    ]
+    assert list(parse([Record(7, [])])) == [Skipped(7, "a step is an object, this is a JSON list")]
 
 
 @given(

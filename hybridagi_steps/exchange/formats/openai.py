@@ -8,6 +8,7 @@ model, ids) is kept on the first step.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 from pydantic import JsonValue
 
@@ -38,15 +39,17 @@ def parse(records: Records) -> Iterator[Parsed | Skipped]:
 
 
 def _conversation(value: object) -> Conversation:
-    record = as_object(value)
+    if not isinstance(value, dict):
+        return chat_of(value, "openai", openai_turns)
+    record = cast("JsonObject", value)
     if "messages" not in record and _is_response(record):
         asked: object = record.get("input") or []
         messages = as_list(asked) or ([{"role": "user", "content": asked}] if asked else [])
         messages = [*messages, *as_list(record["output"])]
-        value = {**without(record, "input", "output"), "messages": messages}
+        record = {**without(record, "input", "output"), "messages": messages}
     elif spoken := _spoken(record):
-        value = {**record, "messages": [*as_list(record.get("messages")), spoken]}
-    return chat_of(value, "openai", openai_turns)
+        record = {**record, "messages": [*as_list(record.get("messages")), spoken]}
+    return chat_of(record, "openai", openai_turns)
 
 
 def _is_response(record: JsonObject) -> bool:
