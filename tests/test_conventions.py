@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -84,6 +84,102 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         best = min(best, float(spent))
     assert loaded.strip() == "[]"
     assert best < IMPORT_BUDGET_SECONDS
+
+
+WALL_CLOCKS = {"monotonic", "perf_counter", "time", "default_timer", "now", "utc_now"}
+"""Functions that read a clock which goes on while other processes work; CPU clocks are none."""
+
+
+def reads_wall_clock(node: ast.AST) -> bool:
+    """Whether an expression is a call of a wall clock, as `time.monotonic()`."""
+    if not isinstance(node, ast.Call):
+        return False
+    named = node.func
+    name = named.attr if isinstance(named, ast.Attribute) else getattr(named, "id", "")
+    return name.removesuffix("_ns") in WALL_CLOCKS
+
+
+def wall_clock_assertions(source: str) -> list[int]:
+    """Return the lines of asserts that compare wall-clock time that passed with anything else.
+
+    Names are followed through assignments, `append` and `return` within a module; of two times that
+    passed each may be compared with the other, which is a ratio. `# wall clock: why` exempts.
+    """
+    tree, lines = ast.parse(source), source.splitlines()
+    readings, passed = set[str](), set[str]()
+
+    def holds(node: ast.AST, names: set[str]) -> bool:
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "len":
+            return False  # how many there are is no time
+        return getattr(node, "id", "") in names or any(
+            holds(part, names) for part in ast.iter_child_nodes(node)
+        )
+
+    def is_passed(node: ast.AST) -> bool:
+        differences = (n for n in ast.walk(node) if isinstance(n, ast.BinOp))
+        return holds(node, passed) or any(
+            isinstance(n.op, ast.Sub)
+            and any(reads_wall_clock(side) or holds(side, readings) for side in (n.left, n.right))
+            for n in differences
+        )
+
+    def follow(targets: Iterable[ast.AST], value: ast.AST) -> None:
+        names = {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+        if is_passed(value):
+            passed.update(names)
+        elif any(reads_wall_clock(n) for n in ast.walk(value)):
+            readings.update(names)
+
+    nodes, before = list(ast.walk(tree)), -1
+    while before < (before := len(readings) + len(passed)):
+        for node in nodes:
+            if isinstance(node, ast.Assign):
+                follow(node.targets, node.value)
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                if node.func.attr == "append":
+                    follow([node.func.value], node.args[0])
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                returned = [n.value for n in ast.walk(node) if isinstance(n, ast.Return)]
+                passed.update({node.name} if any(v and is_passed(v) for v in returned) else ())
+    return [
+        statement.lineno
+        for statement in nodes
+        if isinstance(statement, ast.Assert)
+        and not any(
+            "# wall clock: " in line for line in lines[statement.lineno - 1 : statement.end_lineno]
+        )
+        for node in ast.walk(statement.test)
+        if isinstance(node, ast.Compare)
+        and len({is_passed(side) for side in (node.left, *node.comparators)}) == 2
+    ]
+
+
+def test_no_test_asserts_how_long_something_takes_by_the_clock_on_the_wall() -> None:
+    """Bound CPU time, counts or ratios, or wait for events: a busy machine is no fault."""
+    found = {
+        str(path.relative_to(ROOT)): lines
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if path.parent.name not in {"faults", "harness", "server"}  # not yet
+        if (lines := wall_clock_assertions(path.read_text("utf-8")))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "is_one"),
+    [
+        ("began = time.monotonic()\nassert time.monotonic() - began < 5", True),
+        ("began = perf_counter()\ntook = perf_counter() - began\nassert took <= LIMIT", True),
+        ("def f():\n    return time.time() - before\nassert min(f(), f()) < 1", True),
+        ("waits.append(time.monotonic_ns() - begun)\nassert max(waits) < 3", True),
+        ("waits.append(time.monotonic() - begun)\nassert max(waits) < 3 * min(waits)", False),
+        ("began = time.process_time()\nassert time.process_time() - began < 5", False),
+        ("end = time.monotonic() + 9\nassert time.monotonic() < end", False),
+        ("took = time.time() - before\nassert took >= 1  # wall clock: it slept so long", False),
+    ],
+)
+def test_what_counts_as_an_assertion_about_the_clock_on_the_wall(code: str, is_one: bool) -> None:
+    assert bool(wall_clock_assertions(code)) == is_one
 
 
 def test_storing_and_searching_never_loads_dspy(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -24,11 +24,17 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """What a first run of the demo says, and where its memory is."""
     folder = tmp_path_factory.mktemp("demo")
     command = [sys.executable, "-m", "hybridagi_steps", "demo"]
-    started = time.monotonic()
+    before = cpu_seconds_of_children()
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
-    assert time.monotonic() - started < 15
+    assert cpu_seconds_of_children() - before < 30
     return done.stdout, folder / "steps-demo.db"
+
+
+def cpu_seconds_of_children() -> float:
+    """Return how long the processes that this one started and waited for have worked."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def searches(said: str) -> list[list[str]]:

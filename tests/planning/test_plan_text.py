@@ -425,7 +425,7 @@ def test_no_text_takes_long(text: str) -> None:
     started = time.process_time()
     with contextlib.suppress(PlanParseError):
         Plan.parse(text, check=False)
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 10
 
 
 def test_a_text_of_megabytes_is_refused() -> None:

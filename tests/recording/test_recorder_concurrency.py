@@ -16,6 +16,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import Any
 
 import dspy
@@ -164,11 +165,12 @@ def test_nothing_of_a_call_is_kept_when_it_has_ended(memory: hs.StepMemory) -> N
 def test_a_straggler_that_ends_after_the_block_still_ends_its_program(
     memory: hs.StepMemory,
 ) -> None:
-    release = threading.Event()
+    reached, release = threading.Event(), threading.Event()
 
     def wait() -> str:
         """Wait."""
-        release.wait(5)
+        reached.set()
+        release.wait(60)
         return "late"
 
     class Slow(dspy.Module):
@@ -178,7 +180,7 @@ def test_a_straggler_that_ends_after_the_block_still_ends_its_program(
     with hs.record(memory) as run:
         thread = threading.Thread(target=hs.in_context(Slow()))
         thread.start()
-        time.sleep(0.05)
+        assert reached.wait(60)
     assert [step.step_type for step in run.steps.steps] == ["ProgramCall"]
     release.set()
     thread.join()
@@ -192,17 +194,21 @@ def test_a_straggler_that_ends_after_the_block_still_ends_its_program(
 def test_an_item_that_parallel_submits_twice_is_recorded_twice_and_whole(
     memory: hs.StepMemory,
 ) -> None:
-    calls = iter([1.5, 0.0, 0.0])
+    calls, again = count(1), threading.Event()
 
     def slow(_: Any) -> Any:
-        time.sleep(next(calls, 0.0))
+        if (number := next(calls)) == 1:
+            again.wait(60)
+        elif number == 3:
+            again.set()
         return {"answer": "a"}
 
     predict = dspy.Predict("question -> answer")
     parallel = dspy.Parallel(num_threads=2, timeout=1, disable_progress_bar=True)
     with dspy.context(lm=scripted_lm(slow)), hs.record(memory) as run:
         parallel([(predict, {"question": "q"}), (predict, {"question": "r"})])
-        time.sleep(0.8)
+        while len(run.steps.steps) < 3:  # the test's timeout ends it
+            time.sleep(0.01)
     assert {step.status for step in run.steps.steps} == {"ok"}
     assert sorted(question_of(step) for step in run.steps.steps) in (
         ["q", "q", "r"],

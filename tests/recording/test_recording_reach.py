@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -101,24 +101,25 @@ def test_a_program_in_a_thread_leaves_the_event_loop_free_while_its_steps_wait()
 
         def __init__(self) -> None:
             self.steps: list[hs.AgentStep] = []
+            self.writing, self.ticked = threading.Event(), threading.Event()
 
         def add(self, step: hs.AgentStep) -> None:
-            time.sleep(0.5)
+            self.writing.set()
+            assert self.ticked.wait(30), "the event loop stands still"
             self.steps.append(step)
 
         def run(self, run_id: str) -> list[hs.AgentStep]:
             return self.steps
 
-    async def main() -> int:
+    async def main() -> None:
         program = dspy.asyncify(dspy.Predict("question -> answer"))
         working = asyncio.create_task(program(question="?"))
-        ticks = 0
-        while not working.done():
+        while not memory.writing.is_set():
             await asyncio.sleep(0.01)
-            ticks += 1
-        return ticks
+        memory.ticked.set()
+        await working
 
     memory = Busy()
     with hs.record(memory):
-        assert asyncio.run(main()) > 10
+        asyncio.run(main())
     assert len(memory.steps) == 1

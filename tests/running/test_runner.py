@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -31,7 +30,7 @@ from runner_cases import (
 )
 
 import hybridagi_steps as hs
-from hybridagi_steps import AgentStepType, StepEventType, StepMemory, StepMessages
+from hybridagi_steps import AgentStepType, StepEvent, StepEventType, StepMemory, StepMessages
 from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError, SequenceConflictError
 from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.runner import StepRunner
@@ -279,20 +278,21 @@ def test_what_a_model_thinks_aloud_streams_and_is_kept(memory: StepMemory) -> No
 
 
 def test_the_first_event_comes_at_once(memory: StepMemory) -> None:
-    runner = StepRunner(dspy.Predict(QA), memory)
-    run(runner, "warm", "up", answering("ok"))
+    async def first() -> list[StepEvent]:
+        go_on = asyncio.Event()
 
-    async def first(session: str) -> float:
-        began = time.perf_counter()
-        stream = runner.run_stream(session, "Hello")
-        event = await anext(stream)
-        took = time.perf_counter() - began
-        assert event.type is StepEventType.RUN_STARTED
-        await stream.aclose()
-        return took
+        async def program(messages: list[dict[str, Any]]) -> str:
+            await go_on.wait()
+            return "ok"
 
-    with dspy.context(lm=answering(*["ok"] * 5, delay_seconds=0.05)):
-        assert min(asyncio.run(first(f"chat {n}")) for n in range(5)) < 0.01
+        stream = StepRunner(program, memory).run_stream("chat", "Hello")
+        events = [await asyncio.wait_for(anext(stream), 60)]
+        go_on.set()
+        return [*events, *[event async for event in stream]]
+
+    events = asyncio.run(first())
+    check_stream(memory, events)
+    assert events[0].type is StepEventType.RUN_STARTED
 
 
 def test_steps_of_a_user_carry_the_user(memory: StepMemory) -> None:

@@ -492,8 +492,15 @@ def _cancelled_natively(repo: SessionRepository) -> Callable[[], Coroutine[Any, 
 
 def _cancelled_by_scope(repo: SessionRepository) -> Callable[[], Coroutine[Any, Any, None]]:
     async def cancel() -> None:
-        with anyio.move_on_after(0.05):
-            await repo.append("s", [message()])
+        async def once_begun(scope: anyio.CancelScope) -> None:
+            while not repo.store.begun.is_set():  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+                await anyio.sleep(0.005)
+            scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            with anyio.CancelScope() as scope:
+                tasks.start_soon(once_begun, scope)
+                await repo.append("s", [message()])
 
     return cancel
 

@@ -161,7 +161,7 @@ class TestProcesses:
                     begun = time.monotonic()
                     with pytest.raises(StorageBusyError):
                         memory.add([step(id=f"{number}.{n}") for n in range(1 + number % 2)])
-                    waits.append((time.monotonic() - begun) / seconds)
+                    waits.append(time.monotonic() - begun)
 
                 workers = [threading.Thread(target=write, args=(n,)) for n in range(threads)]
                 for worker in workers:
@@ -169,7 +169,7 @@ class TestProcesses:
                 for worker in workers:
                     worker.join()
                 assert len(waits) == threads
-                assert max(waits) < threads / 2
+                assert max(waits) < threads / 2 * min(waits)  # the last does not wait for all
             while memory.search("refund") and memory.stats()["pending_vectors"]:
                 time.sleep(0.01)
             assert memory.stats()["pending_texts"] == 0

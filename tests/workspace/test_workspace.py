@@ -157,14 +157,13 @@ def test_directories_that_are_links_are_never_followed(workspace: Workspace) -> 
     assert (workspace.root.parent / "secret.txt").read_text() == OUTSIDE_TEXT
 
 
+@pytest.mark.timeout(60)  # who opens the pipe waits for ever
 def test_devices_and_pipes_are_refused_without_waiting(workspace: Workspace) -> None:
     os.mkfifo(workspace.root / "pipe")
-    started = time.monotonic()
     with pytest.raises(WorkspaceError, match="device or pipe"):
         workspace.read("pipe")
     snapshot = workspace.snapshot()
     workspace.rollback(snapshot)
-    assert time.monotonic() - started < 5
     assert "pipe" not in workspace.list()
 
 
@@ -279,36 +278,34 @@ def test_an_allowed_command_may_demand_its_first_arguments(root: Path, tmp_path:
         workspace.run(python("print(1)"))
 
 
+@pytest.mark.timeout(60)  # less than the command and its child would take
 def test_a_command_that_never_ends_is_killed_with_its_children(workspace: Workspace) -> None:
     code = (
         "import subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         "print(child.pid, flush=True)\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
-    started = time.monotonic()
-    result = workspace.run(python(code), timeout_seconds=1.0)
-    assert time.monotonic() - started < 5
+    result = workspace.run(python(code), timeout_seconds=2.0)
     assert (result.timed_out, result.exit_code) == (True, None)
     assert is_gone(int(result.output))
 
 
+@pytest.mark.timeout(60)  # less than the child would take
 def test_children_left_behind_are_killed_and_not_waited_for(workspace: Workspace) -> None:
     code = (
         "import subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         "print(child.pid)\n"
     )
-    started = time.monotonic()
     result = workspace.run(python(code))
-    assert time.monotonic() - started < 5
     assert result.ok
     assert is_gone(int(result.output))
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, within a second."""
-    for _ in range(100):
+    """Whether a process has ended, or ends soon."""
+    for _ in range(3_000):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except FileNotFoundError:
