@@ -331,8 +331,12 @@ class StepMemory:
 
     def run(self, run_id: str) -> AgentStepList:
         """Return all steps of a run, by hop."""
+        return _step_list(self.run_steps(run_id))
+
+    def run_steps(self, run_id: str) -> list[AgentStep]:
+        """Do as `run` does, as a plain list and without loading DSPy."""
         where = StepFilter(run_id=one_id(run_id), scope=EVERY_SCOPE)
-        return _step_list(self._open_store.find(where, limit=_EVERYTHING))
+        return self._open_store.find(where, limit=_EVERYTHING)
 
     def runs(self, *, limit: int = 100, offset: int = 0) -> list[RunSummary]:
         """Return what is known of each run, newest first."""

@@ -11,6 +11,7 @@ belongs to every session whose lineage reads that branch that far, and to no oth
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from hybridagi_steps.records.agent_step import AgentStep
@@ -27,32 +28,36 @@ class BranchPosition(NamedTuple):
     sequence: int
 
 
-class SessionSummary(NamedTuple):
-    """One session as a listing shows it."""
+@dataclass(frozen=True, slots=True)
+class SessionSummary:
+    """One session."""
 
     session_id: str
     branch_id: int
+    """The branch it points at."""
     messages: int
+    """How many messages it has."""
     first_message: str
     """Beginning of its first user message."""
     created_at: str
     updated_at: str
-    forked_from: str | None
-    """The session it was forked from; None for no fork, and when that session is deleted."""
-    forked_at: int | None
+    forked_from: str | None = None  # also when that session is deleted
+    """The session it was forked from."""
+    forked_at: int | None = None
     """The last sequence they share."""
 
 
-class Attempt(NamedTuple):
-    """One branch that a session points at, or once pointed at: an answer tried."""
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One branch of a session."""
 
     branch_id: int
     forked_at: int
-    """The last sequence it shares with the branch it came from; 0 for the first."""
+    """The last sequence it shares with the branch it came from."""
     messages: int
-    """Messages of its own, above `forked_at`."""
+    """Messages of its own."""
     reason: str
-    """start, fork, retry or delete."""
+    """start, fork, retry, edit or delete."""
     created_at: str
     current: bool
     """Whether the session points at it."""

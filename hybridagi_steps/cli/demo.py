@@ -108,12 +108,11 @@ def _load(memory: StepMemory, past: list[AgentStep], screen: Console) -> None:
 
 def _run_agent(memory: StepMemory, recorded: list[AgentStep]) -> list[AgentStep]:
     """Run the agent, score its run as the recording was scored, and return its steps."""
-    from hybridagi_steps.cli.finding import run_steps
     from hybridagi_steps.programs.replay import replay
 
     run = replay(memory, recorded, session_id=SESSION, tags={"replay_of": REPLAYED})
     run.score(_outcomes()[REPLAYED])
-    return run_steps(memory, run.id)
+    return memory.run_steps(run.id)
 
 
 def _ask(memory: StepMemory, steps: list[AgentStep], db: str, screen: Console) -> None:

@@ -25,17 +25,11 @@ def find(memory: StepMemory, text: str) -> AgentStep | list[AgentStep]:
     """Return the step, or the steps of the run, that an id or its beginning names."""
     if exact := memory.get_steps([text]):
         return exact[0]
-    if run := run_steps(memory, text):
+    if run := memory.run_steps(text):
         return run
     if len(text) < SHORTEST_PREFIX:
         raise UnknownStepError(text)
     return _by_prefix(memory, text)
-
-
-def run_steps(memory: StepMemory, run_id: str) -> list[AgentStep]:
-    """Return all steps of a run, by hop."""
-    where = StepFilter(run_id=run_id, scope=EVERY_SCOPE)
-    return sorted(memory.iter_steps(where), key=lambda step: step.hop)
 
 
 def check_session(memory: StepMemory, session_id: str) -> None:
@@ -66,7 +60,7 @@ def lineage(memory: StepMemory, step: AgentStep) -> tuple[list[AgentStep], list[
         parents.append(here)
     if step.run_id is None:
         return parents, list(memory.children(step.id).steps)
-    kin = run_steps(memory, step.run_id)
+    kin = memory.run_steps(step.run_id)
     return parents, [other for other in kin if other.parent_id == step.id]
 
 
@@ -97,7 +91,7 @@ def _by_prefix(memory: StepMemory, prefix: str) -> AgentStep | list[AgentStep]:
         if step.run_id is not None and step.run_id.startswith(prefix):
             runs.add(step.run_id)
     if len(runs) == 1 and len(steps) != 1:
-        return run_steps(memory, runs.pop())
+        return memory.run_steps(runs.pop())
     if len(steps) == 1:
         return memory.get_steps(steps)[0]
     if not steps and not runs:

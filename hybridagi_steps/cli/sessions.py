@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,7 +35,7 @@ def sessions(
         store = memory.repository().store
         if session_id is None:
             listed = store.sessions(limit=limit + 1, offset=offset)
-            data, shown = [summary._asdict() for summary in listed], _sessions(listed[:limit])
+            data, shown = [asdict(summary) for summary in listed], _sessions(listed[:limit])
         else:
             found = store.messages(session_id, offset + 1, offset + limit + 1)
             data = [step.model_dump(mode="json", exclude_none=True) for step in found]

@@ -28,7 +28,6 @@ from hybridagi_steps.plots.canvas import (
     type_of,
 )
 from hybridagi_steps.records.agent_step import AgentStep, id_text
-from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -222,8 +221,7 @@ def _steps_of_run(steps: Any, run_id: str | None) -> list[AgentStep]:
         memory = cast("StepMemory", steps)
         newest = memory.runs(limit=1) if run_id is None else []
         wanted = newest[0].run_id if newest else run_id
-        where = StepFilter(run_id=wanted, scope=EVERY_SCOPE)
-        found = list(memory.iter_steps(where)) if wanted is not None else []
+        found = memory.run_steps(wanted) if wanted is not None else []
     else:
         given = cast("list[AgentStep]", list(getattr(steps, "steps", steps)))
         found = [step for step in given if run_id in (None, step.run_id)]

@@ -25,7 +25,7 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.fences import inert, inert_json
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, id_text
 from hybridagi_steps.records.provenance import from_outside
-from hybridagi_steps.server.views import filled, hit_data, hits_for, run_data, run_steps
+from hybridagi_steps.server.views import filled, hit_data, hits_for, run_data
 
 T = TypeVar("T")
 
@@ -142,7 +142,7 @@ def _get_run(memory: StepMemory) -> Callable[..., Any]:
         """
 
         def read() -> dict[str, Any]:
-            if steps := run_steps(memory, run_id):
+            if steps := memory.run_steps(run_id):
                 return inert_json(run_data(run_id, steps))
             raise ToolError(
                 f"no run has the id {run_id!r}; the steps that search_steps finds name theirs."

@@ -22,7 +22,7 @@ from hybridagi_steps.records.message import Step
 from hybridagi_steps.server.settings import ServerSettings
 from hybridagi_steps.server.slots import Slots
 from hybridagi_steps.server.sse import LiveRun
-from hybridagi_steps.server.views import run_data, run_steps
+from hybridagi_steps.server.views import run_data
 
 log = logging.getLogger("hybridagi_steps.server")
 
@@ -169,7 +169,7 @@ class RunHub:
                 began.set_result(None)
         if run is not None:
             run_id = run.run_id
-            steps = await in_thread(lambda: run_steps(self._memory, run_id))
+            steps = await in_thread(lambda: self._memory.run_steps(run_id))
             self._listener.agent_steps(len(steps))
 
     def _begun(self, event: StepEvent) -> LiveRun:

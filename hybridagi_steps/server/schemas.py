@@ -24,6 +24,7 @@ from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.run import RunMetrics
+from hybridagi_steps.session_protocols import Attempt, SessionSummary
 from hybridagi_steps.validation import MAX_ID_LENGTH
 
 LARGEST_SEQUENCE = 2**53 - 1
@@ -79,28 +80,10 @@ class Asked(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid", strict=True)
 
 
-class SessionShape(Answer):
-    """One session."""
-
-    session_id: str
-    branch_id: int
-    """The branch it points at."""
-    messages: int
-    """How many messages it has."""
-    first_message: str
-    """Beginning of its first user message."""
-    created_at: str
-    updated_at: str
-    forked_from: str | None = None
-    """The session it was forked from."""
-    forked_at: int | None = None
-    """The last sequence they share."""
-
-
 class SessionPage(Answer):
     """Sessions, the one written last first."""
 
-    sessions: list[SessionShape]
+    sessions: list[SessionSummary]
     next_offset: int | None = None
     """Where the next page begins; absent on the last one."""
 
@@ -113,25 +96,10 @@ class StepPage(Answer):
     """Where to go on when `limit` cut the answer short."""
 
 
-class AttemptShape(Answer):
-    """One branch of a session."""
-
-    branch_id: int
-    forked_at: int
-    """The last sequence it shares with the branch it came from."""
-    messages: int
-    """Messages of its own."""
-    reason: str
-    """start, fork, retry, edit or delete."""
-    created_at: str
-    current: bool
-    """Whether the session points at it."""
-
-
 class AttemptList(Answer):
     """All branches of a session, oldest first."""
 
-    attempts: list[AttemptShape]
+    attempts: list[Attempt]
 
 
 class BranchShape(Answer):

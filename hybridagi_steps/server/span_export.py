@@ -31,7 +31,6 @@ from tenacity import (
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.exchange.formats.otlp import request_lines
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.server.views import run_steps
 
 log = logging.getLogger("hybridagi_steps.server")
 
@@ -101,7 +100,7 @@ class SpanExport:
     def _work(self) -> None:
         while (run_id := self._waiting.get()) is not None and not self._closing.is_set():
             try:
-                for body in request_lines(run_steps(self._memory, run_id)):
+                for body in request_lines(self._memory.run_steps(run_id)):
                     self._send(body)
             except Exception as error:
                 if not self._closing.is_set():

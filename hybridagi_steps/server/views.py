@@ -11,7 +11,7 @@ from typing import Any
 from hybridagi_steps.errors import InvalidQueryError, UnknownStepError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, id_text
-from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
+from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.run import RunMetrics
 
 _LONGEST_TITLE = 200
@@ -44,12 +44,6 @@ def hits_for(
     own = id_text(model[0].id)
     hits = memory.search(model[0], k + 1, **options)
     return [hit for hit in hits if id_text(hit.step.id) != own][:k]
-
-
-def run_steps(memory: StepMemory, run_id: str) -> list[AgentStep]:
-    """Return all steps of a run, by hop; trial runs, too."""
-    where = StepFilter(run_id=run_id, scope=EVERY_SCOPE)
-    return sorted(memory.iter_steps(where), key=lambda step: step.hop)
 
 
 def run_data(run_id: str, steps: Sequence[AgentStep], **more: Any) -> dict[str, Any]:

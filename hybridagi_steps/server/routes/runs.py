@@ -18,7 +18,7 @@ from hybridagi_steps.server.run_hub import interrupted_run
 from hybridagi_steps.server.schemas import RUN, RunId, answer
 from hybridagi_steps.server.services import Shared
 from hybridagi_steps.server.sse import EventStream
-from hybridagi_steps.server.views import filled, run_data, run_steps, title_of
+from hybridagi_steps.server.views import filled, run_data, title_of
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
 work_router = APIRouter(tags=["runs"], route_class=WorkRoute)
@@ -97,7 +97,7 @@ async def consent(
 @work_router.get(RUN, response_model=shapes.WholeRun, responses=problems(404))
 async def read_run(shared: Shared, run_id: RunId) -> Response:
     """Return a run with all its steps, by hop; none when a kill came before the first."""
-    steps = await shared.asked("run", lambda: run_steps(shared.memory, run_id))
+    steps = await shared.asked("run", lambda: shared.memory.run_steps(run_id))
     run = shared.hub.find(run_id)
     if not steps and run is None:
         lost = await shared.asked("run", lambda: interrupted_run(shared.memory, run_id))
@@ -111,7 +111,7 @@ async def _check_known(shared: Shared, request: Request, run_id: str) -> None:
     if shared.hub.find(run_id) is not None:
         return
     async with shared.work.taken(request.receive):
-        if not await in_thread(lambda: run_steps(shared.memory, run_id)):
+        if not await in_thread(lambda: shared.memory.run_steps(run_id)):
             await in_thread(lambda: interrupted_run(shared.memory, run_id))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Response
@@ -41,7 +42,7 @@ async def list_sessions(shared: Shared, limit: Limit = 50, offset: Offset = 0) -
     store = shared.repository.store
     found = await shared.asked("sessions", lambda: store.sessions(limit=limit + 1, offset=offset))
     more = offset + limit if len(found) > limit else None
-    listed = [filled(**summary._asdict()) for summary in found[:limit]]
+    listed = [filled(**asdict(summary)) for summary in found[:limit]]
     return answer(filled(sessions=listed, next_offset=more))
 
 
@@ -121,7 +122,7 @@ async def list_attempts(shared: Shared, session_id: SessionId) -> Response:
     """Return all branches of a session, oldest first, abandoned ones too."""
     store = shared.repository.store
     found = await shared.asked("attempts", lambda: store.attempts(session_id))
-    return answer({"attempts": [attempt._asdict() for attempt in found]})
+    return answer({"attempts": found})
 
 
 @router.get(
