@@ -1,4 +1,4 @@
-"""The service as an ASGI app: the routes, and what stands in front of them.
+"""The service as an ASGI app: the routes, what stands in front of them, the OpenAPI document.
 
 In front, from the outside in: security headers, Host and Origin, the token, the size of the body.
 So whoever may not come in is turned away before anything it sent is read. All of it is plain ASGI;
@@ -12,13 +12,16 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from fastapi import Depends, FastAPI
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 
 from hybridagi_steps import __version__
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.server import problems
+from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.server.metrics import ServerMetrics
-from hybridagi_steps.server.openapi import document, refuse_unknown_parameters
+from hybridagi_steps.server.problems import Problem, install_problems
 from hybridagi_steps.server.routes import chat as chat_routes
 from hybridagi_steps.server.routes import page
 from hybridagi_steps.server.routes import runs as run_routes
@@ -72,7 +75,7 @@ def create_app(
         docs_url=None,  # its page loads scripts from elsewhere, which our policy forbids
         redoc_url=None,
         lifespan=_lifespan,
-        dependencies=[Depends(refuse_unknown_parameters)],
+        dependencies=[Depends(_refuse_unknown_parameters)],
     )
     metrics = ServerMetrics()
     app.state.services = Services(
@@ -96,8 +99,8 @@ def create_app(
     for router in _ROUTERS:
         app.include_router(router)
     app.mount("/static", page.static_files(), name="static")
-    app.openapi = partial(document, app)
-    problems.install(app)
+    app.openapi = partial(_document, app)
+    install_problems(app)
     # The one added last stands outermost.
     app.add_middleware(BodyLimit, most_bytes=settings.max_body_bytes, seconds=settings.body_seconds)
     app.add_middleware(TokenCheck, tokens=tokens, open_paths=OPEN_PATHS, open_folders=OPEN_FOLDERS)
@@ -110,3 +113,55 @@ def create_app(
 async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     yield
     await app.state.services.hub.close()
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI document of an app, made once."""
+    if app.openapi_schema is None:
+        made = get_openapi(
+            title=app.title,
+            version=app.version,
+            description=app.description,
+            routes=app.routes,
+        )
+        parts: dict[str, Any] = made.setdefault("components", {})
+        schemas: dict[str, Any] = parts.setdefault("schemas", {})
+        for model in (Problem, StepEvent):
+            schemas.update(_schemas_of(model))
+        parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        made["security"] = [{"token": []}]
+        for entry in (entry for path in made["paths"].values() for entry in path.values()):
+            for parameter in entry.get("parameters", ()):
+                parameter["schema"] = _without_null(parameter["schema"])
+        app.openapi_schema = made
+    return app.openapi_schema
+
+
+async def _refuse_unknown_parameters(request: Request) -> None:
+    """Refuse a query parameter that the document does not name: a misspelt filter finds all."""
+    if not request.query_params:
+        return
+    paths: dict[str, Any] = request.app.openapi()["paths"]
+    entry = paths.get(request.scope["route"].path_format, {}).get(request.method.lower(), {})
+    known = [each["name"] for each in entry.get("parameters", ()) if each["in"] == "query"]
+    unknown = [name for name in request.query_params if name not in known]
+    if entry and unknown:
+        hint = f"is no parameter here; known: {', '.join(known) or 'none'}"
+        raise RequestValidationError([{"loc": ("query", name), "msg": hint} for name in unknown])
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a parameter that may be absent: an address and a header have no null."""
+    kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
+    if len(kinds) != 1:
+        return schema
+    return {**kinds[0], **{key: value for key, value in schema.items() if key != "anyOf"}}
+
+
+def _schemas_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the schemas of a model and of what it holds, by name."""
+    schema = model.model_json_schema(
+        ref_template="#/components/schemas/{model}", mode="serialization"
+    )
+    inside: dict[str, Any] = schema.pop("$defs", {})
+    return {**inside, model.__name__: schema}

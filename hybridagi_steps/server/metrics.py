@@ -7,9 +7,7 @@ a registry of its own, so that two of them in one process do not add up.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -25,60 +23,42 @@ class ServerMetrics:
     """Counters and timings of one app."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
+        self._registry = CollectorRegistry()
         self._counting, self._counted = threading.Lock(), False
-        self._created = Counter(
-            f"{_PREFIX}_created",
-            "Messages and AgentSteps stored by runs and calls of this server.",
-            ["kind"],
-            registry=registry,
+        counter = partial(Counter, namespace=_PREFIX, registry=self._registry)
+        gauge = partial(Gauge, namespace=_PREFIX, registry=self._registry)
+        seconds = partial(Histogram, namespace=_PREFIX, registry=self._registry, buckets=_SECONDS)
+        self._created = counter(
+            "created", "Messages and AgentSteps stored by runs and calls of this server.", ["kind"]
         )
-        self._runs = Counter(
-            f"{_PREFIX}_runs", "Runs that have ended, by how.", ["status"], registry=registry
-        )
-        self.retries = Counter(
-            f"{_PREFIX}_retries", "Messages answered once more.", registry=registry
-        )
-        self.forks = Counter(f"{_PREFIX}_forks", "Sessions forked.", registry=registry)
-        self.refused = Counter(
-            f"{_PREFIX}_refused",
+        self._runs = counter("runs", "Runs that have ended, by how.", ["status"])
+        self.retries = counter("retries", "Messages answered once more.")
+        self.forks = counter("forks", "Sessions forked.")
+        self.refused = counter(
+            "refused",
             "Requests refused because as many as may were in progress, by what they wanted.",
             ["kind"],
-            registry=registry,
         )
-        self.dropped = Counter(
-            f"{_PREFIX}_dropped",
-            "Requests whose client left before their turn came.",
-            ["kind"],
-            registry=registry,
+        self.dropped = counter(
+            "dropped", "Requests whose client left before their turn came.", ["kind"]
         )
-        self._context = Histogram(
-            f"{_PREFIX}_context_build_seconds",
-            "Time to build a context from stored messages.",
-            buckets=_SECONDS,
-            registry=registry,
+        self.contexts = seconds(
+            "context_build_seconds", "Time to build a context from stored messages."
         )
-        self._query = Histogram(
-            f"{_PREFIX}_query_seconds",
-            "Time to answer a question to the store.",
-            ["query"],
-            buckets=_SECONDS,
-            registry=registry,
+        self.queries = seconds(
+            "query_seconds", "Time to answer a question to the store.", ["query"]
         )
-        self._stored = Gauge(
-            f"{_PREFIX}_stored", "What the memory holds.", ["kind"], registry=registry
-        )
-        self._bytes = Gauge(
-            f"{_PREFIX}_storage_bytes", "Bytes of the memory on disk.", registry=registry
-        )
+        self._stored = gauge("stored", "What the memory holds.", ["kind"])
+        self._bytes = gauge("storage_bytes", "Bytes of the memory on disk.")
         self._now = {
-            name: Gauge(f"{_PREFIX}_{name}", about, registry=registry)
-            for name, about in (
-                ("streams", "Event streams being read."),
-                ("runs_in_flight", "Runs in flight."),
-                ("questions_in_flight", "Questions to the memory being answered."),
-                ("questions_waiting", "Questions to the memory that wait for their turn."),
-            )
+            "streams": gauge("streams", "Event streams being read."),
+            "runs_in_flight": gauge("runs_in_flight", "Runs in flight."),
+            "questions_in_flight": gauge(
+                "questions_in_flight", "Questions to the memory being answered."
+            ),
+            "questions_waiting": gauge(
+                "questions_waiting", "Questions to the memory that wait for their turn."
+            ),
         }
 
     def event(self, event: StepEvent) -> None:
@@ -92,21 +72,6 @@ class ServerMetrics:
         """Take note of AgentSteps that were stored."""
         self._created.labels("agent_step").inc(count)
 
-    @contextmanager
-    def context_built(self) -> Generator[None]:
-        """Time the building of a context."""
-        with self._context.time():
-            yield
-
-    @contextmanager
-    def query(self, name: str) -> Generator[None]:
-        """Time a question to the store."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._query.labels(name).observe(time.perf_counter() - began)
-
     def text(self, memory: StepMemory, **now: int) -> bytes:
         """Return everything in Prometheus's text form, with what goes on `now`; may block."""
         # It counts all that is stored: one at a time does, the others show what it found before.
@@ -117,7 +82,7 @@ class ServerMetrics:
                 self._counting.release()
         for name, count in now.items():
             self._now[name].set(count)
-        return generate_latest(self.registry)
+        return generate_latest(self._registry)
 
     def _count(self, memory: StepMemory) -> None:
         stats = memory.stats()

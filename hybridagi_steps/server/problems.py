@@ -23,11 +23,13 @@ from starlette.requests import ClientDisconnect
 
 from hybridagi_steps import errors
 from hybridagi_steps.errors import StepsError
-from hybridagi_steps.server.route_classes import DuplicateKeyError
+from hybridagi_steps.server.schemas import DuplicateKeyError
 
 log = logging.getLogger("hybridagi_steps.server")
 
 PROBLEM_TYPE = "application/problem+json"
+_EVERYWHERE = (400, 401, 403, 408, 413, 421, 422, 429, 503)
+"""Problems that any route can answer with: from the checks before it, or the storage behind it."""
 
 STATUS: Mapping[type[StepsError], int] = {
     errors.StepTooLargeError: 413,
@@ -103,6 +105,18 @@ class Problem(BaseModel):
     """The fields that are wrong."""
 
 
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return a route's problems as OpenAPI has them, with those that every route has."""
+    schema = {"$ref": "#/components/schemas/Problem"}
+    return {
+        status: {
+            "description": HTTPStatus(status).phrase,
+            "content": {PROBLEM_TYPE: {"schema": schema}},
+        }
+        for status in sorted({*_EVERYWHERE, *statuses})
+    }
+
+
 def status_of(error: StepsError) -> int:
     """Return the status of the nearest class in the table."""
     for kind in type(error).__mro__:
@@ -131,7 +145,7 @@ def problem_response(
     return Response(body, status, headers=headers, media_type=PROBLEM_TYPE)
 
 
-def install(app: FastAPI) -> None:
+def install_problems(app: FastAPI) -> None:
     """Answer every error of an app with a problem document."""
     app.add_exception_handler(StepsError, _of_ours)
     app.add_exception_handler(RequestValidationError, _of_a_request)

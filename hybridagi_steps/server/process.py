@@ -30,6 +30,8 @@ from hybridagi_steps.running.stopping import run_of_thread
 from hybridagi_steps.server.services import Services
 from hybridagi_steps.server.settings import ServerSettings
 
+log = logging.getLogger("hybridagi_steps.server")
+
 BACKLOG = 1024
 _SPARE_FILES = 256
 _EVERY_ADDRESS = ("0.0.0.0", "::", "")  # noqa: S104 - named to be recognised
@@ -37,6 +39,9 @@ _GOODBYE_SECONDS = 2
 _LONGEST_END_SECONDS = 10.0
 """When a program blocks the event loop itself, nothing is closed in order."""
 _LAST_TASKS_SECONDS = 1.0
+_LAST_THREADS_SECONDS = 1.5
+"""How long threads may take to end by themselves."""
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StepServer(uvicorn.Server):
@@ -167,13 +172,6 @@ def _raise_file_limit(settings: ServerSettings) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-log = logging.getLogger("hybridagi_steps.server")
-
-WAIT_SECONDS = 1.5
-"""How long threads may take to end by themselves."""
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
 def leave_soon(cut_off: Sequence[str] = (), *, at_once: bool = False) -> None:
     """Let the process end by itself, or end it: call it when all else is done.
 
@@ -186,12 +184,12 @@ def leave_soon(cut_off: Sequence[str] = (), *, at_once: bool = False) -> None:
         what = _perhaps(cut_off)
         log.warning("%s did not let itself be cancelled; it ends with the process.", what)
         leave_now(0)
-    end_after(WAIT_SECONDS, 0, lambda: threads_left(cut_off))
+    end_after(_LAST_THREADS_SECONDS, 0, lambda: threads_left(cut_off))
 
 
 def end_at_next_signal() -> None:
     """Let one more Ctrl-C or SIGTERM end the process at once."""
-    for number in ENDING_SIGNALS:
+    for number in _ENDING_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
 
 

@@ -99,8 +99,8 @@ class RunHub:
     def run_that_answers(self, session_id: str, key: str) -> LiveRun | None:
         """Return the run that was begun with an idempotency key, in flight or not long ago."""
         runs = (*self._live.values(), *self._over.values())
-        begun = (run for run in runs if run.said is not None and run.said.key == key)
-        return next((run for run in begun if run.session_id == session_id), None)
+        begun = (run for run in runs if run.session_id == session_id and run.begun_by is not None)
+        return next((run for run in begun if run.begun_by and run.begun_by.key == key), None)
 
     async def start(self, events: AsyncIterator[StepEvent]) -> LiveRun | None:
         """Let a run go on by itself; return it once it has begun, None when there was nothing."""

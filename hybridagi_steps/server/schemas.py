@@ -1,4 +1,4 @@
-"""The JSON of requests and answers, as the OpenAPI document describes it.
+"""The JSON of requests and answers: read strictly, and as the OpenAPI document describes it.
 
 Answers are written straight from records, without nulls; these models say what they look like, and
 a test holds every answer against them.
@@ -6,6 +6,7 @@ a test holds every answer against them.
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 from fastapi import Path, Response
@@ -29,6 +30,7 @@ from hybridagi_steps.validation import MAX_ID_LENGTH
 
 LARGEST_SEQUENCE = 2**53 - 1
 """Every JSON reader takes an integer up to this."""
+JSON_TYPE = "application/json"
 
 
 def _integer(value: Any) -> Any:
@@ -271,6 +273,10 @@ class Health(Answer):
     """Whether a program is served, so that chat and retry work."""
 
 
+class DuplicateKeyError(ValueError):
+    """A JSON object that names a key twice: readers differ in which of the two counts."""
+
+
 class AnyText(Convertor[str]):
     """Matches any text."""
 
@@ -293,10 +299,21 @@ SessionId = Annotated[str, Path(description="The session's id.")]
 RunId = Annotated[str, Path(description="The run's id.")]
 
 
-JSON_TYPE = "application/json"
-
-
 def answer(value: Any, status: int = 200) -> Response:
     """Return a value as JSON; members of records without a value are left out."""
     body = to_json(value, exclude_none=True, inf_nan_mode="null")
     return Response(body, status, media_type=JSON_TYPE)
+
+
+def unambiguous_json(text: str | bytes) -> Any:
+    """Return what JSON says; refuse an object that names a key twice."""
+    return json.loads(text, object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise DuplicateKeyError(f"names the key {name[:80]!r} twice")
+        found[name] = value
+    return found

@@ -1,7 +1,9 @@
-"""Who may do what: bearer tokens with scopes, checked before anything of a request is read.
+"""Security: ASGI middlewares that turn requests away before anything of them is used.
 
-Only digests of tokens are kept; all of them are compared each time, in constant time, so that an
-answer's delay tells nothing. The scope that a request needs follows from its method alone.
+From the outside in: headers on every answer, the Host and Origin, the bearer token and its scopes,
+the size of the body. All are plain ASGI; nothing buffers a stream. Only digests of tokens are kept;
+all of them are compared each time, in constant time, so that an answer's delay tells nothing. The
+scope that a request needs follows from its method alone.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from enum import StrEnum
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hybridagi_steps.errors import InvalidSettingError
@@ -22,6 +25,20 @@ from hybridagi_steps.server.problems import problem_response
 
 SHORTEST_TOKEN = 16
 """Characters; what is shorter can be guessed."""
+SECURITY_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self'; base-uri 'none'; frame-ancestors 'none'; form-action 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+"""On every answer. No header of CORS: no other site has any business here."""
+_HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s:@/?#\[\]]*))(?::[0-9]*)?")
+"""A name or a bracketed address, and a port; nobody's name and password."""
 
 
 class TokenScope(StrEnum):
@@ -61,9 +78,9 @@ class Tokens:
 
     def scopes_of(self, token: bytes) -> frozenset[TokenScope] | None:
         """Return what a token allows; None when nobody knows it."""
-        given, found = _digest(token), None
+        wanted, found = _digest(token), None
         for digest, scopes in self._known:
-            if hmac.compare_digest(digest, given):
+            if hmac.compare_digest(digest, wanted):
                 found = scopes
         return found
 
@@ -86,130 +103,8 @@ def read_tokens(text: str) -> dict[str, list[TokenScope]]:
     return found
 
 
-class TokenCheck:
-    """ASGI middleware: 401 without a token that is known, 403 without the scope.
-
-    Args:
-        app: What is protected.
-        tokens: Who may come in.
-        open_paths: Paths that need no token.
-        open_folders: Beginnings of paths that need no token.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        tokens: Tokens,
-        open_paths: Iterable[str],
-        open_folders: tuple[str, ...],
-    ) -> None:
-        self._app, self._tokens = app, tokens
-        self._open_paths, self._open_folders = frozenset(open_paths), open_folders
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, or answer it."""
-        if scope["type"] == "lifespan" or self._is_open(scope):
-            await self._app(scope, receive, send)
-            return
-        scopes = self._tokens.scopes_of(_bearer(scope))
-        if scopes is None:
-            response = problem_response(
-                401,
-                "send the token that the server printed as `Authorization: Bearer TOKEN`.",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-            await response(scope, receive, send)
-            return
-        needed = _NEEDED.get(scope.get("method", ""), TokenScope.APPEND)
-        if needed not in scopes and TokenScope.ADMIN not in scopes:
-            response = problem_response(403, f"this token lacks the scope {needed.value!r}.")
-            await response(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _is_open(self, scope: Scope) -> bool:
-        path: str = scope["path"]
-        reads = scope.get("method") in ("GET", "HEAD")
-        return reads and (path in self._open_paths or path.startswith(self._open_folders))
-
-
-def _bearer(scope: Scope) -> bytes:
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            kind, _, token = value.strip().partition(b" ")
-            return token.strip() if kind.lower() == b"bearer" else b""
-    return b""
-
-
-def _digest(token: bytes) -> bytes:
-    return hashlib.sha256(token).digest()
-
-
-_HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s:@/?#\[\]]*))(?::[0-9]*)?")
-"""A name or a bracketed address, and a port; nobody's name and password."""
-
-
-class HostCheck:
-    """ASGI middleware: 400 for what is no Host, 421 for a foreign one, 403 for a foreign Origin.
-
-    Args:
-        app: What is protected.
-        allowed: Host names that are this server, without ports; an IPv6 address without brackets.
-    """
-
-    def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
-        self._app = app
-        self._allowed = frozenset(name.lower().strip("[]") for name in allowed)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, or answer it."""
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
-        named = _HOST.fullmatch(hosts[0].strip()) if len(hosts) == 1 else None
-        if named is None:
-            await problem_response(
-                400, "the Host header is no host name with a port, such as 127.0.0.1:8377."
-            )(scope, receive, send)
-        elif (named["address"] or named["name"]).lower() not in self._allowed:
-            await problem_response(
-                421, "this server does not go by that Host; start it with --allow-host NAME."
-            )(scope, receive, send)
-        elif any(not _same(origin, hosts[0]) for origin in origins):
-            await problem_response(403, "pages of other origins may not use this server.")(
-                scope, receive, send
-            )
-        else:
-            await self._app(scope, receive, send)
-
-
-def _values(scope: Scope, wanted: bytes) -> list[str]:
-    return [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]
-
-
-def _same(origin: str, host: str) -> bool:
-    """Whether a page came from this very host and port; behind a proxy its scheme is https."""
-    scheme, separator, rest = origin.strip().lower().partition("://")
-    return bool(separator) and scheme in ("http", "https") and rest == host.strip().lower()
-
-
-SECURITY_HEADERS = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src 'self'; base-uri 'none'; frame-ancestors 'none'; form-action 'none'"
-    ),
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "x-frame-options": "DENY",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-}
-"""On every answer. No header of CORS: no other site has any business here."""
-
-
 class SecurityHeaders:
-    """ASGI middleware that puts the headers above on every answer."""
+    """ASGI middleware that puts `SECURITY_HEADERS` on every answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -225,6 +120,92 @@ class SecurityHeaders:
             await send(message)
 
         await self._app(scope, receive, send if scope["type"] != "http" else with_headers)
+
+
+class _HeaderCheck:
+    """ASGI middleware that answers what its `refusal` refuses and lets the rest through."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or answer it."""
+        refusal = None if scope["type"] == "lifespan" else self.refusal(scope)
+        await (refusal or self._app)(scope, receive, send)
+
+    def refusal(self, scope: Scope) -> Response | None:
+        """Return the answer to a request that may not go on."""
+        raise NotImplementedError
+
+
+class HostCheck(_HeaderCheck):
+    """ASGI middleware: 400 for what is no Host, 421 for a foreign one, 403 for a foreign Origin.
+
+    Args:
+        app: What is protected.
+        allowed: Host names that are this server, without ports; an IPv6 address without brackets.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
+        super().__init__(app)
+        self._allowed = frozenset(name.lower().strip("[]") for name in allowed)
+
+    def refusal(self, scope: Scope) -> Response | None:
+        """Refuse a page elsewhere that poses as this server's."""
+        hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
+        named = _HOST.fullmatch(hosts[0].strip()) if len(hosts) == 1 else None
+        if named is None:
+            return problem_response(
+                400, "the Host header is no host name with a port, such as 127.0.0.1:8377."
+            )
+        if (named["address"] or named["name"]).lower() not in self._allowed:
+            return problem_response(
+                421, "this server does not go by that Host; start it with --allow-host NAME."
+            )
+        if any(not _same(origin, hosts[0]) for origin in origins):
+            return problem_response(403, "pages of other origins may not use this server.")
+        return None
+
+
+class TokenCheck(_HeaderCheck):
+    """ASGI middleware: 401 without a token that is known, 403 without the scope.
+
+    Args:
+        app: What is protected.
+        tokens: Who may come in.
+        open_paths: Paths that need no token to be read.
+        open_folders: Beginnings of paths that need no token to be read.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        tokens: Tokens,
+        open_paths: Iterable[str],
+        open_folders: tuple[str, ...],
+    ) -> None:
+        super().__init__(app)
+        self._tokens = tokens
+        self._open_paths, self._open_folders = frozenset(open_paths), open_folders
+
+    def refusal(self, scope: Scope) -> Response | None:
+        """Refuse whoever lacks the token, or its scope."""
+        path: str = scope["path"]
+        method: str = scope.get("method", "")
+        is_open = path in self._open_paths or path.startswith(self._open_folders)
+        if is_open and method in ("GET", "HEAD"):
+            return None
+        scopes = self._tokens.scopes_of(_bearer(scope))
+        if scopes is None:
+            return problem_response(
+                401,
+                "send the token that the server printed as `Authorization: Bearer TOKEN`.",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        needed = _NEEDED.get(method, TokenScope.APPEND)
+        if not {needed, TokenScope.ADMIN} & scopes:
+            return problem_response(403, f"this token lacks the scope {needed.value!r}.")
+        return None
 
 
 class BodyLimit:
@@ -258,30 +239,45 @@ class BodyLimit:
 
     async def _read(self, receive: Receive) -> bytes | None:
         """Return the body; None when it is too large."""
-        parts: list[bytes] = []
-        size = 0
+        body = bytearray()
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
-            part: bytes = message.get("body", b"")
-            size += len(part)
-            if size > self._most_bytes:
+            body += message.get("body", b"")
+            if len(body) > self._most_bytes:
                 return None
-            parts.append(part)
             if not message.get("more_body", False):
-                return b"".join(parts)
+                return bytes(body)
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that gives the body once, then what comes next."""
-    given = False
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return messages.pop() if messages else await receive()
 
     return again
+
+
+def _values(scope: Scope, wanted: bytes) -> list[str]:
+    return [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]
+
+
+def _same(origin: str, host: str) -> bool:
+    """Whether a page came from this very host and port; behind a proxy its scheme is https."""
+    scheme, separator, rest = origin.strip().lower().partition("://")
+    return bool(separator) and scheme in ("http", "https") and rest == host.strip().lower()
+
+
+def _bearer(scope: Scope) -> bytes:
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            kind, _, token = value.strip().partition(b" ")
+            return token.strip() if kind.lower() == b"bearer" else b""
+    return b""
+
+
+def _digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()

@@ -36,7 +36,7 @@ class Services:
 
     async def asked(self, name: str, call: Callable[[], T]) -> T:
         """Return what a blocking question to the store answers, timed under a name."""
-        with self.metrics.query(name):
+        with self.metrics.queries.labels(name).time():
             return await in_thread(call)
 
 

@@ -1,22 +1,30 @@
-"""How much goes on at the same time: a few of each kind, a short queue, a refusal beyond it.
+"""Admission: how much goes on at the same time, and the routes that wait for their turn.
 
-A server that takes in more than it can do answers everybody late, and at last nobody. Here whoever
-is one too many hears so at once, and whoever leaves while waiting is forgotten.
+A server that takes in more than it can do answers everybody late, and at last nobody. Here a few of
+each kind go on, a short queue waits, and whoever is one too many hears so at once; whoever leaves
+while waiting is forgotten. A route takes its place before any parameter is looked at, so that a
+refusal costs little.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from hybridagi_steps.server.metrics import ServerMetrics
+from hybridagi_steps.server.schemas import unambiguous_json
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class Slots:
@@ -114,6 +122,42 @@ class Slots:
             f"try again in {self._retry['Retry-After']} s.",
             self._retry,
         )
+
+
+class _JsonRequest(Request):
+    """A request that refuses JSON which says two things at once."""
+
+    async def json(self) -> Any:
+        """Return the body."""
+        return unambiguous_json(await self.body())
+
+
+class JsonRoute(APIRoute):
+    """A route whose body names no key of an object twice."""
+
+    def get_route_handler(self) -> Handler:
+        """Return what answers a request."""
+        handle = super().get_route_handler()
+
+        async def answered(request: Request) -> Response:
+            return await self.answer(handle, _JsonRequest(request.scope, request.receive))
+
+        return answered
+
+    async def answer(self, handle: Handler, request: Request) -> Response:
+        """Answer a request."""
+        return await handle(request)
+
+
+class WorkRoute(JsonRoute):
+    """A route that asks the memory something: a few at a time are answered, a few more wait."""
+
+    async def answer(self, handle: Handler, request: Request) -> Response:
+        """Answer a request when it is its turn."""
+        if request.method != "GET":
+            await request.body()  # what the client sends after it is that it leaves
+        async with request.app.state.services.work.taken(request.receive):
+            return await handle(request)
 
 
 async def gone(receive: Receive) -> None:

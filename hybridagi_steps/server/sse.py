@@ -1,7 +1,11 @@
-"""Event streams over HTTP: server-sent events with ids, heartbeats, and no slow reader in the way.
+"""Server-sent events: the events of a run in flight, and the response that streams them.
 
-A response here is one task without a queue: it asks the run what comes after the last event sent.
-A reader that takes nothing for a while is dropped; the ids it has seen let it go on later.
+A run is held as frames, ready to be sent, with ids of growing numbers. A response is one task
+without a queue: it asks the run what comes after the last frame sent, and shows with heartbeats
+that it lives. A reader that takes nothing for a while is dropped, so no slow reader is in the way;
+the ids it has seen let it go on later.
+
+Reference: WHATWG HTML, "Server-sent events".
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.running.streaming import FINAL_EVENTS
+from hybridagi_steps.server.problems import problems
 from hybridagi_steps.server.settings import ServerSettings
 from hybridagi_steps.server.slots import Slots, gone
 
@@ -30,6 +35,140 @@ _HEADERS = [
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),  # a proxy would hold events back
 ]
+_EVENT = {
+    "type": "object",
+    "required": ["id", "event", "data"],
+    "properties": {
+        "id": {"type": "string", "description": "RUN_ID:NUMBER, for Last-Event-ID."},
+        "event": {"enum": list(StepEventType)},
+        "data": {
+            "type": "string",
+            "description": "A StepEvent as JSON without nulls.",
+            "contentMediaType": "application/json",
+            "contentSchema": {"$ref": "#/components/schemas/StepEvent"},
+        },
+    },
+}
+_CHUNK_BYTES = 64 * 1024
+"""About as much as a reader is sent at once."""
+_PIECES = (StepEventType.STEP_DELTA, StepEventType.METRICS_SNAPSHOT)
+
+
+def streams(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the answers of a route of events as OpenAPI has them, its problems among them."""
+    return {
+        200: {
+            "description": (
+                "The run's events. Lines that begin with a colon only show that the stream lives."
+            ),
+            "content": {EVENT_STREAM: {"itemSchema": _EVENT}},
+        },
+        **problems(*statuses),
+    }
+
+
+class Frame(NamedTuple):
+    """One event, ready to be sent."""
+
+    number: int
+    data: bytes
+    kind: StepEventType
+    step_id: str | None
+
+
+class Batch(NamedTuple):
+    """What a reader is sent next."""
+
+    data: bytes
+    number: int
+    """The last event in it."""
+    last: bool
+    """Whether nothing comes after it."""
+
+
+class KeyedMessage(NamedTuple):
+    """The message that began a run, with the idempotency key it came with."""
+
+    key: str
+    message: dict[str, Any]
+    """As a provider takes it."""
+
+
+class LiveRun:
+    """A run's events.
+
+    Args:
+        run_id: The run.
+        session_id: Its session.
+        most_bytes: About how much is kept of pieces: deltas and metrics.
+    """
+
+    def __init__(self, run_id: str, session_id: str | None, most_bytes: int) -> None:
+        self.run_id, self.session_id = run_id, session_id
+        self.ended = False
+        self.begun_by: KeyedMessage | None = None
+        self.size = 0
+        self._pieces_size = 0
+        self._most_bytes = most_bytes
+        self._frames: list[Frame] = []
+        self._change: asyncio.Future[None] | None = None
+
+    @property
+    def last_number(self) -> int:
+        """The newest event."""
+        return self._frames[-1].number if self._frames else 0
+
+    def publish(self, event: StepEvent) -> None:
+        """Add an event and wake the readers."""
+        number = event.number if event.number is not None else self.last_number + 1
+        data = event.to_sse().encode()
+        self._frames.append(Frame(number, data, event.type, event.step_id))
+        self.size += len(data)
+        self._pieces_size += len(data) if event.type in _PIECES else 0
+        self.ended = self.ended or event.type in FINAL_EVENTS
+        if self._pieces_size > self._most_bytes:
+            self._forget_pieces()
+        self._wake()
+
+    def end(self) -> None:
+        """Let readers go, whatever the last event was."""
+        self.ended = True
+        self._wake()
+
+    def after(self, number: int) -> Batch:
+        """Return what comes after an event, a chunk of it when it is much."""
+        place = bisect_right(self._frames, number, key=lambda frame: frame.number)
+        data = bytearray()
+        while place < len(self._frames) and len(data) < _CHUNK_BYTES:
+            data += self._frames[place].data
+            number = self._frames[place].number
+            place += 1
+        return Batch(bytes(data), number, self.ended and place == len(self._frames))
+
+    def change(self) -> asyncio.Future[None]:
+        """Return what is done with the next event; all readers share it."""
+        if self._change is None:
+            self._change = asyncio.get_running_loop().create_future()
+        return self._change
+
+    def _wake(self) -> None:
+        change, self._change = self._change, None
+        if change is not None:
+            change.set_result(None)
+
+    def _forget_pieces(self) -> None:
+        """Drop pieces of complete messages; if that is not enough, the older half of the others."""
+        complete = {f.step_id for f in self._frames if f.kind is StepEventType.STEP_COMPLETED}
+        self._keep([f for f in self._frames if f.kind not in _PIECES or f.step_id not in complete])
+        if self._pieces_size > self._most_bytes:
+            pieces = [f.number for f in self._frames if f.kind in _PIECES]
+            old = set(pieces[: len(pieces) // 2 + 1])
+            self._keep([f for f in self._frames if f.number not in old])
+
+    def _keep(self, frames: list[Frame]) -> None:
+        self._frames = frames
+        self.size = sum(len(frame.data) for frame in frames)
+        self._pieces_size = sum(len(frame.data) for frame in frames if frame.kind in _PIECES)
 
 
 class EventStream(Response):
@@ -97,114 +236,3 @@ class EventStream(Response):
             return_when=asyncio.FIRST_COMPLETED,
         )
         return bool(done)
-
-
-_CHUNK_BYTES = 64 * 1024
-"""About as much as a reader is sent at once."""
-_PIECES = (StepEventType.STEP_DELTA, StepEventType.METRICS_SNAPSHOT)
-
-
-class Frame(NamedTuple):
-    """One event, ready to be sent."""
-
-    number: int
-    data: bytes
-    kind: StepEventType
-    step_id: str | None
-
-
-class Said(NamedTuple):
-    """What a run answers that was begun with an idempotency key."""
-
-    key: str
-    message: dict[str, Any]
-    """As a provider takes it."""
-
-
-class Batch(NamedTuple):
-    """What a reader is sent next."""
-
-    data: bytes
-    number: int
-    """The last event in it."""
-    last: bool
-    """Whether nothing comes after it."""
-
-
-class LiveRun:
-    """A run's events.
-
-    Args:
-        run_id: The run.
-        session_id: Its session.
-        most_bytes: About how much is kept of pieces: deltas and metrics.
-    """
-
-    def __init__(self, run_id: str, session_id: str | None, most_bytes: int) -> None:
-        self.run_id, self.session_id = run_id, session_id
-        self.ended = False
-        self.said: Said | None = None
-        self.size = 0
-        self._pieces_size = 0
-        self._most_bytes = most_bytes
-        self._frames: list[Frame] = []
-        self._change: asyncio.Future[None] | None = None
-
-    @property
-    def last_number(self) -> int:
-        """The newest event."""
-        return self._frames[-1].number if self._frames else 0
-
-    def publish(self, event: StepEvent) -> None:
-        """Add an event and wake the readers."""
-        number = event.number if event.number is not None else self.last_number + 1
-        data = event.to_sse().encode()
-        self._frames.append(Frame(number, data, event.type, event.step_id))
-        self.size += len(data)
-        self._pieces_size += len(data) if event.type in _PIECES else 0
-        self.ended = self.ended or event.type in FINAL_EVENTS
-        if self._pieces_size > self._most_bytes:
-            self._forget_pieces()
-        self._wake()
-
-    def end(self) -> None:
-        """Let readers go, whatever the last event was."""
-        self.ended = True
-        self._wake()
-
-    def after(self, number: int) -> Batch:
-        """Return what comes after an event, a chunk of it when it is much."""
-        start = bisect_right(self._frames, number, key=lambda frame: frame.number)
-        data: list[bytes] = []
-        size, place = 0, start
-        while place < len(self._frames) and size < _CHUNK_BYTES:
-            data.append(self._frames[place].data)
-            size += len(data[-1])
-            place += 1
-        newest = self._frames[place - 1].number if data else number
-        return Batch(b"".join(data), newest, self.ended and place == len(self._frames))
-
-    def change(self) -> asyncio.Future[None]:
-        """Return what is done with the next event; all readers share it."""
-        if self._change is None:
-            self._change = asyncio.get_running_loop().create_future()
-        return self._change
-
-    def _wake(self) -> None:
-        change, self._change = self._change, None
-        if change is not None:
-            change.set_result(None)
-
-    def _forget_pieces(self) -> None:
-        """Drop pieces of complete messages; if that is not enough, the older half of the others."""
-        complete = {f.step_id for f in self._frames if f.kind is StepEventType.STEP_COMPLETED}
-        self._keep([f for f in self._frames if f.kind not in _PIECES or f.step_id not in complete])
-        if self._pieces_size > self._most_bytes:
-            pieces = [f.number for f in self._frames if f.kind in _PIECES]
-            old = set(pieces[: len(pieces) // 2 + 1])
-            self._keep([f for f in self._frames if f.number not in old])
-
-    def _keep(self, frames: list[Frame]) -> None:
-        self._frames = frames
-        self.size = sum(len(frame.data) for frame in frames)
-        self._pieces_size = sum(len(frame.data) for frame in frames if frame.kind in _PIECES)

@@ -18,14 +18,16 @@ from hybridagi_steps.errors import SequenceConflictError, UnknownSessionError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.message import Step, new_id
 from hybridagi_steps.server import schemas as shapes
-from hybridagi_steps.server.openapi import streams
-from hybridagi_steps.server.route_classes import JsonRoute
 from hybridagi_steps.server.schemas import SESSION, SessionId
 from hybridagi_steps.server.services import Services, Shared
-from hybridagi_steps.server.sse import EventStream, LiveRun, Said
+from hybridagi_steps.server.slots import JsonRoute
+from hybridagi_steps.server.sse import EventStream, KeyedMessage, LiveRun, streams
 from hybridagi_steps.validation import admitted_messages
 
 router = APIRouter(tags=["chat"], route_class=JsonRoute)
+
+_locks: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
+"""One for each session of a hub that a keyed message is being said in."""
 
 IdempotencyKey = Annotated[
     str | None,
@@ -48,7 +50,7 @@ async def chat(
     shared.slots.check()
     session = AgentSession(asked.session_id or str(new_id()), asked.user_id)
     if idempotency_key is not None:
-        run = await said_once(shared, session, asked.message, idempotency_key)
+        run = await _keyed_run(shared, session, asked.message, idempotency_key)
     else:
         run = await shared.hub.start(runner.run_stream(session, asked.message))
     return _stream(shared, run)
@@ -93,26 +95,23 @@ def _stream(shared: Shared, run: Any) -> Response:
     return EventStream(run, 0, shared.slots, shared.settings)
 
 
-_speaking: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
-
-
-async def said_once(shared: Services, session: Any, message: Any, key: str) -> LiveRun | None:
-    """Say something unless it was said with this key before; return the run that answers it."""
+async def _keyed_run(shared: Services, session: Any, message: Any, key: str) -> LiveRun | None:
+    """Begin a run unless this key began one before; return the run of the key."""
     admitted = partial(_admitted, shared.memory, session.session_id, message)
-    said = Said(key, await in_thread(admitted))
+    begun_by = KeyedMessage(key, await in_thread(admitted))
     # One at a time for each session: of two equal requests the second has to find the first's run.
-    lock = _speaking.setdefault((id(shared.hub), session.session_id), asyncio.Lock())
+    lock = _locks.setdefault((id(shared.hub), session.session_id), asyncio.Lock())
     async with lock:
         known = shared.hub.run_that_answers(session.session_id, key)
-        if known is not None and known.said is not None:
-            _check_same(session.session_id, known.said, said)
+        if known is not None and known.begun_by is not None:
+            _check_same(session.session_id, known.begun_by, begun_by)
             if shared.hub.is_live(known.run_id):
                 return known
         message_id = message_id_of(session.session_id, key)
         stored = await in_thread(partial(_stored, shared.memory, session.session_id, message_id))
         if stored is not None and stored.run_id is not None:
-            before = Said(key, stored.to_message_dict())
-            _check_same(session.session_id, before, said)
+            before = KeyedMessage(key, stored.to_message_dict())
+            _check_same(session.session_id, before, begun_by)
             found = shared.hub.find(stored.run_id)
             return found or await shared.hub.stored(stored.run_id, 0, message=stored)
         if known is not None:  # it failed before anything was stored
@@ -120,7 +119,7 @@ async def said_once(shared: Services, session: Any, message: Any, key: str) -> L
         events = shared.hub.runner.run_stream(session, message, message_id=message_id)
         run = await shared.hub.start(events)
         if run is not None:
-            run.said = said
+            run.begun_by = begun_by
         return run
 
 
@@ -135,7 +134,7 @@ def _admitted(memory: StepMemory, session_id: str, message: Any) -> dict[str, An
     return admitted_messages([said], session_id, memory.redact)[0].to_message_dict()
 
 
-def _check_same(session_id: str, before: Said, now: Said) -> None:
+def _check_same(session_id: str, before: KeyedMessage, now: KeyedMessage) -> None:
     if before.message != now.message:
         raise SequenceConflictError(
             f"session {session_id!r}: the key {now.key!r} came with another message before. "

@@ -11,13 +11,13 @@ from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.protocols import RunSummary
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.server import schemas as shapes
-from hybridagi_steps.server.openapi import problems, streams
-from hybridagi_steps.server.route_classes import JsonRoute, WorkRoute
+from hybridagi_steps.server.problems import problems
 from hybridagi_steps.server.routes.sessions import Limit, Offset
 from hybridagi_steps.server.run_hub import interrupted_run
 from hybridagi_steps.server.schemas import RUN, RunId, answer
 from hybridagi_steps.server.services import Shared
-from hybridagi_steps.server.sse import EventStream
+from hybridagi_steps.server.slots import JsonRoute, WorkRoute
+from hybridagi_steps.server.sse import EventStream, streams
 from hybridagi_steps.server.views import filled, run_data, title_of
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)

@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from hybridagi_steps.records.agent_step import AgentStepType, StepStatus
 from hybridagi_steps.records.filters import StepFilter, Trust
 from hybridagi_steps.server import schemas as shapes
-from hybridagi_steps.server.openapi import problems
-from hybridagi_steps.server.route_classes import WorkRoute, unambiguous_json
-from hybridagi_steps.server.schemas import answer
+from hybridagi_steps.server.problems import problems
+from hybridagi_steps.server.schemas import answer, unambiguous_json
 from hybridagi_steps.server.services import Shared
+from hybridagi_steps.server.slots import WorkRoute
 from hybridagi_steps.server.views import hit_data, hits_for
 
 router = APIRouter(tags=["search"], route_class=WorkRoute)

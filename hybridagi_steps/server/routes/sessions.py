@@ -13,10 +13,10 @@ from hybridagi_steps.errors import UnknownSequenceError
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.run import RunMetrics
 from hybridagi_steps.server import schemas as shapes
-from hybridagi_steps.server.openapi import problems
-from hybridagi_steps.server.route_classes import WorkRoute
+from hybridagi_steps.server.problems import problems
 from hybridagi_steps.server.schemas import SESSION, SessionId, answer
 from hybridagi_steps.server.services import Shared
+from hybridagi_steps.server.slots import WorkRoute
 from hybridagi_steps.server.views import filled
 from hybridagi_steps.sessions.branch_compare import BranchComparison, BranchSide, compare
 
@@ -107,7 +107,7 @@ async def delete_steps(shared: Shared, session_id: SessionId, start_seq: From) -
 )
 async def fork(shared: Shared, session_id: SessionId, asked: shapes.ForkAsked) -> Response:
     """Start a session that shares this one's messages up to one; nothing is copied."""
-    with shared.metrics.query("fork"):
+    with shared.metrics.queries.labels("fork").time():
         made = await shared.repository.fork(session_id, asked.sequence, asked.new_session_id)
     shared.metrics.forks.inc()
     return answer({"new_session_id": made.session_id, "sequence": made.sequence})
@@ -170,7 +170,7 @@ async def preview_context(
     """
     where = {"session_id": session_id} if recall == "session" else None
     builder = ContextBuilder(shared.memory, budget=budget, recent=recent, k=k, where=where)
-    with shared.metrics.context_built():
+    with shared.metrics.contexts.time():
         made = await shared.asked(
             "context", lambda: builder.build(session_id=session_id, query=query)
         )
