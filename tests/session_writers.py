@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from conformance.making import message, step
 from faults.processes import piped
 
 from hybridagi_steps.protocols import Durability
 from hybridagi_steps.stores.sqlite import SqliteStepStore
+from hybridagi_steps.testing.conformance.samples import message, step
 
 SESSION = "s"
 

@@ -83,6 +83,15 @@ class TestPage:
         assert [name for name in linked + listed if not (DOCS / name).exists()] == []
 
 
+def test_the_example_of_the_conformance_kit_is_a_whole_test_file(tmp_path: Path) -> None:
+    [example] = blocks(DOCS / "conformance.md", "python")
+    assert len([line for line in example.split("\n") if line.strip()]) <= 10
+    (tmp_path / "test_my_store.py").write_text(example, "utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert re.search(r"^\d{3} passed", done.stdout, re.MULTILINE), done.stdout + done.stderr
+
+
 def test_every_page_is_in_the_contents() -> None:
     contents = (DOCS / "index.md").read_text("utf-8")
     assert len(PAGES) > 8

@@ -6,7 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from conformance.making import (
+from hybridagi_steps.errors import (
+    SequenceConflictError,
+    UnknownSequenceError,
+    UnknownSessionError,
+)
+from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.testing.conformance.samples import (
     EVERYTHING,
     SessionStepStore,
     contents,
@@ -15,12 +21,6 @@ from conformance.making import (
     said,
     step,
 )
-from hybridagi_steps.errors import (
-    SequenceConflictError,
-    UnknownSequenceError,
-    UnknownSessionError,
-)
-from hybridagi_steps.records.filters import StepFilter
 
 
 def of_session(store: SessionStepStore, session_id: str, **where: object) -> list[str]:

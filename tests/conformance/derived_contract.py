@@ -1,68 +1,21 @@
-"""What every store promises about runs, words, embeddings and those who follow it."""
+"""What every store promises about words, embeddings and those who follow it."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
 import pytest
 
-from conformance.making import EVERYTHING, START, save_pending, step, text, vector
-from hybridagi_steps.errors import EmbedderMismatchError, InvalidStepError, UnknownRunError
+from hybridagi_steps.errors import EmbedderMismatchError
 from hybridagi_steps.protocols import StepStore
-
-
-class RunContract:
-    """`RunStore`."""
-
-    def test_runs_newest_first(self, store: StepStore) -> None:
-        noon = datetime(2025, 6, 1, 12, tzinfo=UTC)
-        store.append([step(id="b", run_id="one", hop=1, created_at=noon + timedelta(minutes=1))])
-        store.append([step(id="a", run_id="one", session_id="s", status="error", created_at=noon)])
-        store.append([step(id="c", run_id="two", scope="compile:x"), step(id="d")])
-        two, one = store.runs(limit=9)
-        assert (two.run_id, two.scope, two.steps, two.first_step) == ("two", "compile:x", 1, "c")
-        assert (one.run_id, one.session_id, one.steps, one.errors) == ("one", "s", 2, 1)
-        assert one.first_step == "a"
-        assert one.started_at == noon.isoformat()
-        assert one.ended_at == (noon + timedelta(minutes=1)).isoformat()
-        assert (one.score, one.feedback) == (None, None)
-        assert [run.run_id for run in store.runs(limit=1, offset=1)] == ["one"]
-
-    def test_a_runs_score_shows_on_steps_without_their_own(self, store: StepStore) -> None:
-        store.append([step(id="a", run_id="r", score=0.1), step(id="b", run_id="r"), step(id="c")])
-        store.score_run("r", 0.7, "well done")
-        store.score_run("r", 0.9, "even better")
-        [run] = store.runs(limit=9)
-        assert (run.score, run.feedback) == (0.9, "even better")
-        for found in (store.get(["a", "b", "c"]), store.find(EVERYTHING, limit=9)):
-            assert [each.score for each in found] == [0.1, 0.9, None]
-        store.append([step(id="d", run_id="r")])
-        assert store.get(["d"])[0].score == 0.9
-
-    @pytest.mark.parametrize("run_id", ["unknown", "\ud800"])
-    def test_an_unknown_run_cannot_be_scored(self, store: StepStore, run_id: str) -> None:
-        with pytest.raises(UnknownRunError):
-            store.score_run(run_id, 1.0, None)
-
-    @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-    def test_a_score_is_a_finite_number(self, store: StepStore, value: float) -> None:
-        store.append([step(id="a", run_id="r")])
-        store.score_run("r", 0.5, None)
-        with pytest.raises(InvalidStepError, match="finite"):
-            store.score_run("r", value, None)
-        with pytest.raises(InvalidStepError, match="give a text"):
-            store.score_run("r", 1.0, 3)  # pyright: ignore[reportArgumentType]
-        assert [run.score for run in store.runs(limit=9)] == [0.5]
-
-    def test_a_run_without_steps_is_gone_with_its_score(self, store: StepStore) -> None:
-        store.append([step(id="a", run_id="r")])
-        store.score_run("r", 0.5, None)
-        store.delete(["a"])
-        assert store.runs(limit=9) == []
-        store.append([step(id="b", run_id="r")])
-        assert store.get(["b"])[0].score is None
+from hybridagi_steps.testing.conformance.samples import (
+    START,
+    save_pending,
+    step,
+    text,
+    vector,
+)
 
 
 class DerivedContract:

@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 
-from conformance.making import SessionStepStore, ids, message, said, save_pending, step
 from hybridagi_steps.errors import UnknownRevocationError
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.testing.conformance.samples import (
+    SessionStepStore,
+    ids,
+    message,
+    said,
+    save_pending,
+    step,
+)
 
 CHATS = {"kind": "import", "format": "openai", "name": "chats.jsonl"}
 

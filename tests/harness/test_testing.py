@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import copy
 import enum
-import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import cloudpickle
 import dspy
 import pytest
 
+import hybridagi_steps.testing.language_models as language_models
 from hybridagi_steps.testing import (
     ScriptedLM,
     ToolCall,
@@ -108,18 +109,28 @@ def test_usage_is_counted_and_stable() -> None:
     assert lm.history[0]["usage"]["completion_tokens"] == 2
 
 
-def test_delays_hold_sync_and_async() -> None:
+def test_delays_hold_sync_and_async(monkeypatch: pytest.MonkeyPatch) -> None:
     lm = scripted_lm(lambda _: "x", delay_seconds=0.1)
-    begun = time.perf_counter()
+    slept: list[float] = []
+    monkeypatch.setattr(language_models, "time", SimpleNamespace(sleep=slept.append))
     lm("a")
-    assert time.perf_counter() - begun >= 0.1
+    assert slept == [0.1]
 
-    async def many() -> float:
-        begun = time.perf_counter()
-        await asyncio.gather(*(lm.acall("a") for _ in range(10)))
-        return time.perf_counter() - begun
+    async def many() -> list[float]:
+        asleep: list[float] = []
+        all_asleep = asyncio.Event()
 
-    assert 0.1 <= asyncio.run(many()) < 0.8, "async answers wait together"
+        async def sleep(seconds: float) -> None:
+            asleep.append(seconds)
+            if len(asleep) == 10:
+                all_asleep.set()
+            await all_asleep.wait()
+
+        monkeypatch.setattr(language_models, "asyncio", SimpleNamespace(sleep=sleep))
+        await asyncio.wait_for(asyncio.gather(*(lm.acall("a") for _ in range(10))), 60)
+        return asleep
+
+    assert asyncio.run(many()) == [0.1] * 10, "async answers wait together"
 
 
 def test_native_tool_calls() -> None:

@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conformance.filter_contract import FilterContract
-from conformance.making import SessionStepStore, message, step
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -35,6 +33,8 @@ from hybridagi_steps.stores import open_store
 from hybridagi_steps.stores.in_memory import InMemoryStepStore
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.stores.waiting import Patience
+from hybridagi_steps.testing.conformance import FilterContract
+from hybridagi_steps.testing.conformance.samples import SessionStepStore, message, step
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 MOMENTS = st.integers(-2, 2).map(lambda n: NOON + timedelta(microseconds=n * 500_000))

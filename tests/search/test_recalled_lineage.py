@@ -19,7 +19,6 @@ from uuid import UUID
 
 import dspy
 import pytest
-from conformance.making import step
 from runner_cases import run
 
 import hybridagi_steps as hs
@@ -30,6 +29,7 @@ from hybridagi_steps.programs.tools import PastActionSearch, Predict
 from hybridagi_steps.recording.step_writer import MOST_RECALLED
 from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.testing import scripted_lm
+from hybridagi_steps.testing.conformance.samples import step
 
 OLD = [UUID(int=n + 1) for n in range(3)]
 

@@ -16,12 +16,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from conformance.making import EVERYTHING, step
 from faults.processes import piped
 
 from hybridagi_steps import StepMemory
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.stores.sqlite.lost_commits import lost_commits
+from hybridagi_steps.testing.conformance.samples import EVERYTHING, step
 
 PAGE_BYTES = 4096
 FRAME_BYTES = 24 + PAGE_BYTES

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance.making import EVERYTHING, ids, message, save_pending, step
 from faults.processes import piped
 from typer.testing import CliRunner
 
@@ -44,6 +43,7 @@ from hybridagi_steps.search.step_index import cache_path
 from hybridagi_steps.stores import open_store
 from hybridagi_steps.stores.address import secrets_of, shown_address
 from hybridagi_steps.stores.body import encode_body
+from hybridagi_steps.testing.conformance.samples import EVERYTHING, ids, message, save_pending, step
 
 psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 

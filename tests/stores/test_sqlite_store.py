@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from conformance.making import EVERYTHING, filled, ids, step, text
+from store_files import filled
 
 from hybridagi_steps.errors import (
     DiskFullError,
@@ -32,6 +32,7 @@ from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.sqlite import SqliteStepStore, schema
 from hybridagi_steps.stores.sqlite.database import Database
 from hybridagi_steps.stores.sqlite.file_lock import FileLock
+from hybridagi_steps.testing.conformance.samples import EVERYTHING, ids, step, text
 
 CANARY = "xCANARYx"
 WRITER = """

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import numpy as np
-from conformance.making import step
 from faults.processes import piped
 from session_writers import SESSION, for_ever, start
 
 from hybridagi_steps.protocols import Durability, TextRow, VectorRow
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.stores.sqlite import SqliteStepStore
+from hybridagi_steps.testing.conformance.samples import step
 
 KILLS, AT_ONCE = 60, 4
 

@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from conformance.making import EVERYTHING, filled, step
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from store_files import filled
 
 from hybridagi_steps.errors import DamagedFileError, StorageError
 from hybridagi_steps.stores.sqlite import SqliteStepStore
+from hybridagi_steps.testing.conformance.samples import EVERYTHING, step
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from conformance.making import EVERYTHING, message, step
 from exchange_shelf import unsourced
 from typer.testing import CliRunner
 
@@ -25,6 +24,7 @@ from hybridagi_steps.search.indexing import Deriver
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.stores.sqlite.schema import migrations
 from hybridagi_steps.stores.waiting import Patience
+from hybridagi_steps.testing.conformance.samples import EVERYTHING, message, step
 
 FLIPS = 400
 PAGE_BYTES = 4096

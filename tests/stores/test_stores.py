@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conformance.making import EVERYTHING, ids, step
-from conformance.step_store import StepStoreContract
+from conformance.step_store import WholeContract
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +26,7 @@ from hybridagi_steps.protocols import Position, StepStore, TextRow, VectorRow
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.stores.in_memory import InMemoryStepStore
 from hybridagi_steps.stores.sqlite import SqliteStepStore
+from hybridagi_steps.testing.conformance.samples import EVERYTHING, ids, step
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(),
@@ -65,7 +65,7 @@ SLOW_OK = settings(
 )
 
 
-class TestInMemoryStepStore(StepStoreContract):
+class TestInMemoryStepStore(WholeContract):
     @pytest.fixture
     def store(self) -> Iterator[StepStore]:
         store = InMemoryStepStore()
@@ -79,7 +79,7 @@ class TestInMemoryStepStore(StepStoreContract):
         store.close()
 
 
-class TestSqliteStepStore(StepStoreContract):
+class TestSqliteStepStore(WholeContract):
     one_file = True
 
     @pytest.fixture
@@ -103,7 +103,7 @@ class TestSqliteStepStoreWithKeysWritten(TestSqliteStepStore):
         monkeypatch.setattr("hybridagi_steps.stores.sqlite.steps._LONGEST_TAIL", 0)
 
 
-class TestPostgresStepStore(StepStoreContract):
+class TestPostgresStepStore(WholeContract):
     one_file = True
 
     @pytest.fixture

@@ -1,10 +1,10 @@
-"""What the contracts are tested with: steps, words and vectors made in one line."""
+"""Samples for the contracts: steps, messages, words and vectors, made in one line each."""
+
+# ruff: noqa: S101 - what both ways of reading say is compared by all contracts
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,11 +14,10 @@ from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.session_protocols import SessionBackend, SessionStore
-from hybridagi_steps.stores.sqlite import SqliteStepStore
 
 
 class SessionStepStore(StepStore, SessionBackend, Protocol):
-    """All that a back-end is asked in tests."""
+    """A step store with sessions: all that a back-end is asked."""
 
 
 START = Position(0, 0, 0, 0, 0)
@@ -66,14 +65,17 @@ def contents(store: SessionStore, session_id: str, **asked: Any) -> list[Any]:
 
 
 def ids(steps: Sequence[AgentStep]) -> list[str]:
+    """Return the ids of steps, as texts."""
     return [str(found.id) for found in steps]
 
 
 def text(row: int, parent: int | None = None, tokens: str = "refund order") -> TextRow:
+    """Make the words of a row."""
     return TextRow(row, parent, tokens, 7, 0, scoped=False)
 
 
 def vector(row: int, *values: float) -> VectorRow:
+    """Make the embedding of a row; without values a failed one."""
     return VectorRow(row, 7, np.array(values, np.float32) if values else None, scoped=False)
 
 
@@ -85,10 +87,3 @@ def save_pending(store: StepStore) -> list[tuple[int, int | None]]:
         saved.extend((found.row, found.parent_row) for found in pending)
         assert len(saved) < 500, "pending words never end"
     return saved
-
-
-def filled(path: Path, count: int = 50) -> None:
-    """Write a file of `count` steps of one run, with their words."""
-    with closing(SqliteStepStore(path, durability="normal")) as store:
-        store.append([step(id=str(n), run_id="r", outputs={"x": "y" * 300}) for n in range(count)])
-        save_pending(store)
