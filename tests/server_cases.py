@@ -19,7 +19,7 @@ import uvicorn
 
 from hybridagi_steps import AgentStep, StepMemory, StepRunner
 from hybridagi_steps.server.app import create_app
-from hybridagi_steps.server.process import StepServer, bound
+from hybridagi_steps.server.process import StepServer, listening_socket
 from hybridagi_steps.server.security import Tokens, TokenScope
 from hybridagi_steps.server.settings import ServerSettings
 
@@ -82,7 +82,7 @@ def serving(memory: StepMemory, program: Any = None, **limits: Any) -> Generator
     runner = runner or (None if program is None else StepRunner(program, memory))
     settings = ServerSettings(**limits)
     app = create_app(memory, Tokens(known), runner=runner, settings=settings)
-    listening = bound("127.0.0.1", 0, settings.stall_seconds)
+    listening = listening_socket("127.0.0.1", 0, settings.stall_seconds)
     config = uvicorn.Config(app, log_level="critical", access_log=False, ws="none", lifespan="on")
     server = StepServer(config, app.state.services)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))

@@ -81,7 +81,7 @@ def serve(
     """Serve sessions, runs and search over HTTP, with a page; prints a token and the address."""
     _check_installed("fastapi", "uvicorn", "prometheus_client", what="The server", extra="server")
     from hybridagi_steps.server.app import create_app
-    from hybridagi_steps.server.process import bound, leave_soon, page_address
+    from hybridagi_steps.server.process import leave_soon, listening_socket, page_address
     from hybridagi_steps.server.process import serve as serve_app
     from hybridagi_steps.server.program_loading import load_runner
     from hybridagi_steps.server.security import Tokens
@@ -98,7 +98,7 @@ def serve(
     with opened(db, namespace, redact) as memory:
         runner = None if program is None else load_runner(program, memory, ask_consent=ask)
         app = create_app(memory, known, runner=runner, settings=settings)
-        listening = bound(host, port, settings.stall_seconds)
+        listening = listening_socket(host, port, settings.stall_seconds)
         address = page_address(host, listening.getsockname()[1], token)
         with _exported(memory, runner, otlp):
             say = partial(_say, token, address, has_program=runner is not None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -39,6 +39,9 @@ from hybridagi_steps.server.services import Services
 from hybridagi_steps.server.settings import ServerSettings
 from hybridagi_steps.server.slots import Slots
 
+if TYPE_CHECKING:
+    from hybridagi_steps.running.runner import StepRunner
+
 OPEN_PATHS = ("/", "/healthz")
 OPEN_FOLDERS = ("/static/",)
 """What needs no token: the page, which knows nothing, and the sign of life."""
@@ -56,7 +59,7 @@ def create_app(
     memory: StepMemory,
     tokens: Tokens,
     *,
-    runner: Any = None,
+    runner: StepRunner | None = None,
     settings: ServerSettings | None = None,
 ) -> FastAPI:
     """Return the service over a memory.

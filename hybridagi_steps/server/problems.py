@@ -147,35 +147,35 @@ def problem_response(
 
 def install_problems(app: FastAPI) -> None:
     """Answer every error of an app with a problem document."""
-    app.add_exception_handler(StepsError, _of_ours)
-    app.add_exception_handler(RequestValidationError, _of_a_request)
-    app.add_exception_handler(HTTPException, _of_http)
-    app.add_exception_handler(ClientDisconnect, _of_nobody)
-    app.add_exception_handler(Exception, _of_a_fault)
+    app.add_exception_handler(StepsError, _answer_steps_error)
+    app.add_exception_handler(RequestValidationError, _answer_invalid_request)
+    app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(ClientDisconnect, _answer_disconnect)
+    app.add_exception_handler(Exception, _answer_fault)
 
 
-async def _of_ours(request: Request, error: Exception) -> Response:
+async def _answer_steps_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, StepsError)  # noqa: S101 - what it is installed for
     status = status_of(error)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("%s %s: %s", request.method, request.scope["path"], error, exc_info=error)
     retry = {"Retry-After": "1"} if status in (429, 503) else None
-    return problem_response(status, _told(error), error=type(error).__name__, headers=retry)
+    return problem_response(status, _detail(error), error=type(error).__name__, headers=retry)
 
 
-def _told(error: StepsError) -> str:
+def _detail(error: StepsError) -> str:
     """Return what an error says, with a route where it names a call in Python."""
     if isinstance(error, errors.UnknownRunError):
         return f"no run has the id {error.run_id!r}; GET /runs lists them."
     return str(error)
 
 
-async def _of_a_request(request: Request, error: Exception) -> Response:
+async def _answer_invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - what it is installed for
     if isinstance(error.body, bytes):  # it was not read: nothing says that it is JSON
-        given = request.headers.get("content-type")
-        detail = f"the body's Content-Type is {given[:200]}" if given else "no Content-Type is sent"
-        return problem_response(415, f"{_whole(detail)}; send Content-Type: application/json.")
+        kind = request.headers.get("content-type")
+        detail = f"the body's Content-Type is {kind[:200]}" if kind else "no Content-Type is sent"
+        return problem_response(415, f"{_json_text(detail)}; send Content-Type: application/json.")
     if isinstance(cause := error.__cause__, JSONDecodeError):
         where = f"line {cause.lineno}, column {cause.colno}"
         fields = [FieldError(field="body", message=f"not JSON at {where}: {cause.msg}")]
@@ -193,19 +193,19 @@ def _field_error(found: Mapping[str, Any]) -> FieldError:
     message = str(found["msg"])
     if (cause := found.get("ctx", {}).get("error")) is not None:
         message = f"{message} ({cause})" if str(cause) not in message else message
-    return FieldError(field=_whole(place), message=_whole(message))
+    return FieldError(field=_json_text(place), message=_json_text(message))
 
 
-def _whole(text: str) -> str:
+def _json_text(text: str) -> str:
     """Return text that JSON can hold, whatever a client put into a key."""
     return text.encode("utf-8", "replace").decode()[:500]
 
 
-async def _of_http(request: Request, error: Exception) -> Response:
+async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - what it is installed for
     detail, headers = str(error.detail), dict(error.headers or {})
     if error.status_code == HTTPStatus.BAD_REQUEST:
-        detail = _unread(error.__cause__) or detail
+        detail = _unreadable_body(error.__cause__) or detail
     if error.status_code == HTTPStatus.NOT_FOUND and detail == HTTPStatus.NOT_FOUND.phrase:
         detail = f"there is nothing at {request.scope['path']}; /openapi.json lists what there is."
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
@@ -214,7 +214,7 @@ async def _of_http(request: Request, error: Exception) -> Response:
     return problem_response(error.status_code, detail, headers=headers)
 
 
-def _unread(cause: BaseException | None) -> str | None:
+def _unreadable_body(cause: BaseException | None) -> str | None:
     """Return why a body was not read as far as there was JSON to speak of; None for any other."""
     if isinstance(cause, UnicodeDecodeError):
         encoding, place = cause.encoding.upper(), cause.start + 1
@@ -237,10 +237,10 @@ def _methods_at(request: Request) -> set[str]:
     return {name for route in routes if route.path == first for name in route.methods or ()}
 
 
-async def _of_nobody(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's
+async def _answer_disconnect(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's
     return Response(status_code=HTTPStatus.REQUEST_TIMEOUT)  # which is not sent
 
 
-async def _of_a_fault(request: Request, error: Exception) -> Response:
+async def _answer_fault(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
     return problem_response(500, "the server failed; its log says where.")

@@ -68,27 +68,28 @@ class StepServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def bound(host: str, port: int, stall_seconds: float) -> socket.socket:
+def listening_socket(host: str, port: int, stall_seconds: float) -> socket.socket:
     """Return a listening socket."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        made = socket.socket(family, kind, protocol)
+        listening = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError, OverflowError) as error:
         raise InvalidSettingError(f"there is no address {host}:{port}: {error}.") from error
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_seconds * 1000))
+        stall_ms = int(stall_seconds * 1000)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
     try:
-        made.bind(address)
-        made.listen(BACKLOG)
+        listening.bind(address)
+        listening.listen(BACKLOG)
     except OSError as error:
-        made.close()
+        listening.close()
         raise InvalidSettingError(
             f"{host}:{port} cannot be listened on: {error.strerror}; name another --port."
         ) from error
-    return made
+    return listening
 
 
 def page_address(host: str, port: int, token: str) -> str:
@@ -98,8 +99,8 @@ def page_address(host: str, port: int, token: str) -> str:
     return f"http://{shown}:{port}/#token={quote(token, safe='')}"
 
 
-def serve(app: FastAPI, listening: socket.socket, began: Callable[[], None]) -> set[Task[Any]]:
-    """Serve until a signal asks to end; `began` is called once requests are answered.
+def serve(app: FastAPI, listening: socket.socket, on_ready: Callable[[], None]) -> set[Task[Any]]:
+    """Serve until a signal asks to end; `on_ready` is called once requests are answered.
 
     What ends it politely ends it in order: the memory is closed by whoever opened it.
 
@@ -127,7 +128,7 @@ def serve(app: FastAPI, listening: socket.socket, began: Callable[[], None]) -> 
             await asyncio.sleep(0.01)
         try:
             if not serving.done():
-                began()
+                on_ready()
         except BaseException:
             server.should_exit = True
             raise
@@ -181,7 +182,7 @@ def leave_soon(cut_off: Sequence[str] = (), *, at_once: bool = False) -> None:
     """
     end_at_next_signal()
     if at_once:
-        what = _perhaps(cut_off)
+        what = _culprit(cut_off)
         log.warning("%s did not let itself be cancelled; it ends with the process.", what)
         leave_now(0)
     end_after(_LAST_THREADS_SECONDS, 0, lambda: threads_left(cut_off))
@@ -217,7 +218,7 @@ def leave_now(code: int) -> NoReturn:
 
 def main_thread_left() -> list[str]:
     """Return where the main thread is, which is to end and does not."""
-    where = _place_of(threading.main_thread())
+    where = _place_in_code(threading.main_thread())
     return [f"the server does not come to its end: it is at {where}; it is ended as it is."]
 
 
@@ -228,13 +229,13 @@ def threads_left(cut_off: Sequence[str] = ()) -> list[str]:
         if thread.daemon or thread.ident is None or thread is threading.main_thread():
             continue
         run_id = run_of_thread(thread.ident)
-        whose = _perhaps(cut_off) if run_id is None else f"run {run_id}"
-        where = _place_of(thread)
+        whose = _culprit(cut_off) if run_id is None else f"run {run_id}"
+        where = _place_in_code(thread)
         lines.append(f"{whose} has left thread {thread.name} at {where}; it ends with the process.")
     return lines
 
 
-def _place_of(thread: threading.Thread) -> str:
+def _place_in_code(thread: threading.Thread) -> str:
     # The documented way to see other threads.
     frames = sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     if (frame := frames.get(thread.ident or 0)) is None:
@@ -243,5 +244,5 @@ def _place_of(thread: threading.Thread) -> str:
     return f"{last.filename}:{last.lineno} in {last.name}"
 
 
-def _perhaps(runs: Sequence[str]) -> str:
+def _culprit(runs: Sequence[str]) -> str:
     return f"some code, perhaps of run {' or '.join(runs)}," if runs else "some code"

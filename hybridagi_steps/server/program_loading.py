@@ -8,14 +8,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.redaction import Redact
 
+if TYPE_CHECKING:
+    from hybridagi_steps.running.runner import StepRunner
 
-def load_runner(name: str, memory: StepMemory, *, ask_consent: bool = False) -> Any:
+
+def load_runner(name: str, memory: StepMemory, *, ask_consent: bool = False) -> StepRunner:
     """Return a StepRunner of the program that `package.module:name` names.
 
     The name stands for a DSPy module, a class of one, an async callable over messages, a
@@ -26,7 +29,7 @@ def load_runner(name: str, memory: StepMemory, *, ask_consent: bool = False) -> 
         memory: Where its runs are stored.
         ask_consent: Whether each tool has to be allowed by whoever reads the stream.
     """
-    program = _made(_found("--program", name), name, memory)
+    program = _make_program(_load("--program", name), name, memory)
     from hybridagi_steps.running.limits import StepRunnerConfig
     from hybridagi_steps.running.runner import StepRunner
 
@@ -37,13 +40,13 @@ def load_runner(name: str, memory: StepMemory, *, ask_consent: bool = False) -> 
                 "`memory` and returns the StepRunner."
             )
         if ask_consent:
-            _let_ask(program, name)
+            _set_consent(program, name)
         return program
-    config = StepRunnerConfig(consent=_leave_to_the_reader if ask_consent else None)
+    config = StepRunnerConfig(consent=_reader_decides if ask_consent else None)
     return StepRunner(program, memory, config=config)
 
 
-def _let_ask(runner: Any, name: str) -> None:
+def _set_consent(runner: StepRunner, name: str) -> None:
     """Let a runner that was made elsewhere ask the reader; it must not run without."""
     if runner.config.consent is not None:
         raise InvalidSettingError(
@@ -51,8 +54,8 @@ def _let_ask(runner: Any, name: str) -> None:
             "reader. Leave out --ask, or leave out that consent."
         )
     try:
-        runner.config = replace(runner.config, consent=_leave_to_the_reader)
-        asks = runner.config.consent is _leave_to_the_reader
+        runner.config = replace(runner.config, consent=_reader_decides)
+        asks = runner.config.consent is _reader_decides
     except (AttributeError, TypeError):
         asks = False
     if not asks:
@@ -62,19 +65,19 @@ def _let_ask(runner: Any, name: str) -> None:
         )
 
 
-def _leave_to_the_reader(_: object) -> None:
+def _reader_decides(_: object) -> None:
     """Decide nothing: the answer comes through the server."""
 
 
 def load_redact(name: str) -> Redact:
     """Return the function that `package.module:name` names."""
-    found = _found("--redact", name)
+    found = _load("--redact", name)
     if not callable(found) or inspect.isclass(found):
         raise InvalidSettingError(f"--redact {name} is no function that takes a text.")
     return cast("Redact", found)
 
 
-def _found(option: str, name: str) -> Any:
+def _load(option: str, name: str) -> object:
     module_name, colon, path = name.partition(":")
     if not colon or not module_name or not path:
         raise InvalidSettingError(f"{option} is package.module:name, not {name!r}.")
@@ -82,7 +85,7 @@ def _found(option: str, name: str) -> Any:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        found: Any = import_module(module_name)
+        found: object = import_module(module_name)
         for part in path.split("."):
             found = getattr(found, part)
     except Exception as error:
@@ -92,7 +95,7 @@ def _found(option: str, name: str) -> Any:
     return found
 
 
-def _made(found: Any, name: str, memory: StepMemory) -> Any:
+def _make_program(found: object, name: str, memory: StepMemory) -> Any:
     """Return the program itself: a class is made an object of, a maker is asked."""
     if not inspect.isclass(found) and not _takes_memory(found):
         return found
@@ -105,7 +108,7 @@ def _made(found: Any, name: str, memory: StepMemory) -> Any:
         ) from error
 
 
-def _takes_memory(found: Any) -> bool:
+def _takes_memory(found: object) -> bool:
     """Whether something is called with a memory and nothing else."""
     if not (inspect.isfunction(found) or inspect.isclass(found)):
         return False

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
 
@@ -19,27 +19,21 @@ from hybridagi_steps.errors import UnknownRunError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import Step
+from hybridagi_steps.server.metrics import ServerMetrics
 from hybridagi_steps.server.settings import ServerSettings
 from hybridagi_steps.server.slots import Slots
 from hybridagi_steps.server.sse import LiveRun
 from hybridagi_steps.server.views import run_data
 
+if TYPE_CHECKING:
+    from hybridagi_steps.running.runner import StepRunner
+
 log = logging.getLogger("hybridagi_steps.server")
 
 _LAST_WORDS_SECONDS = 2.0
 """How long runs that are cancelled at the end may take to keep what they said."""
-
-
-class EventListener(Protocol):
-    """Told of every event of every run."""
-
-    def event(self, event: StepEvent) -> None:
-        """Take note of an event."""
-        ...
-
-    def agent_steps(self, count: int) -> None:
-        """Take note of how many AgentSteps a run that is over has stored."""
-        ...
+_SESSIONS, _MESSAGES = 200, 50
+"""How far a run that was cut off is looked for."""
 
 
 class RunHub:
@@ -50,19 +44,19 @@ class RunHub:
         memory: Where runs are stored.
         settings: Limits.
         slots: A place for each run in flight.
-        listener: Told of every event.
+        metrics: Counts what runs store and how they end.
     """
 
     def __init__(
         self,
-        runner: Any,
-        memory: Any,
+        runner: StepRunner | None,
+        memory: StepMemory,
         settings: ServerSettings,
         slots: Slots,
-        listener: EventListener,
+        metrics: ServerMetrics,
     ) -> None:
         self._runner, self._memory, self._settings = runner, memory, settings
-        self._slots, self._listener = slots, listener
+        self._slots, self._metrics = slots, metrics
         self._live: dict[str, LiveRun] = {}
         self._over: OrderedDict[str, LiveRun] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -70,8 +64,8 @@ class RunHub:
         """Runs that were in flight when it was closed."""
 
     @property
-    def runner(self) -> Any:
-        """The runner."""
+    def runner(self) -> StepRunner:
+        """The runner; 503 when no program is served."""
         if self._runner is None:
             raise HTTPException(
                 503,
@@ -120,7 +114,7 @@ class RunHub:
             message: One of its messages, when that is known; it need not be looked for then.
         """
         events = await in_thread(lambda: events_from_store(self._memory, run_id, after, message))
-        run = LiveRun(run_id, events[0].session_id, self._settings.run_buffer_bytes)
+        run = self._new_run(run_id, events[0].session_id)
         for event in events:
             run.publish(event)
         run.end()
@@ -130,7 +124,7 @@ class RunHub:
         """Cancel what is in flight, keep what was said as partial, let all readers go."""
         self.cut_off += [run_id for run_id in self._live if run_id not in self.cut_off]
         for run_id in list(self._live):
-            await self._runner.cancel(run_id)
+            await self.runner.cancel(run_id)
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=_LAST_WORDS_SECONDS)
         for run in list(self._live.values()):
@@ -140,7 +134,7 @@ class RunHub:
         self, events: AsyncIterator[StepEvent], began: asyncio.Future[LiveRun | None]
     ) -> None:
         try:
-            async with self._slots.taken():
+            async with self._slots.place():
                 await self._work(events, began)
         except HTTPException as error:  # others took the last one meanwhile
             began.set_exception(error)
@@ -152,10 +146,11 @@ class RunHub:
         try:
             async for event in events:
                 if run is None:
-                    run = self._begun(event)
+                    run = self._new_run(event.run_id, event.session_id)
+                    self._live[run.run_id] = run
                     began.set_result(run)
                 run.publish(event)
-                self._listener.event(event)
+                self._metrics.event(event)
         except Exception as error:
             if run is None:
                 began.set_exception(error)
@@ -170,12 +165,10 @@ class RunHub:
         if run is not None:
             run_id = run.run_id
             steps = await in_thread(lambda: self._memory.run_steps(run_id))
-            self._listener.agent_steps(len(steps))
+            self._metrics.agent_steps(len(steps))
 
-    def _begun(self, event: StepEvent) -> LiveRun:
-        run = LiveRun(event.run_id, event.session_id, self._settings.run_buffer_bytes)
-        self._live[run.run_id] = run
-        return run
+    def _new_run(self, run_id: str, session_id: str | None) -> LiveRun:
+        return LiveRun(run_id, session_id, self._settings.run_buffer_bytes)
 
     def _ended(self, run: LiveRun) -> None:
         run.end()
@@ -194,10 +187,6 @@ def _broken(run: LiveRun, error: Exception) -> StepEvent:
         session_id=run.session_id,
         data={"status": "failed", "termination_reason": "error", "error": about},
     )
-
-
-_SESSIONS, _MESSAGES = 200, 50
-"""How far a run that was cut off is looked for."""
 
 
 def events_from_store(

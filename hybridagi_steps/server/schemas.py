@@ -33,7 +33,7 @@ LARGEST_SEQUENCE = 2**53 - 1
 JSON_TYPE = "application/json"
 
 
-def _integer(value: Any) -> Any:
+def _integer(value: object) -> object:
     """Return 5 for 5.0: JSON has one kind of number, and its schema calls both integers."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -299,7 +299,7 @@ SessionId = Annotated[str, Path(description="The session's id.")]
 RunId = Annotated[str, Path(description="The run's id.")]
 
 
-def answer(value: Any, status: int = 200) -> Response:
+def answer(value: object, status: int = 200) -> Response:
     """Return a value as JSON; members of records without a value are left out."""
     body = to_json(value, exclude_none=True, inf_nan_mode="null")
     return Response(body, status, media_type=JSON_TYPE)

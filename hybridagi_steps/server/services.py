@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
 
@@ -42,9 +42,8 @@ class Services:
 
 async def services_of(request: Request) -> Services:
     """Return the services of the app that a request came to."""
-    found: Any = request.app.state.services
-    assert isinstance(found, Services)  # noqa: S101 - create_app has set them
-    return found
+    services: Services = request.app.state.services
+    return services
 
 
 Shared = Annotated[Services, Depends(services_of)]

@@ -73,7 +73,7 @@ class Slots:
             raise self._refused()
 
     @asynccontextmanager
-    async def taken(self, receive: Receive | None = None) -> AsyncGenerator[None]:
+    async def place(self, receive: Receive | None = None) -> AsyncGenerator[None]:
         """Take a place for the length of the block.
 
         Args:
@@ -100,7 +100,7 @@ class Slots:
         self._limiter.total_tokens = math.inf  # whoever waits gets a place, and finds it closed
 
     async def _wait(self, receive: Receive) -> None:
-        leaving = asyncio.ensure_future(gone(receive))
+        leaving = asyncio.ensure_future(disconnected(receive))
         patience = anyio.CancelScope(deadline=anyio.current_time() + self._queue_seconds)
         leaving.add_done_callback(lambda _: patience.cancel())
         try:
@@ -156,11 +156,11 @@ class WorkRoute(JsonRoute):
         """Answer a request when it is its turn."""
         if request.method != "GET":
             await request.body()  # what the client sends after it is that it leaves
-        async with request.app.state.services.work.taken(request.receive):
+        async with request.app.state.services.work.place(request.receive):
             return await handle(request)
 
 
-async def gone(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
     """Wait until the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

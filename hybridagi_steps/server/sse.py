@@ -24,7 +24,7 @@ from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.running.streaming import FINAL_EVENTS
 from hybridagi_steps.server.problems import problems
 from hybridagi_steps.server.settings import ServerSettings
-from hybridagi_steps.server.slots import Slots, gone
+from hybridagi_steps.server.slots import Slots, disconnected
 
 log = logging.getLogger("hybridagi_steps.server")
 
@@ -189,10 +189,10 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Send events until the run is over or the reader has gone."""
-        async with self._slots.taken():
+        async with self._slots.place():
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
-            left = asyncio.ensure_future(gone(receive))
+            left = asyncio.ensure_future(disconnected(receive))
             try:
                 await self._send_all(send, left)
             finally:

@@ -46,7 +46,7 @@ def hits_for(
     return [hit for hit in hits if id_text(hit.step.id) != own][:k]
 
 
-def run_data(run_id: str, steps: Sequence[AgentStep], **more: Any) -> dict[str, Any]:
+def run_data(run_id: str, steps: Sequence[AgentStep], **more: object) -> dict[str, Any]:
     """Return a run, its steps and what they cost.
 
     Args:
@@ -79,7 +79,7 @@ def without_vectors(steps: Sequence[AgentStep]) -> list[dict[str, Any]]:
     return [step.model_dump(mode="json", exclude={"vector"}, exclude_none=True) for step in steps]
 
 
-def filled(**members: Any) -> dict[str, Any]:
+def filled(**members: object) -> dict[str, Any]:
     """Return an object without the members that have no value."""
     return {key: value for key, value in members.items() if value is not None}
 

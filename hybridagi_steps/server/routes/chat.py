@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import NAMESPACE_URL, uuid5
 from weakref import WeakValueDictionary
 
@@ -23,6 +23,9 @@ from hybridagi_steps.server.services import Services, Shared
 from hybridagi_steps.server.slots import JsonRoute
 from hybridagi_steps.server.sse import EventStream, KeyedMessage, LiveRun, streams
 from hybridagi_steps.validation import admitted_messages
+
+if TYPE_CHECKING:
+    from hybridagi_steps.running.limits import AgentSession
 
 router = APIRouter(tags=["chat"], route_class=JsonRoute)
 
@@ -89,13 +92,15 @@ async def resume(shared: Shared, session_id: SessionId) -> Response:
     return _stream(shared, await shared.hub.start(runner.resume(session_id)))
 
 
-def _stream(shared: Shared, run: Any) -> Response:
+def _stream(shared: Shared, run: LiveRun | None) -> Response:
     if run is None:
         return Response(status_code=204)
     return EventStream(run, 0, shared.slots, shared.settings)
 
 
-async def _keyed_run(shared: Services, session: Any, message: Any, key: str) -> LiveRun | None:
+async def _keyed_run(
+    shared: Services, session: AgentSession, message: shapes.Message, key: str
+) -> LiveRun | None:
     """Begin a run unless this key began one before; return the run of the key."""
     admitted = partial(_admitted, shared.memory, session.session_id, message)
     begun_by = KeyedMessage(key, await in_thread(admitted))
@@ -128,7 +133,7 @@ def message_id_of(session_id: str, key: str) -> str:
     return str(uuid5(NAMESPACE_URL, f"idempotency-key\n{session_id}\n{key}"))
 
 
-def _admitted(memory: StepMemory, session_id: str, message: Any) -> dict[str, Any]:
+def _admitted(memory: StepMemory, session_id: str, message: shapes.Message) -> dict[str, Any]:
     """Return a message as the store would give it back."""
     said = {"role": "user", "content": message}
     return admitted_messages([said], session_id, memory.redact)[0].to_message_dict()

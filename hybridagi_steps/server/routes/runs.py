@@ -67,7 +67,7 @@ async def follow_run(
     if run is not None and after > run.last_number:
         raise _no_event(run_id)
     if run is None:
-        async with shared.work.taken(request.receive):
+        async with shared.work.place(request.receive):
             run = await shared.hub.stored(run_id, after)
     return EventStream(run, after, shared.slots, shared.settings)
 
@@ -110,7 +110,7 @@ async def _check_known(shared: Shared, request: Request, run_id: str) -> None:
     """Refuse a run that nobody knows."""
     if shared.hub.find(run_id) is not None:
         return
-    async with shared.work.taken(request.receive):
+    async with shared.work.place(request.receive):
         if not await in_thread(lambda: shared.memory.run_steps(run_id)):
             await in_thread(lambda: interrupted_run(shared.memory, run_id))
 
