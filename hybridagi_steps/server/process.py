@@ -134,6 +134,7 @@ def serve(app: FastAPI, listening: socket.socket, on_ready: Callable[[], None]) 
             raise
         finally:
             await serving
+            end_at_next_signal()  # uvicorn has put back the handlers that it found
 
     loop = asyncio.new_event_loop()
     try:
