@@ -108,10 +108,7 @@ class RunHub:
     async def stored(self, run_id: str, after: int, *, message: Step | None = None) -> LiveRun:
         """Return a run that is over as its messages and its end, numbered after `after`.
 
-        Args:
-            run_id: The run.
-            after: The last number the reader has.
-            message: One of its messages, when that is known; it need not be looked for then.
+        Given a `message` of it, a run that was cut off is not looked for.
         """
         events = await in_thread(lambda: events_from_store(self._memory, run_id, after, message))
         run = self._new_run(run_id, events[0].session_id)
@@ -192,14 +189,7 @@ def _broken(run: LiveRun, error: Exception) -> StepEvent:
 def events_from_store(
     memory: StepMemory, run_id: str, after: int, message: Step | None = None
 ) -> list[StepEvent]:
-    """Return a run's messages and its end as events, numbered after `after`; may block.
-
-    Args:
-        memory: Where it was stored.
-        run_id: The run.
-        after: The last number the reader has.
-        message: One of its messages, when that is known.
-    """
+    """Return a run's messages and its end as events, numbered after `after`; may block."""
     from hybridagi_steps.running.stored_events import stored_events
 
     try:

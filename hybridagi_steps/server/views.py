@@ -25,15 +25,7 @@ def hits_for(
     like: str | None = None,
     **options: Any,
 ) -> list[StepHit]:
-    """Search by words or like a stored step, which is not among its own hits.
-
-    Args:
-        memory: Where to look.
-        k: Most hits wanted.
-        query: What to look for.
-        like: Or the id of a step.
-        options: What `StepMemory.search` takes.
-    """
+    """Search by words, or `like` the step of an id, which is not among its own hits."""
     if (query is None) == (like is None):
         raise InvalidQueryError("name what to look for: either words or a step's id.")
     if like is None:
@@ -47,13 +39,7 @@ def hits_for(
 
 
 def run_data(run_id: str, steps: Sequence[AgentStep], **more: object) -> dict[str, Any]:
-    """Return a run, its steps and what they cost.
-
-    Args:
-        run_id: The run.
-        steps: Its steps, by hop.
-        more: Members of `run` that its steps do not say.
-    """
+    """Return a run, its steps by hop, what they cost, and `more` members of `run`."""
     metrics = RunMetrics.of(*(step.metrics for step in steps if step.metrics is not None))
     return {
         "run": {**filled(**more), **_summary(run_id, steps)},
