@@ -50,7 +50,8 @@ if TYPE_CHECKING:
         StepsJSONAdapter,
         StepsXMLAdapter,
     )
-    from hybridagi_steps.programs.retriever import LMStepReranker, StepReranker, StepRetriever
+    from hybridagi_steps.programs.reranking import LMStepReranker, StepReranker
+    from hybridagi_steps.programs.retriever import StepRetriever
     from hybridagi_steps.recording import Recorded, in_context, record, record_step
     from hybridagi_steps.recording.recorder import StepRecorder
     from hybridagi_steps.recording_hooks import note_recalled
@@ -165,7 +166,7 @@ _HOMES: dict[str, str | None] = {
     "ContextBuilder": "context.builder",
     "DurableRunner": "durable.session_runs",
     "GraphInterpreter": "graph.interpreter",
-    "LMStepReranker": "programs.retriever",
+    "LMStepReranker": "programs.reranking",
     "MessageRole": "records.message",
     "NativeChatAdapter": "programs.adapters",
     "NativeJSONAdapter": "programs.adapters",
@@ -198,7 +199,7 @@ _HOMES: dict[str, str | None] = {
     "StepMessages": "programs.adapters",
     "StepMetrics": "records.message",
     "StepRecorder": "recording.recorder",
-    "StepReranker": "programs.retriever",
+    "StepReranker": "programs.reranking",
     "StepRetriever": "programs.retriever",
     "StepRunner": "running.runner",
     "StepRunnerConfig": "running.limits",

@@ -17,15 +17,23 @@ from pydantic import ValidationError
 from hybridagi_steps.errors import (
     DimensionMismatchError,
     InvalidQueryError,
+    InvalidSettingError,
     InvalidStepError,
     InvalidVectorError,
     MessageError,
+    StepsError,
     StepTooDeepError,
 )
 from hybridagi_steps.protocols import UNREVOKED
 from hybridagi_steps.records.agent_step import AgentStep, id_text, repaired
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.records.json_values import MAX_DEPTH, is_json, json_value, too_deep
+from hybridagi_steps.records.json_values import (
+    MAX_DEPTH,
+    is_json,
+    json_value,
+    too_deep,
+    with_repairs,
+)
 from hybridagi_steps.records.message import MessageRole, Step, StepMetrics, from_local, in_utc
 from hybridagi_steps.records.redaction import Redact, redacted_fields, redacted_message
 
@@ -104,11 +112,9 @@ def _admitted(step: AgentStep, redact: Redact | None) -> AgentStep:
 
 def without_parent(step: AgentStep) -> AgentStep:
     """Return a step without the link to its parent, and with a note of why."""
-    metadata = step.metadata or {}
-    known = metadata.get("repairs", [])
     note = f"parent_id: {step.parent_id} cut, it led in a circle"
-    repairs = [*(known if isinstance(known, list) else [known]), note]  # pyright: ignore[reportUnknownVariableType] - JSON
-    return step.model_copy(update={"parent_id": None, "metadata": {**metadata, "repairs": repairs}})
+    metadata = with_repairs(step.metadata, [note])
+    return step.model_copy(update={"parent_id": None, "metadata": metadata})
 
 
 def _is_same(one: UUID | str, other: UUID | str) -> bool:
@@ -257,14 +263,7 @@ def _repaired(values: dict[str, Any]) -> dict[str, Any]:
         return dict(values)
     notes: list[str] = []
     fixed = {name: json_value(value, notes, name) for name, value in values.items()}
-    kept: Any = fixed["metadata"] or {}
-    if not isinstance(kept, dict):
-        return fixed  # refused by whoever looks at its shape
-    metadata = cast("dict[str, Any]", kept)
-    before: Any = metadata.get("repairs", [])
-    known = cast("list[Any]", before) if isinstance(before, list) else [before]
-    fixed["metadata"] = {**metadata, "repairs": [*known, *notes]}
-    return fixed
+    return {**fixed, "metadata": with_repairs(fixed["metadata"], notes)}
 
 
 def _finite(metrics: StepMetrics | None) -> StepMetrics | None:
@@ -317,12 +316,21 @@ def is_number(value: object) -> bool:
     return value == value
 
 
+def whole_number(
+    name: str, value: object, least: int, error: type[StepsError] = InvalidSettingError
+) -> int:
+    """Return an argument that is a whole number of at least `least`; True and False are none."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise error(f"{name} is at least {least}, a whole number, not {value!r:.80}.")
+    return value
+
+
 def checked_page(limit: int, offset: int) -> tuple[int, int]:
     """Return a page of a listing; what no database can count to is as good as everything."""
-    for name, number in (("limit", limit), ("offset", offset)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 0:  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
-            raise InvalidQueryError(f"{name} is a number of steps, at least 0; got {number!r}.")
-    return min(limit, _MOST), min(offset, _MOST)
+    return (
+        min(whole_number("limit", limit, 0, InvalidQueryError), _MOST),
+        min(whole_number("offset", offset, 0, InvalidQueryError), _MOST),
+    )
 
 
 def one_id(step_id: StepId) -> str:

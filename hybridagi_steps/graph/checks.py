@@ -190,7 +190,7 @@ def _ways(program: ProgramGraph) -> Iterator[str]:
             yield f"{node_id!r} is unreachable: no way leads there from 'start'"
     # Dead ends and unknown nodes have lines of their own: what leads there is not to blame.
     stops = {END} | {name for name in met if not on[name]}
-    leave = reached(stops, steps_back(program.edges))
+    leave = reached(stops, steps_on(program.edges, back=True))
     if stuck := [repr(node_id) for node_id in program.nodes if node_id in met - leave]:
         yield f"no way leads to 'end' from {', '.join(stuck)}: the loop has no exit"
 
@@ -255,19 +255,12 @@ Steps = Mapping[str, Sequence[str]]
 """For each node, the nodes one edge away; asking for an unknown node gives none."""
 
 
-def steps_on(edges: Iterable[Edge]) -> Steps:
-    """Return for each node those that follow it."""
+def steps_on(edges: Iterable[Edge], *, back: bool = False) -> Steps:
+    """Return for each node those that follow it, or those that lead to it."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for edge in edges:
-        found[edge.source].append(edge.target)
-    return found
-
-
-def steps_back(edges: Iterable[Edge]) -> Steps:
-    """Return for each node those that lead to it."""
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for edge in edges:
-        found[edge.target].append(edge.source)
+        source, target = (edge.target, edge.source) if back else (edge.source, edge.target)
+        found[source].append(target)
     return found
 
 

@@ -29,11 +29,12 @@ from hybridagi_steps.graph.library import (
 )
 from hybridagi_steps.graph.predictors import predictors_of
 from hybridagi_steps.graph.program import GraphProgram
-from hybridagi_steps.graph.run import ProgramRun, RunSettings
+from hybridagi_steps.graph.run import ProgramRun
 from hybridagi_steps.graph.run_state import AgentOutput, ProgramSession, adriven, driven
 from hybridagi_steps.graph.tools.functions import tools_by_name
-from hybridagi_steps.recording import record
+from hybridagi_steps.recording.blocks import record
 from hybridagi_steps.recording.step_writer import check_memory
+from hybridagi_steps.validation import whole_number
 
 
 class GraphInterpreter(dspy.Module):
@@ -75,20 +76,15 @@ class GraphInterpreter(dspy.Module):
         max_corrections: int = 2,
     ) -> None:
         super().__init__()
-        _check_least("num_history", num_history, 0)
-        _check_least("max_iters", max_iters, 1)
-        _check_least("max_corrections", max_corrections, 0)
-        self.programs = _library(programs, entrypoint)
+        self.programs, known = _library(programs, entrypoint)
         self.tools = tools_by_name(tools)
         self.memory = None if memory is None else check_memory(memory)
         self.entrypoint = entrypoint
-        self.num_history = num_history
-        self.max_iters = max_iters
+        self.num_history = whole_number("num_history", num_history, 0)
+        self.max_iters = whole_number("max_iters", max_iters, 1)
         self.commit_decision_steps = commit_decision_steps
-        self.max_corrections = max_corrections
+        self.max_corrections = whole_number("max_corrections", max_corrections, 0)
         self.decision_lm = decision_lm
-        known = _known(self.programs)
-        check_programs(known)
         self.nodes = predictors_of(known, self.tools)
         self._check_recall()
 
@@ -148,31 +144,14 @@ class GraphInterpreter(dspy.Module):
         before = _checked_session(session)
         if objective is not None and not isinstance(objective, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
             raise InvalidSettingError(f"objective is a text, not {type(objective).__name__}.")
-        settings = RunSettings(
-            entrypoint=self.entrypoint,
-            library=self.programs,
-            tools=self.tools,
-            predictors=self.nodes,
-            memory=self.memory,
-            num_history=self.num_history,
-            max_iters=self.max_iters,
-            commit_decision_steps=self.commit_decision_steps,
-            decision_lm=self.decision_lm,
-            max_corrections=self.max_corrections,
-        )
         following = before.going_on(text, variables, objective)
-        return ProgramRun(settings, following, {"query": text, **variables})
+        return ProgramRun(self, following, {"query": text, **variables})
 
     def _check_recall(self) -> None:
         for tool in self.tools.values():
             needs = getattr(tool, "needs_memory", False)
             if needs and not callable(getattr(self.memory, "search", None)):
                 raise InvalidMemoryError(self.memory, "search()")
-
-
-def _check_least(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
-        raise InvalidSettingError(f"{name} is a number of at least {least}, not {value!r}.")
 
 
 def _checked_query(query: Any) -> str:
@@ -193,24 +172,21 @@ def _checked_session(session: Any) -> ProgramSession:
     )
 
 
-def _library(programs: Any, entrypoint: str) -> EntryGuard | ProgramShelf:
-    library: EntryGuard | ProgramShelf
+def _library(programs: Any, entrypoint: str) -> tuple[EntryGuard, list[GraphProgram]]:
+    """Return the library of an agent, and the programs that have predictors from the start.
+
+    These are all that were given as a list; of a memory, which may hold thousands, those that the
+    entry program depends on.
+    """
     if all(callable(getattr(programs, verb, None)) for verb in ("names", "get", "is_protected")):
         library = EntryGuard(cast("ProgramLibrary", programs), entrypoint)
+        known = library.own()
+        check_programs(known)
     else:
         given = programs_of(programs)
         check_programs(given)
-        library = ProgramShelf(given, protected=[entrypoint])
+        library = EntryGuard(ProgramShelf(given), entrypoint)
+        known = [library.get(name) for name in library.names()]
     if entrypoint not in library.names():
         raise UnknownProgramError(entrypoint, library.names())
-    return library
-
-
-def _known(library: EntryGuard | ProgramShelf) -> list[GraphProgram]:
-    """Return the programs that have predictors from the start: all that were given as a list.
-
-    Of a memory, which may hold thousands, those that the entry program depends on.
-    """
-    if isinstance(library, EntryGuard):
-        return library.own()
-    return [library.get(name) for name in library.names()]
+    return library, known

@@ -7,7 +7,7 @@ the entry program and what that depends on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, Self, cast
 
 from hybridagi_steps.errors import InvalidSettingError, ProtectedProgramError, UnknownProgramError
@@ -40,12 +40,10 @@ class ProgramShelf:
 
     Args:
         programs: The programs.
-        protected: Names of entry programs; what they depend on is protected too.
     """
 
-    def __init__(self, programs: Iterable[GraphProgram], protected: Sequence[str] = ()) -> None:
+    def __init__(self, programs: Iterable[GraphProgram]) -> None:
         self._programs = {program.name: copy_of(program) for program in programs}
-        self._protected = {each for name in protected for each in _reachable(self, name)}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -61,19 +59,19 @@ class ProgramShelf:
         return self._programs[name]
 
     def search(self, query: str, k: int = 5) -> list[GraphProgram]:
-        """Return the programs that share most words with a query, without protected ones."""
+        """Return the programs that share most words with a query."""
         asked = set(tokens(query))
         found = [
             (len(asked & set(tokens(f"{program.name} {program.description}"))), program)
-            for name, program in sorted(self._programs.items())
-            if not self.is_protected(name)
+            for _, program in sorted(self._programs.items())
         ]
         best = sorted(found, key=lambda scored: -scored[0])
         return [program for score, program in best[:k] if score]
 
     def is_protected(self, name: str, /) -> bool:
-        """Whether agents must leave the program alone."""
-        return name in self._protected
+        """Return False: which are, its interpreter knows."""
+        del name
+        return False
 
 
 class EntryGuard:

@@ -8,7 +8,7 @@ drawing read programs without knowing the class that people build them with.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 from pydantic import ConfigDict, Field, Strict, ValidationError
@@ -129,27 +129,13 @@ class Edge(NamedTuple):
 class ProgramGraph(Protocol):
     """What checks, text and drawing read of a program."""
 
-    @property
-    def name(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def description(self) -> str:
-        """What it is for."""
-        ...
-
-    @property
-    def var_in(self) -> Sequence[str]:
-        """Variables that its caller sets."""
-        ...
-
-    @property
-    def nodes(self) -> Mapping[str, Node]:
-        """Its nodes by id."""
-        ...
-
-    @property
-    def edges(self) -> Sequence[Edge]:
-        """Its edges, in the order they were added."""
-        ...
+    name: str
+    """Its name."""
+    description: str
+    """What it is for."""
+    var_in: list[str]
+    """Variables that its caller sets."""
+    nodes: dict[str, Node]
+    """Its nodes by id."""
+    edges: list[Edge]
+    """Its edges, in the order they were added."""

@@ -25,7 +25,7 @@ from hybridagi_steps.graph.tools.builtin import (
     Predict,
     Speak,
 )
-from hybridagi_steps.graph.tools.functions import ToolBox
+from hybridagi_steps.graph.tools.tool_box import ToolBox
 
 _ENDING = ".cypher"
 _BOX = "Act"

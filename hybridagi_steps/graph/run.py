@@ -8,10 +8,8 @@ goes wrong at a node is written as that node's step and ends the run; cancellati
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError
@@ -25,7 +23,7 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.graph.checks import label_key
 from hybridagi_steps.graph.decision_labels import chosen, fallback_of, offered
-from hybridagi_steps.graph.library import ProgramLibrary
+from hybridagi_steps.graph.library import EntryGuard
 from hybridagi_steps.graph.nodes import END, START, Action, Decision, Node, Program
 from hybridagi_steps.graph.predictors import place_of, predictor_of
 from hybridagi_steps.graph.program import GraphProgram
@@ -53,14 +51,13 @@ _DEEPEST = 50
 _SHOWN_OF_ERROR = 500
 
 
-@dataclass(frozen=True)
-class RunSettings:
-    """What an interpreter decides for all its runs."""
+class Agent(Protocol):
+    """What a run reads of its interpreter; it changes none of it."""
 
     entrypoint: str
-    library: ProgramLibrary
-    tools: Mapping[str, GraphTool]
-    predictors: Mapping[str, dspy.Module]
+    programs: EntryGuard
+    tools: dict[str, GraphTool]
+    nodes: dict[str, dspy.Module]
     memory: Any
     num_history: int
     max_iters: int
@@ -87,18 +84,16 @@ class ProgramRun:
     """One run.
 
     Args:
-        settings: What the interpreter decides.
+        agent: The interpreter.
         session: The run's state, changed as it goes.
         arguments: What the caller gave, as the entry program's call tells it.
     """
 
-    def __init__(
-        self, settings: RunSettings, session: ProgramSession, arguments: dict[str, Any]
-    ) -> None:
-        self._settings = settings
+    def __init__(self, agent: Agent, session: ProgramSession, arguments: dict[str, Any]) -> None:
+        self._agent = agent
         self._session = session
         self._arguments = arguments
-        self._steps = RunSteps(settings.memory)
+        self._steps = RunSteps(agent.memory)
         self._recalled: dict[str, QueryWithSteps] = {}
         self._new_predictors: dict[str, dspy.Module | None] = {}
         self._visited = 0
@@ -109,8 +104,8 @@ class ProgramRun:
 
     def work(self) -> Work[AgentOutput]:
         """Run the entry program to its end, its limit or its first error."""
-        entry = self._settings.entrypoint
-        purpose = self._settings.library.get(entry).description or entry
+        entry = self._agent.entrypoint
+        purpose = self._agent.programs.get(entry).description or entry
         finish: FinishReason = "finished"
         failure: RunError | None = None
         try:
@@ -154,7 +149,7 @@ class ProgramRun:
                     limit="depth",
                 )
             self._depth += 1
-            program = program or self._settings.library.get(name)
+            program = program or self._agent.programs.get(name)
             node_id = program.next(START)
             while node_id != END:
                 node_id = yield from self._visit(program, program.nodes[node_id])
@@ -168,7 +163,7 @@ class ProgramRun:
 
     def _visit(self, program: GraphProgram, node: Node) -> Work[str]:
         """Do what a node says and return the id of the next."""
-        limit = self._settings.max_iters
+        limit = self._agent.max_iters
         if self._visited >= limit:
             self._out_of_iters = LimitReachedError(
                 f"the run visited {limit} nodes, which is max_iters, and had not come to its end; "
@@ -189,14 +184,14 @@ class ProgramRun:
     # -- actions
 
     def _act(self, program: GraphProgram, node: Action) -> Work[None]:
-        tool = self._settings.tools.get(node.tool)
+        tool = self._agent.tools.get(node.tool)
         predictor = None if tool is None else self._predictor(program, node)
         own = (*_parts(predictor), *(tool.own if tool is not None else ()))
         told = self._told("action", node.tool, program, node, own)
         arguments: dict[str, Any] = {}
         with self._steps.step(told, arguments) as step:
             if tool is None:
-                raise UnknownToolError(node.tool, list(self._settings.tools))
+                raise UnknownToolError(node.tool, list(self._agent.tools))
             asks = predictor is not None
             prompt, remembered = self._prompt(program, node, node.prompt, for_model=asks)
             if predictor is None:
@@ -220,7 +215,7 @@ class ProgramRun:
     ) -> Work[dict[str, Any]]:
         """Ask for a tool's arguments until they fit, at most `max_corrections` times more."""
         wording = prompt
-        for left in reversed(range(self._settings.max_corrections + 1)):
+        for left in reversed(range(self._agent.max_corrections + 1)):
             try:
                 prediction = yield from asked(predictor, self._inputs(prompt=wording), tool.lm)
                 arguments = tool.from_prediction(prediction)
@@ -240,8 +235,8 @@ class ProgramRun:
         use = ToolUse(
             arguments=arguments,
             session=self._session,
-            library=self._settings.library,
-            memory=self._settings.memory,
+            library=self._agent.programs,
+            memory=self._agent.memory,
             run_ids=self._steps.run_ids(),
         )
         result = yield Request(
@@ -275,9 +270,9 @@ class ProgramRun:
         """Ask until the answer is an option, at most `max_corrections` times more."""
         options = offered(labels)
         wording, said = question, ""
-        for _ in range(self._settings.max_corrections + 1):
+        for _ in range(self._agent.max_corrections + 1):
             inputs = {**self._inputs(question=wording), "options": ", ".join(options)}
-            prediction = yield from asked(predictor, inputs, self._settings.decision_lm)
+            prediction = yield from asked(predictor, inputs, self._agent.decision_lm)
             said = shown_text(prediction["choice"])
             label = chosen(said, options)
             if label is not None:
@@ -288,7 +283,7 @@ class ProgramRun:
             )
         fallback = fallback_of(labels)
         if fallback is None:
-            raise DecisionError(said, options, self._settings.max_corrections + 1)
+            raise DecisionError(said, options, self._agent.max_corrections + 1)
         return fallback, said
 
     # -- what nodes have in common
@@ -314,11 +309,11 @@ class ProgramRun:
     def _predictor(self, program: GraphProgram, node: Node) -> dspy.Module | None:
         """Return the predictor of a node; a program met only now has its own for this run."""
         place = place_of(program, node)
-        known = self._settings.predictors.get(place)
+        known = self._agent.nodes.get(place)
         if known is not None or (isinstance(node, Action) and node.disable_inference):
             return known
         if place not in self._new_predictors:
-            self._new_predictors[place] = predictor_of(node, program, self._settings.tools)
+            self._new_predictors[place] = predictor_of(node, program, self._agent.tools)
         return self._new_predictors[place]
 
     def _prompt(
@@ -340,13 +335,13 @@ class ProgramRun:
 
     def _history(self) -> str:
         """Return the last steps of this run as text for a prompt."""
-        count = self._settings.num_history
+        count = self._agent.num_history
         if count < 1:
             return StepContext(steps=[]).format()
         shown = [
             step
             for step in self._steps.steps
-            if self._settings.commit_decision_steps or step.step_type != AgentStepType.Decision
+            if self._agent.commit_decision_steps or step.step_type != AgentStepType.Decision
         ]
         return StepContext(steps=[self._with_recalled(step) for step in shown[-count:]]).format()
 

@@ -53,10 +53,14 @@ class StepsAdapterMixin:
         # When a chat answer cannot be read DSPy asks again through a plain JSONAdapter, which
         # would write the steps as JSON after all.
         plain = cast("Any", super())._make_json_adapter_fallback()  # noqa: SLF001
-        return StepsJSONAdapter(
+        return self._json_adapter(
             use_native_function_calling=plain.use_native_function_calling,
             parallel_tool_calls=plain.parallel_tool_calls,
         )
+
+    @property
+    def _json_adapter(self) -> type[dspy.JSONAdapter]:
+        return StepsJSONAdapter
 
 
 class StepsChatAdapter(StepsAdapterMixin, dspy.ChatAdapter):
@@ -130,12 +134,9 @@ class NativeMessagesMixin(StepsAdapterMixin):
         inputs = {key: value for key, value in inputs.items() if key not in names}
         return _spliced(super().format(signature, demos, inputs), past)
 
-    def _make_json_adapter_fallback(self) -> dspy.JSONAdapter:
-        plain = super()._make_json_adapter_fallback()
-        return NativeJSONAdapter(
-            use_native_function_calling=plain.use_native_function_calling,
-            parallel_tool_calls=plain.parallel_tool_calls,
-        )
+    @property
+    def _json_adapter(self) -> type[dspy.JSONAdapter]:
+        return NativeJSONAdapter
 
 
 class NativeChatAdapter(NativeMessagesMixin, dspy.ChatAdapter):

@@ -25,12 +25,8 @@ if TYPE_CHECKING:
         Speak,
         UpdateObjective,
     )
-    from hybridagi_steps.graph.tools.functions import (
-        DSPyTool,
-        FunctionTool,
-        ToolBox,
-        tools_by_name,
-    )
+    from hybridagi_steps.graph.tools.functions import DSPyTool, FunctionTool, tools_by_name
+    from hybridagi_steps.graph.tools.tool_box import ToolBox
 
 __all__ = [
     "AskUser",
@@ -54,7 +50,8 @@ __all__ = [
 _HOMES: dict[str, str | None] = {
     **dict.fromkeys(__all__, "builtin"),
     **dict.fromkeys(("CallProgram", "GraphTool", "ToolUse"), "base"),
-    **dict.fromkeys(("DSPyTool", "FunctionTool", "ToolBox", "tools_by_name"), "functions"),
+    **dict.fromkeys(("DSPyTool", "FunctionTool", "tools_by_name"), "functions"),
+    "ToolBox": "tool_box",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES, "hybridagi_steps.graph.tools")

@@ -62,10 +62,6 @@ class ReActLoop:
                 return cls(module, closing_tool)
         return None
 
-    def thinks_with(self, predictor: Any) -> bool:
-        """Whether `predictor` is the one that thinks."""
-        return self.agent.react is predictor
-
     def think(
         self,
         arguments: dict[str, Any],
@@ -210,7 +206,7 @@ class CallSteps:
         loop = _loop_around(call)
         call.note_recalled(shapes.steps_in_demos(predict, call.inputs))
         if loop is not None:
-            if exception is None and loop.thinks_with(predict) and call.parent is not None:
+            if exception is None and loop.agent.react is predict and call.parent is not None:
                 self._keep_idle_thought(call.parent, loop)
                 call.parent.recalled.update(call.recalled)
                 doing: Doing = call.state

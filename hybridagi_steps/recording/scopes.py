@@ -41,21 +41,9 @@ class ScopeMarker(BaseCallback):
         """Enter `evaluate:<id>`."""
         self._enter(call_id, f"evaluate:{call_id}")
 
-    def on_evaluate_end(
-        self, call_id: str, outputs: Any, exception: BaseException | None = None
-    ) -> None:
-        """Leave it."""
-        self._leave(call_id)
-
     def on_compile_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         """Enter `compile:<optimiser>:<id>`."""
         self._enter(call_id, f"compile:{type(instance).__name__}:{call_id}")
-
-    def on_compile_end(
-        self, call_id: str, outputs: Any, exception: BaseException | None = None
-    ) -> None:
-        """Leave it."""
-        self._leave(call_id)
 
     def _enter(self, call_id: str, scope: str) -> None:
         if current_scope() is not None:
@@ -64,10 +52,13 @@ class ScopeMarker(BaseCallback):
         override.__enter__()
         self._entered[call_id] = override
 
-    def _leave(self, call_id: str) -> None:
+    def _leave(self, call_id: str, outputs: object, exception: BaseException | None = None) -> None:
+        """Leave it."""
         override = self._entered.pop(call_id, None)
         if override is not None:
             override.__exit__(None, None, None)
+
+    on_evaluate_end = on_compile_end = _leave
 
 
 def watch_trials() -> None:

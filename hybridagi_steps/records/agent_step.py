@@ -16,7 +16,7 @@ from uuid import UUID
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from hybridagi_steps.records.json_values import json_value
+from hybridagi_steps.records.json_values import json_value, with_repairs
 from hybridagi_steps.records.message import StepMetrics, from_local, in_utc, new_id, utc_now
 
 StepStatus = Literal["ok", "error", "partial", "cancelled"]
@@ -223,10 +223,7 @@ def repaired(data: dict[str, Any]) -> dict[str, Any]:
     }
     if not notes:
         return data
-    metadata = fixed.get("metadata")
-    known: Any = metadata.get("repairs", []) if isinstance(metadata, dict) else []  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    repairs = [*(known if isinstance(known, list) else [known]), *notes]  # pyright: ignore[reportUnknownVariableType]
-    return {**data, **fixed, "metadata": {**(metadata or {}), "repairs": repairs}}
+    return {**data, **fixed, "metadata": with_repairs(fixed.get("metadata"), notes)}
 
 
 def _text_of(values: dict[str, Any] | None, key: str) -> str:

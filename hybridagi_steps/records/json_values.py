@@ -236,6 +236,16 @@ def _described(value: object) -> str:
         return f"<{type(value).__name__}: {type(error).__name__} in str()>"
 
 
+def with_repairs(metadata: object, notes: Iterable[str]) -> Any:
+    """Return metadata that name further repairs; others refuse what is no mapping."""
+    if not isinstance(metadata, dict | None):
+        return metadata
+    kept = cast("dict[str, Any]", metadata or {})
+    before = kept.get("repairs", [])
+    known = cast("list[Any]", before) if isinstance(before, list) else [before]
+    return {**kept, "repairs": [*known, *notes]}
+
+
 Record = TypeVar("Record", bound=BaseModel)
 _set = object.__setattr__
 

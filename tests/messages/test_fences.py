@@ -35,7 +35,7 @@ from hybridagi_steps.programs.adapters import (
     StepsJSONAdapter,
     StepsXMLAdapter,
 )
-from hybridagi_steps.programs.retriever import LMStepReranker
+from hybridagi_steps.programs.reranking import LMStepReranker
 from hybridagi_steps.programs.tools import Speak
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.testing import scripted_lm

@@ -13,7 +13,8 @@ import pytest
 from hybridagi_steps import StepMemory, record
 from hybridagi_steps.dspy_types import QueryWithSteps
 from hybridagi_steps.errors import InvalidQueryError
-from hybridagi_steps.programs.retriever import LMStepReranker, StepReranker, StepRetriever
+from hybridagi_steps.programs.reranking import LMStepReranker, StepReranker
+from hybridagi_steps.programs.retriever import StepRetriever
 from hybridagi_steps.protocols import Reranker
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepHit

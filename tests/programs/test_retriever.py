@@ -18,7 +18,8 @@ import pytest
 from hybridagi_steps import StepMemory
 from hybridagi_steps.dspy_types import Query, QueryList, QueryWithSteps, StepContext
 from hybridagi_steps.errors import InvalidFilterError, InvalidQueryError, RerankerError
-from hybridagi_steps.programs.retriever import LMStepReranker, StepReranker, StepRetriever
+from hybridagi_steps.programs.reranking import LMStepReranker, StepReranker
+from hybridagi_steps.programs.retriever import StepRetriever
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.step_text import own_text

@@ -216,12 +216,7 @@ class PastActionSearch(GraphTool):
             self.retriever = StepRetriever(memory, k=k, where=self.where)
 
     def use(self, use: ToolUse) -> QueryWithSteps:
-        """Return the steps found.
-
-        Raises:
-            InvalidMemoryError: Neither the tool nor the agent has a memory.
-            InvalidQueryError: An empty query.
-        """
+        """Return the steps found."""
         retriever = self.retriever or self._over(use.memory)
         hidden = [*(retriever.where.exclude_run_id or []), *use.run_ids]
         query = shown_text(use.arguments["query"])
@@ -280,12 +275,7 @@ class CallGraphProgram(_ProgramTool):
     asks_for = _NAMED
 
     def use(self, use: ToolUse) -> CallProgram:
-        """Return the program to run.
-
-        Raises:
-            UnknownProgramError: There is none of this name.
-            ProtectedProgramError: It is not for agents.
-        """
+        """Return the program to run."""
         name = _name(use)
         return CallProgram(name, open_to_agents(self._library(use), name))
 
@@ -297,12 +287,7 @@ class ReadGraphProgram(_ProgramTool):
     asks_for = _NAMED
 
     def use(self, use: ToolUse) -> str:
-        """Return the text.
-
-        Raises:
-            UnknownProgramError: There is none of this name.
-            ProtectedProgramError: It is not for agents.
-        """
+        """Return the text."""
         return open_to_agents(self._library(use), _name(use)).to_cypher()
 
 

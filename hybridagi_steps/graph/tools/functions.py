@@ -15,7 +15,6 @@ import inspect
 import itertools
 import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any, cast, get_type_hints
 
 import dspy
@@ -25,9 +24,7 @@ from hybridagi_steps.errors import (
     InvalidSettingError,
     LimitReachedError,
     ToolInputError,
-    UnknownToolError,
 )
-from hybridagi_steps.graph.decision_labels import chosen
 from hybridagi_steps.graph.tools.base import (
     INPUTS,
     Asked,
@@ -81,11 +78,7 @@ class CallTool(GraphTool):
         return dspy.Predict(node_signature(told, purpose, INPUTS, asked))
 
     def from_prompt(self, prompt: str) -> dict[str, Any]:
-        """Return the prompt as arguments: a JSON object of them, or the only one.
-
-        Raises:
-            ToolInputError: There are several and the prompt is no JSON object.
-        """
+        """Return the prompt as arguments: a JSON object of them, or the only one."""
         given = _json(prompt)
         if isinstance(given, dict) and (self.takes_more or set(given) <= set(self.schemas)):
             return cast("dict[str, Any]", given)
@@ -101,19 +94,11 @@ class CallTool(GraphTool):
         return {name: prompt if is_text or given is None else given}
 
     def from_prediction(self, prediction: Any) -> dict[str, Any]:
-        """Return the arguments that a language model came up with.
-
-        Raises:
-            ToolInputError: They are no JSON object.
-        """
+        """Return the arguments that a language model came up with."""
         return named_arguments(self.name, prediction["arguments"])
 
     def check(self, arguments: dict[str, Any]) -> None:
-        """Check the names of the arguments.
-
-        Raises:
-            ToolInputError: There is one that the tool does not take.
-        """
+        """Check the names of the arguments."""
         unknown = [name for name in arguments if name not in self.schemas]
         if unknown and not self.takes_more:
             raise ToolInputError(
@@ -161,20 +146,11 @@ class FunctionTool(CallTool):
         self._model = _arguments_model(self.function, self.name)
 
     def check(self, arguments: dict[str, Any]) -> None:
-        """Check arguments against the function's annotations.
-
-        Raises:
-            ToolInputError: They do not fit.
-        """
+        """Check arguments against the function's annotations."""
         self._checked(arguments)
 
     def use(self, use: ToolUse) -> Any:
-        """Call the function; what a generator yields is a list.
-
-        Raises:
-            ToolInputError: The arguments do not fit.
-            LimitReachedError: A generator yields more than a step could hold.
-        """
+        """Call the function; what a generator yields is a list."""
         given = self.function(**self._checked(use.arguments))
         given = _drained(cast("Any", given), self.name) if inspect.isasyncgen(given) else given
         return _listed(settled(given, self.name), self.name)
@@ -210,7 +186,9 @@ class FunctionTool(CallTool):
             return self._model.model_validate(arguments)
         except ValidationError as error:
             wrong = {str(each["loc"][0]) for each in error.errors(include_url=False)}
-            texts = {name: arguments[name] for name in wrong if _is_text(arguments.get(name))}
+            texts = {
+                name: arguments[name] for name in wrong if isinstance(arguments.get(name), str)
+            }
             read = {name: _json(text) for name, text in texts.items()}
             found = {name: value for name, value in read.items() if value is not None}
             if not found:
@@ -234,12 +212,7 @@ class DSPyTool(CallTool):
         self.own = (tool,)
 
     def use(self, use: ToolUse) -> Any:
-        """Call the tool.
-
-        Raises:
-            ToolInputError: It is asynchronous. What it is connected to, an MCP server for one,
-                lives on an event loop of its own; awaited on another it would never answer.
-        """
+        """Call the tool."""
         convert = dspy.settings.get("allow_tool_async_sync_conversion", False)
         if inspect.iscoroutinefunction(self.tool.func) and not convert:
             raise ToolInputError(
@@ -377,108 +350,8 @@ def named_arguments(name: str, given: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", arguments)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
         return None
-
-
-class ToolBox(GraphTool):
-    """Uses whichever of several tools is needed.
-
-    Args:
-        tools: Functions and `dspy.Tool`s.
-        name: What Actions call the box.
-        lm: The language model that its nodes ask.
-
-    Raises:
-        InvalidSettingError: No tools, or some that are not called with named arguments.
-    """
-
-    def __init__(
-        self, tools: Iterable[Any] | Mapping[str, Any], name: str = "Act", lm: Any = None
-    ) -> None:
-        super().__init__(name=name, lm=lm)
-        found = tools_by_name(tools)
-        self.tools = {key: tool for key, tool in found.items() if isinstance(tool, CallTool)}
-        others = ", ".join(key for key in found if key not in self.tools)
-        if others:
-            raise InvalidSettingError(
-                f"the tool box {name!r} cannot hold {others}: it calls its tools with named "
-                "arguments, so give it functions or dspy.Tools; what else an agent may do has a "
-                "node of its own in its programs."
-            )
-        if not self.tools:
-            raise InvalidSettingError(f"the tool box {name!r} needs functions or dspy.Tools.")
-        self.own = tuple(part for tool in self.tools.values() for part in tool.own)
-
-    def predictor(self, purpose: str) -> dspy.Module:
-        """Return a new predictor that chooses a tool and its arguments."""
-        listed = "\n".join(
-            f"- {tool.name}: {tool.description} "
-            f"Arguments, as JSON schemas: {json.dumps(tool.schemas, default=str)}"
-            for tool in self.tools.values()
-        )
-        asked = {
-            "tool": Asked(str, f"one of: {', '.join(self.tools)}"),
-            "arguments": Asked(dict[str, Any], "The tool's arguments by name, a JSON object"),
-        }
-        told = f"Choose one of these tools, and its arguments, as the prompt asks.\n{listed}"
-        return dspy.Predict(node_signature(told, purpose, INPUTS, asked))
-
-    def from_prompt(self, prompt: str) -> dict[str, Any]:
-        """Return tool and arguments from a JSON object with these two keys.
-
-        Raises:
-            ToolInputError: The prompt is none.
-        """
-        try:
-            given = json.loads(prompt)
-            return {"tool": given["tool"], "arguments": dict(given.get("arguments") or {})}
-        except (ValueError, TypeError, KeyError) as error:
-            raise ToolInputError(
-                f"without a language model {self.name} takes a JSON object with the keys tool and "
-                "arguments."
-            ) from error
-
-    def from_prediction(self, prediction: Any) -> dict[str, Any]:
-        """Return the tool and the arguments that a language model came up with."""
-        return {"tool": str(prediction["tool"]), "arguments": prediction["arguments"]}
-
-    def check(self, arguments: dict[str, Any]) -> None:
-        """Check the name of the tool and its arguments.
-
-        Raises:
-            UnknownToolError: There is none of this name.
-            ToolInputError: The arguments do not fit.
-        """
-        tool, inner = self._chosen(arguments)
-        tool.check(inner)
-
-    def use(self, use: ToolUse) -> Any:
-        """Use the tool that was chosen.
-
-        Raises:
-            UnknownToolError: There is none of this name.
-            ToolInputError: The arguments do not fit.
-        """
-        tool, inner = self._chosen(use.arguments)
-        return tool.use(replace(use, arguments=inner))
-
-    async def ause(self, use: ToolUse) -> Any:
-        """Use the tool that was chosen."""
-        tool, inner = self._chosen(use.arguments)
-        return await tool.ause(replace(use, arguments=inner))
-
-    def _chosen(self, arguments: dict[str, Any]) -> tuple[GraphTool, dict[str, Any]]:
-        """Return the tool that was named, and what it is given."""
-        named = arguments["tool"]
-        name = named if named in self.tools else chosen(str(named), list(self.tools))
-        if name is None:
-            raise UnknownToolError(str(named), list(self.tools))
-        return self.tools[name], named_arguments(name, arguments["arguments"])
