@@ -58,7 +58,7 @@ class _FieldStore(MutableMapping[str, Any]):
             return getattr(self._model, key)
         return self._extra[key]
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         if key in type(self._model).model_fields:
             setattr(self._model, key, value)
         else:
@@ -118,7 +118,7 @@ class PredictionModel(BaseModel, dspy.Prediction):
     _demos: list[Any] = PrivateAttr(default_factory=list[Any])
     _input_keys: set[str] | None = PrivateAttr(default=None)
 
-    def __init__(self, base: Any = None, /, **data: Any) -> None:
+    def __init__(self, base: object = None, /, **data: object) -> None:
         base = data.pop("base", None) if base is None else base
         if base is not None and not isinstance(base, dict | dspy.Example):
             raise TypeError(
@@ -162,7 +162,7 @@ class PredictionModel(BaseModel, dspy.Prediction):
     def __str__(self) -> str:
         return repr(self)
 
-    def copy(self, **changes: Any) -> Any:
+    def copy(self, **changes: object) -> Any:
         """Return a shallow copy with `changes` made to its fields."""
         return type(self)(self, **changes)
 
@@ -233,7 +233,7 @@ class Query(PredictionModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_text(cls, value: Any) -> Any:
+    def _from_text(cls, value: object) -> Any:
         return {"query": value} if isinstance(value, str) else value
 
     def to_dict(self) -> dict[str, Any]:
@@ -249,7 +249,7 @@ class QueryList(PredictionModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_queries(cls, value: Any) -> Any:
+    def _from_queries(cls, value: object) -> Any:
         if isinstance(value, str | Query):
             return {"queries": [value]}
         return {"queries": list(value)} if isinstance(value, list | tuple) else value
@@ -283,7 +283,9 @@ class QueryWithSteps(PredictionModel):
         def indices(self) -> list[Any]: ...  # noqa: D102
 
     @classmethod
-    def from_hits(cls, queries: Any, hits: Sequence[StepHit], **fields: Any) -> QueryWithSteps:
+    def from_hits(
+        cls, queries: object, hits: Sequence[StepHit], **fields: object
+    ) -> QueryWithSteps:
         """Return what was found, with scores, passages and indices in the order of `hits`.
 
         Args:
@@ -315,7 +317,7 @@ class QueryWithSteps(PredictionModel):
             for place, step in enumerate(self.steps)
         ]
 
-    def copy(self, **changes: Any) -> QueryWithSteps:
+    def copy(self, **changes: object) -> QueryWithSteps:
         """Return a shallow copy with `changes` made to its fields."""
         copied = cast("QueryWithSteps", super().copy(**changes))
         copied._hits = list(self._hits)  # noqa: SLF001 - of the same class
@@ -363,7 +365,7 @@ class StepContext(_PromptText):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_steps(cls, value: Any) -> Any:
+    def _from_steps(cls, value: object) -> Any:
         if isinstance(value, AgentStepList | QueryWithSteps):
             return {"steps": value.steps}
         if isinstance(value, AgentStep | StepHit):
@@ -373,7 +375,7 @@ class StepContext(_PromptText):
         return value
 
     @classmethod
-    def of(cls, steps: Any) -> Self:
+    def of(cls, steps: object) -> Self:
         """Return steps of any of the kinds above as a prompt value.
 
         Raises:
@@ -427,7 +429,7 @@ class NumberedSteps(StepContext):
         return fenced_steps("\n".join(lines))
 
 
-def _step_of(item: Any) -> Any:
+def _step_of(item: object) -> Any:
     return item.step if isinstance(item, StepHit) else item
 
 
@@ -458,7 +460,7 @@ def _fields_of(base: dict[str, Any] | dspy.Example | None) -> dict[str, Any]:
     return dict(base._store if isinstance(base, dspy.Example) else base)  # noqa: SLF001
 
 
-def _hashable(value: Any) -> Any:
+def _hashable(value: object) -> Any:
     if isinstance(value, BaseModel):
         value = dict(value.__dict__)
     if isinstance(value, Mapping):

@@ -90,15 +90,15 @@ class GraphInterpreter(dspy.Module):
 
     if TYPE_CHECKING:
         # DSPy's own annotations promise no more than a Prediction.
-        def __call__(self, *args: Any, **kwargs: Any) -> AgentOutput: ...  # noqa: D102
-        async def acall(self, *args: Any, **kwargs: Any) -> AgentOutput: ...  # noqa: D102
+        def __call__(self, *args: object, **kwargs: object) -> AgentOutput: ...  # noqa: D102
+        async def acall(self, *args: object, **kwargs: object) -> AgentOutput: ...  # noqa: D102
 
     def forward(
         self,
         query: str | Query,
         session: ProgramSession | None = None,
         objective: str | None = None,
-        **variables: Any,
+        **variables: object,
     ) -> AgentOutput:
         """Run the entry program.
 
@@ -124,7 +124,7 @@ class GraphInterpreter(dspy.Module):
         query: str | Query,
         session: ProgramSession | None = None,
         objective: str | None = None,
-        **variables: Any,
+        **variables: object,
     ) -> AgentOutput:
         """Run the entry program asynchronously; otherwise as `forward`."""
         with self._recording():
@@ -154,7 +154,7 @@ class GraphInterpreter(dspy.Module):
                 raise InvalidMemoryError(self.memory, "search()")
 
 
-def _checked_query(query: Any) -> str:
+def _checked_query(query: object) -> str:
     text = query.query if isinstance(query, Query) else query
     if not isinstance(text, str):
         raise InvalidQueryError(
@@ -163,7 +163,7 @@ def _checked_query(query: Any) -> str:
     return text
 
 
-def _checked_session(session: Any) -> ProgramSession:
+def _checked_session(session: object) -> ProgramSession:
     if session is None or isinstance(session, ProgramSession):
         return session or ProgramSession()
     raise InvalidSettingError(
@@ -172,7 +172,7 @@ def _checked_session(session: Any) -> ProgramSession:
     )
 
 
-def _library(programs: Any, entrypoint: str) -> tuple[EntryGuard, list[GraphProgram]]:
+def _library(programs: object, entrypoint: str) -> tuple[EntryGuard, list[GraphProgram]]:
     """Return the library of an agent, and the programs that have predictors from the start.
 
     These are all that were given as a list; of a memory, which may hold thousands, those that the

@@ -145,7 +145,7 @@ def _reachable(library: ProgramLibrary, entrypoint: str) -> dict[str, GraphProgr
     return found
 
 
-def programs_of(given: Any) -> list[GraphProgram]:
+def programs_of(given: object) -> list[GraphProgram]:
     """Return programs given as one, several, a dict or text."""
     if isinstance(given, GraphProgram):
         return [given]

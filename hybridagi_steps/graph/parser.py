@@ -249,7 +249,7 @@ def _refuse(error: ValidationError, kind: Token, keys: dict[str, Token]) -> NoRe
     raise _RefusedError(f"{place!r} must be {wanted}", keys[place]) from None
 
 
-def _value(part: Any) -> Any:
+def _value(part: object) -> Any:
     if isinstance(part, Tree):
         items = cast("list[Token | None]", part.children)
         return [_text(item) for item in items if item is not None]

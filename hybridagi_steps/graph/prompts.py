@@ -82,7 +82,7 @@ def rendered(
     return _filled(filled, values, where), remembered
 
 
-def shown_text(value: Any) -> str:
+def shown_text(value: object) -> str:
     """Return how a variable stands in a prompt."""
     if isinstance(value, str | Undefined | _Recalled):
         return str(value)  # raises when nothing has set it, or when it may not be read
@@ -93,7 +93,7 @@ def shown_text(value: Any) -> str:
     return _json(value)
 
 
-def recorded_text(value: Any) -> str:
+def recorded_text(value: object) -> str:
     """Return how a variable stands in what is remembered: recalled steps as a note of their ids.
 
     Example:
@@ -126,12 +126,12 @@ class _Recalled:
         return self.value if isinstance(self.value, list | tuple) else _steps_of(self.value) or []
 
 
-def _standing(text: Callable[[object], str], value: Any, _: str) -> Any:
+def _standing(text: Callable[[object], str], value: object, _: str) -> Any:
     """Return steps as a template sees them, all else as it is."""
     return value if _steps_of(value) is None else _Recalled(value, text)
 
 
-def _noted(value: Any, _: str) -> Any:
+def _noted(value: object, _: str) -> Any:
     """Return a note in the place of a step, or of a list of steps alone."""
     steps = _steps_of(value)
     if steps is None:
@@ -140,7 +140,7 @@ def _noted(value: Any, _: str) -> Any:
     return f"[{plural(len(steps), 'recalled step')}: {ids}]" if steps else "[no recalled steps]"
 
 
-def _steps_of(value: Any) -> list[AgentStep] | None:
+def _steps_of(value: object) -> list[AgentStep] | None:
     """Return the steps that a value is made of, None when it is made of something else too."""
     if isinstance(value, AgentStep):
         return [value]
@@ -169,13 +169,13 @@ def _json(value: Any) -> str:
         return json.dumps(plain(value, []), ensure_ascii=False, default=str)
 
 
-def _finalized(value: Any) -> str:
+def _finalized(value: object) -> str:
     if not isinstance(value, str | _Recalled):
         allow(weight(value), "a value")
     return shown_text(value)
 
 
-def _finalized_for_model(value: Any) -> str:
+def _finalized_for_model(value: object) -> str:
     text = _finalized(value)
     return text if isinstance(value, _Recalled) else inert(text)  # steps have a fence of their own
 

@@ -369,7 +369,7 @@ def _parts(module: dspy.Module | None) -> tuple[Any, ...]:
     return tuple({id(part): part for part in (module, *module.predictors())}.values())
 
 
-def asked(predictor: dspy.Module, inputs: dict[str, Any], lm: Any = None) -> Work[Any]:
+def asked(predictor: dspy.Module, inputs: dict[str, Any], lm: object = None) -> Work[Any]:
     """Ask a language model and return its prediction.
 
     Args:
@@ -390,17 +390,17 @@ def asked(predictor: dspy.Module, inputs: dict[str, Any], lm: Any = None) -> Wor
         return dspy.Prediction(**{name: said})
 
 
-def _call(predictor: dspy.Module, inputs: dict[str, Any], lm: Any) -> Any:
+def _call(predictor: dspy.Module, inputs: dict[str, Any], lm: object) -> Any:
     with _asking(lm):
         return predictor(**inputs)
 
 
-async def _acall(predictor: dspy.Module, inputs: dict[str, Any], lm: Any) -> Any:
+async def _acall(predictor: dspy.Module, inputs: dict[str, Any], lm: object) -> Any:
     with _asking(lm):
         return await predictor.acall(**inputs)
 
 
-def _asking(lm: Any) -> AbstractContextManager[None]:
+def _asking(lm: object) -> AbstractContextManager[None]:
     return nullcontext() if lm is None else overriding(lm=lm)
 
 

@@ -85,12 +85,12 @@ class StepMessages(PastMessages):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_messages(cls, value: Any) -> Any:
+    def _from_messages(cls, value: object) -> Any:
         messages = _provider_messages(value)
         return value if messages is None else {"messages": messages, "recalled": _quoted(value)}
 
     @classmethod
-    def of(cls, messages: Any) -> Self:
+    def of(cls, messages: object) -> Self:
         """Return messages of any of the kinds above as a prompt value.
 
         Raises:
@@ -161,7 +161,7 @@ def _spliced(prompt: list[dict[str, Any]], past: list[dict[str, Any]]) -> list[d
     return [*prompt[:-1], *said, prompt[-1]] if asks else [*prompt, *said]
 
 
-def _provider_messages(value: Any) -> list[dict[str, Any]] | None:
+def _provider_messages(value: object) -> list[dict[str, Any]] | None:
     """Return what StepMessages are made of as sound messages; None if it is nothing of the kind."""
     if isinstance(value, Context):
         return value.messages
@@ -183,7 +183,7 @@ def _quoted(value: Any) -> list[str]:
     return recalled_in(item for item in value if isinstance(item, Step))
 
 
-def _written(value: Any) -> Any:
+def _written(value: object) -> Any:
     """Return a value as it should stand in a prompt; what is no step or query stays as it is."""
     if isinstance(value, AgentStepList | QueryWithSteps | AgentStep | StepHit):
         return StepContext.of(value)

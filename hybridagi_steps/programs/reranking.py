@@ -45,8 +45,8 @@ class StepReranker(dspy.Module):
 
     if TYPE_CHECKING:
         # DSPy's own annotations promise no more than a Prediction.
-        def __call__(self, *args: Any, **kwargs: Any) -> QueryWithSteps: ...  # noqa: D102
-        async def acall(self, *args: Any, **kwargs: Any) -> QueryWithSteps: ...  # noqa: D102
+        def __call__(self, *args: object, **kwargs: object) -> QueryWithSteps: ...  # noqa: D102
+        async def acall(self, *args: object, **kwargs: object) -> QueryWithSteps: ...  # noqa: D102
 
     def forward(self, query: QueryWithSteps) -> QueryWithSteps:
         """Return the same steps in the reranker's order.
@@ -112,8 +112,8 @@ class LMStepReranker(dspy.Module):
 
     if TYPE_CHECKING:
         # DSPy's own annotations promise no more than a Prediction.
-        def __call__(self, *args: Any, **kwargs: Any) -> QueryWithSteps: ...  # noqa: D102
-        async def acall(self, *args: Any, **kwargs: Any) -> QueryWithSteps: ...  # noqa: D102
+        def __call__(self, *args: object, **kwargs: object) -> QueryWithSteps: ...  # noqa: D102
+        async def acall(self, *args: object, **kwargs: object) -> QueryWithSteps: ...  # noqa: D102
 
     def forward(self, query: QueryWithSteps) -> QueryWithSteps:
         """Return the steps in the model's order.

@@ -55,7 +55,7 @@ class ReActLoop:
         return _TOLD_IN[self.closing_tool]
 
     @classmethod
-    def of(cls, module: Any) -> ReActLoop | None:
+    def of(cls, module: object) -> ReActLoop | None:
         """Return the loop of a ReAct agent, None for any other module."""
         for kind, closing_tool in _CLOSING_TOOLS.items():
             if isinstance(module, kind) and hasattr(module, "react"):
@@ -166,7 +166,7 @@ class CallSteps:
         call.program_id = str(tail.step_id)
         call.path.leave(call.strand, call.followed, tail)
 
-    def end(self, call: Call, outputs: Any, exception: BaseException | None) -> None:
+    def end(self, call: Call, outputs: object, exception: BaseException | None) -> None:
         """Write the last step of a call."""
         match call.state:
             case Doing(kind="predict"):
@@ -199,7 +199,7 @@ class CallSteps:
         inputs = {"program": doing.name}
         self._end(call, AgentStepType.ProgramEnd, inputs, outputs, exception, stored=doing.begun)
 
-    def _end_predict(self, call: Call, outputs: Any, exception: BaseException | None) -> None:
+    def _end_predict(self, call: Call, outputs: object, exception: BaseException | None) -> None:
         """Write what a predictor gave; a ReAct agent's thought waits for its tool."""
         predict = call.subject
         arguments = shapes.predict_arguments(predict, call.inputs)
@@ -227,7 +227,7 @@ class CallSteps:
         fields = {} if outputs is None else shapes.decided(choice, outputs)
         self._end(call, AgentStepType.Decision, inputs, fields, exception)
 
-    def _end_tool(self, call: Call, outputs: Any, exception: BaseException | None) -> None:
+    def _end_tool(self, call: Call, outputs: object, exception: BaseException | None) -> None:
         """Write what a tool gave; the tool that closes a ReAct agent is told by its ProgramEnd."""
         doing: Doing = call.state
         loop = _loop_around(call)
@@ -259,7 +259,7 @@ class CallSteps:
         self,
         call: Call,
         step: FunctionStep,
-        outputs: Any,
+        outputs: object,
         exception: BaseException | None,
         *,
         thinking_ms: float = 0.0,

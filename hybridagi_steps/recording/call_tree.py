@@ -308,7 +308,7 @@ class CallTree:
     def open(
         self,
         call_id: str,
-        subject: Any,
+        subject: object,
         inputs: Mapping[str, Any],
         *,
         parent: Call | None,

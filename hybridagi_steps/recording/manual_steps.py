@@ -161,7 +161,7 @@ class RunSteps:
         memory: The memory whose recorder decides ids and numbers; without one the first active.
     """
 
-    def __init__(self, memory: Any = None) -> None:
+    def __init__(self, memory: object = None) -> None:
         self.steps: list[AgentStep] = []
         self._recorders = active_recorders() or [StepRecorder(_Nowhere())]
         known = (r for r in self._recorders if memory is not None and r.memory is memory)

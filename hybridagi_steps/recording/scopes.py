@@ -37,11 +37,11 @@ class ScopeMarker(BaseCallback):
     def __deepcopy__(self, memo: dict[int, Any]) -> ScopeMarker:
         return self
 
-    def on_evaluate_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+    def on_evaluate_start(self, call_id: str, instance: object, inputs: dict[str, Any]) -> None:
         """Enter `evaluate:<id>`."""
         self._enter(call_id, f"evaluate:{call_id}")
 
-    def on_compile_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+    def on_compile_start(self, call_id: str, instance: object, inputs: dict[str, Any]) -> None:
         """Enter `compile:<optimiser>:<id>`."""
         self._enter(call_id, f"compile:{type(instance).__name__}:{call_id}")
 
@@ -73,7 +73,7 @@ _log = logging.getLogger("hybridagi_steps")
 
 
 @contextmanager
-def overriding(**settings: Any) -> Generator[None]:
+def overriding(**settings: object) -> Generator[None]:
     """Override settings inside the block."""
     token = override(**settings)
     try:
@@ -87,7 +87,7 @@ def overriding(**settings: Any) -> Generator[None]:
             _log.debug("recording: a block was left in another context than it was entered in.")
 
 
-def override(**settings: Any) -> Any:
+def override(**settings: object) -> Any:
     """Override settings until the block around this ends; return the token that undoes it."""
     current = thread_local_overrides.get()
     return thread_local_overrides.set(type(current)({**current, **settings}))

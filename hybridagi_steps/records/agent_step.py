@@ -103,17 +103,17 @@ class AgentStep(BaseModel):
 
     @field_validator("id", "parent_id", mode="before")
     @classmethod
-    def _uuid_text(cls, value: Any) -> Any:
+    def _uuid_text(cls, value: object) -> Any:
         return as_id(value) if isinstance(value, str) else value
 
     @field_validator("program_id", mode="before")
     @classmethod
-    def _id_text(cls, value: Any) -> Any:
+    def _id_text(cls, value: object) -> Any:
         return str(value) if isinstance(value, UUID) else value
 
     @field_validator("created_at", mode="before")
     @classmethod
-    def _local_time(cls, value: Any) -> Any:
+    def _local_time(cls, value: object) -> Any:
         return from_local(value)
 
     @field_validator("created_at")
@@ -123,7 +123,7 @@ class AgentStep(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _json_values(cls, data: Any) -> Any:
+    def _json_values(cls, data: object) -> Any:
         """Repair what JSON cannot hold before the fields are looked at, and name each repair."""
         return repaired(data) if isinstance(data, dict) else data  # pyright: ignore[reportUnknownArgumentType]
 
@@ -231,7 +231,7 @@ def _text_of(values: dict[str, Any] | None, key: str) -> str:
     return found if isinstance(found, str) else "" if found is None else str(found)
 
 
-def _indented(values: Any) -> str:
+def _indented(values: object) -> str:
     """Return values as indented JSON, or as Python shows them where JSON cannot."""
     try:
         return json.dumps(values, indent=2, default=str)

@@ -75,7 +75,7 @@ class StepEvent(BaseModel):
 
     @field_validator("data", mode="before")
     @classmethod
-    def _json_data(cls, value: Any) -> Any:
+    def _json_data(cls, value: object) -> Any:
         return json_value(value, [], "data")
 
     @property
@@ -99,7 +99,7 @@ class StepEvent(BaseModel):
         return "\n".join(lines)
 
 
-def _without_nulls(value: Any, _: str) -> Any:
+def _without_nulls(value: object, _: str) -> Any:
     """Drop null members of an object; in arrays they hold a place and stay."""
     if not isinstance(value, dict):
         return value

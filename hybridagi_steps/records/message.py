@@ -21,7 +21,7 @@ def utc_now() -> datetime:
     return datetime.now(UTC)  # noqa: TID251 - the one place that asks for the time
 
 
-def from_local(value: Any) -> Any:
+def from_local(value: object) -> Any:
     """Return a datetime without a zone as local time, as Python has it; all else as it is."""
     if not isinstance(value, datetime) or value.tzinfo is not None:
         return value

@@ -48,7 +48,7 @@ def recalled_by(metadata: Mapping[str, Any] | None) -> list[str]:
     return [step_id for step_id in cast("list[Any]", found) if isinstance(step_id, str)]
 
 
-def _cut(before: Any, kept: int) -> Any:
+def _cut(before: object, kept: int) -> Any:
     """Return a history without what lies further back than so many imports."""
     if not isinstance(before, dict) or "before" not in before:
         return cast("Any", before)

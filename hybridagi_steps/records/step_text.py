@@ -45,7 +45,7 @@ STOP_WORDS = frozenset(
 """English function words: they say nothing about which step is meant."""
 
 
-def cut(value: Any, length: int) -> str:
+def cut(value: object, length: int) -> str:
     """Return `value` as text with white space collapsed, at most `length` characters."""
     text = value if isinstance(value, str) else _plain_text(value)
     return " ".join(text[: length * 4].split())[:length]
@@ -180,12 +180,12 @@ def _outcome(step: AgentStep, cut: _Cut) -> str:
     return cut(_pairs(outputs, cut, _RESULT, None), _RESULT)
 
 
-def _uncut(value: Any, _: int) -> str:
+def _uncut(value: object, _: int) -> str:
     text = value if isinstance(value, str) else _plain_text(value)
     return " ".join(text.split())
 
 
-def _plain_text(value: Any) -> str:
+def _plain_text(value: object) -> str:
     if value is None:
         return ""
     try:

@@ -32,7 +32,7 @@ from hybridagi_steps.records.filters import StepFilter
 class Echo(GraphTool):
     """A tool whose result is what it was given."""
 
-    def told_result(self, result: Any, arguments: dict[str, Any]) -> Any:
+    def told_result(self, result: object, arguments: dict[str, Any]) -> Any:
         """Return the argument as the step remembers it."""
         return next(iter(arguments.values()), result)
 
@@ -57,7 +57,7 @@ class Speak(Echo):
         callback: Callable[[str], Any] | None = None,
         *,
         name: str | None = None,
-        lm: Any = None,
+        lm: object = None,
     ) -> None:
         super().__init__(name=name, lm=lm)
         self.callback = _checked_callback(callback, self)
@@ -109,9 +109,9 @@ class AskUser(GraphTool):
         callback: Callable[[str], Any] | None = None,
         *,
         persona: str = "Somebody who wants the objective reached and answers briefly.",
-        user_lm: Any = None,
+        user_lm: object = None,
         name: str | None = None,
-        lm: Any = None,
+        lm: object = None,
     ) -> None:
         super().__init__(name=name, lm=lm)
         self.callback = _checked_callback(callback, self)
@@ -143,7 +143,7 @@ class AskUser(GraphTool):
         said = [f"{message.role}: {message.content}" for message in use.session.chat_history[:-1]]
         return {"persona": self.persona, "conversation": said, "question": question}
 
-    def _heard(self, use: ToolUse, answer: Any) -> str:
+    def _heard(self, use: ToolUse, answer: object) -> str:
         if answer is None:
             raise InvalidSettingError(
                 f"the callback of {self.name} gave None for an answer; it returns what the user "
@@ -166,7 +166,7 @@ class UpdateObjective(Echo):
         return use.session.objective
 
 
-def _checked_callback(callback: Any, tool: GraphTool) -> Any:
+def _checked_callback(callback: object, tool: GraphTool) -> Any:
     if callback is not None and not callable(callback):
         raise InvalidSettingError(
             f"the callback of {type(tool).__name__} is a function, not {callback!r:.80}."
@@ -259,7 +259,7 @@ class _ProgramTool(GraphTool):
         programs: ProgramLibrary | None = None,
         *,
         name: str | None = None,
-        lm: Any = None,
+        lm: object = None,
     ) -> None:
         super().__init__(name=name, lm=lm)
         self.programs = programs
@@ -310,7 +310,7 @@ class GraphProgramSearch(_ProgramTool):
         k: int = 5,
         *,
         name: str | None = None,
-        lm: Any = None,
+        lm: object = None,
     ) -> None:
         super().__init__(programs, name=name, lm=lm)
         self.k = k
@@ -339,7 +339,7 @@ class Predict(GraphTool):
         del arguments
         return {"prompt": prompt}
 
-    def told_result(self, result: Any, arguments: dict[str, Any]) -> Any:
+    def told_result(self, result: object, arguments: dict[str, Any]) -> Any:
         """Return the answer as the step remembers it."""
         return arguments.get("answer", result)
 

@@ -55,7 +55,7 @@ class CallTool(GraphTool):
         name: str,
         description: str,
         schemas: Mapping[str, Any],
-        lm: Any = None,
+        lm: object = None,
         *,
         takes_more: bool = False,
     ) -> None:
@@ -125,7 +125,7 @@ class FunctionTool(CallTool):
         function: Callable[..., Any],
         name: str | None = None,
         description: str | None = None,
-        lm: Any = None,
+        lm: object = None,
     ) -> None:
         if not callable(function) or isinstance(function, type):
             raise InvalidSettingError(f"a FunctionTool needs a function, not {function!r:.80}.")
@@ -204,7 +204,7 @@ class DSPyTool(CallTool):
         lm: The language model that its nodes ask.
     """
 
-    def __init__(self, tool: dspy.Tool, lm: Any = None) -> None:
+    def __init__(self, tool: dspy.Tool, lm: object = None) -> None:
         super().__init__(
             str(tool.name), tool.desc or "", tool.args or {}, lm, takes_more=bool(tool.has_kwargs)
         )
@@ -251,7 +251,7 @@ def tools_by_name(tools: Iterable[Any] | Mapping[str, Any]) -> dict[str, GraphTo
     return found
 
 
-def _as_tool(given: Any) -> GraphTool:
+def _as_tool(given: object) -> GraphTool:
     if isinstance(given, GraphTool):
         return given
     if isinstance(given, dspy.Tool):
@@ -312,7 +312,7 @@ def _schemas(schema: Mapping[str, Any]) -> dict[str, Any]:
     return properties
 
 
-def _listed(given: Any, name: str) -> Any:
+def _listed(given: object, name: str) -> Any:
     """Return what a function gave, what a generator yields as a list."""
     if not inspect.isgenerator(given):
         return given
@@ -342,7 +342,7 @@ def _checked_length(items: list[Any], name: str) -> list[Any]:
     return items
 
 
-def named_arguments(name: str, given: Any) -> dict[str, Any]:
+def named_arguments(name: str, given: object) -> dict[str, Any]:
     """Return what a language model gave as the arguments of a tool, read from a text if need be."""
     arguments = _json(given) if isinstance(given, str) else given
     if not isinstance(arguments, dict):
