@@ -6,15 +6,22 @@ run came by. So what was learned for one node serves that node, whatever way a r
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import dspy
+from dspy.utils.exceptions import AdapterParseError
 
 from hybridagi_steps.errors import ProgramError, UnknownToolError
 from hybridagi_steps.graph.decision_labels import offered
 from hybridagi_steps.graph.nodes import Action, Decision, Node
 from hybridagi_steps.graph.program import GraphProgram
+from hybridagi_steps.graph.run_state import Request, Work
 from hybridagi_steps.graph.tools.base import INPUTS, Asked, GraphTool, node_signature
+from hybridagi_steps.recording import step_shapes as shapes
+from hybridagi_steps.recording.scopes import overriding
 
 _DECIDE = "Answer the question by choosing one of the options."
 _DECISION_INPUTS = {
@@ -60,3 +67,53 @@ def predictor_of(
     options = ", ".join(offered(list(program.choices(node.id))))
     choice = {"choice": Asked(str, f"one of: {options}")}
     return dspy.Predict(node_signature(_DECIDE, node.purpose, _DECISION_INPUTS, choice))
+
+
+def asked(predictor: dspy.Module, inputs: dict[str, Any], lm: object = None) -> Work[Any]:
+    """Ask a language model and return its prediction.
+
+    Args:
+        predictor: The node's predictor.
+        inputs: What it is told.
+        lm: The model to ask when the predictor has none of its own, instead of the one configured.
+    """
+    request = Request(
+        now=functools.partial(_call, predictor, inputs, lm),
+        later=functools.partial(_acall, predictor, inputs, lm),
+    )
+    try:
+        return (yield request)
+    except AdapterParseError as error:
+        name, said = _single_text(predictor), _first_said(error)
+        if name is None or not said:
+            raise
+        return dspy.Prediction(**{name: said})
+
+
+def _call(predictor: dspy.Module, inputs: dict[str, Any], lm: object) -> Any:
+    with _asking(lm):
+        return predictor(**inputs)
+
+
+async def _acall(predictor: dspy.Module, inputs: dict[str, Any], lm: object) -> Any:
+    with _asking(lm):
+        return await predictor.acall(**inputs)
+
+
+def _asking(lm: object) -> AbstractContextManager[None]:
+    return nullcontext() if lm is None else overriding(lm=lm)
+
+
+def _single_text(predictor: dspy.Module) -> str | None:
+    """Return the name of the only field besides reasoning that is asked for, if it is a text."""
+    inner: list[Any] = predictor.predictors()
+    outputs = [pair for each in inner for pair in each.signature.output_fields.items()]
+    rest = [(name, field) for name, field in outputs if name not in shapes.REASONING]
+    return rest[0][0] if len(rest) == 1 and rest[0][1].annotation is str else None
+
+
+def _first_said(error: AdapterParseError) -> str:
+    """Return what the model said before DSPy asked it again for JSON."""
+    while isinstance(error.__context__, AdapterParseError):
+        error = error.__context__
+    return shapes.said([error.lm_response])

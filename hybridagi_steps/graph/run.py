@@ -8,7 +8,6 @@ goes wrong at a node is written as that node's step and ends the run; cancellati
 from __future__ import annotations
 
 import functools
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import dspy
@@ -25,7 +24,7 @@ from hybridagi_steps.graph.checks import label_key
 from hybridagi_steps.graph.decision_labels import chosen, fallback_of, offered
 from hybridagi_steps.graph.library import EntryGuard
 from hybridagi_steps.graph.nodes import END, START, Action, Decision, Node, Program
-from hybridagi_steps.graph.predictors import place_of, predictor_of
+from hybridagi_steps.graph.predictors import asked, place_of, predictor_of
 from hybridagi_steps.graph.program import GraphProgram
 from hybridagi_steps.graph.prompts import recorded_text, rendered, shown_text
 from hybridagi_steps.graph.run_state import (
@@ -42,7 +41,6 @@ from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.recording import step_shapes as shapes
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import RunSteps
-from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.recording.values import steps_held
 from hybridagi_steps.recording_hooks import tell
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
@@ -367,53 +365,3 @@ def _parts(module: dspy.Module | None) -> tuple[Any, ...]:
     if module is None:
         return ()
     return tuple({id(part): part for part in (module, *module.predictors())}.values())
-
-
-def asked(predictor: dspy.Module, inputs: dict[str, Any], lm: object = None) -> Work[Any]:
-    """Ask a language model and return its prediction.
-
-    Args:
-        predictor: The node's predictor.
-        inputs: What it is told.
-        lm: The model to ask when the predictor has none of its own, instead of the one configured.
-    """
-    request = Request(
-        now=functools.partial(_call, predictor, inputs, lm),
-        later=functools.partial(_acall, predictor, inputs, lm),
-    )
-    try:
-        return (yield request)
-    except AdapterParseError as error:
-        name, said = _single_text(predictor), _first_said(error)
-        if name is None or not said:
-            raise
-        return dspy.Prediction(**{name: said})
-
-
-def _call(predictor: dspy.Module, inputs: dict[str, Any], lm: object) -> Any:
-    with _asking(lm):
-        return predictor(**inputs)
-
-
-async def _acall(predictor: dspy.Module, inputs: dict[str, Any], lm: object) -> Any:
-    with _asking(lm):
-        return await predictor.acall(**inputs)
-
-
-def _asking(lm: object) -> AbstractContextManager[None]:
-    return nullcontext() if lm is None else overriding(lm=lm)
-
-
-def _single_text(predictor: dspy.Module) -> str | None:
-    """Return the name of the only field besides reasoning that is asked for, if it is a text."""
-    inner: list[Any] = predictor.predictors()
-    outputs = [pair for each in inner for pair in each.signature.output_fields.items()]
-    rest = [(name, field) for name, field in outputs if name not in shapes.REASONING]
-    return rest[0][0] if len(rest) == 1 and rest[0][1].annotation is str else None
-
-
-def _first_said(error: AdapterParseError) -> str:
-    """Return what the model said before DSPy asked it again for JSON."""
-    while isinstance(error.__context__, AdapterParseError):
-        error = error.__context__
-    return shapes.said([error.lm_response])
