@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal, Protocol, overload
+from typing import Literal, Protocol, overload
 
 from hybridagi_steps.context.compaction import Summarise, compact, expand, replaced, summarised
 from hybridagi_steps.context.excerpts import extractive_summary, identifiers, words
@@ -42,6 +42,7 @@ from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.recording_hooks import note_steps
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter, Trust
+from hybridagi_steps.records.json_reading import JsonObject
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.token_counters import (
     MESSAGE_TOKENS,
@@ -59,7 +60,7 @@ _RECALL_SHARE = 0.35
 class Context:
     """Messages for a language model, and the receipt of what is in them."""
 
-    messages: list[dict[str, Any]]
+    messages: list[JsonObject]
     """In OpenAI's form, the system prompt first if there is one."""
     receipt: Receipt
     """What was kept and dropped, why, and what it costs."""
@@ -75,12 +76,12 @@ class Context:
         return recalled_in(self.steps)
 
     @overload
-    def for_provider(self, style: Literal["openai"] = "openai") -> list[dict[str, Any]]: ...
+    def for_provider(self, style: Literal["openai"] = "openai") -> list[JsonObject]: ...
     @overload
     def for_provider(self, style: Literal["anthropic"]) -> AnthropicPrompt: ...
     def for_provider(
         self, style: Literal["openai", "anthropic"] = "openai"
-    ) -> list[dict[str, Any]] | AnthropicPrompt:
+    ) -> list[JsonObject] | AnthropicPrompt:
         """Return the context in a provider's form; Anthropic's has the system prompt beside it.
 
         Either is within the budget.
@@ -304,7 +305,7 @@ class ContextBuilder:
         return None
 
 
-def _check_number(name: str, value: Any, least: int) -> None:
+def _check_number(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidSettingError(f"{name} is a whole number, at least {least}; got {value!r}.")
 
@@ -326,7 +327,7 @@ async def build_context_from_steps(
     start_seq: int | None = None,
     end_seq: int | None = None,
     budget: int | None = None,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Return a session as messages, ready to be sent.
 
     Args:
@@ -357,7 +358,7 @@ async def build_context_from_steps(
     return openai_messages(system if system_prompt is None else system_prompt, flat(units))
 
 
-async def get_context_summary(session_id: str, repo: StepReader) -> dict[str, Any]:
+async def get_context_summary(session_id: str, repo: StepReader) -> JsonObject:
     """Return how many messages of each kind a session has, and its range of sequences.
 
     All are 0 for a session that is not there.

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from hybridagi_steps.context.excerpts import extractive_summary
 from hybridagi_steps.context.recall import unit_text
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.messages.fences import fenced
 from hybridagi_steps.messages.units import Unit, message_units
+from hybridagi_steps.records.json_reading import as_list
 from hybridagi_steps.records.message import SUMMARY_OF, MessageRole, Step
 
 Summarise = Callable[[str], str]
@@ -79,8 +79,7 @@ def expand(messages: Iterable[Step], originals: Iterable[Step] = ()) -> list[Ste
 
 def summarised(message: Step) -> list[str]:
     """Return the ids of the messages that a message stands for; none if it is no summary."""
-    ids: Any = message.metadata.get(SUMMARY_OF) if message.metadata else None
-    return [str(step_id) for step_id in ids] if isinstance(ids, list) else []  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    return [str(step_id) for step_id in as_list((message.metadata or {}).get(SUMMARY_OF))]
 
 
 def replaced(units: Sequence[Unit]) -> tuple[list[Unit], dict[str, str]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from hybridagi_steps.records.json_reading import JsonObject
 from hybridagi_steps.token_counters import ESTIMATE
 
 _MOST_DROPPED = 20
@@ -58,7 +59,7 @@ class Receipt:
             dropped.append(f"… and {more:,} more dropped")
         return "\n".join([head, *kept, *dropped, *(f"! {note}" for note in self.notes)])
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> JsonObject:
         """Return the receipt as plain data for display."""
         return {
             "tokens": self.tokens,

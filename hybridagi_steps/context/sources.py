@@ -24,6 +24,7 @@ from hybridagi_steps.messages.units import SYNTHETIC, THINKING, Unit
 from hybridagi_steps.recording_hooks import active_user_id
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.json_reading import JsonObject, as_list
 from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.session_protocols import BranchPosition, MessageTokenStore
 from hybridagi_steps.sessions.repository import check_session
@@ -212,14 +213,11 @@ def _tokens_of(message: Step, counter: MessageCounter) -> int:
     return tokens
 
 
-def _thinking(message: Step) -> list[dict[str, Any]]:
+def _thinking(message: Step) -> list[JsonObject]:
     """Return the thinking that Anthropic's form of a message begins with."""
     if message.role is not MessageRole.ASSISTANT or not message.metadata:
         return []
-    blocks: Any = message.metadata.get(THINKING)
-    if not isinstance(blocks, list):
-        return []
-    return [block for block in cast("list[Any]", blocks) if isinstance(block, dict)]
+    return [block for block in as_list(message.metadata.get(THINKING)) if isinstance(block, dict)]
 
 
 def _keep(store: MessageTokenStore, counts: dict[str, int], counter_id: str) -> None:

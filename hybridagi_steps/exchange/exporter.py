@@ -15,19 +15,19 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, cast
 
 from hybridagi_steps.errors import ExchangeError
-from hybridagi_steps.exchange.formats import jsonl, openai_training, parquet
-from hybridagi_steps.exchange.formats import otlp as otlp_spans
-from hybridagi_steps.exchange.formats.jsonl import header_line, message_line
+from hybridagi_steps.exchange.formats import jsonl, openai_training, otlp_export, parquet
 from hybridagi_steps.exchange.origins import RunScores, embedder_name, with_origin
+from hybridagi_steps.exchange.session_export import SessionLines
 from hybridagi_steps.protocols import ABANDONED
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.json_reading import as_list
-from hybridagi_steps.records.message import Step
-from hybridagi_steps.session_protocols import SessionStore, SessionSummary
+
+if TYPE_CHECKING:
+    from hybridagi_steps.memory import StepMemory
 
 BATCH = 500
 """Steps read at once."""
@@ -100,7 +100,7 @@ def export_file(
 
 
 def salvage_file(
-    memory: Any, path: str | os.PathLike[str], *, damaged: Callable[[str], None]
+    memory: StepMemory, path: str | os.PathLike[str], *, damaged: Callable[[str], None]
 ) -> int:
     """Write all that is whole of a damaged memory, as `jsonl`: steps, sessions, scores of runs.
 
@@ -231,14 +231,10 @@ def _write_jsonl(job: _Job, file: BinaryIO) -> int:
     return count
 
 
-def _write_parquet(job: _Job, file: BinaryIO) -> int:
-    return parquet.write(job.steps(), file, vectors=job.vectors)
-
-
 def _write_otlp(job: _Job, file: BinaryIO) -> int:
     count = 0
     for steps in job.runs():
-        for line in otlp_spans.request_lines(steps):
+        for line in otlp_export.request_lines(steps):
             file.write(line)
         count += len(steps)
     return count
@@ -261,7 +257,7 @@ _WRITERS: dict[str, Callable[[_Job, BinaryIO], int]] = {
     "jsonl": _write_jsonl,
     "openai": _write_openai,
     "otlp": _write_otlp,
-    "parquet": _write_parquet,
+    "parquet": lambda job, file: parquet.write(job.steps(), file, vectors=job.vectors),
 }
 
 
@@ -306,104 +302,3 @@ def _take_mode(temporary: Path, path: Path) -> None:
     """Give the new file the permissions of the one it replaces; else its owner alone reads it."""
     if path.exists():
         temporary.chmod(path.stat().st_mode & 0o777)
-
-
-_PAGE = 500
-
-
-class _Place(NamedTuple):
-    """Where a message was written."""
-
-    session_id: str
-    sequence: int
-
-
-class SessionLines:
-    """The lines of sessions, and which steps stand among them.
-
-    Args:
-        store: Where they are kept.
-        session_id: The only one to write; None: all.
-    """
-
-    def __init__(self, store: SessionStore, session_id: str | None) -> None:
-        self._store = store
-        known = _oldest_first(store)
-        # Steps may name a session that has no messages.
-        self._sessions = [one for one in known if session_id in (None, one)]
-        self._places: dict[str, _Place] = {}
-        self._written: set[str] = set()
-
-    def step_ids(self) -> set[str]:
-        """Return the ids of the steps that are written with their sessions."""
-        pinned = map(self._store.pinned_steps, self._sessions)
-        return {step_id for steps in pinned for _, step_id in steps}
-
-    def lines(
-        self,
-        steps_of: Callable[[Sequence[str]], list[AgentStep]],
-        step_line: Callable[[AgentStep], bytes],
-    ) -> Iterator[bytes]:
-        """Yield everything that belongs to the sessions.
-
-        Args:
-            steps_of: Returns steps by their ids, in order.
-            step_line: Returns the line of a step.
-        """
-        for session_id in self._sessions:
-            messages = self._store.messages(session_id)
-            origin = self._origin(messages)
-            shared = 0 if origin is None else origin.sequence
-            if origin is None:
-                yield header_line(session_id)
-            else:
-                yield header_line(session_id, origin.session_id, messages[shared - 1])
-            yield from self._body(session_id, messages[shared:], steps_of, step_line)
-            for message in messages[shared:]:
-                self._places[message.id] = _Place(session_id, message.sequence)
-
-    def _body(
-        self,
-        session_id: str,
-        messages: Sequence[Step],
-        steps_of: Callable[[Sequence[str]], list[AgentStep]],
-        step_line: Callable[[AgentStep], bytes],
-    ) -> Iterator[bytes]:
-        """Yield messages in order, each after the steps that are pinned to it or before it."""
-        pinned = [
-            place for place in self._store.pinned_steps(session_id) if place[1] not in self._written
-        ]
-        self._written.update(step_id for _, step_id in pinned)
-        waiting = iter(messages)
-        message = next(waiting, None)
-        for first in range(0, len(pinned), _PAGE):
-            page = pinned[first : first + _PAGE]
-            found = {id_text(step.id): step for step in steps_of([step_id for _, step_id in page])}
-            for sequence, step_id in page:
-                while message is not None and message.sequence < sequence:
-                    yield message_line(message)
-                    message = next(waiting, None)
-                if step_id in found:  # else it was deleted meanwhile
-                    yield step_line(found[step_id])
-        while message is not None:
-            yield message_line(message)
-            message = next(waiting, None)
-
-    def _origin(self, messages: Sequence[Step]) -> _Place | None:
-        """Return the last message that a session written before has, too.
-
-        What stands before a message never changes, so everything before it is shared as well.
-        """
-        for message in reversed(messages):
-            place = self._places.get(message.id)
-            if place is not None and place.sequence == message.sequence:
-                return place
-        return None
-
-
-def _oldest_first(store: SessionStore) -> list[str]:
-    """Return all sessions, so that what was forked comes before its forks."""
-    found: list[SessionSummary] = []
-    while page := store.sessions(limit=_PAGE, offset=len(found)):
-        found += page
-    return [s.session_id for s in sorted(found, key=lambda s: (s.created_at, s.session_id))]

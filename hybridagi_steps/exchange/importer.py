@@ -38,7 +38,7 @@ from hybridagi_steps.exchange.records import (
 )
 from hybridagi_steps.exchange.session_import import SessionImport, Unit
 from hybridagi_steps.exchange.trace_import import TraceImport
-from hybridagi_steps.messages.conversation import NO_RESULT
+from hybridagi_steps.messages.conversation import UNANSWERED
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step, utc_now
 from hybridagi_steps.records.provenance import from_outside
@@ -180,7 +180,7 @@ def _says(step: AgentStep) -> tuple[Any, ...]:
 
 def _waits(step: AgentStep) -> bool:
     """Whether a step is a call whose result had not come."""
-    return (step.metadata or {}).get("note") == NO_RESULT
+    return (step.metadata or {}).get("note") == UNANSWERED
 
 
 def _says_less(step: AgentStep, known: AgentStep) -> bool:

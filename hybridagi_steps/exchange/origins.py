@@ -10,18 +10,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 from hybridagi_steps.exchange.records import ParsedScore
 from hybridagi_steps.protocols import RunSummary
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.json_reading import as_object
+from hybridagi_steps.records.json_reading import JsonObject, as_object
 
 VECTOR_EMBEDDER = "vector_embedder"
 """The field, in Parquet the column, that names the embedder."""
 
 
-def embedder_name(memory: Any) -> str | None:
+def embedder_name(memory: object) -> str | None:
     """Return the name of a memory's embedder; None for a memory that has none."""
     embedder = getattr(memory, "embedder", None)
     return None if embedder is None else embedder.model_id
@@ -34,7 +33,7 @@ def with_origin(step: AgentStep, embedder: str | None) -> AgentStep:
     return step.model_copy(update={VECTOR_EMBEDDER: embedder})
 
 
-def origin_of(fields: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+def origin_of(fields: JsonObject) -> tuple[JsonObject, str | None]:
     """Return the fields of a step without the name of its vector's embedder, and that name."""
     name = fields.get(VECTOR_EMBEDDER)
     if not isinstance(name, str) or fields.get("vector") is None:
@@ -49,7 +48,7 @@ class VectorOrigins:
         memory: Where the steps go.
     """
 
-    def __init__(self, memory: Any) -> None:
+    def __init__(self, memory: object) -> None:
         self._memory = memory
         self._left_out: Counter[str] = Counter()
 
@@ -87,7 +86,7 @@ class RunScores:
         memory: One that has no `runs` has no scores.
     """
 
-    def __init__(self, memory: Any) -> None:
+    def __init__(self, memory: object) -> None:
         self._memory = memory
         self._scored: dict[str, RunSummary] | None = None
         self._told: set[str] = set()
@@ -121,7 +120,7 @@ class RunScoresRead:
     def __init__(self) -> None:
         self._told: dict[str, ParsedScore] = {}
 
-    def without(self, line: int, fields: dict[str, Any]) -> dict[str, Any]:
+    def without(self, line: int, fields: JsonObject) -> JsonObject:
         """Return the fields of a step without the score of its run."""
         run_id, said = fields.get("run_id"), as_object(fields.get(RUN_SCORE))
         if not isinstance(run_id, str):

@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from pydantic import JsonValue
+
 from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange.records import Record, Skipped
-from hybridagi_steps.records.json_reading import BadRecordError
+from hybridagi_steps.records.json_reading import BadRecordError, JsonObject
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """Longest line read; steps end at 8 MiB, a conversation on one line may be longer."""
@@ -173,14 +175,20 @@ def reading_errors(path: Path) -> Generator[None]:
         raise ExchangeError(f"cannot read {path}: {error.strerror}.") from error
 
 
-def is_message(value: Any) -> bool:
+def is_message(value: JsonValue) -> bool:
     """Whether a value is one message of a list, in OpenAI's, Anthropic's or LangChain's form.
 
     Items of OpenAI's Responses API are as good as messages.
     """
-    if not isinstance(value, dict) or "step_type" in value or "messages" in value:
-        return False
-    return "role" in value or "lc" in value or ("type" in value and _SAID & value.keys() != set())
+    match value:
+        case {"step_type": _} | {"messages": _}:
+            return False
+        case {"role": _} | {"lc": _}:
+            return True
+        case {"type": _, **others}:
+            return not _SAID.isdisjoint(others)
+        case _:
+            return False
 
 
 def _whole(items: list[Any], rest: Iterator[tuple[int, Any]]) -> list[Any]:
@@ -194,7 +202,7 @@ def _whole(items: list[Any], rest: Iterator[tuple[int, Any]]) -> list[Any]:
     return items
 
 
-def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_members(pairs: list[tuple[str, Any]]) -> JsonObject:
     """Return the members of a JSON object, for a decoder's `object_pairs_hook`."""
     members = dict(pairs)
     if len(members) < len(pairs):

@@ -135,12 +135,12 @@ def chat_of(
     value: object, format_name: str, turns: Callable[[list[Message]], list[Turn]]
 ) -> Conversation:
     """Return a list of messages, or an object that holds one, as a conversation."""
-    given = as_list(value) or None if isinstance(value, list) else as_object(value).get("messages")
-    if not isinstance(given, list):
+    messages: Any = as_list(value) or as_object(value).get("messages")
+    if not isinstance(messages, list):
         raise BadRecordError("no list of messages")
-    if not given:
+    if not messages:
         raise BadRecordError("an empty list of messages")
-    extras, messages = without(value, "messages"), as_list(given)
+    extras, messages = without(value, "messages"), as_list(messages)
     for place, message in enumerate(messages, start=1):
         if not isinstance(message, dict):
             raise BadRecordError(f"message {place} is not an object")

@@ -15,35 +15,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from hybridagi_steps.errors import MessageError, UnknownSessionError
 from hybridagi_steps.exchange.records import Parsed
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step
-from hybridagi_steps.session_protocols import SessionBackend
+from hybridagi_steps.sessions.repository import SessionRepository
 from hybridagi_steps.validation import admitted_messages, check_id
 
 _LONGEST_STEM = 110
 """Characters of a session's id that the id of a fork of it begins with."""
-
-
-class Sessions(Protocol):
-    """What an import asks of a memory's sessions; SessionRepository has it."""
-
-    store: SessionBackend
-    memory: Any
-
-    def commit_now(
-        self,
-        session_id: str,
-        messages: Sequence[Step],
-        agent_steps: Sequence[AgentStep] = (),
-        *,
-        after: Sequence[int] | None = None,
-    ) -> list[Step]:
-        """Store messages and AgentSteps, all or none."""
-        ...
 
 
 class Unit(NamedTuple):
@@ -82,7 +64,7 @@ class _Line:
 class SessionImport:
     """Writes the messages of one line after the other."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: SessionRepository) -> None:
         self._sessions = sessions
         self._store = sessions.store
         self._line = _Line("", "", [], numbered=False)

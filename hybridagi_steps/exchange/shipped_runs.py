@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import Any
 
 import orjson
 
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.json_reading import JsonObject
 
 
 def shipped_steps() -> list[AgentStep]:
@@ -18,11 +18,11 @@ def shipped_steps() -> list[AgentStep]:
     ]
 
 
-def shipped_runs() -> list[dict[str, Any]]:
+def shipped_runs() -> list[JsonObject]:
     """Return what is known of each shipped run: `run_id`, `task`, and how it ended."""
     return _lines("runs.jsonl")
 
 
-def _lines(name: str) -> list[dict[str, Any]]:
+def _lines(name: str) -> list[JsonObject]:
     text = files("hybridagi_steps.data").joinpath(name).read_text(encoding="utf-8")
     return [orjson.loads(line) for line in text.splitlines() if line]

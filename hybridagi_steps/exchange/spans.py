@@ -18,7 +18,7 @@ from typing import Any
 
 from hybridagi_steps.exchange.records import Parsed, Record, Skipped
 from hybridagi_steps.messages.conversation import LONGEST_RUN_ID
-from hybridagi_steps.records.json_reading import BadRecordError, agent_step, stable_id
+from hybridagi_steps.records.json_reading import BadRecordError, JsonObject, agent_step, stable_id
 
 MAX_SPAN_DEPTH = 100
 """Spans nested more deeply are shown at this depth, with a note."""
@@ -34,7 +34,7 @@ class Span:
     parent: str | None
     """The span around it, among those that are placed together."""
     name: str
-    native: dict[str, Any]
+    native: JsonObject
     record: Record
     start: int | None = None
     """Nanoseconds since 1970."""
@@ -45,11 +45,11 @@ class Span:
     tool: str | None = None
     """The tool of an Action; None for a language model's answer."""
     purpose: str = ""
-    arguments: dict[str, Any] = field(default_factory=dict[str, Any])
-    outputs: dict[str, Any] | None = None
+    arguments: JsonObject = field(default_factory=dict[str, Any])
+    outputs: JsonObject | None = None
     error: dict[str, str] | None = None
     """type and message of what it failed with."""
-    metrics: dict[str, Any] = field(default_factory=dict[str, Any])
+    metrics: JsonObject = field(default_factory=dict[str, Any])
     session_id: str | None = None
     user_id: str | None = None
     notes: list[str] = field(default_factory=list[str])
@@ -76,7 +76,7 @@ class Trace:
     spans: list[Span] = field(default_factory=list[Span])
     session_id: str | None = None
     user_id: str | None = None
-    extras: dict[str, Any] = field(default_factory=dict[str, Any])
+    extras: JsonObject = field(default_factory=dict[str, Any])
     """What the file says about the trace as a whole."""
 
 
@@ -133,7 +133,7 @@ class _Walk:
             before = before or [program_id]
         purpose = span.purpose or question
         if not (children or span.is_program):
-            inputs: dict[str, Any] = {"purpose": purpose}
+            inputs: JsonObject = {"purpose": purpose}
             if span.tool is not None:
                 inputs["tool"] = span.tool
             inputs["arguments"] = span.arguments
@@ -158,14 +158,14 @@ class _Walk:
         self,
         span: Span,
         kind: str,
-        inputs: dict[str, Any],
+        inputs: JsonObject,
         before: list[str],
         program_id: str | None,
         time: int,
     ) -> list[str]:
         """Keep one step; return its id in a list, which is empty when it could not be made."""
         opens, closes = kind != "ProgramEnd", kind != "ProgramCall"
-        fields: dict[str, Any] = {
+        fields: JsonObject = {
             "id": step_id(self._trace.id, span.id, end=not opens),
             "parent_id": before[-1] if before else None,
             "hop": self._hop,
@@ -194,8 +194,8 @@ class _Walk:
         self._steps.append(Parsed(span.record.line, step))
         return [str(step.id)]
 
-    def _metadata(self, span: Span, before: list[str], *, opens: bool) -> dict[str, Any]:
-        metadata: dict[str, Any] = {"format": self._trace.format}
+    def _metadata(self, span: Span, before: list[str], *, opens: bool) -> JsonObject:
+        metadata: JsonObject = {"format": self._trace.format}
         if span.notes and opens:
             metadata["note"] = "; ".join(span.notes)
         if len(before) > 1:
@@ -232,13 +232,13 @@ def nanoseconds(time: datetime) -> int:
     return (time - _EPOCH) // timedelta(microseconds=1) * 1_000
 
 
-def _outputs(span: Span) -> dict[str, Any] | None:
+def _outputs(span: Span) -> JsonObject | None:
     if span.error is None:
         return span.outputs
     return {**(span.outputs or {}), "error": span.error}
 
 
-def _metrics(span: Span) -> dict[str, Any] | None:
+def _metrics(span: Span) -> JsonObject | None:
     metrics = dict(span.metrics)
     if span.start is not None and span.end is not None and span.end >= span.start:
         metrics["duration_ms"] = (span.end - span.start) / 1e6

@@ -20,6 +20,7 @@ from hybridagi_steps.exchange.records import (
 )
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.json_reading import JsonObject
 from hybridagi_steps.validation import admitted
 
 PlacedEntry = Parsed | ParsedMessages | ParsedScore | Skipped
@@ -101,7 +102,7 @@ class TraceImport:
     def _parents_are_missed(self) -> bool:
         """Whether steps were stored before this import that wait for their parents."""
         if self._missed is None:
-            stats = getattr(self._memory, "stats", dict[str, Any])
+            stats = getattr(self._memory, "stats", JsonObject)
             self._missed = bool(stats().get("dangling_parents"))
         return self._missed
 
@@ -151,7 +152,7 @@ def _names(steps: Iterable[AgentStep]) -> set[str]:
     return inside | {str(step.id) for step in steps}
 
 
-def _place(known: AgentStep, fresh: AgentStep) -> dict[str, Any]:
+def _place(known: AgentStep, fresh: AgentStep) -> JsonObject:
     """Return the fields of a stored step that depend on the other spans of its trace."""
     before, now = known.metadata or {}, fresh.metadata or {}
     rest = {name: before[name] for name in before if name not in _PLACE}

@@ -16,10 +16,10 @@ from pydantic import ValidationError
 
 from hybridagi_steps.errors import MessageError
 from hybridagi_steps.messages.conversation import Conversation, content_key, conversation_steps
-from hybridagi_steps.messages.parts import call_id, field_lines, json_text, tool_name
+from hybridagi_steps.messages.parts import call_id, field_lines, function_call, json_text, tool_name
 from hybridagi_steps.messages.turns import openai_turns
 from hybridagi_steps.records.agent_step import AgentStep, id_text
-from hybridagi_steps.records.json_reading import BadRecordError
+from hybridagi_steps.records.json_reading import BadRecordError, JsonObject, as_object
 from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.validation import Steps
 
@@ -220,9 +220,8 @@ def _same_place(one: AgentStep, other: AgentStep) -> bool:
     )
 
 
-def _call(step: AgentStep) -> dict[str, Any]:
-    function = {"name": tool_name(step.tool), "arguments": json_text(step.arguments)}
-    return {"id": call_id(step.id), "type": "function", "function": function}
+def _call(step: AgentStep) -> JsonObject:
+    return function_call(call_id(step.id), tool_name(step.tool), json_text(step.arguments))
 
 
 def result_text(step: AgentStep) -> tuple[str, bool]:
@@ -274,12 +273,10 @@ def _reasoning(step: AgentStep) -> str | None:
     return reasoning if isinstance(reasoning, str) and len(outputs) > 1 else None
 
 
-def _error_text(error: Any) -> str:
-    if not isinstance(error, dict):
-        return json_text(error)
-    fields = cast("dict[str, Any]", error)
+def _error_text(error: object) -> str:
+    fields = as_object(error)
     parts = [str(fields[key]) for key in ("type", "message") if fields.get(key)]
-    return ": ".join(parts) or json_text(fields)
+    return ": ".join(parts) or json_text(error)
 
 
 def _carried(message: Step, place: int) -> list[AgentStep]:

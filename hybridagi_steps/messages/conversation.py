@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
-from typing import Any
+from typing import Any, cast
 
 from pydantic import JsonValue, ValidationError
 
@@ -35,7 +35,7 @@ from hybridagi_steps.records.json_reading import (
 )
 from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
 
-NO_RESULT = "no result for this call"
+UNANSWERED = "no result for this call"
 """The note of an Action whose tool has not answered, as far as the file goes."""
 PROGRAM = "chat"
 """Name of the program that an imported conversation is."""
@@ -206,7 +206,7 @@ class _Reader:
         before, made = self._parent, list[str]()
         for call in self._calls:
             self._parent = before
-            note = call.note or ("" if call.answer else NO_RESULT)
+            note = call.note or ("" if call.answer else UNANSWERED)
             outputs = _outputs(call.answer) if call.answer else None
             step_id = self._add(
                 call.mark, "Action", call.inputs, outputs, call.turns, note, named=call.asked
@@ -314,8 +314,8 @@ def _calls_of(message: Message) -> list[tuple[object, JsonObject]]:
     given, legacy = message.get("tool_calls"), message.get(_LEGACY_CALL)
     if given and not isinstance(given, list):
         raise BadRecordError("tool_calls is not a list")
-    calls: list[object] = [{"function": legacy}] if legacy else []
-    return [_call_of(call) for call in (*calls, *(given or ()))]
+    calls = cast("list[object]", given or [])
+    return [_call_of(call) for call in ([{"function": legacy}, *calls] if legacy else calls)]
 
 
 def _call_of(call: object) -> tuple[object, JsonObject]:

@@ -13,7 +13,7 @@ import binascii
 import re
 from typing import Any, NamedTuple, cast
 
-from hybridagi_steps.records.json_reading import text_of
+from hybridagi_steps.records.json_reading import JsonObject, text_of
 from hybridagi_steps.records.message import MessageRole
 
 _DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
@@ -36,7 +36,7 @@ class _Media(NamedTuple):
     title: str
 
 
-def openai_part(part: dict[str, Any], role: MessageRole = MessageRole.USER) -> dict[str, Any]:
+def openai_part(part: JsonObject, role: MessageRole = MessageRole.USER) -> JsonObject:
     """Return a content part as OpenAI takes it in a message of a role."""
     kind = str(part.get("type"))
     if kind == "text":
@@ -56,7 +56,7 @@ def openai_part(part: dict[str, Any], role: MessageRole = MessageRole.USER) -> d
     return {"type": "file", "file": {"filename": media.title or "document.pdf", "file_data": url}}
 
 
-def anthropic_part(part: dict[str, Any], role: MessageRole = MessageRole.USER) -> dict[str, Any]:
+def anthropic_part(part: JsonObject, role: MessageRole = MessageRole.USER) -> JsonObject:
     """Return a content part as Anthropic takes it in a message of a role."""
     kind = str(part.get("type"))
     if kind == "text":
@@ -76,14 +76,14 @@ def anthropic_part(part: dict[str, Any], role: MessageRole = MessageRole.USER) -
     return {"type": media.kind, "source": source}
 
 
-def not_sent(part: dict[str, Any], role: MessageRole) -> str | None:
+def not_sent(part: JsonObject, role: MessageRole) -> str | None:
     """Return what stands in OpenAI's form for a part that cannot go there, None if it can."""
     text = str(openai_part(part, role).get("text") or "")
     lost = part.get("type") not in ("text", "refusal") and text.startswith("[")
     return text if lost and not _text_inside(part) else None
 
 
-def _named(part: dict[str, Any], media: _Media | None) -> dict[str, Any]:
+def _named(part: JsonObject, media: _Media | None) -> JsonObject:
     """Return a text for a part: what it says, or its name in brackets."""
     said = part.get("text") or part.get("refusal") or _text_inside(part)
     if not isinstance(said, str):
@@ -101,7 +101,7 @@ def _told(media: _Media) -> str:
     return f"{media.kind}: {told}" if told else media.kind
 
 
-def _text_inside(part: dict[str, Any]) -> str | None:
+def _text_inside(part: JsonObject) -> str | None:
     """Return the text of a document or of a search's result, after its title; None without one."""
     if part.get("type") not in ("document", "search_result"):
         return None
@@ -116,7 +116,7 @@ def _text_inside(part: dict[str, Any]) -> str | None:
     return f"{title}\n{said}" if isinstance(title, str) and title.strip() else said
 
 
-def _media(part: dict[str, Any]) -> _Media | None:
+def _media(part: JsonObject) -> _Media | None:
     """Return the picture or document that a part holds, None if it holds none of ours to read."""
     kind, title, source = part.get("type"), part.get("title"), part.get("source")
     if kind in ("image", "document"):
@@ -153,10 +153,10 @@ def _is_sound(media: _Media) -> bool:
 
 
 def _field(value: Any, name: str) -> Any:
-    return cast("dict[str, Any]", value).get(name) if isinstance(value, dict) else None
+    return cast("JsonObject", value).get(name) if isinstance(value, dict) else None
 
 
-def _without(part: dict[str, Any], *names: str) -> dict[str, Any]:
+def _without(part: JsonObject, *names: str) -> JsonObject:
     if not any(name in part for name in names):
         return part
     return {key: value for key, value in part.items() if key not in names}

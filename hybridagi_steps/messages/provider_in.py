@@ -3,36 +3,38 @@
 Which form a message has is seen from the message, so both may stand in one list. Calls come out in
 OpenAI's form with ids that are unique in the list; a result follows its call, not the bare id,
 because agents repeat ids from turn to turn. Content parts are kept as they came; what belongs to
-neither form stays in `metadata.native`. What is no message is refused with its place and field.
+neither form stays in `metadata.native`. What is no message is refused with its place and field,
+where `turns`, which reads whatever a file holds, makes the best of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, cast
 
 from hybridagi_steps.errors import MessageError
 from hybridagi_steps.messages.agent_steps import IS_ERROR
-from hybridagi_steps.messages.parts import OpenCalls, call_id, json_text
+from hybridagi_steps.messages.parts import OpenCalls, call_id, function_call, json_text
+from hybridagi_steps.messages.turns import ROLES, THINKING_BLOCKS
 from hybridagi_steps.messages.units import THINKING
-from hybridagi_steps.records.json_reading import text_of, time_of
+from hybridagi_steps.records.json_reading import (
+    JsonObject,
+    as_list,
+    as_object,
+    as_text,
+    text_of,
+    time_of,
+    without,
+)
 from hybridagi_steps.records.message import MessageRole, Step, new_id, utc_now
 
 NATIVE = "native"
 """Metadata key: what a message held beside its role, content and calls."""
 
-_ROLES = {
-    "system": MessageRole.SYSTEM,
-    "developer": MessageRole.SYSTEM,
-    "user": MessageRole.USER,
-    "assistant": MessageRole.ASSISTANT,
-    "tool": MessageRole.TOOL,
-    "function": MessageRole.TOOL,
-}
-_READ = {"role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content"}
-_THINKING = ("thinking", "redacted_thinking")
+_READ = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
 
 Message = Mapping[str, Any]
+Parts = list[JsonObject]
 
 
 def from_messages(
@@ -50,7 +52,7 @@ def from_messages(
     """
     reader = _Reader(session_id or str(new_id()))
     if isinstance(messages, Mapping):
-        request = cast("dict[str, Any]", messages)
+        request = cast("JsonObject", messages)
         if request.get("system"):
             reader.read(0, {"role": "system", "content": request["system"]})
         if "messages" not in request:
@@ -76,120 +78,110 @@ class _Reader:
         self._open: OpenCalls[str] = OpenCalls()
         self._open_names: dict[str, list[str]] = {}
 
-    def read(self, place: int, message: Any) -> None:
+    def read(self, place: int, message: object) -> None:
         """Read one message."""
         if not isinstance(message, Mapping):
             raise MessageError(f"message {place}: an object is wanted, not {_kind(message)}.")
         fields = dict(cast("Message", message))
-        role = _ROLES.get(str(fields.get("role")))
+        role = ROLES.get(str(fields.get("role")))
         if role is None:
-            wanted = ", ".join(_ROLES)
+            wanted = ", ".join(ROLES)
             raise MessageError(
                 f"message {place}: role: {fields.get('role')!r:.60} is not {wanted}."
             )
-        parts = _content(place, fields.get("content"))
+        content = _content(place, fields.get("content"))
         if role is MessageRole.ASSISTANT:
-            self._assistant(place, fields, parts)
+            self._assistant(place, fields, content)
         elif role is MessageRole.TOOL:
-            self._tool(place, fields, parts)
+            answered = self._answered_call(place, fields)
+            said = "" if content is None else content
+            self._add(role, fields, said, _native(fields), tool_call_id=answered)
         else:
-            self._other(place, role, fields, parts)
+            self._other(place, role, fields, content)
 
-    def _assistant(self, place: int, fields: dict[str, Any], parts: Any) -> None:
-        calls = self._calls(place, fields)
-        metadata, said = _native(fields), parts
-        if isinstance(parts, list):
-            blocks = cast("list[dict[str, Any]]", parts)
+    def _assistant(self, place: int, fields: JsonObject, content: str | Parts | None) -> None:
+        calls, metadata = self._calls(place, fields), _native(fields)
+        if isinstance(content, list):
             calls += [
                 self._call(place, number, block.get("id"), block.get("name"), block.get("input"))
-                for number, block in enumerate(blocks)
-                if block.get("type") == "tool_use"
+                for number, block in enumerate(content)
+                if block["type"] == "tool_use"
             ]
-            if thinking := [block for block in blocks if block.get("type") in _THINKING]:
+            thinking, content = _divided(content, THINKING_BLOCKS)
+            if thinking:
                 metadata[THINKING] = thinking
-            kept = (*_THINKING, "tool_use")
-            said = _plain([block for block in blocks if block.get("type") not in kept])
-        if said is None and isinstance(fields.get("refusal"), str):
-            said = fields["refusal"]
+            content = _plain(_divided(content, ("tool_use",))[1])
+        if content is None:
+            content = as_text(fields.get("refusal"))
         self._add(
             MessageRole.ASSISTANT,
             fields,
-            said if said or not calls else None,
+            content if content or not calls else None,
             metadata,
             tool_calls=calls or None,
             reasoning_content=_reasoning(fields, metadata),
         )
 
-    def _tool(self, place: int, fields: dict[str, Any], content: Any) -> None:
-        given, name = fields.get("tool_call_id"), fields.get("name")
+    def _answered_call(self, place: int, fields: JsonObject) -> str:
+        """Return the call that a tool's message answers."""
         if fields.get("role") == "function":
+            name = fields.get("name")
             waiting = self._open_names.get(str(name)) or []
-            answered: Any = waiting.pop(0) if waiting else call_id(place, name)
-        elif isinstance(given, str) and given:
-            answered = self._answered(given)
-        else:
-            raise MessageError(f"message {place}: tool_call_id: {given!r:.60} is no call's id.")
-        content = "" if content is None else content
-        self._add(MessageRole.TOOL, fields, content, _native(fields), tool_call_id=answered)
+            return waiting.pop(0) if waiting else call_id(place, name)
+        return self._answered(place, "tool_call_id", fields.get("tool_call_id"))
 
-    def _other(self, place: int, role: MessageRole, fields: dict[str, Any], parts: Any) -> None:
-        if parts is None:
+    def _answered(self, place: int, field: str, given: object) -> str:
+        """Return the id of the call that a result answers; its own if none waits."""
+        if not isinstance(given, str) or not given:
+            raise MessageError(f"message {place}: {field}: {given!r:.60} is no call's id.")
+        return self._open.answer(given) or given
+
+    def _other(
+        self, place: int, role: MessageRole, fields: JsonObject, content: str | Parts | None
+    ) -> None:
+        if content is None:
             raise MessageError(f"message {place}: content: missing.")
         metadata = _native(fields)
         if fields["role"] == "developer":
             metadata["role"] = "developer"
-        said = parts
-        if isinstance(parts, list):
-            blocks = cast("list[dict[str, Any]]", parts)
-            results = [block for block in blocks if block.get("type") == "tool_result"]
+        if isinstance(content, list):
+            results, rest = _divided(content, ("tool_result",))
             for block in results:
-                self._block_result(place, fields, block)
-            said = _plain([block for block in blocks if block.get("type") != "tool_result"])
-            if results and said is None:
+                self._block_result(place, without(fields, *_READ), block)
+            if results and not rest:
                 return
-        self._add(role, fields, said if said is not None else "", metadata)
+            content = _plain(rest)
+        self._add(role, fields, content or "", metadata)
 
-    def _block_result(self, place: int, fields: dict[str, Any], block: dict[str, Any]) -> None:
-        given = block.get("tool_use_id")
-        if not isinstance(given, str) or not given:
-            raise MessageError(f"message {place}: tool_use_id: {given!r:.60} is no call's id.")
+    def _block_result(self, place: int, fields: JsonObject, block: JsonObject) -> None:
+        answered = self._answered(place, "tool_use_id", block.get("tool_use_id"))
         content = _content(place, block.get("content"))
         said = _plain(content) if isinstance(content, list) else content
-        metadata: dict[str, Any] = {IS_ERROR: True} if block.get("is_error") is True else {}
-        call = self._answered(given)
-        made = {key: fields[key] for key in fields if key not in _READ}
-        self._add(
-            MessageRole.TOOL, made, said if said is not None else "", metadata, tool_call_id=call
-        )
+        metadata: JsonObject = {IS_ERROR: True} if block.get("is_error") is True else {}
+        self._add(MessageRole.TOOL, fields, said or "", metadata, tool_call_id=answered)
 
-    def _calls(self, place: int, fields: dict[str, Any]) -> list[dict[str, Any]]:
+    def _calls(self, place: int, fields: JsonObject) -> Parts:
         given: Any = fields.get("tool_calls") or []
         if not isinstance(given, list):
             raise MessageError(
                 f"message {place}: tool_calls: a list is wanted, not {_kind(given)}."
             )
-        calls: list[dict[str, Any]] = []
-        for number, call in enumerate(cast("list[Any]", given)):
-            body: Any = call.get("function") if isinstance(call, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-            if not isinstance(body, dict):
+        calls: Parts = []
+        for number, item in enumerate(as_list(given)):
+            call = as_object(item)
+            if not isinstance(call.get("function"), dict):
                 raise MessageError(f"message {place}: tool_calls[{number}].function: missing.")
-            function, known = cast("dict[str, Any]", body), cast("dict[str, Any]", call)
-            arguments = function.get("arguments")
-            calls.append(
-                self._call(place, number, known.get("id"), function.get("name"), arguments)
-            )
-        if isinstance(legacy := fields.get("function_call"), dict):
-            function = cast("dict[str, Any]", legacy)
-            call = self._call(
-                place, len(calls), None, function.get("name"), function.get("arguments")
-            )
-            self._open_names.setdefault(function["name"], []).append(call["id"])
-            calls.append(call)
+            name, arguments = map(as_object(call["function"]).get, ("name", "arguments"))
+            calls.append(self._call(place, number, call.get("id"), name, arguments))
+        if isinstance(fields.get("function_call"), dict):
+            name, arguments = map(as_object(fields["function_call"]).get, ("name", "arguments"))
+            calls.append(self._call(place, len(calls), None, name, arguments))
+            self._open_names.setdefault(str(name), []).append(calls[-1]["id"])
         return calls
 
     def _call(
-        self, place: int, number: int, given: Any, name: Any, arguments: Any
-    ) -> dict[str, Any]:
+        self, place: int, number: int, given: object, name: object, arguments: object
+    ) -> JsonObject:
         if not isinstance(name, str) or not name:
             raise MessageError(f"message {place}: call {number + 1}: name: {name!r:.60} is none.")
         if given is not None and not isinstance(given, str):
@@ -200,36 +192,29 @@ class _Reader:
         self._used.add(unique)
         if given:
             self._open.add(given, place, unique)
-        function = {"name": name, "arguments": json_text({} if arguments is None else arguments)}
-        return {"id": unique, "type": "function", "function": function}
-
-    def _answered(self, given: str) -> str:
-        """Return the id of the call that a result answers; its own if none waits."""
-        return self._open.answer(given) or given
+        return function_call(unique, name, json_text({} if arguments is None else arguments))
 
     def _add(
         self,
         role: MessageRole,
-        fields: dict[str, Any],
-        content: Any,
-        metadata: dict[str, Any],
+        fields: JsonObject,
+        content: str | Parts | None,
+        metadata: JsonObject,
         **others: Any,
     ) -> None:
-        name = fields.get("name")
-        self.steps.append(
-            Step(
-                session_id=self._session_id,
-                role=role,
-                content=content,
-                name=name if isinstance(name, str) and name else None,
-                metadata=metadata or None,
-                created_at=time_of(fields) or utc_now(),
-                **others,
-            )
+        step = Step(
+            session_id=self._session_id,
+            role=role,
+            content=content,
+            name=as_text(fields.get("name")) or None,
+            metadata=metadata or None,
+            created_at=time_of(fields) or utc_now(),
+            **others,
         )
+        self.steps.append(step)
 
 
-def _content(place: int, content: Any) -> str | list[dict[str, Any]] | None:
+def _content(place: int, content: Any) -> str | Parts | None:
     """Return a message's content: a text, or its parts, each an object with a type."""
     if content is None or isinstance(content, str):
         return content
@@ -237,48 +222,44 @@ def _content(place: int, content: Any) -> str | list[dict[str, Any]] | None:
         raise MessageError(
             f"message {place}: content: text or parts are wanted, not {_kind(content)}."
         )
-    parts: list[dict[str, Any]] = []
-    for number, part in enumerate(cast("list[Any]", content)):
+    parts: Parts = []
+    for number, part in enumerate(as_list(content)):
         if isinstance(part, str):
             parts.append({"type": "text", "text": part})
-        elif isinstance(part, dict) and isinstance(part.get("type"), str):  # pyright: ignore[reportUnknownMemberType]
-            parts.append(cast("dict[str, Any]", part))
+        elif isinstance(as_object(part).get("type"), str):
+            parts.append(part)
         else:
             raise MessageError(f"message {place}: content[{number}].type: missing.")
     return parts
 
 
-def _plain(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]] | None:
+def _divided(parts: Parts, kinds: Container[str]) -> tuple[Parts, Parts]:
+    """Return the parts of these kinds, and the others."""
+    return [p for p in parts if p["type"] in kinds], [p for p in parts if p["type"] not in kinds]
+
+
+def _plain(parts: Parts) -> str | Parts | None:
     """Return a single text part as its text, no parts as None, and others as they are."""
-    if not parts:
-        return None
-    (first, *others) = parts
-    text = first.get("text")
-    if not others and first.keys() == {"type", "text"} and isinstance(text, str):
-        return text
-    return parts
+    if len(parts) == 1 and parts[0].keys() == {"type", "text"}:
+        text = as_text(parts[0]["text"])
+        return parts if text is None else text
+    return parts or None
 
 
-def _native(fields: dict[str, Any]) -> dict[str, Any]:
+def _native(fields: JsonObject) -> JsonObject:
     """Return what a message holds beside what a Step has fields for, as metadata."""
-    rest = {
-        key: value
-        for key, value in fields.items()
-        if key not in _READ and key != "function_call" and value is not None
-    }
+    rest = without(fields, *_READ, "function_call")
+    rest = {name: value for name, value in rest.items() if value is not None}
     return {NATIVE: rest} if rest else {}
 
 
-def _reasoning(fields: dict[str, Any], metadata: dict[str, Any]) -> str | None:
+def _reasoning(fields: JsonObject, metadata: JsonObject) -> str | None:
     given = fields.get("reasoning_content")
     if isinstance(given, str):
         return given
-    blocks: list[dict[str, Any]] = metadata.get(THINKING, [])
-    thoughts = [
-        text_of([{"text": block.get("thinking")}]) for block in blocks if block.get("thinking")
-    ]
-    return "\n".join(thoughts) or None
+    thoughts = (block.get("thinking") for block in metadata.get(THINKING, ()))
+    return "\n".join(text_of([{"text": thought}]) for thought in thoughts if thought) or None
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return type(value).__name__

@@ -15,9 +15,9 @@ from typing import Any, Literal, NamedTuple, cast, overload
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.messages.agent_steps import IS_ERROR, NO_RESULT, all_of
 from hybridagi_steps.messages.media import anthropic_part, not_sent, openai_part
-from hybridagi_steps.messages.parts import json_text, tool_name
+from hybridagi_steps.messages.parts import function_call, json_text, tool_name
 from hybridagi_steps.messages.units import THINKING, flat, message_units
-from hybridagi_steps.records.json_reading import as_arguments, as_object
+from hybridagi_steps.records.json_reading import JsonObject, as_arguments, as_object
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.message import MessageRole, Step
 
@@ -31,13 +31,13 @@ class AnthropicPrompt(NamedTuple):
     """A request in Anthropic's form: its system prompt stands beside the messages."""
 
     system: str | None
-    messages: list[dict[str, Any]]
+    messages: list[JsonObject]
 
 
 @overload
 def to_provider(
     messages: Iterable[Step], style: Literal["openai"] = "openai", *, system: str | None = None
-) -> list[dict[str, Any]]: ...
+) -> list[JsonObject]: ...
 @overload
 def to_provider(
     messages: Iterable[Step], style: Literal["anthropic"], *, system: str | None = None
@@ -47,7 +47,7 @@ def to_provider(
     style: Literal["openai", "anthropic"] = "openai",
     *,
     system: str | None = None,
-) -> list[dict[str, Any]] | AnthropicPrompt:
+) -> list[JsonObject] | AnthropicPrompt:
     """Return messages as a provider takes them; the messages given stay as they are.
 
     Args:
@@ -78,14 +78,14 @@ def check_text(name: str, value: object) -> None:
         raise InvalidSettingError(f"{name} is a text or None, not {type(value).__name__}.")
 
 
-def openai_messages(system: str | None, messages: Iterable[Step]) -> list[dict[str, Any]]:
+def openai_messages(system: str | None, messages: Iterable[Step]) -> list[JsonObject]:
     """Return a system prompt and sound units' messages in OpenAI's form."""
     sound = json_value(system, [])
     head = [{"role": "system", "content": sound}] if sound and sound.strip() else []
     return [*head, *map(openai_message, messages)]
 
 
-def openai_message(step: Step) -> dict[str, Any]:
+def openai_message(step: Step) -> JsonObject:
     """Return one message in OpenAI's form."""
     message = step.to_message_dict()
     if step.role is not MessageRole.TOOL:
@@ -98,7 +98,7 @@ def openai_message(step: Step) -> dict[str, Any]:
         message["name"] = tool_name(step.name)
     content = message["content"]
     if isinstance(content, list):
-        given = cast("list[dict[str, Any]]", content)
+        given = cast("list[JsonObject]", content)
         parts = [openai_part(part, step.role) for part in given]
         message["content"] = content = [part for part in parts if not _is_blank(part)]
     if not content or (isinstance(content, str) and not content.strip()):
@@ -115,7 +115,7 @@ def media_notes(step: Step) -> list[str]:
 
 def anthropic_prompt(system: str | None, messages: Iterable[Step]) -> AnthropicPrompt:
     """Return a system prompt and sound units' messages in Anthropic's form."""
-    turns: list[tuple[str, list[dict[str, Any]]]] = []
+    turns: list[tuple[str, list[JsonObject]]] = []
     for step in messages:
         role = "assistant" if step.role is MessageRole.ASSISTANT else "user"
         if not turns and role != "user":
@@ -131,7 +131,7 @@ def anthropic_prompt(system: str | None, messages: Iterable[Step]) -> AnthropicP
     return AnthropicPrompt(prompt, [{"role": r, "content": _shortest(b)} for r, b in turns])
 
 
-def _blocks(step: Step) -> list[dict[str, Any]]:
+def _blocks(step: Step) -> list[JsonObject]:
     if step.role is MessageRole.TOOL:
         return [_result_block(step)]
     blocks = _content_blocks(step.content, step.role)
@@ -141,9 +141,9 @@ def _blocks(step: Step) -> list[dict[str, Any]]:
     return blocks or [_text_block(_placeholder(step))]
 
 
-def _result_block(step: Step) -> dict[str, Any]:
+def _result_block(step: Step) -> JsonObject:
     blocks = _content_blocks(step.content, step.role) or [_text_block(NO_RESULT)]
-    block: dict[str, Any] = {
+    block: JsonObject = {
         "type": "tool_result",
         "tool_use_id": step.tool_call_id,
         "content": _shortest(blocks),
@@ -153,31 +153,30 @@ def _result_block(step: Step) -> dict[str, Any]:
     return block
 
 
-def _call_block(call: dict[str, Any]) -> dict[str, Any]:
+def _call_block(call: JsonObject) -> JsonObject:
     sound = _sound_call(call)
     function = sound["function"]
     arguments = as_arguments(function["arguments"])
     return {"type": "tool_use", "id": sound["id"], "name": function["name"], "input": arguments}
 
 
-def _content_blocks(content: Any, role: MessageRole) -> list[dict[str, Any]]:
+def _content_blocks(content: Any, role: MessageRole) -> list[JsonObject]:
     if isinstance(content, str):
         return [_text_block(content)] if content.strip() else []
-    parts = [anthropic_part(part, role) for part in cast("list[dict[str, Any]]", content or [])]
+    parts = [anthropic_part(part, role) for part in cast("list[JsonObject]", content or [])]
     return [part for part in parts if not _is_blank(part)]
 
 
-def _sound_call(call: dict[str, Any]) -> dict[str, Any]:
+def _sound_call(call: JsonObject) -> JsonObject:
     """Return a call whose name and arguments are well-formed; the same object if they were."""
     function = as_object(call.get("function"))
     name, arguments = tool_name(function.get("name")), _sound_arguments(function.get("arguments"))
-    kept = {"name": name, "arguments": arguments}
-    if function == kept and call.get("type") == "function":
+    if function == {"name": name, "arguments": arguments} and call.get("type") == "function":
         return call
-    return {"id": call["id"], "type": "function", "function": kept}
+    return function_call(call["id"], name, arguments)
 
 
-def _sound_arguments(arguments: Any) -> str:
+def _sound_arguments(arguments: object) -> str:
     """Return arguments as the text of a JSON object, as they were written if they are one."""
     if not isinstance(arguments, str):
         return json_text(as_arguments(arguments))
@@ -198,21 +197,21 @@ def _placeholder(step: Step) -> str:
     return NO_RESULT if step.role is MessageRole.TOOL else EMPTY
 
 
-def _text_block(text: str) -> dict[str, Any]:
+def _text_block(text: str) -> JsonObject:
     return {"type": "text", "text": text}
 
 
-def _is_blank(part: dict[str, Any]) -> bool:
+def _is_blank(part: JsonObject) -> bool:
     return part.get("type") == "text" and not str(part.get("text") or "").strip()
 
 
-def _shortest(blocks: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+def _shortest(blocks: list[JsonObject]) -> str | list[JsonObject]:
     """Return a single plain text block as its text, and others as they are."""
     (first, *others) = blocks
     return first["text"] if not others and first.keys() == {"type", "text"} else blocks
 
 
-def _strip_end(blocks: list[dict[str, Any]]) -> None:
+def _strip_end(blocks: list[JsonObject]) -> None:
     """Take white space from the end of the last text: Anthropic refuses it there."""
     if blocks[-1].get("type") == "text":
         blocks[-1] = {**blocks[-1], "text": blocks[-1]["text"].rstrip()}

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hybridagi_steps.messages.agent_steps import INTERRUPTED, IS_ERROR
 from hybridagi_steps.messages.fences import fenced, inert
 from hybridagi_steps.messages.parts import OpenCalls, call_id, is_call_id, tool_name
-from hybridagi_steps.records.json_reading import as_object, text_of
+from hybridagi_steps.records.json_reading import JsonObject, as_object, text_of
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.message import MessageRole, Step
 
@@ -61,7 +61,7 @@ class _Waiting:
     """An assistant's message and the results that came for it."""
 
     message: Step
-    calls: list[dict[str, Any]]
+    calls: list[JsonObject]
     unit: Unit
     results: list[Step | None]
 
@@ -157,7 +157,7 @@ def _sound(step: Step) -> tuple[Step, list[str]]:
     """Return a message whose texts are JSON, repaired as the store does it, and the repairs."""
     repairs: list[str] = []
     metadata = step.metadata or {}
-    changed: dict[str, Any] = {
+    changed: JsonObject = {
         "content": json_value(step.content, repairs, "content"),
         "tool_calls": json_value(step.tool_calls, repairs, "tool_calls"),
     }
@@ -176,7 +176,7 @@ def _fill(waiting: _Waiting) -> None:
         waiting.unit.messages.append(result)
 
 
-def _interrupted(step: Step, call: dict[str, Any], number: int) -> Step:
+def _interrupted(step: Step, call: JsonObject, number: int) -> Step:
     return Step(
         id=f"{step.id}:interrupted:{number}",
         session_id=step.session_id,

@@ -29,7 +29,7 @@ from tenacity import (
 )
 
 from hybridagi_steps.errors import InvalidSettingError
-from hybridagi_steps.exchange.formats.otlp import request_lines
+from hybridagi_steps.exchange.formats.otlp_export import request_lines
 from hybridagi_steps.memory import StepMemory
 
 log = logging.getLogger("hybridagi_steps.server")

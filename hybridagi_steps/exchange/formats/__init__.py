@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from pydantic import JsonValue
 
 from hybridagi_steps.exchange.formats import anthropic as anthropic_messages
 from hybridagi_steps.exchange.formats import dspy as dspy_history
@@ -27,7 +29,7 @@ LOOKED_AT = 20
 class Format(NamedTuple):
     """How to tell a format, and how to read it."""
 
-    recognises: Callable[[Any], bool]
+    recognises: Callable[[JsonValue], bool]
     parse: Callable[[Records], Iterator[Entry]]
 
 
@@ -65,7 +67,7 @@ def parse_as(name: str, records: Records) -> tuple[str, Iterator[Entry]]:
     return found, READERS[found].parse(chain(seen, rest))
 
 
-def format_of(value: Any) -> str | None:
+def format_of(value: JsonValue) -> str | None:
     """Return the format that a record is in, None when none recognises it.
 
     A step of our own is told first: whatever else it holds, it has a `step_type`.

@@ -20,16 +20,20 @@ from hybridagi_steps.exchange.records import Parsed, Record, Records, Skipped, r
 from hybridagi_steps.messages.conversation import content_key
 from hybridagi_steps.records.json_reading import (
     BadRecordError,
+    JsonObject,
     agent_step,
     as_arguments,
     as_list,
     as_object,
+    as_text,
     first_number,
     json_or_text,
+    known_fields,
     last_user_text,
     stable_id,
     text_of,
     time_of,
+    without,
 )
 
 _MARK = re.compile(r"\[\[ ## (\w+) ## \]\][ \t]*\n?")
@@ -83,7 +87,7 @@ class _Run:
             "step_type": kind,
             "run_id": self.id,
             "metadata": metadata,
-            **{name: value for name, value in fields.items() if value is not None},
+            **known_fields(**fields),
         }
         step = agent_step(given)
         self.parent, self.hop = str(step.id), self.hop + 1
@@ -102,8 +106,8 @@ def _steps(history: _Run, record: Record) -> Iterator[Parsed | Skipped]:
         yield _entry(history, record, value)
 
 
-def _entry(history: _Run, record: Record, value: dict[str, Any]) -> Parsed:
-    outputs: Any = value.get("outputs")
+def _entry(history: _Run, record: Record, value: JsonObject) -> Parsed:
+    outputs: object = value.get("outputs")
     if not isinstance(outputs, list) or not ("messages" in value or "prompt" in value):
         raise BadRecordError("not an entry of a history: no messages or prompt, or no outputs")
     asked = last_user_text(value.get("messages")) or text_of(value.get("prompt"))
@@ -138,7 +142,7 @@ def _fields(text: str, declared: Collection[str] = ()) -> dict[str, str]:
     return {name: body.strip() for name, body in found.items() if name != _END}
 
 
-def _declared(messages: Any) -> set[str]:
+def _declared(messages: object) -> set[str]:
     """Return the input fields that the system message of an adapter lists."""
     first = as_object(next(iter(as_list(messages)), None))
     if first.get("role") not in ("system", "developer"):
@@ -147,45 +151,42 @@ def _declared(messages: Any) -> set[str]:
     return set(_LISTED.findall(listed[1])) if listed else set()
 
 
-def _outputs(outputs: list[Any]) -> dict[str, Any]:
+def _outputs(outputs: list[Any]) -> JsonObject:
     """Return the fields of the first completion, else its text."""
     first = outputs[0] if outputs else ""
     said = as_object(first)
     text = text_of(said.get("text")) if said else text_of(first)
-    fields: dict[str, Any] = _fields(text) or as_object(json_or_text(text)) or {"result": text}
+    fields: JsonObject = _fields(text) or as_object(json_or_text(text)) or {"result": text}
     calls = said.get("tool_calls")
     return {**fields, "tool_calls": calls} if calls else fields
 
 
-def _metrics(value: dict[str, Any]) -> dict[str, Any]:
-    usage = as_object(value.get("usage"))
-    cached = first_number(as_object(usage.get("prompt_tokens_details")), "cached_tokens")
-    cost = value.get("cost")
-    model = value.get("response_model") or value.get("model")
-    found = {
-        "input_tokens": first_number(usage, "prompt_tokens", "input_tokens"),
-        "output_tokens": first_number(usage, "completion_tokens", "output_tokens"),
-        "total_tokens": first_number(usage, "total_tokens"),
-        "cache_read_tokens": cached,
-        "model_name": model if isinstance(model, str) else None,
-        "cost": cost if isinstance(cost, float | int) else None,
-        "llm_calls": 1,
-    }
-    return {key: item for key, item in found.items() if item is not None}
+def _metrics(value: JsonObject) -> JsonObject:
+    usage, cost = as_object(value.get("usage")), value.get("cost")
+    details = as_object(usage.get("prompt_tokens_details"))
+    return known_fields(
+        input_tokens=first_number(usage, "prompt_tokens", "input_tokens"),
+        output_tokens=first_number(usage, "completion_tokens", "output_tokens"),
+        total_tokens=first_number(usage, "total_tokens"),
+        cache_read_tokens=first_number(details, "cached_tokens"),
+        model_name=as_text(value.get("response_model") or value.get("model")),
+        cost=cost if isinstance(cost, float | int) else None,
+        llm_calls=1,
+    )
 
 
-def _is_trace(value: Any) -> bool:
+def _is_trace(value: object) -> bool:
     calls = as_list(value)
     return bool(calls) and _call(calls[0]) is not None
 
 
-def _is_call(value: Any) -> bool:
+def _is_call(value: JsonValue) -> bool:
     """Whether a record is one call of a trace by itself."""
     named = isinstance(value, list) or bool({"predictor", "signature"} & as_object(value).keys())
     return named and _call(value) is not None
 
 
-def _call(item: Any) -> tuple[str, dict[str, Any], dict[str, Any]] | None:
+def _call(item: object) -> tuple[str, JsonObject, JsonObject] | None:
     """Return predictor, inputs and outputs of one call in a trace."""
     fields = as_object(item)
     parts = as_list(item)
@@ -200,9 +201,9 @@ def _call(item: Any) -> tuple[str, dict[str, Any], dict[str, Any]] | None:
     return name, as_object(parts[1]), as_object(parts[2])
 
 
-def _trace(record: Record, value: dict[str, Any]) -> Iterator[Parsed]:
+def _trace(record: Record, value: JsonObject) -> Iterator[Parsed]:
     run, key = _Run(), content_key(value)
-    about = {name: item for name, item in value.items() if name != "trace"}
+    about = without(value, "trace")
     score = value.get("score")
     for place, item in enumerate(as_list(value["trace"])):
         extras = {"trace": about} if about and place == 0 else {}
@@ -210,7 +211,7 @@ def _trace(record: Record, value: dict[str, Any]) -> Iterator[Parsed]:
         yield _called(run, record, item, f"{key}\n{place}", score=found, metadata=extras)
 
 
-def _called(run: _Run, record: Record, item: Any, key: str, **fields: Any) -> Parsed:
+def _called(run: _Run, record: Record, item: object, key: str, **fields: Any) -> Parsed:
     """Return the step of one call: (predictor, inputs, outputs)."""
     call = _call(item)
     if call is None:
@@ -229,10 +230,9 @@ def _called(run: _Run, record: Record, item: Any, key: str, **fields: Any) -> Pa
     )
 
 
-def _trajectory(record: Record, value: dict[str, Any]) -> Iterator[Parsed]:
+def _trajectory(record: Record, value: JsonObject) -> Iterator[Parsed]:
     """Yield a ReAct trajectory: thought, tool, arguments and observation are one Action."""
-    given = json_or_text(value["trajectory"])
-    trajectory = as_object(given)
+    trajectory = as_object(json_or_text(value["trajectory"]))
     numbers = [int(m.group(1)) for key in trajectory if (m := _THOUGHT.fullmatch(key))]
     if not numbers:
         raise BadRecordError("a trajectory without thoughts")
@@ -256,12 +256,11 @@ def _trajectory(record: Record, value: dict[str, Any]) -> Iterator[Parsed]:
             status="error" if failed else "ok",
             messages=[native],
         )
-    outputs = {name: item for name, item in value.items() if name != "trajectory"}
     yield run.step(
         record,
         f"{key}\nend",
         "ProgramEnd",
         inputs={"program": "ReAct"},
-        outputs=outputs,
+        outputs=without(value, "trajectory"),
         messages=[{name: trajectory[name] for name in sorted(rest)}] if rest else None,
     )

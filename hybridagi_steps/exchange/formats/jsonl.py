@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import orjson
 from pydantic import ValidationError
@@ -34,6 +33,7 @@ from hybridagi_steps.messages.turns import Message, openai_turns
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.json_reading import (
     BadRecordError,
+    JsonObject,
     agent_step,
     as_object,
     stable_id,
@@ -42,7 +42,7 @@ from hybridagi_steps.records.json_reading import (
 from hybridagi_steps.records.message import Step
 
 
-def recognises(value: Any) -> bool:
+def recognises(value: object) -> bool:
     """Whether a record is a step, or a message of a session."""
     record = as_object(value)
     if "step_type" in record or is_session_line(record):
@@ -92,7 +92,7 @@ def step_line(step: AgentStep, *, vectors: bool = False) -> bytes:
     return step.model_dump_json(exclude=left_out).encode() + b"\n"
 
 
-def _fields(value: Any) -> dict[str, Any]:
+def _fields(value: object) -> JsonObject:
     if not isinstance(value, dict):
         raise BadRecordError(f"a step is an object, this is a JSON {type(value).__name__}")
     found = as_object(value)
@@ -101,7 +101,7 @@ def _fields(value: Any) -> dict[str, Any]:
     return found
 
 
-def _named(fields: dict[str, Any], nameless: Counter[str]) -> dict[str, Any]:
+def _named(fields: JsonObject, nameless: Counter[str]) -> JsonObject:
     """Give a step without an id the one that its content and its place among equals give."""
     try:
         key = content_key(fields)
@@ -132,14 +132,14 @@ MESSAGES_AT_ONCE = 500
 """Messages without steps between them that are stored in one commit."""
 
 
-def is_session_line(fields: dict[str, Any]) -> bool:
+def is_session_line(fields: JsonObject) -> bool:
     """Whether a record is a session's header or message, as we write them."""
     return fields.get(RECORD) in ("session", "message")
 
 
 def header_line(session_id: str, forks: str | None = None, last: Step | None = None) -> bytes:
     """Return the line that begins a session; `last` is the last message that it shares."""
-    header: dict[str, Any] = {RECORD: "session", "session_id": session_id}
+    header: JsonObject = {RECORD: "session", "session_id": session_id}
     if last is not None:
         header |= {"forks": forks, "shares": last.sequence, "last": last.id}
     return orjson.dumps(header) + b"\n"
@@ -164,7 +164,7 @@ class SessionReader:
         """What a step on the next line has to do with messages; None outside of sessions."""
         return None if self._session_id is None else Said([], self._session_id)
 
-    def read(self, line: int, fields: dict[str, Any]) -> Iterator[ParsedMessages]:
+    def read(self, line: int, fields: JsonObject) -> Iterator[ParsedMessages]:
         """Take a header or message; yield what is complete by that."""
         if fields[RECORD] == "session":
             header = _header(line, fields)
@@ -196,7 +196,7 @@ class SessionReader:
         self._messages, self._line = [], 0
 
 
-def _header(line: int, fields: dict[str, Any]) -> ParsedMessages:
+def _header(line: int, fields: JsonObject) -> ParsedMessages:
     session_id = fields.get("session_id")
     if not isinstance(session_id, str) or not session_id:
         raise BadRecordError("a session without a session_id")
@@ -208,7 +208,7 @@ def _header(line: int, fields: dict[str, Any]) -> ParsedMessages:
     return ParsedMessages(line, session_id, [], shares, last)
 
 
-def _message(fields: dict[str, Any]) -> Step:
+def _message(fields: JsonObject) -> Step:
     try:
         return Step.model_validate({name: fields[name] for name in fields if name != RECORD})
     except ValidationError as error:

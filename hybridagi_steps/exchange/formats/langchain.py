@@ -24,6 +24,7 @@ from hybridagi_steps.records.json_reading import (
     as_text,
     first_number,
     is_one_of,
+    known_fields,
 )
 
 _ROLES = {
@@ -81,7 +82,7 @@ def turns(messages: list[Message]) -> list[Turn]:
     return [_turn(message, place) for place, message in enumerate(messages)]
 
 
-def message_id(message: Any) -> str | None:
+def message_id(message: object) -> str | None:
     """Return the id that LangGraph gave a message."""
     own = _fields(as_object(message)).get("id")
     return own if isinstance(own, str) else None
@@ -94,7 +95,7 @@ def _constructor(message: Message) -> str | None:
     return _CONSTRUCTORS.get(name)
 
 
-def _fields(message: Message) -> dict[str, Any]:
+def _fields(message: Message) -> JsonObject:
     """Return what a message holds, whatever it is wrapped in."""
     if "lc" in message:
         return as_object(message.get("kwargs"))
@@ -130,7 +131,7 @@ def _said(content: Any) -> Any:
     return [part for part in parts if not is_one_of(as_object(part).get("type"), _CALL_BLOCKS)]
 
 
-def _calls(fields: dict[str, Any]) -> list[Any]:
+def _calls(fields: JsonObject) -> list[Any]:
     made = as_list(fields.get("tool_calls"))
     broken = as_list(fields.get("invalid_tool_calls"))
     if not made and not broken:
@@ -144,7 +145,7 @@ def _call(call: JsonObject) -> JsonObject:
     return function_call(call.get("id"), call.get("name"), arguments)
 
 
-def _metrics(fields: dict[str, Any]) -> dict[str, Any] | None:
+def _metrics(fields: JsonObject) -> JsonObject | None:
     response = as_object(fields.get("response_metadata"))
     usage = as_object(fields.get("usage_metadata"))
     if not usage:
@@ -152,13 +153,13 @@ def _metrics(fields: dict[str, Any]) -> dict[str, Any] | None:
     if not usage:
         return None
     details = as_object(usage.get("input_token_details"))
-    return {
-        "input_tokens": first_number(usage, "input_tokens", "prompt_tokens"),
-        "output_tokens": first_number(usage, "output_tokens", "completion_tokens"),
-        "total_tokens": first_number(usage, "total_tokens"),
-        "cache_read_tokens": first_number(details, "cache_read"),
-        "cache_write_tokens": first_number(details, "cache_creation"),
-        "model_name": as_text(response.get("model_name") or response.get("model")),
-        "provider": as_text(response.get("model_provider")),
-        "llm_calls": 1,
-    }
+    return known_fields(
+        input_tokens=first_number(usage, "input_tokens", "prompt_tokens"),
+        output_tokens=first_number(usage, "output_tokens", "completion_tokens"),
+        total_tokens=first_number(usage, "total_tokens"),
+        cache_read_tokens=first_number(details, "cache_read"),
+        cache_write_tokens=first_number(details, "cache_creation"),
+        model_name=as_text(response.get("model_name") or response.get("model")),
+        provider=as_text(response.get("model_provider")),
+        llm_calls=1,
+    )

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from typing import Any
 
 from pydantic import JsonValue
 
@@ -34,7 +33,13 @@ from hybridagi_steps.exchange.records import (
 )
 from hybridagi_steps.messages.conversation import LONGEST_RUN_ID, Conversation, content_key
 from hybridagi_steps.messages.turns import Message, Turn, openai_turns
-from hybridagi_steps.records.json_reading import BadRecordError, as_list, as_object, time_of
+from hybridagi_steps.records.json_reading import (
+    BadRecordError,
+    JsonObject,
+    as_list,
+    as_object,
+    time_of,
+)
 
 KNOWN_VERSIONS = (1, 2, 3, 4)
 """Checkpoint versions whose form is known; others are read with a note."""
@@ -82,7 +87,7 @@ class _Checkpoint:
     parent: str | None
     made: datetime | None
     messages: list[Message]
-    extras: dict[str, Any]
+    extras: JsonObject
 
 
 @dataclass(slots=True)
@@ -183,15 +188,15 @@ def _checkpoint(record: Record) -> _Checkpoint | None:
     )
 
 
-def _before_messages(channels: dict[str, Any]) -> bool:
+def _before_messages(channels: JsonObject) -> bool:
     """Whether a state is that of a thread in which nothing was said yet."""
     return not channels or "__start__" in channels or channels.get("messages") == []
 
 
-def _messages(state: Any) -> tuple[str | None, list[Message]]:
+def _messages(state: JsonValue) -> tuple[str | None, list[Message]]:
     """Return the channel that holds messages, and them."""
     if is_message(state):
-        return "", [state]
+        return "", [as_object(state)]
     channels = as_object(state) or {"": state}
     for channel in sorted(channels, key=lambda name: name != "messages"):
         found = as_list(channels[channel])
@@ -200,15 +205,15 @@ def _messages(state: Any) -> tuple[str | None, list[Message]]:
     return None, []
 
 
-def _configurable(config: Any) -> dict[str, Any]:
+def _configurable(config: object) -> JsonObject:
     given = as_object(config)
     return as_object(given.get("configurable")) or given
 
 
-def _extras(value: dict[str, Any], inner: dict[str, Any], channel: str) -> dict[str, Any]:
+def _extras(value: JsonObject, inner: JsonObject, channel: str) -> JsonObject:
     """Return the checkpoint without its messages."""
 
-    def bare(part: dict[str, Any]) -> dict[str, Any]:
+    def bare(part: JsonObject) -> JsonObject:
         kept = dict(part)
         for key in ("channel_values", "values"):
             if key in kept:

@@ -19,14 +19,18 @@ from hybridagi_steps.exchange.records import Parsed, Record, Records, Skipped, r
 from hybridagi_steps.exchange.spans import Span, Trace, nanoseconds, trace_steps
 from hybridagi_steps.records.json_reading import (
     BadRecordError,
+    JsonObject,
     as_list,
     as_object,
+    as_text,
     first_number,
     json_or_text,
+    known_fields,
     last_user_text,
     text_of,
     time_of,
     whole_number,
+    without,
 )
 
 KNOWN_SCHEMAS = {"1", "2", "3"}
@@ -58,7 +62,7 @@ def parse(records: Records) -> Iterator[Parsed | Skipped]:
         yield from read_each([record._replace(value=trace) for trace in traces], _steps)
 
 
-def _traces(value: Any) -> list[dict[str, Any]]:
+def _traces(value: object) -> list[JsonObject]:
     """Return the traces of a record, which may be a table by columns, or one row of it."""
     record = as_object(value)
     held = as_object(json_or_text(record.get("trace")))
@@ -76,11 +80,11 @@ def _steps(record: Record) -> Iterator[Parsed | Skipped]:
 def _trace(record: Record) -> tuple[Trace, list[Skipped]]:
     value = as_object(record.value)
     info, data = as_object(value.get("info")), as_object(json_or_text(value.get("data")))
-    spans: Any = data.get("spans")
+    spans: object = data.get("spans")
     if not isinstance(spans, list):
         raise BadRecordError("not a trace: no list of spans")
     about = as_object(info.get("trace_metadata") or info.get("request_metadata"))
-    extras = {**{k: v for k, v in value.items() if k not in ("info", "data")}, "info": info}
+    extras = {**without(value, "info", "data"), "info": info}
     schema = about.get("mlflow.trace_schema.version")
     if schema is not None and str(schema) not in KNOWN_SCHEMAS:
         extras["note"] = f"a trace of schema {schema!r:.20}, which is not known"
@@ -93,23 +97,21 @@ def _trace(record: Record) -> tuple[Trace, list[Skipped]]:
             refused.append(Skipped(record.line, f"{record.place}span {place}: {error}"))
     if not isinstance(trace_id, str):
         trace_id = str(as_object(as_list(spans)[0]).get("trace_id")) if found else ""
-    session, user = about.get("mlflow.trace.session"), about.get("mlflow.trace.user")
     return Trace(
         trace_id,
         "mlflow",
         found,
-        session_id=session if isinstance(session, str) else None,
-        user_id=user if isinstance(user, str) else None,
+        session_id=as_text(about.get("mlflow.trace.session")),
+        user_id=as_text(about.get("mlflow.trace.user")),
         extras=extras,
     ), refused
 
 
-def _span(native: dict[str, Any], record: Record) -> Span:
+def _span(native: JsonObject, record: Record) -> Span:
     context = as_object(native.get("context"))
     span_id = native.get("span_id") or context.get("span_id")
     if not isinstance(span_id, str):
         raise BadRecordError("it has no span_id")
-    parent = native.get("parent_span_id") or native.get("parent_id")
     attributes = as_object(native.get("attributes"))
     read = {key: json_or_text(value) for key, value in attributes.items()}
     kind = str(read.get("mlflow.spanType") or "UNKNOWN").upper()
@@ -119,7 +121,7 @@ def _span(native: dict[str, Any], record: Record) -> Span:
     messages = answer and isinstance(as_object(inputs).get("messages", inputs), list)
     return Span(
         id=span_id,
-        parent=parent if isinstance(parent, str) else None,
+        parent=as_text(native.get("parent_span_id") or native.get("parent_id")),
         name=name,
         native=native,
         record=record,
@@ -129,25 +131,25 @@ def _span(native: dict[str, Any], record: Record) -> Span:
         tool=_tool(read.get("name"), name) if kind not in _NO_TOOLS else None,
         purpose=_purpose(inputs) if answer or kind in _PROGRAMS else "",
         arguments={} if messages else as_object(inputs) or ({"value": inputs} if inputs else {}),
-        outputs=_outputs(outputs, answer=answer),
+        outputs=None if outputs is None else {"result": _said(outputs) if answer else outputs},
         error=_error(native),
         metrics=_metrics(read),
     )
 
 
-def _tool(named: Any, span: str) -> str:
+def _tool(named: object, span: str) -> str:
     """Return the name of a tool, as DSPy's spans say it beside their own."""
     return named if isinstance(named, str) and span == f"Tool.{named}" else span
 
 
-def _time(native: dict[str, Any], *names: str) -> int | None:
+def _time(native: JsonObject, *names: str) -> int | None:
     if (found := first_number(native, *names)) is not None:
         return found
     read = time_of(native, *names)
     return nanoseconds(read.astimezone(UTC)) if read else None
 
 
-def _purpose(inputs: Any) -> str:
+def _purpose(inputs: object) -> str:
     """Return what was asked: the last user's words, or the argument that holds the question."""
     if isinstance(inputs, str):
         return inputs
@@ -159,15 +161,7 @@ def _purpose(inputs: Any) -> str:
     return named or next(iter(texts.values()), "")
 
 
-def _outputs(outputs: Any, *, answer: bool) -> dict[str, Any] | None:
-    if outputs is None:
-        return None
-    if answer:
-        return {"result": _said(outputs)}
-    return {"result": outputs}
-
-
-def _said(outputs: Any) -> Any:
+def _said(outputs: object) -> Any:
     """Return the text of a model's answer in the forms of its client."""
     fields = as_object(outputs)
     choices = as_list(fields.get("choices"))
@@ -177,7 +171,7 @@ def _said(outputs: Any) -> Any:
     return message.get("tool_calls") or outputs
 
 
-def _error(native: dict[str, Any]) -> dict[str, str] | None:
+def _error(native: JsonObject) -> dict[str, str] | None:
     status = as_object(native.get("status"))
     code = str(status.get("code") or native.get("status_code") or "")
     if code not in ("STATUS_CODE_ERROR", "ERROR", "2"):
@@ -190,18 +184,15 @@ def _error(native: dict[str, Any]) -> dict[str, str] | None:
     return {"type": "Error", "message": str(message)}
 
 
-def _metrics(read: dict[str, Any]) -> dict[str, Any]:
+def _metrics(read: JsonObject) -> JsonObject:
     usage = as_object(read.get("mlflow.chat.tokenUsage"))
     cost = as_object(read.get("mlflow.llm.cost")).get("total_cost")
-    model = read.get("mlflow.llm.model")
-    provider = read.get("mlflow.llm.provider")
-    found = {
-        "input_tokens": whole_number(usage.get("input_tokens")),
-        "output_tokens": whole_number(usage.get("output_tokens")),
-        "total_tokens": whole_number(usage.get("total_tokens")),
-        "cache_read_tokens": whole_number(usage.get("cache_read_input_tokens")),
-        "model_name": model if isinstance(model, str) else None,
-        "provider": provider if isinstance(provider, str) else None,
-        "cost": cost if isinstance(cost, float | int) else None,
-    }
-    return {key: value for key, value in found.items() if value is not None}
+    return known_fields(
+        input_tokens=whole_number(usage.get("input_tokens")),
+        output_tokens=whole_number(usage.get("output_tokens")),
+        total_tokens=whole_number(usage.get("total_tokens")),
+        cache_read_tokens=whole_number(usage.get("cache_read_input_tokens")),
+        model_name=as_text(read.get("mlflow.llm.model")),
+        provider=as_text(read.get("mlflow.llm.provider")),
+        cost=cost if isinstance(cost, float | int) else None,
+    )

@@ -16,15 +16,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from hybridagi_steps.exchange.formats import langchain as langchain_messages
-from hybridagi_steps.exchange.formats.otlp import asked_text, said_text
+from hybridagi_steps.exchange.formats.otlp_export import asked_text, said_text
+from hybridagi_steps.messages.parts import function_call
 from hybridagi_steps.messages.turns import Message, Turn, anthropic_turns, openai_turns
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.json_reading import (
     BadRecordError,
+    JsonObject,
+    as_json,
     as_list,
     as_object,
     is_one_of,
     text_of,
+    without,
 )
 
 _TURNS = {
@@ -46,7 +50,7 @@ def example_line(steps: Sequence[AgentStep]) -> bytes | None:
     messages = _valid(_plain(_kept(steps) or list(_built(steps))), steps)
     if messages is None:
         return None
-    example: dict[str, Any] = {"messages": messages}
+    example: JsonObject = {"messages": messages}
     if tools := _tools(steps):
         example["tools"] = tools
     return json.dumps(example, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
@@ -86,14 +90,12 @@ def _built(steps: Sequence[AgentStep]) -> Iterator[Message]:
             if step.program_id is None:
                 yield {"role": "user", "content": asked_text(step) or json.dumps(step.arguments)}
         elif step.step_type is AgentStepType.Action and step.tool is not None:
-            call_id = f"call_{number}"
-            function = {"name": step.tool, "arguments": json.dumps(step.arguments)}
-            call = {"id": call_id, "type": "function", "function": function}
+            call = function_call(f"call_{number}", step.tool, json.dumps(step.arguments))
             yield {"role": "assistant", "content": None, "tool_calls": [call]}
             if step.outputs is not None:
                 found = outputs.get("error", step.result)
                 content = found if isinstance(found, str) else json.dumps(found)
-                yield {"role": "tool", "tool_call_id": call_id, "content": content}
+                yield {"role": "tool", "tool_call_id": call["id"], "content": content}
         elif "tool_calls" not in outputs and "error" not in outputs:
             inner = step.step_type is AgentStepType.ProgramEnd and step.program_id is not None
             text = said_text(step)
@@ -119,7 +121,7 @@ def _plain(messages: list[Message]) -> list[Message]:
     return plain
 
 
-def _user_content(content: Any) -> Any:
+def _user_content(content: object) -> Any:
     parts = as_list(content)
     if parts and all(is_one_of(as_object(part).get("type"), _USER_PARTS) for part in parts):
         return parts
@@ -139,16 +141,12 @@ def _assistant(message: Message, place: int) -> Message:
     return found
 
 
-def _call(call: dict[str, Any], place: int) -> dict[str, Any]:
+def _call(call: JsonObject, place: int) -> JsonObject:
     body = as_object(call.get("function") or call.get("custom"))
     given = body.get("arguments", body.get("input"))
-    arguments = given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
+    arguments = given if isinstance(given, str) else as_json(given or {})
     name = _NOT_IN_NAMES.sub("_", str(body.get("name") or "unknown"))[:_LONGEST_NAME]
-    return {
-        "id": str(call.get("id") or f"call_{place}"),
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
+    return function_call(str(call.get("id") or f"call_{place}"), name, arguments)
 
 
 def _valid(messages: list[Message], steps: Sequence[AgentStep]) -> list[Message] | None:
@@ -218,7 +216,7 @@ def _answered(message: Message, results: dict[str, Message]) -> Iterator[list[Me
     if calls:
         yield [{**message, "tool_calls": calls}, *answers]
     elif message["content"]:
-        yield [{key: value for key, value in message.items() if key != "tool_calls"}]
+        yield [without(message, "tool_calls")]
 
 
 def _closing(units: list[list[Message]], steps: Sequence[AgentStep]) -> Message | None:

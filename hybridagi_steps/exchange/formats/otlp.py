@@ -10,18 +10,15 @@ and new.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from hashlib import sha256
 from typing import Any
 
 from pydantic import JsonValue
 
 from hybridagi_steps.exchange.formats import otlp_values as names
-from hybridagi_steps.exchange.formats.otlp_values import attribute_list, attributes_of
+from hybridagi_steps.exchange.formats.otlp_values import attributes_of
 from hybridagi_steps.exchange.records import Parsed, ParsedTrace, Record, Records, Skipped, refused
 from hybridagi_steps.exchange.spans import (
     Span,
@@ -31,16 +28,19 @@ from hybridagi_steps.exchange.spans import (
     step_id,
     trace_steps,
 )
-from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
+from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.json_reading import (
     BadRecordError,
+    JsonObject,
     agent_step,
     as_arguments,
     as_list,
     as_object,
+    as_text,
     first_number,
     is_one_of,
     json_or_text,
+    known_fields,
     last_user_text,
     text_of,
     time_of,
@@ -116,7 +116,7 @@ def _placed(trace: Trace, stored: Iterable[AgentStep]) -> Iterator[Parsed | Skip
     yield from trace_steps(whole)
 
 
-def _trace_of(native: Any) -> str | None:
+def _trace_of(native: object) -> str | None:
     """Return the trace that a span is of; None for what is no span."""
     span = _in_otlp(as_object(native))
     return _id(span, "traceId", "trace_id") if _id(span, "spanId", "span_id") else None
@@ -128,10 +128,10 @@ def _take(trace: Trace, span: Span) -> None:
     trace.user_id = trace.user_id or span.user_id
 
 
-def _native_spans(value: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _native_spans(value: object) -> Iterator[tuple[JsonObject, JsonObject]]:
     """Yield (span, what its resource says) for each span of a request."""
     request = as_object(value)
-    resources: Any = request.get("resourceSpans", request.get("resource_spans"))
+    resources: object = request.get("resourceSpans", request.get("resource_spans"))
     if resources is None:
         about = attributes_of(as_object(request.get("resource")))
         yield request, {"resource": about} if about else {}
@@ -145,7 +145,7 @@ def _native_spans(value: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]
                 yield as_object(span), extras
 
 
-def _own_steps(native: dict[str, Any], record: Record) -> list[Parsed]:
+def _own_steps(native: JsonObject, record: Record) -> list[Parsed]:
     """Return the steps that our own export wrote into a span; none when it is a foreign one."""
     steps = [json_or_text(attributes_of(native).get(names.STEP))]
     if "step_type" not in as_object(steps[0]):
@@ -156,7 +156,7 @@ def _own_steps(native: dict[str, Any], record: Record) -> list[Parsed]:
     return [Parsed(record.line, agent_step(as_object(fields))) for fields in steps]
 
 
-def _in_otlp(native: dict[str, Any]) -> dict[str, Any]:
+def _in_otlp(native: JsonObject) -> JsonObject:
     """Return a span with OTLP's names, also when the SDK's `to_json` wrote it."""
     context, status = as_object(native.get("context")), as_object(native.get("status"))
     if not context:
@@ -173,7 +173,7 @@ def _in_otlp(native: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _span(kept: dict[str, Any], record: Record) -> tuple[str, Span]:
+def _span(kept: JsonObject, record: Record) -> tuple[str, Span]:
     native = _in_otlp(kept)
     trace_id, span_id = _id(native, "traceId", "trace_id"), _id(native, "spanId", "span_id")
     if not trace_id or not span_id:
@@ -185,7 +185,6 @@ def _span(kept: dict[str, Any], record: Record) -> tuple[str, Span]:
     name = str(native.get("name") or operation or "unnamed")
     is_program = is_one_of(operation, names.PROGRAM_OPERATIONS)
     agent = _first_text(attributes, *names.AGENT_NAMES) if is_program else None
-    session, user = attributes.get(names.CONVERSATION), _first_text(attributes, *names.USER_ID)
     return trace_id, Span(
         id=span_id,
         parent=_id(native, "parentSpanId", "parent_span_id") or None,
@@ -201,25 +200,25 @@ def _span(kept: dict[str, Any], record: Record) -> tuple[str, Span]:
         outputs=_outputs(attributes, said),
         error=_error(native, attributes),
         metrics=_metrics(attributes),
-        session_id=session if isinstance(session, str) else None,
-        user_id=user,
+        session_id=as_text(attributes.get(names.CONVERSATION)),
+        user_id=_first_text(attributes, *names.USER_ID),
     )
 
 
-def _first_text(attributes: dict[str, Any], *keys: str) -> str | None:
+def _first_text(attributes: JsonObject, *keys: str) -> str | None:
     """Return the first text that stands under one of these names."""
     found = (attributes.get(key) for key in keys)
     return next((text for text in found if isinstance(text, str) and text), None)
 
 
-def _arguments(attributes: dict[str, Any], *, is_model: bool) -> dict[str, Any]:
+def _arguments(attributes: JsonObject, *, is_model: bool) -> JsonObject:
     if is_model:
         return {}
     given = next((attributes[key] for key in names.TOOL_ARGUMENTS if key in attributes), None)
     return as_arguments(given)
 
 
-def _outputs(attributes: dict[str, Any], said: Sequence[Any]) -> dict[str, Any] | None:
+def _outputs(attributes: JsonObject, said: Sequence[Any]) -> JsonObject | None:
     for key in names.TOOL_RESULT:
         if key in attributes:
             return {"result": json_or_text(attributes[key])}
@@ -233,15 +232,15 @@ def _outputs(attributes: dict[str, Any], said: Sequence[Any]) -> dict[str, Any] 
         for part in map(as_object, as_list(parts))
         if part.get("type") == "tool_call"
     ]
-    result: dict[str, Any] = {"result": text or ""}
+    result: JsonObject = {"result": text or ""}
     return {**result, "tool_calls": calls} if calls else result
 
 
-def _is_text(part: Any) -> bool:
+def _is_text(part: object) -> bool:
     return as_object(part).get("type", "text") == "text"
 
 
-def _error(native: dict[str, Any], attributes: dict[str, Any]) -> dict[str, str] | None:
+def _error(native: JsonObject, attributes: JsonObject) -> dict[str, str] | None:
     status = as_object(native.get("status"))
     if status.get("code") not in _ERROR_CODES:
         return None
@@ -254,25 +253,24 @@ def _error(native: dict[str, Any], attributes: dict[str, Any]) -> dict[str, str]
     return {"type": str(kind or "Error"), "message": message}
 
 
-def _metrics(attributes: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "input_tokens": first_number(attributes, *names.INPUT_TOKENS),
-        "output_tokens": first_number(attributes, *names.OUTPUT_TOKENS),
-        "total_tokens": first_number(attributes, *names.TOTAL_TOKENS),
-        "cache_read_tokens": first_number(attributes, *names.CACHE_READ_TOKENS),
-        "cache_write_tokens": first_number(attributes, *names.CACHE_WRITE_TOKENS),
-        "model_name": _first_text(attributes, *names.MODELS),
-        "provider": _first_text(attributes, *names.PROVIDERS),
-    }
-    if found["total_tokens"] is None and None not in (
-        found["input_tokens"],
-        found["output_tokens"],
-    ):
-        found["total_tokens"] = found["input_tokens"] + found["output_tokens"]
-    return {key: value for key, value in found.items() if value is not None}
+def _metrics(attributes: JsonObject) -> JsonObject:
+    asked = first_number(attributes, *names.INPUT_TOKENS)
+    said = first_number(attributes, *names.OUTPUT_TOKENS)
+    total = first_number(attributes, *names.TOTAL_TOKENS)
+    if total is None and asked is not None and said is not None:
+        total = asked + said
+    return known_fields(
+        input_tokens=asked,
+        output_tokens=said,
+        total_tokens=total,
+        cache_read_tokens=first_number(attributes, *names.CACHE_READ_TOKENS),
+        cache_write_tokens=first_number(attributes, *names.CACHE_WRITE_TOKENS),
+        model_name=_first_text(attributes, *names.MODELS),
+        provider=_first_text(attributes, *names.PROVIDERS),
+    )
 
 
-def _id(native: dict[str, Any], *keys: str) -> str:
+def _id(native: JsonObject, *keys: str) -> str:
     """Return an id in lower case, as hexadecimal digits are written; base64 stays as it is."""
     found = (_first_text(native, *keys) or "").removeprefix("0x")
     if len(found) in (16, 32) and not set(found.lower()) - set("0123456789abcdef"):
@@ -280,10 +278,10 @@ def _id(native: dict[str, Any], *keys: str) -> str:
     return found
 
 
-Messages = list[dict[str, Any]]
+Messages = list[JsonObject]
 
 
-def asked_and_said(native: dict[str, Any], attributes: dict[str, Any]) -> tuple[Messages, Messages]:
+def asked_and_said(native: JsonObject, attributes: JsonObject) -> tuple[Messages, Messages]:
     """Return the messages that went in, and those that came out."""
     asked = _stated(attributes, names.INPUT_MESSAGES, "user")
     said = _stated(attributes, names.OUTPUT_MESSAGES, "assistant")
@@ -293,14 +291,14 @@ def asked_and_said(native: dict[str, Any], attributes: dict[str, Any]) -> tuple[
     return asked, said
 
 
-def _stated(attributes: dict[str, Any], keys: tuple[str, ...], role: str) -> Messages:
+def _stated(attributes: JsonObject, keys: tuple[str, ...], role: str) -> Messages:
     for key in keys:
         if key in attributes:
             return _messages(attributes[key], role)
     return []
 
 
-def _messages(given: Any, role: str) -> Messages:
+def _messages(given: object, role: str) -> Messages:
     """Return what a string, an object or a list says as messages."""
     value = json_or_text(given)
     if isinstance(value, dict):
@@ -310,7 +308,7 @@ def _messages(given: Any, role: str) -> Messages:
     return [as_object(item) or {"role": role, "content": str(item)} for item in as_list(value)]
 
 
-def _event_messages(native: dict[str, Any]) -> tuple[Messages, Messages]:
+def _event_messages(native: JsonObject) -> tuple[Messages, Messages]:
     asked: Messages = []
     said: Messages = []
     for item in as_list(native.get("events")):
@@ -328,233 +326,10 @@ def _event_messages(native: dict[str, Any]) -> tuple[Messages, Messages]:
     return asked, said
 
 
-def _flattened(attributes: dict[str, Any], prefix: str) -> Messages:
-    found: dict[int, dict[str, Any]] = {}
+def _flattened(attributes: JsonObject, prefix: str) -> Messages:
+    found: dict[int, JsonObject] = {}
     for key, value in attributes.items():
         number, _, field = key.removeprefix(prefix).partition(".")
         if key.startswith(prefix) and number.isdecimal() and len(number) < 6 and field:
             found.setdefault(int(number), {})[field] = value
     return [found[number] for number in sorted(found)]
-
-
-SPANS_PER_REQUEST = 500
-"""Spans in one request, which is one line."""
-SERVICE = "hybridagi-steps"
-"""The `service.name` of what we write."""
-
-_INTERNAL, _CLIENT = 1, 3
-_OK, _ERROR = 1, 2
-_LATEST = 2**63 - 1
-_HEXADECIMAL = set("0123456789abcdef")
-
-
-def request_lines(steps: Sequence[AgentStep]) -> Iterator[bytes]:
-    """Yield the steps of one run as OTLP export requests, a line each."""
-    spans = list(_spans(steps))
-    for place in range(0, len(spans), SPANS_PER_REQUEST):
-        request = {
-            "resourceSpans": [
-                {
-                    "resource": {"attributes": attribute_list({"service.name": SERVICE})},
-                    "scopeSpans": [
-                        {
-                            "scope": {"name": "hybridagi_steps"},
-                            "spans": spans[place : place + SPANS_PER_REQUEST],
-                        }
-                    ],
-                }
-            ]
-        }
-        yield json.dumps(request, ensure_ascii=False).encode() + b"\n"
-
-
-def _spans(steps: Sequence[AgentStep]) -> Iterator[dict[str, Any]]:
-    ends = _ends(steps)
-    ended = {id(end) for end in ends.values()}
-    known = {id_text(step.id) for step in steps}
-    for step in steps:
-        if id(step) in ended:
-            continue
-        end = ends.get(id_text(step.id))
-        span = _step_span(step, end)
-        if step.program_id in known and step.program_id != id_text(step.id):
-            span["parentSpanId"] = _span_id(step.program_id)
-        yield span
-
-
-def _ends(steps: Sequence[AgentStep]) -> dict[str, AgentStep]:
-    """Return the ProgramEnd of each ProgramCall, by the call's id."""
-    open_calls: list[AgentStep] = []
-    ends: dict[str, AgentStep] = {}
-    for step in steps:
-        if step.step_type is AgentStepType.ProgramCall:
-            open_calls.append(step)
-        if step.step_type is not AgentStepType.ProgramEnd:
-            continue
-        for call in reversed(open_calls):
-            inside = (None, call.program_id, id_text(call.id))
-            if call.program == step.program and step.program_id in inside:
-                ends[id_text(call.id)] = step
-                open_calls.remove(call)
-                break
-    return ends
-
-
-def _step_span(step: AgentStep, end: AgentStep | None) -> dict[str, Any]:
-    attributes, name, kind = _described(step, end)
-    last = end or step
-    attributes |= _measured(last)
-    attributes |= {
-        names.CONVERSATION: step.session_id,
-        names.USER_ID[0]: step.user_id,
-        names.ERROR_TYPE: _error_of(last).get("type") if last.status == "error" else None,
-        names.STEP: _step_json(step),
-    }
-    start, finish = _times(step, end)
-    span: dict[str, Any] = {
-        "traceId": _trace_id(step.run_id or id_text(step.id)),
-        "spanId": _span_id(id_text(step.id)),
-        "name": name,
-        "kind": kind,
-        "startTimeUnixNano": str(start),
-        "endTimeUnixNano": str(finish),
-        "attributes": attribute_list(attributes),
-        "status": _status(last),
-    }
-    if end is not None:
-        event = attribute_list({names.STEP: _step_json(end)})
-        span["events"] = [
-            {"timeUnixNano": str(finish), "name": names.PROGRAM_END, "attributes": event}
-        ]
-    return span
-
-
-def _described(step: AgentStep, end: AgentStep | None) -> tuple[dict[str, Any], str, int]:
-    """Return what the conventions say about a step: attributes, name and kind of its span."""
-    if step.step_type in (AgentStepType.ProgramCall, AgentStepType.ProgramEnd):
-        said = end if end is not None else step
-        program = step.program or "program"
-        attributes = {
-            names.OPERATION: names.INVOKE_AGENT,
-            names.AGENT_NAME: program,
-            names.INPUT_MESSAGES[0]: _asked(step),
-            names.OUTPUT_MESSAGES[0]: _said(said),
-        }
-        return attributes, f"{names.INVOKE_AGENT} {program}", _INTERNAL
-    if step.tool is not None:
-        attributes = {
-            names.OPERATION: names.EXECUTE_TOOL,
-            names.TOOL_NAME: step.tool,
-            names.TOOL_ARGUMENTS[0]: _json(step.arguments),
-            names.TOOL_RESULT[0]: None if step.result is None else _json(step.result),
-        }
-        return attributes, f"{names.EXECUTE_TOOL} {step.tool}", _INTERNAL
-    model = step.metrics.model_name if step.metrics else None
-    attributes = {
-        names.OPERATION: names.CHAT,
-        names.INPUT_MESSAGES[0]: _asked(step),
-        names.OUTPUT_MESSAGES[0]: _said(step),
-    }
-    return attributes, f"{names.CHAT} {model}" if model else names.CHAT, _CLIENT
-
-
-def asked_text(step: AgentStep) -> str:
-    """Return what a program or model was asked: its arguments, else why it was called."""
-    given = step.arguments
-    if not given:
-        return step.purpose
-    [first, *others] = given.values()
-    if others:
-        return _json(given)
-    return first if isinstance(first, str) else last_user_text(first) or _json(given)
-
-
-def said_text(step: AgentStep) -> str:
-    """Return what a model or program gave back as text: its result, its choice, or its fields."""
-    outputs = step.outputs or {}
-    found = outputs.get("result", outputs.get("choice"))
-    if found is None:
-        found = {k: v for k, v in outputs.items() if k not in ("error", "tool_calls")} or ""
-    return found if isinstance(found, str) else _json(found)
-
-
-def _measured(step: AgentStep) -> dict[str, Any]:
-    if step.metrics is None:
-        return {}
-    return {
-        names.REQUEST_MODEL: step.metrics.model_name,
-        names.PROVIDERS[0]: step.metrics.provider,
-        names.INPUT_TOKENS[0]: step.metrics.input_tokens,
-        names.OUTPUT_TOKENS[0]: step.metrics.output_tokens,
-        names.CACHE_READ_TOKENS[0]: step.metrics.cache_read_tokens,
-        names.CACHE_WRITE_TOKENS[0]: step.metrics.cache_write_tokens,
-    }
-
-
-def _times(step: AgentStep, end: AgentStep | None) -> tuple[int, int]:
-    """Return start and end, nanoseconds since 1970; a step is dated when it was over."""
-    made = _clock(nanoseconds(step.created_at))
-    if end is not None:
-        return made, max(made, _clock(nanoseconds(end.created_at)))
-    duration = step.metrics.duration_ms if step.metrics else None
-    if duration is None or not math.isfinite(duration) or duration < 0:
-        return made, made
-    return max(0, made - int(duration * 1e6)), made
-
-
-def _clock(time: int) -> int:
-    return min(max(time, 0), _LATEST)
-
-
-def _status(step: AgentStep) -> dict[str, Any]:
-    if step.status == "ok":
-        return {"code": _OK}
-    if step.status == "error":
-        return {"code": _ERROR, "message": str(_error_of(step).get("message", ""))}
-    return {}
-
-
-def _error_of(step: AgentStep) -> dict[str, Any]:
-    found: Any = (step.outputs or {}).get("error")
-    return found if isinstance(found, dict) else {"type": "Error", "message": str(found or "")}  # pyright: ignore[reportUnknownVariableType]
-
-
-def _asked(step: AgentStep) -> str | None:
-    if not (asked := asked_text(step)):
-        return None
-    parts = [{"type": "text", "content": asked}]
-    return _json([{"role": "user", "parts": parts}])
-
-
-def _said(step: AgentStep) -> str | None:
-    """Return what was answered as the conventions write it, None when nothing was."""
-    parts: list[dict[str, Any]] = []
-    if text := said_text(step):
-        parts.append({"type": "text", "content": text})
-    for call in map(as_object, as_list((step.outputs or {}).get("tool_calls"))):
-        body = as_object(call.get("function")) or call
-        found = {"name": body.get("name"), "arguments": body.get("arguments")}
-        parts.append({"type": "tool_call", "id": call.get("id"), **found})
-    if not parts:
-        return None
-    return _json([{"role": "assistant", "parts": parts, "finish_reason": "stop"}])
-
-
-def _step_json(step: AgentStep) -> str:
-    return step.model_dump_json(exclude={"vector"})
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _trace_id(run_id: str) -> str:
-    """Return the run's id when it is a trace's already, else one made from it."""
-    bare = run_id.removeprefix("tr-")
-    if len(bare) == 32 and not set(bare) - _HEXADECIMAL and set(bare) != {"0"}:
-        return bare
-    return sha256(run_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-
-def _span_id(step_id: str) -> str:
-    return sha256(step_id.encode("utf-8", "surrogatepass")).hexdigest()[:16]

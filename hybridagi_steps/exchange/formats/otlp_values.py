@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from hybridagi_steps.records.json_reading import as_list, as_object
+from pydantic import JsonValue
+
+from hybridagi_steps.records.json_reading import JsonObject, as_list, as_object
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 
 
-def attributes_of(native: dict[str, Any]) -> dict[str, Any]:
+def attributes_of(native: JsonObject) -> JsonObject:
     """Return the attributes of a span, event or resource as plain values."""
     given: Any = native.get("attributes")
     if isinstance(given, dict):
@@ -22,17 +24,17 @@ def attributes_of(native: dict[str, Any]) -> dict[str, Any]:
     return _pairs(given)
 
 
-def attribute_list(values: dict[str, Any]) -> list[dict[str, Any]]:
+def attribute_list(values: JsonObject) -> list[JsonObject]:
     """Return plain values as OTLP attributes; those that are None are left out."""
     return [{"key": k, "value": _typed(v)} for k, v in values.items() if v is not None]
 
 
-def _pairs(given: Any) -> dict[str, Any]:
+def _pairs(given: object) -> JsonObject:
     pairs = [as_object(pair) for pair in as_list(given)]
     return {str(pair.get("key")): _plain(pair.get("value")) for pair in pairs}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: JsonValue) -> Any:
     """Return an AnyValue as JSON data."""
     if not isinstance(value, dict):
         return value
@@ -52,7 +54,7 @@ def _plain(value: Any) -> Any:
     return None
 
 
-def _typed(value: Any) -> dict[str, Any]:
+def _typed(value: object) -> JsonObject:
     if isinstance(value, bool):
         return {"boolValue": value}
     if isinstance(value, int):

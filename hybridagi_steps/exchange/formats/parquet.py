@@ -163,5 +163,5 @@ def _value(text: str, name: str) -> Any:
         raise BadRecordError(f"{name}: not JSON: {error}") from error
 
 
-def _json(value: Any) -> str | None:
+def _json(value: object) -> str | None:
     return None if value is None else json.dumps(value, ensure_ascii=False)

@@ -11,7 +11,6 @@ tree but a list of tries, each a chain of the same nodes: they become branches o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from pydantic import JsonValue
 
@@ -19,6 +18,7 @@ from hybridagi_steps.exchange.records import Parsed, Record, Records, Skipped, r
 from hybridagi_steps.messages.conversation import content_key
 from hybridagi_steps.records.json_reading import (
     BadRecordError,
+    JsonObject,
     agent_step,
     as_arguments,
     as_list,
@@ -28,6 +28,7 @@ from hybridagi_steps.records.json_reading import (
     last_user_text,
     stable_id,
     text_of,
+    without,
 )
 
 PROGRAM = "toolbench"
@@ -72,10 +73,10 @@ class _Tree:
         inputs = {"program": PROGRAM, "purpose": self._query, "arguments": {"query": self._query}}
         extras = {key: item for key, item in self._value.items() if key != "tree"}
         if "trys" in extras:
-            extras["trys"] = [_without(item, "chain") for item in as_list(extras["trys"])]
-        about = _without(self._value.get("tree"), "tree")
+            extras["trys"] = [without(item, "chain") for item in as_list(extras["trys"])]
+        about = without(self._value.get("tree"), "tree")
         metadata = {"answer": {**extras, "tree": about}}
-        root = [_without(self._root, "children")]
+        root = [without(self._root, "children")]
         self._call_id = self._add("root", "ProgramCall", None, inputs, None, root, metadata)
         self._branches()
         self._end()
@@ -90,7 +91,7 @@ class _Tree:
 
     def _branches(self) -> None:
         """Visit every node once; a step begins at the first node after an Action Input."""
-        open_nodes: list[tuple[dict[str, Any], str, str, list[dict[str, Any]]]]
+        open_nodes: list[tuple[JsonObject, str, str, list[JsonObject]]]
         open_nodes = [(self._root, "0", self._call_id, [])]
         while open_nodes:
             node, place, parent, gathered = open_nodes.pop()
@@ -104,13 +105,13 @@ class _Tree:
             for number in range(len(children) - 1, -1, -1):
                 open_nodes.append((children[number], f"{place}.{number}", parent, gathered))
 
-    def _node_step(self, nodes: list[dict[str, Any]], place: str, parent: str) -> str:
+    def _node_step(self, nodes: list[JsonObject], place: str, parent: str) -> str:
         said = {str(node.get("node_type")): node for node in nodes}
         thought = text_of(as_object(said.get("Thought")).get("description"))
         tool = as_object(said.get("Action")).get("description")
         given = as_object(said.get("Action Input"))
         last = nodes[-1]
-        inputs: dict[str, Any] = {"purpose": thought or self._query}
+        inputs: JsonObject = {"purpose": thought or self._query}
         if tool is not None:
             inputs["tool"] = text_of(tool)
         inputs["arguments"] = as_arguments(given.get("description"))
@@ -124,7 +125,7 @@ class _Tree:
         metadata = {key: last[key] for key in ("pruned", "is_terminal", "finished") if key in last}
         if note:
             metadata["note"] = note
-        natives = [_without(node, "children") for node in nodes]
+        natives = [without(node, "children") for node in nodes]
         return self._add(place, "Action", parent, inputs, outputs, natives, metadata)
 
     def _end(self) -> None:
@@ -141,10 +142,10 @@ class _Tree:
         place: str,
         kind: str,
         parent: str | None,
-        inputs: dict[str, Any],
-        outputs: dict[str, Any] | None,
-        nodes: list[dict[str, Any]],
-        metadata: dict[str, Any],
+        inputs: JsonObject,
+        outputs: JsonObject | None,
+        nodes: list[JsonObject],
+        metadata: JsonObject,
     ) -> str:
         code = nodes[-1].get("observation_code") if nodes and kind == "Action" else None
         failed = isinstance(code, int) and code not in _ACCEPTED
@@ -171,20 +172,16 @@ class _Tree:
         return str(step.id)
 
 
-def _chains(value: dict[str, Any]) -> dict[str, Any]:
+def _chains(value: JsonObject) -> JsonObject:
     """Return the tries of a search without branches as branches of one tree; {} without any."""
-    heads: list[dict[str, Any]] = []
+    heads: list[JsonObject] = []
     for attempt in as_list(value.get("trys")):
-        below: list[dict[str, Any]] = []
+        below: list[JsonObject] = []
         for node in reversed(as_list(as_object(attempt).get("chain"))):
             below = [{**as_object(node), "children": below}]
         heads += below
     return {"node_type": "Action Input", "children": heads} if heads else {}
 
 
-def _without(value: Any, left_out: str) -> dict[str, Any]:
-    return {key: item for key, item in as_object(value).items() if key != left_out}
-
-
-def _gave_answer(arguments: dict[str, Any]) -> bool:
+def _gave_answer(arguments: JsonObject) -> bool:
     return arguments.get("return_type") == "give_answer"

@@ -1,0 +1,213 @@
+"""OpenTelemetry's spans with the GenAI attributes, out.
+
+A program is one span with its ProgramEnd as an event, any other step a span of its own. Each
+carries its whole step in an attribute of ours, so that it becomes that step again when it is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+
+from hybridagi_steps.exchange.formats import otlp_values as names
+from hybridagi_steps.exchange.formats.otlp_values import attribute_list
+from hybridagi_steps.exchange.spans import nanoseconds
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
+from hybridagi_steps.records.json_reading import (
+    JsonObject,
+    as_json,
+    as_list,
+    as_object,
+    last_user_text,
+    without,
+)
+
+SPANS_PER_REQUEST = 500
+"""Spans in one request, which is one line."""
+SERVICE = "hybridagi-steps"
+"""The `service.name` of what we write."""
+
+_INTERNAL, _CLIENT = 1, 3
+_OK, _ERROR = 1, 2
+_LATEST = 2**63 - 1
+_HEXADECIMAL = set("0123456789abcdef")
+
+
+def request_lines(steps: Sequence[AgentStep]) -> Iterator[bytes]:
+    """Yield the steps of one run as OTLP export requests, a line each."""
+    spans = list(_spans(steps))
+    resource = {"attributes": attribute_list({"service.name": SERVICE})}
+    for place in range(0, len(spans), SPANS_PER_REQUEST):
+        page = spans[place : place + SPANS_PER_REQUEST]
+        scoped = [{"scope": {"name": "hybridagi_steps"}, "spans": page}]
+        request = {"resourceSpans": [{"resource": resource, "scopeSpans": scoped}]}
+        yield as_json(request).encode() + b"\n"
+
+
+def asked_text(step: AgentStep) -> str:
+    """Return what a program or model was asked: its arguments, else why it was called."""
+    given = step.arguments
+    if not given:
+        return step.purpose
+    [first, *others] = given.values()
+    if others:
+        return as_json(given)
+    return first if isinstance(first, str) else last_user_text(first) or as_json(given)
+
+
+def said_text(step: AgentStep) -> str:
+    """Return what a model or program gave back as text: its result, its choice, or its fields."""
+    outputs = step.outputs or {}
+    found = outputs.get("result", outputs.get("choice"))
+    if found is None:
+        found = without(outputs, "error", "tool_calls") or ""
+    return found if isinstance(found, str) else as_json(found)
+
+
+def _spans(steps: Sequence[AgentStep]) -> Iterator[JsonObject]:
+    ends = _ends(steps)
+    ended = {id(end) for end in ends.values()}
+    known = {id_text(step.id) for step in steps}
+    for step in steps:
+        if id(step) in ended:
+            continue
+        span = _span(step, ends.get(id_text(step.id)))
+        if step.program_id in known and step.program_id != id_text(step.id):
+            span["parentSpanId"] = _span_id(step.program_id)
+        yield span
+
+
+def _ends(steps: Sequence[AgentStep]) -> dict[str, AgentStep]:
+    """Return the ProgramEnd of each ProgramCall, by the call's id."""
+    open_calls: list[AgentStep] = []
+    ends: dict[str, AgentStep] = {}
+    for step in steps:
+        if step.step_type is AgentStepType.ProgramCall:
+            open_calls.append(step)
+        if step.step_type is not AgentStepType.ProgramEnd:
+            continue
+        for call in reversed(open_calls):
+            inside = (None, call.program_id, id_text(call.id))
+            if call.program == step.program and step.program_id in inside:
+                ends[id_text(call.id)] = step
+                open_calls.remove(call)
+                break
+    return ends
+
+
+def _span(step: AgentStep, end: AgentStep | None) -> JsonObject:
+    attributes, name, kind = _described(step, end)
+    last = end or step
+    error = _error_of(last) if last.status == "error" else {}
+    attributes |= _measured(last)
+    attributes |= {
+        names.CONVERSATION: step.session_id,
+        names.USER_ID[0]: step.user_id,
+        names.ERROR_TYPE: error.get("type"),
+        names.STEP: step.model_dump_json(exclude={"vector"}),
+    }
+    start, finish = _times(step, end)
+    span: JsonObject = {
+        "traceId": _trace_id(step.run_id or id_text(step.id)),
+        "spanId": _span_id(id_text(step.id)),
+        "name": name,
+        "kind": kind,
+        "startTimeUnixNano": str(start),
+        "endTimeUnixNano": str(finish),
+        "attributes": attribute_list(attributes),
+        "status": {"code": _OK} if last.status == "ok" else {},
+    }
+    if last.status == "error":
+        span["status"] = {"code": _ERROR, "message": str(error.get("message", ""))}
+    if end is not None:
+        whole = attribute_list({names.STEP: end.model_dump_json(exclude={"vector"})})
+        event = {"timeUnixNano": str(finish), "name": names.PROGRAM_END, "attributes": whole}
+        span["events"] = [event]
+    return span
+
+
+def _described(step: AgentStep, end: AgentStep | None) -> tuple[JsonObject, str, int]:
+    """Return what the conventions say about a step: attributes, name and kind of its span."""
+    is_program = step.step_type in (AgentStepType.ProgramCall, AgentStepType.ProgramEnd)
+    if step.tool is not None and not is_program:
+        attributes: JsonObject = {
+            names.OPERATION: names.EXECUTE_TOOL,
+            names.TOOL_NAME: step.tool,
+            names.TOOL_ARGUMENTS[0]: as_json(step.arguments),
+            names.TOOL_RESULT[0]: None if step.result is None else as_json(step.result),
+        }
+        return attributes, f"{names.EXECUTE_TOOL} {step.tool}", _INTERNAL
+    attributes = {
+        names.INPUT_MESSAGES[0]: _asked(step),
+        names.OUTPUT_MESSAGES[0]: _said(end or step),
+    }
+    if is_program:
+        program = step.program or "program"
+        about = {names.OPERATION: names.INVOKE_AGENT, names.AGENT_NAME: program}
+        return {**about, **attributes}, f"{names.INVOKE_AGENT} {program}", _INTERNAL
+    model = step.metrics.model_name if step.metrics else None
+    name = f"{names.CHAT} {model}" if model else names.CHAT
+    return {names.OPERATION: names.CHAT, **attributes}, name, _CLIENT
+
+
+def _measured(step: AgentStep) -> JsonObject:
+    if step.metrics is None:
+        return {}
+    return {
+        names.REQUEST_MODEL: step.metrics.model_name,
+        names.PROVIDERS[0]: step.metrics.provider,
+        names.INPUT_TOKENS[0]: step.metrics.input_tokens,
+        names.OUTPUT_TOKENS[0]: step.metrics.output_tokens,
+        names.CACHE_READ_TOKENS[0]: step.metrics.cache_read_tokens,
+        names.CACHE_WRITE_TOKENS[0]: step.metrics.cache_write_tokens,
+    }
+
+
+def _times(step: AgentStep, end: AgentStep | None) -> tuple[int, int]:
+    """Return start and end, nanoseconds since 1970; a step is dated when it was over."""
+    made, last = (min(max(nanoseconds(s.created_at), 0), _LATEST) for s in (step, end or step))
+    if end is not None:
+        return made, max(made, last)
+    duration = step.metrics.duration_ms if step.metrics else None
+    if duration is None or not math.isfinite(duration) or duration < 0:
+        return made, made
+    return max(0, made - int(duration * 1e6)), made
+
+
+def _error_of(step: AgentStep) -> JsonObject:
+    found: object = (step.outputs or {}).get("error")
+    if isinstance(found, dict):
+        return as_object((step.outputs or {}).get("error"))
+    return {"type": "Error", "message": str(found or "")}
+
+
+def _asked(step: AgentStep) -> str | None:
+    if not (asked := asked_text(step)):
+        return None
+    return as_json([{"role": "user", "parts": [{"type": "text", "content": asked}]}])
+
+
+def _said(step: AgentStep) -> str | None:
+    """Return what was answered as the conventions write it, None when nothing was."""
+    text = said_text(step)
+    parts: list[JsonObject] = [{"type": "text", "content": text}] if text else []
+    for call in map(as_object, as_list((step.outputs or {}).get("tool_calls"))):
+        body = as_object(call.get("function")) or call
+        found = {"name": body.get("name"), "arguments": body.get("arguments")}
+        parts.append({"type": "tool_call", "id": call.get("id"), **found})
+    if not parts:
+        return None
+    return as_json([{"role": "assistant", "parts": parts, "finish_reason": "stop"}])
+
+
+def _trace_id(run_id: str) -> str:
+    """Return the run's id when it is a trace's already, else one made from it."""
+    bare = run_id.removeprefix("tr-")
+    if len(bare) == 32 and not set(bare) - _HEXADECIMAL and set(bare) != {"0"}:
+        return bare
+    return sha256(run_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _span_id(step_id: str) -> str:
+    return sha256(step_id.encode("utf-8", "surrogatepass")).hexdigest()[:16]
