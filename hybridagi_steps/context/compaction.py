@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from hybridagi_steps.context.excerpts import extractive_summary
 from hybridagi_steps.context.recall import unit_text
