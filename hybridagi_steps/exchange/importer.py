@@ -197,9 +197,9 @@ class _Importer:
         self._skipped: list[tuple[int, str]] = []
         repository = getattr(memory, "repository", None)
         self._sessions = None if repository is None else SessionImport(repository())
-        self._scores = RunScores(memory)
+        self._vectors, self._scores = VectorOrigins(memory), RunScores(memory)
         self._traces = TraceImport(memory, self._scores)
-        self._vectors, self._links = VectorOrigins(memory), ParentLinks(memory.get_steps)
+        self._links = ParentLinks(memory.get_steps)
         self._update: Callable[[AgentStep], None] | None = getattr(memory, "update", None)
         self._units: list[Unit] = []
         self._unit: list[Parsed] = []
@@ -342,15 +342,15 @@ class _Importer:
         """Hold messages with the steps since the last ones until their session ends."""
         if len(self._units) >= BATCH:
             self._store_units()
-        told = [
-            message.model_copy(update={"metadata": from_outside(message.metadata, self._from)})
-            for message in messages
-        ]
-        self._units.append(Unit(line, told, self._unit))
+        self._units.append(Unit(line, messages, self._unit))
         self._unit = []
 
     def _store_units(self) -> None:
         units, self._units = self._units, []
+        messages = [message for unit in units for message in unit.messages]
+        sourced = [from_outside(message.metadata, self._from) for message in messages]
+        for message, metadata in zip(messages, sourced, strict=True):
+            message.metadata = metadata
         if units and self._sessions is not None:
             self._commit(units, self._sessions)
 

@@ -141,6 +141,7 @@ def chat_of(
     if not messages:
         raise BadRecordError("an empty list of messages")
     extras, messages = without(value, "messages"), as_list(messages)
+    session_id, created_at = as_text(extras.get("session_id")), time_of(extras)
     for place, message in enumerate(messages, start=1):
         if not isinstance(message, dict):
             raise BadRecordError(f"message {place} is not an object")
@@ -149,9 +150,9 @@ def chat_of(
         turns(messages),
         key=f"conversation:{own_id}" if own_id else content_key(messages),
         format=format_name,
-        session_id=as_text(extras.get("session_id")),
+        session_id=session_id,
         run_id=own_id if own_id and len(own_id) <= LONGEST_RUN_ID else None,
-        created_at=time_of(extras),
+        created_at=created_at,
         extras=extras,
     )
 

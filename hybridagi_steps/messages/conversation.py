@@ -109,7 +109,8 @@ class _Reader:
         self._joins: list[str] = []
         self._program_id: str | None = None
         self._question = ""
-        self._answer: Turn | None = None
+        self._answer: tuple[Turn, str] | None = None
+        """The last word, and its text."""
         self._unanswered: dict[str, AgentStep] = {}
         self._held: list[Turn] = []
         self._calls: list[_Call] = []
@@ -166,13 +167,13 @@ class _Reader:
         self._program_id = self._add(f"{turn.place}", "ProgramCall", inputs, None, [turn])
 
     def _assistant_message(self, turn: Turn) -> None:
-        text = _spoken(turn)
+        text = text_of(turn.view.get("content")) or text_of(turn.view.get("refusal"))
         calls = _calls_of(turn.view)
         for number, (call_id, inputs) in enumerate(calls):
             inputs = {"purpose": text or self._question, **inputs}
             turns = [turn] if number == 0 else []
             self._calls.append(_Call(call_id, f"{turn.place}.{number}", inputs, turns, turn))
-        self._answer = None if calls else turn
+        self._answer = None if calls else (turn, text)
         if not calls:
             inputs: JsonObject = {"purpose": self._question, "arguments": {}}
             self._add(f"{turn.place}", "Action", inputs, {"result": text}, [turn])
@@ -220,12 +221,10 @@ class _Reader:
 
     def _end(self) -> None:
         """End what a user asked for, if the last word on it is an answer."""
-        if (answer := self._answer) is None:
-            return
-        outputs, mark = {"result": _spoken(answer)}, f"end:{self._writer.key_of(answer)}"
-        made = self._writer.time_of(answer)
-        self._add(mark, "ProgramEnd", {"program": PROGRAM}, outputs, [], made=made)
-        self._answer = None
+        if self._answer is not None:
+            (turn, text), self._answer = self._answer, None
+            mark, made = f"end:{self._writer.key_of(turn)}", self._writer.time_of(turn)
+            self._add(mark, "ProgramEnd", {"program": PROGRAM}, {"result": text}, [], made=made)
 
     def _add(
         self,
@@ -294,10 +293,6 @@ class _Reader:
 def _natives(turns: Iterable[Turn]) -> list[Turn]:
     """Return the turns that carry a native message, each before those that belong to it."""
     return [each for turn in turns for each in (turn, *turn.also) if each.native is not None]
-
-
-def _spoken(turn: Turn) -> str:
-    return text_of(turn.view.get("content")) or text_of(turn.view.get("refusal"))
 
 
 def _outputs(answer: Turn) -> JsonObject:
