@@ -11,7 +11,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from hybridagi_steps.context.receipt import ReceiptEntry
 from hybridagi_steps.errors import InvalidSettingError, StorageError
@@ -148,28 +148,22 @@ def source_of(
     return source
 
 
-class Recallable(NamedTuple):
-    """Which steps of a memory a conversation may recall."""
+def recallable(
+    memory: StepMemory | None, source: Source, where: StepFilter | None
+) -> tuple[StepFilter, bool]:
+    """Return which steps a conversation may recall, and whether only those that name no user.
 
-    where: StepFilter
-    """Those that pass this."""
-    of_nobody: bool
-    """And of them only those that name no user."""
-
-
-def recallable(memory: StepMemory | None, source: Source, where: StepFilter | None) -> Recallable:
-    """Return which steps a conversation may recall: its user's, unless `where` says whose.
-
-    Its user is the one that the running code is recorded for, else the only one that its steps
-    name. Whoever is not known to be somebody gets the steps of nobody.
+    They are its user's, unless `where` says whose. Its user is the one that the running code is
+    recorded for, else the only one that its steps name. Whoever is not known to be somebody gets
+    the steps of nobody.
     """
     asked = where or StepFilter()
     if memory is None or asked.says_whose:
-        return Recallable(asked, of_nobody=False)
+        return asked, False
     user = active_user_id(memory) or _user_of(memory, source)
     if user is None:
-        return Recallable(asked, of_nobody=True)
-    return Recallable(asked.model_copy(update={"user_id": user}), of_nobody=False)
+        return asked, True
+    return asked.model_copy(update={"user_id": user}), False
 
 
 def _user_of(memory: StepMemory, source: Source) -> str | None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
-from hybridagi_steps.records.json_reading import JsonObject, text_of
+from hybridagi_steps.records.json_reading import JsonObject, as_object, text_of, without
 from hybridagi_steps.records.message import MessageRole
 
 _DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
@@ -40,7 +40,7 @@ def openai_part(part: JsonObject, role: MessageRole = MessageRole.USER) -> JsonO
     """Return a content part as OpenAI takes it in a message of a role."""
     kind = str(part.get("type"))
     if kind == "text":
-        return _without(part, "cache_control", "citations")
+        return without(part, "cache_control", "citations")
     if kind == "refusal" and role is MessageRole.ASSISTANT:
         return part
     media = _media(part)
@@ -105,11 +105,11 @@ def _text_inside(part: JsonObject) -> str | None:
     """Return the text of a document or of a search's result, after its title; None without one."""
     if part.get("type") not in ("document", "search_result"):
         return None
-    source = part.get("source")
-    kind = _field(source, "type")
-    said = _field(source, "data") if kind == "text" else None
+    source = as_object(part.get("source"))
+    kind = source.get("type")
+    said = source.get("data") if kind == "text" else None
     if kind == "content" or part["type"] == "search_result":
-        said = text_of(_field(source, "content") or part.get("content"))
+        said = text_of(source.get("content") or part.get("content"))
     if not isinstance(said, str) or not said.strip():
         return None
     title = part.get("title")
@@ -118,18 +118,18 @@ def _text_inside(part: JsonObject) -> str | None:
 
 def _media(part: JsonObject) -> _Media | None:
     """Return the picture or document that a part holds, None if it holds none of ours to read."""
-    kind, title, source = part.get("type"), part.get("title"), part.get("source")
+    kind, title, source = part.get("type"), part.get("title"), as_object(part.get("source"))
     if kind in ("image", "document"):
-        if _field(source, "type") == "base64":
-            media_type, data = _field(source, "media_type"), _field(source, "data")
+        if source.get("type") == "base64":
+            media_type, data = source.get("media_type"), source.get("data")
             return _Media(kind, str(media_type), str(data), str(title or ""))
-        url = _field(source, "url")
+        url = source.get("url")
     elif kind == "image_url":
-        given: Any = part.get("image_url")
-        kind, url = "image", _field(given, "url") or given
+        given = part.get("image_url")
+        kind, url = "image", as_object(given).get("url") or given
     elif kind == "file":
-        kind, url = "document", _field(part.get("file"), "file_data")
-        title = _field(part.get("file"), "filename")
+        kind, url = "document", as_object(part.get("file")).get("file_data")
+        title = as_object(part.get("file")).get("filename")
     else:
         return None
     if not isinstance(url, str):
@@ -150,13 +150,3 @@ def _is_sound(media: _Media) -> bool:
         return bool(base64.b64decode(media.data, validate=True))
     except (binascii.Error, ValueError):
         return False
-
-
-def _field(value: Any, name: str) -> Any:
-    return cast("JsonObject", value).get(name) if isinstance(value, dict) else None
-
-
-def _without(part: JsonObject, *names: str) -> JsonObject:
-    if not any(name in part for name in names):
-        return part
-    return {key: value for key, value in part.items() if key not in names}

@@ -7,42 +7,51 @@ the general, since many formats hold `messages`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
-from typing import NamedTuple
+from typing import Protocol
 
 from pydantic import JsonValue
 
-from hybridagi_steps.exchange.formats import anthropic as anthropic_messages
-from hybridagi_steps.exchange.formats import dspy as dspy_history
-from hybridagi_steps.exchange.formats import jsonl, otlp, toolbench
-from hybridagi_steps.exchange.formats import langchain as langchain_messages
-from hybridagi_steps.exchange.formats import langgraph as langgraph_checkpoints
-from hybridagi_steps.exchange.formats import mlflow as mlflow_traces
-from hybridagi_steps.exchange.formats import openai as openai_messages
+from hybridagi_steps.exchange.formats import (
+    anthropic,
+    dspy,
+    jsonl,
+    langchain,
+    langgraph,
+    mlflow,
+    openai,
+    otlp,
+    toolbench,
+)
 from hybridagi_steps.exchange.records import Entry, Record, Records, Skipped
 
 LOOKED_AT = 20
 """Records looked at before a file that nothing recognises is read as own JSONL."""
 
 
-class Format(NamedTuple):
-    """How to tell a format, and how to read it."""
+class Format(Protocol):
+    """What a module of a format has."""
 
-    recognises: Callable[[JsonValue], bool]
-    parse: Callable[[Records], Iterator[Entry]]
+    def recognises(self, value: JsonValue) -> bool:
+        """Whether a record is in this format."""
+        ...
+
+    def parse(self, records: Records) -> Iterator[Entry]:
+        """Yield what records hold."""
+        ...
 
 
 READERS: dict[str, Format] = {
-    "otlp": Format(otlp.recognises, otlp.parse),
-    "mlflow": Format(mlflow_traces.recognises, mlflow_traces.parse),
-    "toolbench": Format(toolbench.recognises, toolbench.parse),
-    "langgraph": Format(langgraph_checkpoints.recognises, langgraph_checkpoints.parse),
-    "dspy": Format(dspy_history.recognises, dspy_history.parse),
-    "langchain": Format(langchain_messages.recognises, langchain_messages.parse),
-    "anthropic": Format(anthropic_messages.recognises, anthropic_messages.parse),
-    "openai": Format(openai_messages.recognises, openai_messages.parse),
-    "jsonl": Format(jsonl.recognises, jsonl.parse),
+    "otlp": otlp,
+    "mlflow": mlflow,
+    "toolbench": toolbench,
+    "langgraph": langgraph,
+    "dspy": dspy,
+    "langchain": langchain,
+    "anthropic": anthropic,
+    "openai": openai,
+    "jsonl": jsonl,
 }
 """Readers of JSON, in the order in which they are asked."""
 

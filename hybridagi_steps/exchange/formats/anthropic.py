@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from hybridagi_steps.exchange.records import Parsed, Records, Skipped, chat_of, read_chats
 from hybridagi_steps.messages.conversation import Conversation
 from hybridagi_steps.messages.turns import Message, Turn, anthropic_turns
-from hybridagi_steps.records.json_reading import as_object
+from hybridagi_steps.records.json_reading import as_object, is_one_of
 
 _BLOCKS = {
     "tool_use",
@@ -49,15 +49,7 @@ def _is_own(message: JsonValue) -> bool:
         case {"stop_reason": _}:
             return True
         case {"content": [*blocks]}:
-            return any(_is_block(block) for block in blocks)
-        case _:
-            return False
-
-
-def _is_block(block: JsonValue) -> bool:
-    match block:
-        case {"type": str(kind)}:
-            return kind in _BLOCKS
+            return any(is_one_of(as_object(block).get("type"), _BLOCKS) for block in blocks)
         case _:
             return False
 
