@@ -143,6 +143,10 @@ class AgentStepStore(Protocol):
         """Return the rows that match, ascending."""
         ...
 
+    def users(self, where: StepFilter, *, limit: int) -> list[str]:
+        """Return users that the steps name which match, each once, at most `limit`."""
+        ...
+
     def read(self, rows: Sequence[int]) -> dict[int, AgentStep]:
         """Return the steps in these rows; rows that are gone are missing."""
         ...

@@ -207,7 +207,8 @@ def _admitted_message(message: object, session_id: str, redact: Redact | None) -
     _check_shape(step)
     values = {name: getattr(step, name, None) for name in _MESSAGE_VALUES}
     for name, value in values.items():
-        if (path := too_deep(value, name)) is not None:
+        nested = isinstance(value, dict | list)
+        if nested and (path := too_deep(value, name)) is not None:
             raise StepTooDeepError(step.id, path, MAX_DEPTH)
     fixed = _repaired(values)
     if redact is not None:

@@ -40,11 +40,11 @@ from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import MessageRole, Step, new_id
 from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.run import RunMetrics
-from hybridagi_steps.running.active_run import shown_error
 from hybridagi_steps.running.limits import AgentSession
 from hybridagi_steps.running.results import RunResult
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.running.starting import check_message, session_of
+from hybridagi_steps.running.streaming import shown_error
 from hybridagi_steps.stores.address import is_server
 from hybridagi_steps.stores.body import encode_message
 from hybridagi_steps.stores.commits import check_names

@@ -12,48 +12,36 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
+from hybridagi_steps.errors import SequenceConflictError
+from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.recording.call_tree import Labels
 from hybridagi_steps.recording.recorder import StepRecorder
-from hybridagi_steps.recording.step_shapes import error_fields
-from hybridagi_steps.recording.values import REDACTION_FAILED
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 from hybridagi_steps.records.event import StepEventType
-from hybridagi_steps.records.message import Step
-from hybridagi_steps.records.redaction import Redact, redacted
-from hybridagi_steps.records.step_text import cut
-from hybridagi_steps.running.consent import DENIED, Consents
-from hybridagi_steps.running.hooks import HookCaller, RunInfo
-from hybridagi_steps.running.limits import AgentSession, Meter, StepRunnerConfig
-from hybridagi_steps.running.stopping import ProgramExitError, RunStopped, RunVetoed, Stop, Threads
-from hybridagi_steps.running.streaming import Drafts, EventLine
+from hybridagi_steps.records.message import MessageRole, Step
+from hybridagi_steps.running.hooks import DENIED, Consents, HookCaller, RunInfo
+from hybridagi_steps.running.limits import Meter, StepRunnerConfig
+from hybridagi_steps.running.session_writer import SessionWriter
+from hybridagi_steps.running.stopping import RunStopped, Stop, Threads
+from hybridagi_steps.running.streaming import EventStream
 from hybridagi_steps.running.token_stream import Piece
-from hybridagi_steps.running.turn import SessionLine, ToolTurn, Turn
+from hybridagi_steps.running.turn import ToolTurn, Turn
 
 RUN = "hybridagi_steps_run"
 """The DSPy setting that carries the run of the running code."""
 _CANCELLED = "it was cancelled."
-_LONGEST_MESSAGE = 4000
-
-
-def shown_error(error: BaseException, redact: Redact | None) -> dict[str, str]:
-    """Return an error's type and message, redacted, and short enough for an event."""
-    fields: dict[str, str] = error_fields(error)["error"]
-    message = fields["message"]
-    if redact is not None:  # before it is cut, so that nothing is left of a secret's beginning
-        try:
-            message = redacted(message, redact)
-        except Exception:
-            message = REDACTION_FAILED
-    return {**fields, "message": cut(message, _LONGEST_MESSAGE)}
+_registers: WeakKeyDictionary[StepMemory, Register] = WeakKeyDictionary()
+_registering = threading.Lock()
 
 
 class ActiveRun:
     """A run in flight; made on the event loop that it lives on.
 
     Args:
-        session: Whose conversation it is.
         line: Where its messages go.
+        user_id: Whom it acts for.
         config: What it may do.
         hooks: Who is told of it.
         parent: The run around it.
@@ -61,89 +49,60 @@ class ActiveRun:
 
     def __init__(
         self,
-        session: AgentSession,
-        line: SessionLine,
+        line: SessionWriter,
+        user_id: str | None,
         config: StepRunnerConfig,
-        hooks: Sequence[Any],
+        hooks: Sequence[object],
         parent: ActiveRun | None,
     ) -> None:
-        labels = Labels.of(session.session_id, session.user_id, None, None)
+        labels = Labels.of(line.session_id, user_id, None, None)
         self.recorder = StepRecorder.handing_to(self._keep, line.memory, labels)
-        run = self.recorder.run
-        assert run is not None  # noqa: S101 - handing_to gives one
-        self.session, self.line, self.config, self.parent = session, line, config, parent
-        self.info = RunInfo(
-            run.id,
-            session.session_id,
-            session.user_id,
-            None if parent is None else parent.info.run_id,
-            1 if parent is None else parent.info.depth + 1,
+        recorded = self.recorder.run
+        assert recorded is not None  # noqa: S101 - handing_to gives one
+        self._recorded, self.line, self.config, self.parent = recorded, line, config, parent
+        parent_id = None if parent is None else parent.info.run_id
+        depth = 1 if parent is None else parent.info.depth + 1
+        self.info = RunInfo(recorded.id, line.session_id, user_id, parent_id, depth)
+        self.events = EventStream(
+            recorded.id, line.session_id, line.memory.redact, self._step_started
+        )
+        self.meter = Meter(config)
+        self.hooks = HookCaller(hooks, self.info, self.events, self.stop)
+        self.turn = Turn(
+            line,
+            recorded.id,
+            parent_id,
+            self.events,
+            self.meter,
+            stored=self._stored,
+            interrupted=self._interrupted,
         )
         inherited = None if parent is None else parent.consent
         self.consent = inherited if config.consent is None else config.consent
         """Who says whether its tools may run; an agent inside another one is no way round it."""
-        self._redact = line.memory.redact
-        self.events = EventLine(run.id, session.session_id)
-        self.meter = Meter(config)
-        self.hooks = HookCaller(hooks, self.info, self._hook_failed, self._vetoed)
-        self.drafts = Drafts(self.events, self._redact, self._step_started)
-        self.turn = Turn(
-            line,
-            run.id,
-            self.info.parent_run_id,
-            self.drafts,
-            self.meter,
-            told=self._stored,
-            interrupted=self._interrupted,
-        )
         self.consents = Consents(
-            run.id,
-            session.session_id,
-            self.consent,
-            config.consent_timeout_seconds,
-            self.emit,
-            self._hook_failed,
+            self.consent, config.consent_timeout_seconds, self.events, self.hooks.failed
         )
-        self.threads = Threads(run.id)
+        self.threads = Threads(recorded.id)
         self.stopped: Stop | None = None
-        self.stop_requested = asyncio.Event()
         self.when_ended: Callable[[], None] | None = None
         """Called once, before the final event."""
         self.spoke = False
         """Whether the reader has seen anything of an answer, or a tool has begun."""
-        self._denied: set[UUID] = set()
+        self.denied: set[UUID] = set()
+        """The steps of calls that were not allowed; the program is told and goes on."""
         self._loop = asyncio.get_running_loop()
+        self.stop_requested: asyncio.Future[None] = self._loop.create_future()
         self._lock = threading.Lock()
-
-    @property
-    def tool_timeout_seconds(self) -> float | None:
-        """Longest a tool may take."""
-        return self.config.tool_timeout_seconds
-
-    def emit(self, kind: StepEventType, **fields: Any) -> None:
-        """Add an event, without what redaction takes out."""
-        data = fields.get("data")
-        if data is not None and self._redact is not None:
-            try:
-                fields["data"] = redacted(data, self._redact)
-            except Exception as error:  # what cannot be redacted is not shown
-                fields["data"] = {"redaction_failed": type(error).__name__}
-        self.events.emit(kind, **fields)
-
-    def error(self, where: str, error: BaseException, **more: Any) -> None:
-        """Report something that failed."""
-        self.emit(
-            StepEventType.ERROR, data={"where": where, **shown_error(error, self._redact), **more}
-        )
 
     def stop(self, stop: Stop) -> bool:
         """Stop the run, from any thread; return whether it was this that stopped it."""
         with self._lock:
-            if self.stopped is not None or self.turn.closed:
+            if self.stopped is not None or self.line.closed:
                 return False
             self.stopped = stop
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.stop_requested.set)
+            self._loop.call_soon_threadsafe(self.stop_requested.set_result, None)
         return True
 
     def check(self) -> None:
@@ -165,15 +124,11 @@ class ActiveRun:
             return
         self.spoke = True
         self.meter.first_token()
-        self.drafts.grow(piece.key, piece.content, piece.reasoning, piece.tool_calls)
+        self.events.grow(piece.key, piece.content, piece.reasoning, piece.tool_calls)
 
-    async def tell(self, point: str, *args: Any) -> None:
-        """Tell the hooks."""
-        await self.hooks.tell(point, *args)
-
-    def tell_now(self, point: str, *args: Any) -> None:
+    def tell_now(self, point: str, *args: object) -> None:
         """Tell the hooks from code that cannot wait; a thread left alone tells nobody."""
-        if not self.turn.closed:
+        if not self.line.closed:
             self.hooks.tell_now(point, *args)
 
     def begin_tool(self, name: str, arguments: dict[str, Any]) -> ToolTurn:
@@ -186,21 +141,12 @@ class ActiveRun:
 
     def end_tool(self, call: ToolTurn, text: str, seconds: float, note: dict[str, Any]) -> None:
         """Store a tool's result."""
-        if self.stopped is not None and self.turn.closed:
+        if self.stopped is not None and self.line.closed:
             return
         try:
             self.turn.end_call(call, text, self.meter.tool(seconds), note or None)
         except Exception as error:
             raise self._cannot_store(error) from error
-
-    def tool_failed(self, call: ToolTurn, error: BaseException) -> None:
-        """Report a tool's error; the program goes on."""
-        self.error("tool", error, tool=call.name, call_id=call.call_id)
-        self.hooks.tell_soon("on_error", error)
-
-    def tool_denied(self, call: ToolTurn) -> None:
-        """Let the step of a call say that it was not allowed; the program is told and goes on."""
-        self._denied.add(call.step_id)
 
     def add_step(
         self,
@@ -211,7 +157,7 @@ class ActiveRun:
         step_id: UUID | None = None,
     ) -> AgentStep:
         """Add an AgentStep that the recorder could not write, behind all others."""
-        before, root = self.turn.steps.last_id, self.turn.steps.root_call
+        before, root = self.line.last_id, self.line.root_call
         made: list[AgentStep] = []
 
         def store(hop: int, step_id: UUID) -> bool:
@@ -229,11 +175,9 @@ class ActiveRun:
                 status=status,
             )
             made.append(step)
-            return self.turn.keep(step)
+            return self.line.keep(step)
 
-        recorded = self.recorder.run
-        assert recorded is not None  # noqa: S101 - handing_to gives one
-        recorded.commit(store, step_id)
+        self._recorded.commit(store, step_id)
         return made[0]
 
     def _interrupted(self, call: ToolTurn) -> None:
@@ -247,33 +191,74 @@ class ActiveRun:
         return RunStopped(self.stopped or stop)
 
     def _keep(self, step: AgentStep) -> bool:
+        """Take a step of the recorder's, with what it cannot know of it."""
         error: Any = (step.outputs or {}).get("error")
-        if step.id in self._denied:
+        if step.id in self.denied:
             # To the recorder the tool gave a text: that it was denied.
             step.status, step.outputs = "error", _problem("ToolDenied", DENIED)
         elif step.status == "cancelled" and isinstance(error, dict):
             # asyncio and anyio write tasks, files and addresses into the message.
             step.outputs = {**(step.outputs or {}), **_problem(error["type"], _CANCELLED)}  # pyright: ignore[reportUnknownArgumentType]
-        return self.turn.keep(step)
+        if step.metrics is not None and step.metrics.llm_calls:
+            step.metrics.first_token_latency_ms = self.meter.first_token_ms
+        return self.line.keep(step)
 
     def _stored(self, step: Step) -> None:
-        if not step.is_assistant_step():
+        if step.role is not MessageRole.ASSISTANT:
             self.events.emit(StepEventType.STEP_COMPLETED, step_id=step.id, snapshot=step)
         self.hooks.tell_soon("on_step_end", step)
-        if not step.is_user_step():
+        if step.role is not MessageRole.USER:
             data = self.meter.run_metrics().model_dump(mode="json", exclude_none=True)
-            self.emit(StepEventType.METRICS_SNAPSHOT, step_id=step.id, data=data)
+            self.events.emit(StepEventType.METRICS_SNAPSHOT, data, step_id=step.id)
 
     def _step_started(self, step_id: str) -> None:
         self.hooks.tell_soon("on_step_start", step_id)
 
-    def _hook_failed(self, point: str, error: BaseException) -> None:
-        self.error("hook", error, hook=point)
-        if isinstance(error, ProgramExitError):
-            self.stop(Stop("error", str(error), error))
 
-    def _vetoed(self, veto: RunVetoed) -> None:
-        self.stop(Stop("vetoed", str(veto) or "a hook has vetoed the run.", veto))
+class Register:
+    """The runs in flight on one memory."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, ActiveRun] = {}
+        self._sessions: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def find(self, run_id: str) -> ActiveRun | None:
+        """Return a run in flight."""
+        return self._runs.get(run_id)
+
+    def sessions(self) -> dict[str, str]:
+        """Return the sessions of the runs in flight, by run id."""
+        with self._lock:
+            return {run_id: run.info.session_id for run_id, run in self._runs.items()}
+
+    def check_free(self, session_id: str) -> None:
+        """Check that a session has no run."""
+        if (other := self._sessions.get(session_id)) is not None:
+            raise SequenceConflictError(
+                f"session {session_id!r} has a run in flight, {other}; wait for its end or cancel "
+                "it."
+            )
+
+    def add(self, run: ActiveRun) -> None:
+        """Register a run until it is removed."""
+        info = run.info
+        with self._lock:
+            self.check_free(info.session_id)
+            self._sessions[info.session_id] = info.run_id
+            self._runs[info.run_id] = run
+
+    def remove(self, run: ActiveRun) -> None:
+        """Forget a run that has ended; doing so twice changes nothing."""
+        with self._lock:
+            if self._runs.pop(run.info.run_id, None) is not None:
+                del self._sessions[run.info.session_id]
+
+
+def register_of(memory: StepMemory) -> Register:
+    """Return the register that all runners of a memory share."""
+    with _registering:
+        return _registers.setdefault(memory, Register())
 
 
 def _problem(kind: str, message: str) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import random
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, cast
@@ -22,33 +23,27 @@ import dspy
 import orjson
 from dspy.clients.call_context import adapter_fallback_scope
 from dspy.utils.exceptions import AdapterParseError, is_retryable_lm_error
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    retry_if_exception,
-    stop_after_attempt,
-    stop_after_delay,
-    wait_random_exponential,
-)
 
 from hybridagi_steps._concurrency import in_thread
-from hybridagi_steps.errors import MessageError
 from hybridagi_steps.messages.provider_out import EMPTY
 from hybridagi_steps.programs.adapters import NativeMessagesMixin, StepMessages
-from hybridagi_steps.recording import record_step
+from hybridagi_steps.recording.call_steps import FunctionStep
+from hybridagi_steps.recording.manual_steps import RunSteps
 from hybridagi_steps.recording.recorder import StepRecorder
 from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.running import program_adapter as called
 from hybridagi_steps.running.active_run import RUN, ActiveRun
 from hybridagi_steps.running.dspy_callback import RunCallback
-from hybridagi_steps.running.program_adapter import naming_missing_method
-from hybridagi_steps.running.stopping import no_exit, without_exit
-from hybridagi_steps.running.token_stream import FieldListener, Piece, Voice, streamed
-from hybridagi_steps.running.tool_calls import GATE, ToolGate, enter_run, is_idempotent
+from hybridagi_steps.running.program_adapter import Agent, naming_missing_method
+from hybridagi_steps.running.stopping import no_exit
+from hybridagi_steps.running.token_stream import TokenStream
+from hybridagi_steps.running.tool_calls import acall_tool, is_idempotent
 from hybridagi_steps.running.turn import ToolTurn
 
 Messages = list[dict[str, Any]]
 _GO_ON = "Go on from here."
+_LONGEST_WAIT_SECONDS = 10.0
+_ERROR: dict[str, Any] = {"is_error": True}
 
 
 class SessionSplice:
@@ -164,9 +159,6 @@ def _spliced_kind(kind: type[Any]) -> type[Any]:
     return type(f"Session{kind.__name__}", (SessionSplice, *native, kind), {})
 
 
-_LONGEST_WAIT_SECONDS = 10.0
-
-
 @dataclass(slots=True)
 class Prompt:
     """What a program is given."""
@@ -192,131 +184,98 @@ class Prompt:
         return self.content if isinstance(self.content, str) else called.text_of(self.content)
 
 
-@dataclass(slots=True)
-class Agent:
-    """A program with what a runner knows about it."""
-
-    program: Any
-    input_field: str | None
-    """The input that takes the user's message; None when the program takes messages."""
-    output_field: str | None
-    tools: Mapping[str, Any]
-    """Its tools by name."""
-    voices: Sequence[Voice] = ()
-    """Its predictors whose words are shown."""
-
-    @property
-    def name(self) -> str:
-        """What steps call it."""
-        found = called.inner(self.program)
-        return str(getattr(found, "__name__", None) or type(found).__name__)
-
-
 async def answer(run: ActiveRun, agent: Agent, prompt: Prompt) -> called.Reply | None:
     """Return what a program answers; None when it gave nothing."""
     callbacks: list[Any] = [c for c in dspy.settings.get("callbacks", []) if not _of_run(c, run)]
-    gate = ToolGate(run)
-    history = called.history_field_of(agent.program) if called.is_module(agent.program) else None
-    if history is not None:
-        prompt.inputs[history], before = StepMessages(messages=prompt.before), []
-    else:
-        before = prompt.before
+    before = prompt.before
+    if agent.history_field is not None:
+        prompt.inputs[agent.history_field], before = StepMessages(messages=before), []
     adapter = with_session(dspy.settings.get("adapter"), before, prompt.after, prompt.text)
     with overriding(
         adapter=adapter,
         callbacks=[*callbacks, run.recorder, RunCallback(run)],
         send_stream=None,
         stream_listeners=[],
-        **{GATE: gate, RUN: run},
+        **{RUN: run},
     ):
-        enter_run()
-        await _close_calls(run, agent, prompt, gate)
+        await _close_calls(run, agent, prompt)
         with naming_missing_method():
-            given = await _with_retries(run, partial(_given, run, agent, prompt, gate))
+            given = await _with_retries(run, agent, prompt)
     return called.reply_of(given, agent.output_field)
 
 
-async def _close_calls(run: ActiveRun, agent: Agent, prompt: Prompt, gate: ToolGate) -> None:
+async def _close_calls(run: ActiveRun, agent: Agent, prompt: Prompt) -> None:
     """Give the calls of an interrupted turn their results, in order."""
     if not prompt.open_calls:
         return
     for call in run.turn.reopen(prompt.open_calls):
         tool = agent.tools.get(call.name)
         if tool is not None and is_idempotent(tool):
-            await _call_tool(run, agent, call, gate)
+            await _call_tool(run, agent, call)
         else:
             await in_thread(partial(run.turn.interrupt, call))
     prompt.after += [step.to_message_dict() for step in run.turn.messages]
 
 
-async def _with_retries(run: ActiveRun, attempt: Callable[[], Any]) -> Any:
-    """Try again while the provider fails and nothing has been said or done."""
-
-    def worth_it(error: BaseException) -> bool:
-        return _is_passing(error) and not run.spoke and run.stopped is None
-
-    def report(state: RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome is not None else None
-        if error is not None:
-            run.error("provider", error, retrying=True, attempt=state.attempt_number)
-
-    retrying = AsyncRetrying(
-        stop=stop_after_attempt(run.config.max_retries + 1)
-        | stop_after_delay(run.config.retry_seconds),
-        wait=wait_random_exponential(multiplier=0.5, max=_LONGEST_WAIT_SECONDS),
-        retry=retry_if_exception(worth_it),
-        before_sleep=report,
-        reraise=True,
-    )
-    return await retrying(attempt)
+async def _with_retries(run: ActiveRun, agent: Agent, prompt: Prompt) -> Any:
+    """Return what a program gives, asked again while its provider fails and it has done nothing."""
+    give_up = time.monotonic() + run.config.retry_seconds
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            return await _attempt(run, agent, prompt)
+        except Exception as error:
+            worth_it = _is_passing(error) and not run.spoke and run.stopped is None
+            enough = attempt > run.config.max_retries or time.monotonic() >= give_up
+            if enough or not worth_it:
+                raise
+            run.events.error("provider", error, retrying=True, attempt=attempt)
+        # Many runs that one provider has refused do not come back all at once.
+        longest = min(_LONGEST_WAIT_SECONDS, 2.0 ** min(attempt - 2, 16))
+        await asyncio.sleep(random.uniform(0, longest))  # noqa: S311 - no secret
 
 
-def _is_passing(error: BaseException) -> bool:
+def _is_passing(error: Exception) -> bool:
     """Whether a provider's failure may pass: rate limits, timeouts, its own errors."""
-    if not isinstance(error, Exception):
-        return False
     status = getattr(error, "status_code", None)
     passing = isinstance(status, int) and (status in (408, 409, 429) or status >= 500)
     return passing or is_retryable_lm_error(error) or isinstance(error, ConnectionError)
 
 
-async def _given(run: ActiveRun, agent: Agent, prompt: Prompt, gate: ToolGate) -> Any:
+async def _attempt(run: ActiveRun, agent: Agent, prompt: Prompt) -> Any:
     """Return what a program gives, recorded as one program."""
-    if called.leaves_program_call(agent.program):
+    if agent.tells_itself:
         return await _module(run, agent, prompt)
-
-    async def program(message: Any) -> Any:  # noqa: ARG001 - shown as the program's argument
-        if called.is_module(agent.program):
-            return await _module(run, agent, prompt)
-        return await _conversation(run, agent, prompt, gate)
-
-    purpose = called.purpose_of(agent.program) or agent.name
-    recorded = record_step(kind="program", name=agent.name, purpose=purpose)(program)
-    return await recorded(message=prompt.content)
+    step = FunctionStep("program", agent.name, agent.purpose)
+    ask = _module if agent.is_module else _conversation
+    with RunSteps(run.line.memory).step(step, {"message": prompt.content}) as told:
+        told.outcome = await ask(run, agent, prompt)
+        return told.outcome
 
 
 async def _module(run: ActiveRun, agent: Agent, prompt: Prompt) -> Any:
     """Return what a DSPy module gives, its tokens shown while it runs."""
     inputs = {**prompt.inputs, cast("str", agent.input_field): prompt.text}
-    call = partial(called.call_module, agent.program, run.threads)
-    listeners = [FieldListener(voice.predict, voice.field) for voice in agent.voices]
-
-    async def by_name(**named: Any) -> Any:
-        with no_exit("the program"):
-            return await call(named)
-
-    if not listeners:
-        return await by_name(**inputs)
-    given: Any = None
-    async for item in streamed(by_name, listeners)(**inputs):
-        if isinstance(item, Piece):
-            run.piece(item)
-        elif isinstance(item, dspy.Prediction):
-            given = item.given
+    stream = TokenStream(agent.voices, run.piece)
+    streaming: dict[str, Any] = {"send_stream": stream, "stream_listeners": stream.listeners}
+    try:
+        with no_exit("the program"), overriding(**(streaming if agent.voices else {})):
+            given = await called.call_module(agent.program, run.threads, inputs)
+    except BaseExceptionGroup as group:
+        raise _single(group) from None
+    stream.end()
     return given
 
 
-async def _conversation(run: ActiveRun, agent: Agent, prompt: Prompt, gate: ToolGate) -> Any:
+def _single(error: BaseException) -> BaseException:
+    """Return the one error of a group: what one of a program's tasks raised is the program's."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+async def _conversation(run: ActiveRun, agent: Agent, prompt: Prompt) -> Any:
     """Return the answer of a callable over messages, its tools called for it."""
     asked: Messages = [*prompt.before, {"role": "user", "content": prompt.content}, *prompt.after]
     known = len(run.turn.messages)
@@ -325,25 +284,25 @@ async def _conversation(run: ActiveRun, agent: Agent, prompt: Prompt, gate: Tool
         run.meter.ask()
         so_far = [step.to_message_dict() for step in run.turn.messages[known:]]
         messages = [*asked, *so_far]
-        await run.tell("on_model_start", messages)
-        given = await said(run, agent.program, messages)
-        await run.tell("on_model_end", given)
+        await run.hooks.tell("on_model_start", messages)
+        given = await called.said(run, agent.program, messages)
+        await run.hooks.tell("on_model_end", given)
         reply = called.reply_of(given, None)
         if reply is not None and reply.usage:
             run.meter.reported(reply.usage, reply.model_name)
         if reply is None or not reply.tool_calls or not agent.tools:
             return given
-        await _call_tools(run, agent, reply, gate)
+        await _call_tools(run, agent, reply)
 
 
-async def _call_tools(run: ActiveRun, agent: Agent, reply: called.Reply, gate: ToolGate) -> None:
+async def _call_tools(run: ActiveRun, agent: Agent, reply: called.Reply) -> None:
     """Call the tools that a message asks for, side by side."""
     turns = [tool_turn(call) for call in reply.tool_calls or []]
     run.turn.announce(turns, reply.content, reply.reasoning)
-    await asyncio.gather(*(_call_tool(run, agent, turn, gate) for turn in turns))
+    await asyncio.gather(*(_call_tool(run, agent, turn) for turn in turns))
 
 
-async def _call_tool(run: ActiveRun, agent: Agent, turn: ToolTurn, gate: ToolGate) -> None:
+async def _call_tool(run: ActiveRun, agent: Agent, turn: ToolTurn) -> None:
     tool = agent.tools.get(turn.name)
     if tool is None:
         begun = await anyio.to_thread.run_sync(run.begin_tool, turn.name, turn.arguments)
@@ -351,12 +310,9 @@ async def _call_tool(run: ActiveRun, agent: Agent, turn: ToolTurn, gate: ToolGat
         run.end_tool(begun, f"Error: no tool is named {turn.name}; there are {known}.", 0.0, _ERROR)
         return
     try:
-        await gate.acall(tool, turn.arguments)
+        await acall_tool(run, tool, turn.arguments)
     except Exception as error:  # the gate has stored it as the call's result
         run.hooks.tell_soon("on_error", error)
-
-
-_ERROR: dict[str, Any] = {"is_error": True}
 
 
 def tool_turn(call: Mapping[str, Any]) -> ToolTurn:
@@ -379,83 +335,3 @@ def _of_run(callback: Any, run: ActiveRun) -> bool:
     if isinstance(callback, RunCallback):
         return True
     return isinstance(callback, StepRecorder) and callback.memory is run.line.memory
-
-
-def tools_of(program: Any, given: Sequence[Any]) -> dict[str, Any]:
-    """Return the tools of a program by name: those given, and those its modules hold."""
-    tools = [tool if isinstance(tool, dspy.Tool) else dspy.Tool(tool) for tool in given]
-    if called.is_module(program):
-        for _, module in program.named_sub_modules():
-            held = getattr(module, "tools", None)
-            values = held.values() if isinstance(held, Mapping) else held or ()
-            tools += [tool for tool in values if isinstance(tool, dspy.Tool)]
-    return {str(tool.name): tool for tool in tools}
-
-
-_PROGRAM = "the program"
-_END = object()
-
-
-async def said(run: ActiveRun, program: Any, messages: Messages) -> Any:
-    """Return what one call of a callable says: a text, a message, or pieces of either."""
-    with no_exit(_PROGRAM):
-        if inspect.iscoroutinefunction(program) or inspect.isasyncgenfunction(program):
-            given = program(messages)
-        else:
-            given = await _in_a_thread(run, partial(program, messages))
-        if inspect.isawaitable(given):
-            given = await given
-        if hasattr(given, "__aiter__"):
-            return await _put_together(run, program, cast("AsyncIterator[Any]", given))
-        if hasattr(given, "__next__"):
-            return await _put_together(run, program, _drawn(run, cast("Iterator[Any]", given)))
-    return _answer(given)
-
-
-async def _in_a_thread(run: ActiveRun, call: Any) -> Any:
-    named = run.threads.named(without_exit(_PROGRAM, call))
-    return await anyio.to_thread.run_sync(named, abandon_on_cancel=True)
-
-
-async def _drawn(run: ActiveRun, pieces: Iterator[Any]) -> AsyncIterator[Any]:
-    """Yield what an iterator gives, drawn in a thread."""
-    while (piece := await _in_a_thread(run, partial(next, pieces, _END))) is not _END:
-        yield piece
-
-
-async def _put_together(run: ActiveRun, program: Any, pieces: AsyncIterator[Any]) -> Any:
-    """Show pieces as they come; return their text, or the message among them."""
-    text: list[str] = []
-    async for piece in pieces:
-        if isinstance(piece, Mapping) and "role" in piece:
-            return cast("Mapping[str, Any]", piece)
-        content, reasoning = _parts(piece)
-        text.append(content or "")
-        run.piece(Piece((id(program), len(run.turn.messages)), content, reasoning, None))
-    return "".join(text)
-
-
-def _parts(piece: Any) -> tuple[str | None, str | None]:
-    if isinstance(piece, str):
-        return piece, None
-    if isinstance(piece, Mapping):
-        fields = cast("Mapping[str, Any]", piece)
-        parts = fields.get("content"), fields.get("reasoning_content")
-        if all(part is None or isinstance(part, str) for part in parts):
-            return parts
-    raise MessageError(f"the program yielded {_shown(piece)}; it yields texts, or one message.")
-
-
-def _answer(given: Any) -> Any:
-    """Return what can be read as an answer."""
-    named = isinstance(given, Mapping | dspy.Example | tuple) or hasattr(given, "told_fields")
-    if given is None or isinstance(given, str) or named:
-        return cast("Any", given)
-    raise MessageError(
-        f"the program returned {_shown(given)}; return a text or a message, or yield pieces of "
-        "text."
-    )
-
-
-def _shown(value: Any) -> str:
-    return f"{value!r:.80} of type {type(value).__name__}"

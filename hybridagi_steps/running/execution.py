@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -22,33 +21,32 @@ from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.recording.step_shapes import error_fields
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 from hybridagi_steps.records.event import StepEventType
-from hybridagi_steps.running import program_adapter as called
-from hybridagi_steps.running.active_run import ActiveRun, shown_error
-from hybridagi_steps.running.answering import Agent, Messages, Prompt, answer, said, with_session
+from hybridagi_steps.running.active_run import ActiveRun
+from hybridagi_steps.running.answering import Messages, answer, with_session
 from hybridagi_steps.running.dspy_callback import SpendingCallback
-from hybridagi_steps.running.program_adapter import Reply, is_module
+from hybridagi_steps.running.program_adapter import Agent, Reply, reply_of, said
+from hybridagi_steps.running.starting import Start
 from hybridagi_steps.running.stopping import RunStopped, Stop, no_exit, own_cancellation
+from hybridagi_steps.running.streaming import shown_error
 
 _log = logging.getLogger("hybridagi_steps")
 _GRACE_SECONDS = 2.0
 """How long a cancelled program may take to clean up before it is left alone."""
 _THREAD_SECONDS = 0.5
 """The same for a program in a thread, which nothing tells that it is cancelled."""
+_SUMMARY_SECONDS = 60.0
+_SUMMARY = (
+    "The work above was stopped before it was finished. In a few sentences, say what was found so "
+    "far and what is still open. Call no tools."
+)
+_FINAL = {
+    "completed": StepEventType.RUN_COMPLETED,
+    "failed": StepEventType.RUN_FAILED,
+    "cancelled": StepEventType.RUN_CANCELLED,
+}
 
 
-@dataclass(slots=True)
-class Start:
-    """What a run begins with."""
-
-    prepare: Callable[[ActiveRun], Prompt]
-    """Stores the user's message if it is new and returns what the program is given; may block."""
-    finish: Callable[[ActiveRun], None] | None = None
-    """Called once the answer is stored, such as to adopt its branch; may block."""
-    data: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Said with RUN_STARTED."""
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Ending:
     """How a run ended."""
 
@@ -57,24 +55,24 @@ class Ending:
     reason: str
     error: BaseException | None = None
 
+    @property
+    def shown(self) -> dict[str, str]:
+        """What steps and messages say of it."""
+        return {"status": self.status, "reason": self.reason}
 
-_FINAL = {
-    "completed": StepEventType.RUN_COMPLETED,
-    "failed": StepEventType.RUN_FAILED,
-    "cancelled": StepEventType.RUN_CANCELLED,
-}
+
+_COMPLETED = Ending("completed", "completed")
 
 
 async def execute(run: ActiveRun, agent: Agent, start: Start) -> None:
     """Run a program to its end; what goes wrong becomes events."""
-    run.emit(StepEventType.RUN_STARTED, data={"depth": run.info.depth, **start.data})
-    clock = None
+    run.events.emit(StepEventType.RUN_STARTED, {"depth": run.info.depth, **start.data})
+    loop, clock = asyncio.get_running_loop(), None
     if (seconds := run.config.timeout_seconds) is not None:
         stop = Stop("timeout", f"the run took longer than {seconds:g} s.")
-        clock = asyncio.get_running_loop().call_later(seconds, run.stop, stop)
-    work = asyncio.get_running_loop().create_task(_work(run, agent, start))
+        clock = loop.call_later(seconds, run.stop, stop)
     try:
-        ending = await _ended(run, agent, work)
+        ending = await _ended(run, agent, loop.create_task(_work(run, agent, start)))
     except Exception as error:  # a defect of ours must still end the run
         _log.exception("run %s could not be ended", run.info.run_id)
         ending = Ending("failed", "error", error)
@@ -85,7 +83,7 @@ async def execute(run: ActiveRun, agent: Agent, start: Start) -> None:
 
 
 async def _work(run: ActiveRun, agent: Agent, start: Start) -> None:
-    await run.tell("on_run_start")
+    await run.hooks.tell("on_run_start")
     run.check()
     prompt = await in_thread(partial(start.prepare, run))
     with no_exit(agent.name), own_cancellation(agent.name):
@@ -97,35 +95,33 @@ async def _work(run: ActiveRun, agent: Agent, start: Start) -> None:
             "Prediction with an output field."
         )
     # In one go: a run that is stopped now has both or neither.
-    await in_thread(partial(_conclude, run, reply, start.finish))
+    await in_thread(partial(_conclude, run, reply, start))
 
 
 def _is_empty(run: ActiveRun, agent: Agent, reply: Reply) -> bool:
     """Whether a callable said nothing and called no tool; a module's empty field is an answer."""
-    if is_module(agent.program) or reply.content or reply.tool_calls or reply.outputs:
+    if agent.is_module or reply.content or reply.tool_calls or reply.outputs:
         return False
     return not any(step.has_tool_calls() for step in run.turn.messages)
 
 
 async def _ended(run: ActiveRun, agent: Agent, work: asyncio.Task[None]) -> Ending:
     """Wait for the work, or stop it; then leave a whole turn."""
-    stopping = asyncio.get_running_loop().create_task(run.stop_requested.wait())
     try:
-        await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work, run.stop_requested}, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:  # the event loop is closing
         run.stop(Stop("cancelled", "the event loop was closed."))
-    stopping.cancel()
     if not work.done():
         work.cancel()
         await asyncio.wait({work}, timeout=_GRACE_SECONDS)
         await run.threads.ended(_THREAD_SECONDS)
-    error = _error_of(work)
-    if error is None and work.done() and not work.cancelled():
-        return Ending("completed", "completed")
+    error = None
+    if work.done() and not work.cancelled() and (error := work.exception()) is None:
+        return _COMPLETED
     await in_thread(partial(_close_calls, run))
     last_word = None
     if run.config.termination_summary and run.stopped is not None and run.stopped.is_limit:
-        last_word = await summary(run, agent, run.stopped.message)
+        last_word = await _summary(run, agent, run.stopped.message)
     return await in_thread(partial(_cut_short, run, error, last_word))
 
 
@@ -134,91 +130,78 @@ def _close_calls(run: ActiveRun) -> None:
     try:
         run.turn.close_open_calls()
     except Exception as problem:
-        if problem is not run.turn.lost:  # that is told of at the end, once
-            run.error("storage", problem)
+        if problem is not run.line.lost:  # that is told of at the end, once
+            run.events.error("storage", problem)
 
 
-def _error_of(work: asyncio.Task[None]) -> BaseException | None:
-    return work.exception() if work.done() and not work.cancelled() else None
-
-
-def _conclude(run: ActiveRun, reply: Reply, finish: Callable[[ActiveRun], None] | None) -> None:
+def _conclude(run: ActiveRun, reply: Reply, start: Start) -> None:
     """Store the answer, then do what is to be done with it."""
-    _store_answer(run, reply)
-    if finish is not None:
-        finish(run)
-
-
-def _store_answer(run: ActiveRun, reply: Reply) -> None:
     run.turn.close_open_calls()
-    root = _program_end(run, Ending("completed", "completed"))
+    root = _program_end(run, _COMPLETED)
     metadata: dict[str, Any] = {"outputs": reply.outputs} if reply.outputs else {}
     try:
         run.turn.store_answer(
             reply.content,
-            reasoning=reply.reasoning,
+            reasoning_content=reply.reasoning,
             tool_calls=reply.tool_calls,
             agent_step_id=None if root is None else str(root.id),
-            metadata={**metadata, "run": {"status": "completed", "reason": "completed"}},
+            metadata={**metadata, "run": _COMPLETED.shown},
         )
     except BaseException:
-        run.turn.ended = False  # it has still to say that it failed
+        run.line.ended = False  # it has still to say that it failed
         raise
     run.turn.answered = True
+    if start.finish is not None:
+        start.finish()
 
 
 def _cut_short(run: ActiveRun, error: BaseException | None, last_word: str | None) -> Ending:
     """Leave a whole turn behind a run that did not complete; return how it ended."""
     ending = _ending_of(run, error)
     if run.turn.answered and run.stopped is not None and error is None:
-        # It was stopped after its answer was stored: nothing is missing.
-        return Ending("completed", "completed")
+        return _COMPLETED  # it was stopped after its answer was stored: nothing is missing
     try:
         _store_last_words(run, ending, last_word)
     except Exception as problem:
         if ending.error is None:
             ending = Ending("failed", "storage", problem)
-        for refused in (problem, *run.turn.rescue()):
+        for refused in (problem, *run.line.rescue()):
             if refused is not ending.error:  # that one is told of when the run ends
-                run.error("storage", refused)
+                run.events.error("storage", refused)
     return ending
 
 
 def _store_last_words(run: ActiveRun, ending: Ending, last_word: str | None) -> None:
     """Keep what was being said, and what was said of it; then the steps behind it."""
-    _, text = run.drafts.newest_text()
-    how = {"status": ending.status, "reason": ending.reason}
+    text = run.events.newest_text()
     if text and not run.turn.answered:
         step_id = _partial_step(run, text)
-        note = {"partial": True, "run": how}
         if last_word is None:
             _program_end(run, ending)
+        note = {"partial": True, "run": ending.shown}
         run.turn.store_answer(text, agent_step_id=step_id, metadata=note)
     root = _program_end(run, ending)
     if last_word is not None:
         root_id = None if root is None else str(root.id)
-        note = {"summary": True, "run": how}
+        note = {"summary": True, "run": ending.shown}
         run.turn.store_answer(last_word, agent_step_id=root_id, metadata=note)
-    run.turn.store_rest()
+    run.line.commit()
 
 
 def _ending_of(run: ActiveRun, error: BaseException | None) -> Ending:
     stop = error.stop if isinstance(error, RunStopped) else run.stopped
-    if stop is not None and (error is None or isinstance(error, RunStopped)):
-        if stop.reason == "cancelled":
-            return Ending("cancelled", "cancelled")
-        problem = stop.error
-        if stop.is_limit:
-            problem = LimitReachedError(stop.message, limit=stop.reason)
-        return Ending("failed", stop.reason, problem)
-    if error is None:
+    if error is not None and not isinstance(error, RunStopped):
+        return Ending("failed", "error", error)
+    if stop is None or stop.reason == "cancelled":
         return Ending("cancelled", "cancelled")
-    return Ending("failed", "error", error)
+    if stop.is_limit:
+        return Ending("failed", stop.reason, LimitReachedError(stop.message, limit=stop.reason))
+    return Ending("failed", stop.reason, stop.error)
 
 
 def _partial_step(run: ActiveRun, text: str) -> str:
     """Mark the AgentStep of an answer that was cut short; return its id."""
-    for step in reversed(run.turn.steps.waiting()):
+    for step in reversed(run.line.waiting()):
         unfinished = step.status in ("cancelled", "error")
         if step.step_type is AgentStepType.Action and unfinished and step.tool is None:
             step.status, step.outputs = "partial", {**(step.outputs or {}), "text": text}
@@ -229,28 +212,26 @@ def _partial_step(run: ActiveRun, text: str) -> str:
 
 def _program_end(run: ActiveRun, ending: Ending) -> AgentStep | None:
     """Say in the outermost ProgramEnd how the run ended; write one if the program could not."""
-    root = run.turn.steps.root_call
-    if root is None or run.turn.ended:
-        return run.turn.steps.root_end
-    if run.turn.steps.root_end is None:
+    line = run.line
+    if line.root_call is None or line.ended:
+        return line.root_end
+    if line.root_end is None:
         status: StepStatus = "cancelled" if ending.status == "cancelled" else "error"
         outputs = {} if ending.error is None else error_fields(ending.error)
-        inputs = {"program": root.program}
-        run.add_step(AgentStepType.ProgramEnd, inputs, outputs, status)
-    end = run.turn.steps.root_end
-    if end is not None:
-        how = {"status": ending.status, "reason": ending.reason}
-        end.metadata = {**(end.metadata or {}), "run": how}
+        run.add_step(AgentStepType.ProgramEnd, {"program": line.root_call.program}, outputs, status)
+    if (end := line.root_end) is not None:
+        end.metadata = {**(end.metadata or {}), "run": ending.shown}
         if ending.status != "completed":  # the program tells how it was cut off, not why
             told = {key: value for key, value in (end.outputs or {}).items() if key != "error"}
             end.outputs = told if ending.error is None else {**told, **error_fields(ending.error)}
-    run.turn.ended = True
+    line.ended = True
     return end
 
 
 async def _close(run: ActiveRun, ending: Ending) -> None:
     """Say how the run ended."""
-    await in_thread(run.turn.close)
+    if not run.line.close_at_once():
+        await in_thread(run.line.close)
     run.consents.close()
     metrics = run.meter.run_metrics()
     if run.parent is not None:
@@ -264,25 +245,18 @@ async def _close(run: ActiveRun, ending: Ending) -> None:
     }
     if ending.error is not None:
         data["error"] = shown_error(ending.error, run.line.memory.redact)
-        run.error("run", ending.error)
-        await run.tell("on_error", ending.error)
+        run.events.error("run", ending.error)
+        await run.hooks.tell("on_error", ending.error)
     if run.recorder.errors:
         data["recording_errors"] = [str(problem) for problem in run.recorder.errors]
-    await run.tell("on_run_end", ending.status, data)
+    await run.hooks.tell("on_run_end", ending.status, data)
     await run.hooks.drain()
     if run.when_ended is not None:
         run.when_ended()
-    run.emit(_FINAL[ending.status], data=data)
+    run.events.emit(_FINAL[ending.status], data)
 
 
-_SECONDS = 60.0
-_INSTRUCTIONS = (
-    "The work above was stopped before it was finished. In a few sentences, say what was found so "
-    "far and what is still open. Call no tools."
-)
-
-
-async def summary(run: ActiveRun, agent: Agent, reason: str) -> str | None:
+async def _summary(run: ActiveRun, agent: Agent, reason: str) -> str | None:
     """Return a summary of the turn so far; None when it cannot be had, which is reported."""
     steps = run.turn.messages
     if not steps:
@@ -290,24 +264,24 @@ async def summary(run: ActiveRun, agent: Agent, reason: str) -> str | None:
     earlier = ContextBuilder(budget=run.config.context_budget or 2**31, recent=None, k=0)
     try:
         messages = earlier.build(steps=steps).messages
-        async with asyncio.timeout(_SECONDS):
+        async with asyncio.timeout(_SUMMARY_SECONDS):
             return await _asked(run, agent, messages, reason)
     except Exception as error:  # the run has failed anyway; its end must not depend on this
-        run.error("summary", error)
+        run.events.error("summary", error)
         return None
 
 
 async def _asked(run: ActiveRun, agent: Agent, messages: Messages, reason: str) -> str | None:
-    if not called.is_module(agent.program):
+    if not agent.is_module:
         run.meter.ask()
-        asked = [*messages, {"role": "user", "content": f"{_INSTRUCTIONS}\n\n{reason}"}]
-        reply = called.reply_of(await said(run, agent.program, asked), None)
+        asked = [*messages, {"role": "user", "content": f"{_SUMMARY}\n\n{reason}"}]
+        reply = reply_of(await said(run, agent.program, asked), None)
         return (reply.content or None) if reply is not None else None
     models = [predict.lm for predict in agent.program.predictors() if predict.lm is not None]
     adapter = with_session(dspy.settings.get("adapter"), messages)
     counting = SpendingCallback(run)
     with overriding(adapter=adapter, callbacks=[counting], send_stream=None, stream_listeners=[]):
-        signature = cast("Any", dspy.Signature("stopped_because -> summary", _INSTRUCTIONS))
+        signature = cast("Any", dspy.Signature("stopped_because -> summary", _SUMMARY))
         predict = dspy.Predict(signature)
         answer = await predict.acall(stopped_because=reason, lm=models[-1] if models else None)
     return str(answer.summary) if answer.summary else None

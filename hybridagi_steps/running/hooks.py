@@ -1,8 +1,12 @@
-"""Hooks: what others want to know of a run, at nine points, and may veto.
+"""Who else has a say in a run: hooks, told of it at nine points, and whoever consents to its tools.
 
 A hook is any object with some of the methods of `RunHook`; each may be sync or async. A hook that
 fails is reported as an ERROR event and the run goes on; `RunVetoed` ends the run, and so does a
 hook that tries to end the process.
+
+Consent to a tool comes from the config's callable, which decides at once, later, or leaves it to
+`runner.answer_consent`, as a server does whose user sits elsewhere. Whatever is not a clear yes is
+a no: an error, a timeout, silence.
 """
 
 from __future__ import annotations
@@ -10,15 +14,21 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.message import Step
-from hybridagi_steps.running.limits import ToolRequest
-from hybridagi_steps.running.stopping import ProgramExitError, RunVetoed, done_on, no_exit
+from hybridagi_steps.running.limits import Consent, ToolRequest
+from hybridagi_steps.running.stopping import ProgramExitError, RunVetoed, Stop, done_on, no_exit
+from hybridagi_steps.running.streaming import EventStream, loop_of_this_thread
 
 _log = logging.getLogger("hybridagi_steps")
+DENIED = "the user did not allow this call."
+_ANSWERS = {"allow": True, "deny": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,63 +79,63 @@ class HookCaller:
     Args:
         hooks: Objects with some of the methods of `RunHook`.
         run: What they are told.
-        report: Takes a failing hook's name and error.
-        veto: Takes the `RunVetoed` of a hook.
+        events: Where a hook that fails is reported.
+        stop: Stops the run.
     """
 
     def __init__(
         self,
-        hooks: Sequence[Any],
+        hooks: Sequence[object],
         run: RunInfo,
-        report: Callable[[str, BaseException], None],
-        veto: Callable[[RunVetoed], None],
+        events: EventStream,
+        stop: Callable[[Stop], object],
     ) -> None:
         self._hooks, self._run = tuple(hooks), run
-        self._report, self._veto = report, veto
+        self._events, self._stop = events, stop
         self._loop = asyncio.get_running_loop()
         self._pending: set[asyncio.Task[None]] = set()
 
-    async def tell(self, point: str, *args: Any) -> None:
+    async def tell(self, point: str, *args: object) -> None:
         """Call all hooks at one point and wait for them."""
         for hook in self._hooks:
-            method = getattr(hook, point, None)
-            if method is not None:
-                await self._finish(point, self._begin(point, method, args))
+            if (waiting := self._begin(hook, point, args)) is not None:
+                await self._finish(point, waiting)
 
-    def tell_now(self, point: str, *args: Any) -> None:
+    def tell_now(self, point: str, *args: object) -> None:
         """Do so from code that cannot wait.
 
         In a thread an async hook is waited for; on the event loop it runs beside the program.
         """
         for hook in self._hooks:
-            method = getattr(hook, point, None)
-            waiting = None if method is None else self._begin(point, method, args)
-            if waiting is None:
+            if (waiting := self._begin(hook, point, args)) is None:
                 continue
-            if _on(self._loop):
+            if loop_of_this_thread() is self._loop:
                 self._beside(point, waiting)
             else:
                 done_on(self._loop, self._finish(point, waiting))
 
-    def tell_soon(self, point: str, *args: Any) -> None:
+    def tell_soon(self, point: str, *args: object) -> None:
         """Do so without waiting for async hooks, from any thread."""
         for hook in self._hooks:
-            method = getattr(hook, point, None)
-            waiting = None if method is None else self._begin(point, method, args)
-            if waiting is not None:
+            if (waiting := self._begin(hook, point, args)) is not None:
                 self._loop.call_soon_threadsafe(self._beside, point, waiting)
-
-    def _beside(self, point: str, waiting: Awaitable[Any]) -> None:
-        task = self._loop.create_task(self._finish(point, waiting))
-        self._pending.add(task)
-        task.add_done_callback(self._pending.discard)
 
     async def drain(self) -> None:
         """Wait for hooks that still run beside the program."""
         if self._pending:
             await asyncio.gather(*self._pending, return_exceptions=True)
 
-    def _begin(self, point: str, method: Any, args: tuple[Any, ...]) -> Awaitable[Any] | None:
+    def failed(self, point: str, error: BaseException) -> None:
+        """Report what a hook or a consent raised; whatever tries to exit ends the run."""
+        self._events.error("hook", error, hook=point)
+        if isinstance(error, ProgramExitError):
+            self._stop(Stop("error", str(error), error))
+
+    def _begin(self, hook: object, point: str, args: Sequence[object]) -> Awaitable[object] | None:
+        """Call a hook; return what is still to be waited for."""
+        method = getattr(hook, point, None)
+        if method is None:
+            return None
         try:
             with no_exit(f"hook {point}"):
                 result = method(self._run, *args)
@@ -134,28 +144,139 @@ class HookCaller:
             return None
         return result if inspect.isawaitable(result) else None
 
-    def _finish(self, point: str, waiting: Awaitable[Any] | None) -> Coroutine[Any, Any, None]:
-        async def finish() -> None:
-            if waiting is None:
-                return
-            try:
-                with no_exit(f"hook {point}"):
-                    await waiting
-            except (Exception, ProgramExitError) as error:
-                self._note(point, error)
+    async def _finish(self, point: str, waiting: Awaitable[object]) -> None:
+        try:
+            with no_exit(f"hook {point}"):
+                await waiting
+        except (Exception, ProgramExitError) as error:
+            self._note(point, error)
 
-        return finish()
+    def _beside(self, point: str, waiting: Awaitable[object]) -> None:
+        task = self._loop.create_task(self._finish(point, waiting))
+        self._pending.add(task)
+        task.add_done_callback(self._pending.discard)
 
     def _note(self, point: str, error: BaseException) -> None:
         if isinstance(error, RunVetoed):
-            self._veto(error)
+            self._stop(Stop("vetoed", str(error) or "a hook has vetoed the run.", error))
             return
         _log.warning("a hook failed at %s with %s.", point, type(error).__name__)
-        self._report(point, error)
+        self.failed(point, error)
 
 
-def _on(loop: asyncio.AbstractEventLoop) -> bool:
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
+class Consents:
+    """The consents of one run.
+
+    Args:
+        consent: Decides; None allows everything.
+        timeout_seconds: How long an answer is waited for.
+        events: Takes the events that ask and deny.
+        failed: Takes what the callable raised.
+    """
+
+    def __init__(
+        self,
+        consent: Consent | None,
+        timeout_seconds: float,
+        events: EventStream,
+        failed: Callable[[str, BaseException], None],
+    ) -> None:
+        self._consent, self._timeout = consent, timeout_seconds
+        self._events, self._failed = events, failed
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[str, asyncio.Future[bool]] = {}
+
+    async def allowed(self, request: ToolRequest) -> bool:
+        """Return whether a tool may run, once that is known."""
+        if self._consent is None:
+            return True
+        # Before the question is asked: the answer may come at once, from anywhere.
+        waiting = self._waiting[request.call_id] = self._loop.create_future()
+        self._ask(request)
+        try:
+            async with asyncio.timeout(self._timeout):
+                answer = await self._decided(self._consent, request)
+                allowed = await waiting if answer is None else answer
+        except TimeoutError:
+            return self._deny(request, "no answer in time")
+        finally:
+            self._waiting.pop(request.call_id, None)
+        return allowed or self._deny(request, "denied")
+
+    def allowed_from_thread(self, request: ToolRequest) -> bool:
+        """Do so from a program's thread; on the event loop itself nothing can be waited for."""
+        if self._consent is None:
+            return True
+        if loop_of_this_thread() is self._loop:
+            return self._allowed_now(self._consent, request)
+        return done_on(self._loop, self.allowed(request))
+
+    def answer(self, call_id: str, allowed: bool) -> bool:
+        """Answer a question that waits, from any thread; return whether one did."""
+        waiting = self._waiting.get(call_id)
+        if waiting is None:
+            return False
+        self._loop.call_soon_threadsafe(partial(_settle, waiting, allowed=allowed))
+        return True
+
+    def close(self) -> None:
+        """Answer what still waits with no: the run is over."""
+        for waiting in list(self._waiting.values()):
+            _settle(waiting, allowed=False)
+
+    def _allowed_now(self, consent: Consent, request: ToolRequest) -> bool:
+        """Return what is said at once; an answer that takes time is a no."""
+        self._ask(request)
+        answer: Any = None
+        try:
+            with no_exit("consent"):
+                answer = consent(request)
+        except (Exception, ProgramExitError) as error:
+            self._failed("consent", error)
+        if answer is not None and not inspect.isawaitable(answer):
+            return self._read(answer) or self._deny(request, "denied")
+        if inspect.iscoroutine(answer):
+            answer.close()
+        why = "called from a place that cannot wait for an answer; use the tool's acall"
+        return self._deny(request, why)
+
+    async def _decided(self, consent: Consent, request: ToolRequest) -> bool | None:
+        try:
+            with no_exit("consent"):
+                answer = consent(request)
+                return self._read(await answer if inspect.isawaitable(answer) else answer)
+        except TimeoutError:
+            raise
+        except (Exception, ProgramExitError) as error:
+            self._failed("consent", error)
+            return False
+
+    def _read(self, answer: object) -> bool | None:
+        """Return what an answer says; one that says nothing clear is a no, and is reported."""
+        if answer is None or isinstance(answer, bool):
+            return answer
+        if isinstance(answer, str) and answer in _ANSWERS:
+            return _ANSWERS[answer]
+        problem = f"consent answered {answer!r:.80}; it answers True, False or None."
+        self._failed("consent", InvalidSettingError(problem))
         return False
+
+    def _ask(self, request: ToolRequest) -> None:
+        self._events.emit(StepEventType.TOOL_AUTH_REQUIRED, _shown(request))
+
+    def _deny(self, request: ToolRequest, why: str) -> bool:
+        self._events.emit(StepEventType.TOOL_AUTH_DENIED, {**_shown(request), "why": why})
+        return False
+
+
+def _settle(waiting: asyncio.Future[bool], *, allowed: bool) -> None:
+    if not waiting.done():
+        waiting.set_result(allowed)
+
+
+def _shown(request: ToolRequest) -> dict[str, Any]:
+    return {
+        "call_id": request.call_id,
+        "tool": request.tool,
+        "arguments": request.arguments,
+    }

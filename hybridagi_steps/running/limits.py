@@ -117,7 +117,7 @@ class Meter:
         self._total = Usage()
         self._message = Usage()
         self._asked = 0
-        self._nested = RunMetrics()
+        self._nested: RunMetrics | None = None
         self._asked_at: float | None = None
         self._first_token_ms: float | None = None
         self._run_first_token_ms: float | None = None
@@ -188,7 +188,7 @@ class Meter:
     def nested(self, metrics: RunMetrics) -> None:
         """Add what a run inside this one cost."""
         with self._lock:
-            self._nested = self._nested.merge(metrics)
+            self._nested = metrics if self._nested is None else self._nested.merge(metrics)
 
     @property
     def first_token_ms(self) -> float | None:
@@ -217,9 +217,20 @@ class Meter:
 
     def run_metrics(self) -> RunMetrics:
         """Return what the run has cost so far, nested runs included."""
-        own = RunMetrics.of(self._total.metrics(0.0))
-        own.cache_hits = self._total.cache_hits if self._total.calls else None
-        own = own.merge(self._nested)
+        total = self._total
+        own = RunMetrics(
+            input_tokens=total.input_tokens,
+            output_tokens=total.output_tokens,
+            total_tokens=total.total_tokens,
+            cache_read_tokens=total.cache_read_tokens,
+            cache_write_tokens=total.cache_write_tokens,
+            cost=total.cost,
+            cache_hits=total.cache_hits if total.calls else None,
+            llm_calls=total.calls or None,
+            model_names=[total.model_name] if total.model_name else [],
+        )
+        if self._nested is not None:
+            own = own.merge(self._nested)
         own.steps = self._steps
         own.duration_ms = _ms(time.perf_counter() - self._began)
         own.tool_exec_time_ms = self._tool_ms

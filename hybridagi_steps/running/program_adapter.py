@@ -8,21 +8,24 @@ or a message, or yields pieces of text. What it gives back is read as one `Reply
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Generator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
+import anyio.to_thread
 import dspy
 import orjson
 
-from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.errors import InvalidSettingError, MessageError
 from hybridagi_steps.programs.adapters import StepMessages
 from hybridagi_steps.recording import step_shapes as shapes
 from hybridagi_steps.records.json_values import json_value
-from hybridagi_steps.running.stopping import Threads, without_exit
+from hybridagi_steps.running.active_run import ActiveRun
+from hybridagi_steps.running.stopping import Threads, no_exit, without_exit
+from hybridagi_steps.running.token_stream import Piece, Voice, voices_of
 
 _BESIDE_THE_ANSWER = (
     "reasoning",
@@ -35,7 +38,57 @@ _BESIDE_THE_ANSWER = (
     "program_trace",
     "session",
 )
+_PROGRAM = "the program"
+_END = object()
 _ANSWERS = ("answer", "response", "final_answer", "output", "reply", "text", "content", "result")
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A program with what a runner knows about it before it runs."""
+
+    program: Any
+    is_module: bool
+    """Whether it is a DSPy module; else it is a callable over messages."""
+    tells_itself: bool
+    """Whether recording it writes a ProgramCall."""
+    input_field: str | None
+    """The input that takes the user's message; None when the program takes messages."""
+    history_field: str | None
+    """The input that takes earlier messages."""
+    output_field: str | None
+    tools: Mapping[str, Any]
+    """Its tools by name."""
+    voices: Sequence[Voice]
+    """Its predictors whose words are shown."""
+    name: str
+    """What steps call it."""
+
+    @classmethod
+    def of(
+        cls, program: Any, input_field: str | None, output_field: str | None, tools: Sequence[Any]
+    ) -> Agent:
+        """Return what there is to know of a program, with the fields and tools that were named."""
+        found, module = inner(program), isinstance(program, dspy.Module)
+        if module:
+            output_field = output_field_of(program, output_field)
+        return cls(
+            program,
+            module,
+            tells_itself=isinstance(found, dspy.Module)
+            and not isinstance(found, dspy.Predict | dspy.ChainOfThought),
+            input_field=input_field_of(program, input_field) if module else None,
+            history_field=history_field_of(program) if module else None,
+            output_field=output_field,
+            tools=tools_of(program, tools),
+            voices=voices_of(program, output_field) if module else (),
+            name=str(getattr(found, "__name__", None) or type(found).__name__),
+        )
+
+    @property
+    def purpose(self) -> str:
+        """What it is for."""
+        return purpose_of(self.program) or self.name
 
 
 @dataclass(slots=True)
@@ -51,11 +104,6 @@ class Reply:
     model_name: str | None = None
 
 
-def is_module(program: Any) -> bool:
-    """Whether a program is a DSPy module."""
-    return isinstance(program, dspy.Module)
-
-
 def inner(program: Any) -> Any:
     """Return the program inside wrappers that add no step of their own."""
     while getattr(type(program), "adds_no_step", False):
@@ -63,10 +111,15 @@ def inner(program: Any) -> Any:
     return program
 
 
-def leaves_program_call(program: Any) -> bool:
-    """Whether recording a program writes a ProgramCall for it."""
-    found = inner(program)
-    return is_module(found) and not isinstance(found, dspy.Predict | dspy.ChainOfThought)
+def tools_of(program: Any, named: Sequence[Any]) -> dict[str, Any]:
+    """Return the tools of a program by name: those named for it, and those its modules hold."""
+    tools = [tool if isinstance(tool, dspy.Tool) else dspy.Tool(tool) for tool in named]
+    if isinstance(program, dspy.Module):
+        for _, module in program.named_sub_modules():
+            held = getattr(module, "tools", None)
+            values = held.values() if isinstance(held, Mapping) else held or ()
+            tools += [tool for tool in values if isinstance(tool, dspy.Tool)]
+    return {str(tool.name): tool for tool in tools}
 
 
 def signature_of(program: Any) -> Any:
@@ -131,25 +184,86 @@ def history_field_of(program: Any) -> str | None:
 def purpose_of(program: Any) -> str:
     """Return what a program is for; of a function its docstring, empty when it has none."""
     found = inner(program)
-    while isinstance(found, functools.partial):
+    while isinstance(found, partial):
         found = cast("Any", found).func
     if inspect.isroutine(found):
         return shapes.first_line(found.__doc__ or "")
     return shapes.purpose_of(found)
 
 
-async def call_module(program: Any, threads: Threads, inputs: Mapping[str, Any]) -> Any:
+def call_module(program: Any, threads: Threads, inputs: Mapping[str, Any]) -> Awaitable[Any]:
     """Call a module: on the event loop when it can, else in one of a run's threads."""
-    if hasattr(type(program), "aforward") and _really_async(program):
-        return await program.acall(**inputs)
+    # A wrapper's inside is asked, too: `Recorded` has both ways for any program.
+    if all(hasattr(type(each), "aforward") for each in (program, inner(program))):
+        return program.acall(**inputs)
     # A thread of its own: what would end the process is turned before it leaves there.
-    in_thread = threads.counted(without_exit("the program", program))
-    return await cast("Any", dspy).asyncify(in_thread)(**inputs)
+    in_thread = threads.counted(without_exit(_PROGRAM, program))
+    return cast("Any", dspy).asyncify(in_thread)(**inputs)
 
 
-def _really_async(program: Any) -> bool:
-    """Whether a wrapper's inside is async, too: `Recorded` has both ways for any program."""
-    return hasattr(type(inner(program)), "aforward")
+async def said(run: ActiveRun, program: Any, messages: list[dict[str, Any]]) -> Any:
+    """Return what one call of a callable says: a text, a message, or pieces of either."""
+    with no_exit(_PROGRAM):
+        if inspect.iscoroutinefunction(program) or inspect.isasyncgenfunction(program):
+            given = program(messages)
+        else:
+            given = await _in_a_thread(run, partial(program, messages))
+        if inspect.isawaitable(given):
+            given = await given
+        if hasattr(given, "__aiter__"):
+            return await _put_together(run, program, cast("AsyncIterator[Any]", given))
+        if hasattr(given, "__next__"):
+            return await _put_together(run, program, _drawn(run, cast("Iterator[Any]", given)))
+    return _answer(given)
+
+
+async def _in_a_thread(run: ActiveRun, call: Any) -> Any:
+    named = run.threads.named(without_exit(_PROGRAM, call))
+    return await anyio.to_thread.run_sync(named, abandon_on_cancel=True)
+
+
+async def _drawn(run: ActiveRun, pieces: Iterator[Any]) -> AsyncIterator[Any]:
+    """Yield what an iterator gives, drawn in a thread."""
+    while (piece := await _in_a_thread(run, partial(next, pieces, _END))) is not _END:
+        yield piece
+
+
+async def _put_together(run: ActiveRun, program: Any, pieces: AsyncIterator[Any]) -> Any:
+    """Show pieces as they come; return their text, or the message among them."""
+    text: list[str] = []
+    async for piece in pieces:
+        if isinstance(piece, Mapping) and "role" in piece:
+            return cast("Mapping[str, Any]", piece)
+        content, reasoning = _parts(piece)
+        text.append(content or "")
+        run.piece(Piece((id(program), len(run.turn.messages)), content, reasoning, None))
+    return "".join(text)
+
+
+def _parts(piece: Any) -> tuple[str | None, str | None]:
+    if isinstance(piece, str):
+        return piece, None
+    if isinstance(piece, Mapping):
+        fields = cast("Mapping[str, Any]", piece)
+        parts = fields.get("content"), fields.get("reasoning_content")
+        if all(part is None or isinstance(part, str) for part in parts):
+            return parts
+    raise MessageError(f"the program yielded {_shown(piece)}; it yields texts, or one message.")
+
+
+def _answer(given: Any) -> Any:
+    """Return what can be read as an answer."""
+    named = isinstance(given, Mapping | dspy.Example | tuple) or hasattr(given, "told_fields")
+    if given is None or isinstance(given, str) or named:
+        return cast("Any", given)
+    raise MessageError(
+        f"the program returned {_shown(given)}; return a text or a message, or yield pieces of "
+        "text."
+    )
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.80} of type {type(value).__name__}"
 
 
 def reply_of(given: Any, output_field: str | None) -> Reply | None:

@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import threading
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, Self
-from weakref import WeakKeyDictionary
 
 import dspy
 
@@ -26,35 +23,36 @@ from hybridagi_steps.errors import (
     InvalidMemoryError,
     InvalidSettingError,
     LimitReachedError,
-    SequenceConflictError,
     UnknownSessionError,
 )
 from hybridagi_steps.records.event import StepEvent, StepEventType
-from hybridagi_steps.records.message import Step
-from hybridagi_steps.running import program_adapter as called
-from hybridagi_steps.running.active_run import RUN, ActiveRun
-from hybridagi_steps.running.answering import Agent, tools_of
-from hybridagi_steps.running.execution import Start, execute
+from hybridagi_steps.records.message import MessageRole, Step
+from hybridagi_steps.running.active_run import RUN, ActiveRun, register_of
+from hybridagi_steps.running.execution import execute
 from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
+from hybridagi_steps.running.program_adapter import Agent
 from hybridagi_steps.running.results import NestedRunError, RunResult
 from hybridagi_steps.running.starting import (
+    Start,
     check_message,
     check_unanswered,
     check_user_message,
     config_of,
     hooks_of,
+    open_session,
     session_of,
     where_it_stands,
     with_message,
-    with_user,
 )
 from hybridagi_steps.running.stopping import Stop, finished
-from hybridagi_steps.running.token_stream import voices_of
+from hybridagi_steps.running.streaming import FINAL_EVENTS
 from hybridagi_steps.running.tool_calls import watch_tools
-from hybridagi_steps.running.turn import SessionLine
 from hybridagi_steps.sessions.repository import SessionRepository
 
 _CONSENT = (StepEventType.TOOL_AUTH_REQUIRED, StepEventType.TOOL_AUTH_DENIED)
+Events = AsyncGenerator[StepEvent, None]
+Message = str | list[dict[str, Any]]
+"""What a user says: a text, or a provider's content parts."""
 
 
 class StepRunner:
@@ -105,17 +103,8 @@ class StepRunner:
             raise InvalidSettingError("StepRunner needs a program: a DSPy module or a callable.")
         self.program, self.memory = program, memory
         self.hooks, self.config = hooks_of(hooks), config_of(config)
-        module = isinstance(program, dspy.Module)
         self._register = register_of(memory)
-        if module:
-            output_field = called.output_field_of(program, output_field)
-        self._agent = Agent(
-            program,
-            called.input_field_of(program, input_field) if module else None,
-            output_field,
-            tools_of(program, tools),
-            voices_of(program, output_field) if module else (),
-        )
+        self._agent = Agent.of(program, input_field, output_field, tools)
         watch_tools()
 
     def __copy__(self) -> Self:
@@ -127,9 +116,8 @@ class StepRunner:
         """Return a runner of a copied program; memory, hooks and config are shared."""
         made, agent = self.__copy__(), self._agent
         program = made.program = copy.deepcopy(self.program, memo)
-        voices = voices_of(program, agent.output_field) if called.is_module(program) else ()
-        tools = tools_of(program, list(agent.tools.values()))
-        made._agent = replace(agent, program=program, tools=tools, voices=voices)  # noqa: SLF001 - of its own kind
+        tools = list(agent.tools.values())
+        made._agent = Agent.of(program, agent.input_field, agent.output_field, tools)  # noqa: SLF001 - of its own kind
         return made
 
     def __reduce__(self) -> NoReturn:
@@ -138,14 +126,14 @@ class StepRunner:
             "memory where it is needed."
         )
 
-    async def run_stream(
+    def run_stream(
         self,
         session: str | AgentSession,
-        message: str | list[dict[str, Any]],
+        message: Message,
         *,
         inputs: Mapping[str, Any] | None = None,
         message_id: str | None = None,
-    ) -> AsyncGenerator[StepEvent]:
+    ) -> Events:
         """Say something in a session and stream what the program does.
 
         The first event is RUN_STARTED, the last RUN_COMPLETED, RUN_FAILED or RUN_CANCELLED; what
@@ -162,42 +150,25 @@ class StepRunner:
             SequenceConflictError: The session has a run already; nothing was stored.
             LimitReachedError: Agents are nested deeper than `max_depth`.
         """
-        check_message(message)
-        start = with_message(message, inputs or {}, message_id=message_id)
-        async with aclosing(self._stream(session_of(session), start)) as events:
-            async for event in events:
-                yield event
+
+        async def start() -> Start:
+            check_message(message)
+            named = session_of(session)
+            return with_message(message, inputs or {}, message_id=message_id, session=named)
+
+        return self._stream(start)
 
     async def run(
         self,
         session: str | AgentSession,
-        message: str | list[dict[str, Any]],
+        message: Message,
         *,
         inputs: Mapping[str, Any] | None = None,
     ) -> RunResult:
         """Say something in a session and wait for the end; see `run_stream`."""
-        return await self._result(session, message, inputs or {}, None)
+        return await _read(self.run_stream(session, message, inputs=inputs))
 
-    async def _result(
-        self,
-        session: str | AgentSession,
-        message: str | list[dict[str, Any]],
-        inputs: Mapping[str, Any],
-        told: Callable[[StepEvent], None] | None,
-    ) -> RunResult:
-        """Read a run to its end."""
-        answer: Step | None = None
-        event: StepEvent | None = None
-        async with aclosing(self.run_stream(session, message, inputs=inputs)) as events:
-            async for event in events:
-                if told is not None:
-                    told(event)
-                if event.snapshot is not None and event.snapshot.is_assistant_step():
-                    answer = event.snapshot
-        assert event is not None  # noqa: S101 - a stream has a first event and a last
-        return RunResult(event.run_id, answer, event.data or {})
-
-    def as_tool(self, name: str, description: str) -> Any:
+    def as_tool(self, name: str, description: str) -> dspy.Tool:
         """Return a `dspy.Tool` that asks this agent, each time in a new session.
 
         The run is a child of the one whose program calls the tool: its messages name that run, its
@@ -213,18 +184,16 @@ class StepRunner:
             def pass_on(event: StepEvent) -> None:
                 if parent is not None and event.type in _CONSENT:
                     data = {"nested_run_id": event.run_id, **(event.data or {})}
-                    parent.emit(event.type, data=data)
+                    parent.events.emit(event.type, data)
 
-            result = await self._result(AgentSession(user_id=user_id), message, {}, pass_on)
+            result = await _read(self.run_stream(AgentSession(user_id=user_id), message), pass_on)
             if result.status != "completed":
                 raise NestedRunError(f"{name} did not complete: {result.reason}.")
             return result.text
 
         return dspy.Tool(ask, name=name, desc=description)
 
-    async def resume_from_user_step(
-        self, session: str | AgentSession, last_step: Step
-    ) -> AsyncGenerator[StepEvent]:
+    def resume_from_user_step(self, session: str | AgentSession, last_step: Step) -> Events:
         """Answer what stands at the end of a session, as after deleting an answer.
 
         Args:
@@ -236,16 +205,16 @@ class StepRunner:
             SequenceConflictError: The session ends elsewhere, or has a run already.
             UnknownSessionError: No such session.
         """
-        check_unanswered(last_step)
-        named, last = session_of(session), last_step.sequence
-        start = where_it_stands({}, data={"resumed_at": last})
-        async with aclosing(self._stream(named, start, expect_last=last)) as events:
-            async for event in events:
-                yield event
 
-    async def resume(
+        async def start() -> Start:
+            check_unanswered(last_step)
+            return _going_on(session_of(session), last_step, {})
+
+        return self._stream(start)
+
+    def resume(
         self, session: str | AgentSession, *, inputs: Mapping[str, Any] | None = None
-    ) -> AsyncGenerator[StepEvent]:
+    ) -> Events:
         """Take up a turn that was cut off, as after a crash; no events when none was.
 
         Calls without a result are closed first: a tool declared `idempotent` runs again, any other
@@ -256,21 +225,25 @@ class StepRunner:
             UnknownSessionError: No such session.
             SequenceConflictError: The session has a run in flight.
         """
-        named = session_of(session)
-        last = await self.repository.get_last_step(named.session_id)
-        if last is None:
-            raise UnknownSessionError(named.session_id)
-        if last.is_assistant_step() and not last.has_tool_calls():
-            return
-        data = {"resumed_at": last.sequence, "resumes": last.run_id}
-        start = where_it_stands(inputs or {}, data=data)
-        async with aclosing(self._stream(named, start, expect_last=last.sequence)) as events:
-            async for event in events:
-                yield event
 
-    async def retry(
-        self, session: str | AgentSession, sequence: int, *, repository: Any = None
-    ) -> AsyncGenerator[StepEvent]:
+        async def start() -> Start | None:
+            named = session_of(session)
+            last = await self.repository.get_last_step(named.session_id)
+            if last is None:
+                raise UnknownSessionError(named.session_id)
+            if last.is_assistant_step() and not last.has_tool_calls():
+                return None
+            return _going_on(named, last, inputs or {}, resumes=last.run_id)
+
+        return self._stream(start)
+
+    def retry(
+        self,
+        session: str | AgentSession,
+        sequence: int,
+        *,
+        repository: SessionRepository | None = None,
+    ) -> Events:
         """Answer a message of the user once more, on a branch of its own.
 
         The session takes the new answer over when the run has completed; until then, and if it
@@ -282,24 +255,22 @@ class StepRunner:
             MessageError: The message there is not a user's.
             SequenceConflictError: The session has a run in flight.
         """
-        named, repo = session_of(session), repository or self.repository
-        await check_user_message(repo, named.session_id, sequence)
-        adopt, branch = await self._attempt(repo, named.session_id, sequence, "retry")
-        start = where_it_stands({}, finish=adopt, data={"retry_of": sequence, "branch_id": branch})
-        stream = self._stream(named, start, branch_id=branch, again=sequence)
-        async with aclosing(stream) as events:
-            async for event in events:
-                yield event
 
-    async def edit(
+        async def start() -> Start:
+            repo = repository or self.repository
+            return where_it_stands({}, **await self._attempt(repo, session, sequence, "retry"))
+
+        return self._stream(start)
+
+    def edit(
         self,
         session: str | AgentSession,
         sequence: int,
-        message: str | list[dict[str, Any]],
+        message: Message,
         *,
         inputs: Mapping[str, Any] | None = None,
-        repository: Any = None,
-    ) -> AsyncGenerator[StepEvent]:
+        repository: SessionRepository | None = None,
+    ) -> Events:
         """Replace a message of the user and answer that, on a branch of its own; as `retry` does.
 
         Raises:
@@ -308,27 +279,33 @@ class StepRunner:
             MessageError: The message there is not a user's.
             SequenceConflictError: The session has a run in flight.
         """
-        check_message(message)
-        named, repo = session_of(session), repository or self.repository
-        await check_user_message(repo, named.session_id, sequence)
-        adopt, branch = await self._attempt(repo, named.session_id, sequence - 1, "edit")
-        data = {"edit_of": sequence, "branch_id": branch}
-        start = with_message(message, inputs or {}, finish=adopt, data=data)
-        stream = self._stream(named, start, branch_id=branch, again=sequence)
-        async with aclosing(stream) as events:
-            async for event in events:
-                yield event
 
-    async def _attempt(self, repo: Any, session_id: str, sequence: int, reason: str) -> Any:
-        """Begin a branch; return what lets the session take it over, and its id."""
+        async def start() -> Start:
+            check_message(message)
+            repo = repository or self.repository
+            attempt = await self._attempt(repo, session, sequence, "edit")
+            return with_message(message, inputs or {}, **attempt)
+
+        return self._stream(start)
+
+    async def _attempt(
+        self, repo: SessionRepository, session: str | AgentSession, sequence: int, reason: str
+    ) -> dict[str, Any]:
+        """Begin a branch that the session takes over at the end; return what a Start says of it."""
+        named = session_of(session)
+        session_id = named.session_id
+        await check_user_message(repo, session_id, sequence)
         self._register.check_free(session_id)
         current = repo.store.session_end(session_id).branch_id
-        branch: int = await repo.branch_at(session_id, sequence, reason)
-
-        def adopt(_: ActiveRun) -> None:
-            repo.store.adopt(session_id, branch, expect_branch=current)
-
-        return adopt, branch
+        shared = sequence if reason == "retry" else sequence - 1
+        branch = await repo.branch_at(session_id, shared, reason)
+        return {
+            "session": named,
+            "finish": partial(repo.store.adopt, session_id, branch, expect_branch=current),
+            "data": {f"{reason}_of": sequence, "branch_id": branch},
+            "branch_id": branch,
+            "again": sequence,
+        }
 
     async def cancel(self, run_id: str) -> bool:
         """Stop a run gracefully, from any event loop; return whether it was in flight.
@@ -348,40 +325,28 @@ class StepRunner:
         return self._register.sessions()
 
     @property
-    def repository(self) -> Any:
+    def repository(self) -> SessionRepository:
         """The sessions of the memory."""
         return self.memory.repository()
 
-    async def _stream(
-        self,
-        session: AgentSession,
-        start: Start,
-        *,
-        branch_id: int | None = None,
-        expect_last: int | None = None,
-        again: int | None = None,
-    ) -> AsyncGenerator[StepEvent]:
-        """Run and yield the events."""
-        again = expect_last if again is None else again
-        session = await in_thread(partial(with_user, self.memory, session, again))
-        line = SessionLine(self.memory, session.session_id, branch_id)
-        last = line.find_end()
-        if expect_last is not None and last != expect_last:
-            if last == 0:
-                raise UnknownSessionError(session.session_id)
-            raise SequenceConflictError(
-                f"session {session.session_id!r} ends at {last}, not at {expect_last}; read its "
-                "last message again."
-            )
-        run = ActiveRun(session, line, self.config, self.hooks, self._parent())
+    async def _stream(self, begin: Callable[[], Awaitable[Start | None]]) -> Events:
+        """Run and yield the events; none when there is nothing to begin with."""
+        start = await begin()
+        if start is None:
+            return
+        line, user_id = await in_thread(partial(open_session, self.memory, start))
+        run = ActiveRun(line, user_id, self.config, self.hooks, self._parent())
         self._register.add(run)
         # Free before the reader hears of the end: it may go on at once.
         run.when_ended = partial(self._register.remove, run)
         work = asyncio.get_running_loop().create_task(execute(run, self._agent, start))
         work.add_done_callback(partial(_end_for_sure, run))
         try:
-            async for event in run.events.events():
-                yield event
+            ended = False
+            while not ended:
+                for event in await run.events.take():
+                    ended = event.type in FINAL_EVENTS
+                    yield event
         finally:
             run.stop(Stop("cancelled", "the reader closed the stream."))
             await finished(work)
@@ -404,9 +369,32 @@ def _end_for_sure(run: ActiveRun, _: asyncio.Task[None]) -> None:
     run.events.emit(StepEventType.RUN_FAILED)
 
 
-async def retry_from_sequence(
+def _going_on(
+    session: AgentSession, last: Step, inputs: Mapping[str, Any], **data: str | None
+) -> Start:
+    """Begin where a session ends, with the turn that ends there."""
+    at = last.sequence
+    told = {"resumed_at": at, **data}
+    return where_it_stands(inputs, session=session, expect_last=at, again=at, data=told)
+
+
+async def _read(events: Events, look: Callable[[StepEvent], None] | None = None) -> RunResult:
+    """Read a run to its end; `look` is given each event."""
+    answer: Step | None = None
+    event: StepEvent | None = None
+    async with aclosing(events):
+        async for event in events:
+            if look is not None:
+                look(event)
+            if event.snapshot is not None and event.snapshot.role is MessageRole.ASSISTANT:
+                answer = event.snapshot
+    assert event is not None  # noqa: S101 - a stream has a first event and a last
+    return RunResult(event.run_id, answer, event.data or {})
+
+
+def retry_from_sequence(
     session_id: str | AgentSession, sequence: int, repo: SessionRepository, runner: StepRunner
-) -> AsyncGenerator[StepEvent]:
+) -> Events:
     """Keep the user's message at `sequence` and answer it once more; nothing is lost.
 
     Args:
@@ -422,18 +410,16 @@ async def retry_from_sequence(
         MessageError: The message there is not a user's.
         SequenceConflictError: The session has a run in flight.
     """
-    async with aclosing(runner.retry(session_id, sequence, repository=repo)) as events:
-        async for event in events:
-            yield event
+    return runner.retry(session_id, sequence, repository=repo)
 
 
-async def edit_from_sequence(
+def edit_from_sequence(
     session_id: str | AgentSession,
     sequence: int,
-    message: Any,
+    message: Message,
     repo: SessionRepository,
     runner: StepRunner,
-) -> AsyncGenerator[StepEvent]:
+) -> Events:
     """Replace the user's message at `sequence` and answer the new one; nothing is lost.
 
     Args:
@@ -446,56 +432,4 @@ async def edit_from_sequence(
     Raises:
         As `retry_from_sequence`.
     """
-    async with aclosing(runner.edit(session_id, sequence, message, repository=repo)) as events:
-        async for event in events:
-            yield event
-
-
-class Register:
-    """The runs in flight on one memory."""
-
-    def __init__(self) -> None:
-        self._runs: dict[str, ActiveRun] = {}
-        self._sessions: dict[str, str] = {}
-        self._lock = threading.Lock()
-
-    def find(self, run_id: str) -> ActiveRun | None:
-        """Return a run in flight."""
-        return self._runs.get(run_id)
-
-    def sessions(self) -> dict[str, str]:
-        """Return the sessions of the runs in flight, by run id."""
-        with self._lock:
-            return {run_id: run.info.session_id for run_id, run in self._runs.items()}
-
-    def check_free(self, session_id: str) -> None:
-        """Check that a session has no run."""
-        if (other := self._sessions.get(session_id)) is not None:
-            raise SequenceConflictError(
-                f"session {session_id!r} has a run in flight, {other}; wait for its end or cancel "
-                "it."
-            )
-
-    def add(self, run: ActiveRun) -> None:
-        """Register a run until it is removed."""
-        info = run.info
-        with self._lock:
-            self.check_free(info.session_id)
-            self._sessions[info.session_id] = info.run_id
-            self._runs[info.run_id] = run
-
-    def remove(self, run: ActiveRun) -> None:
-        """Forget a run that has ended; doing so twice changes nothing."""
-        with self._lock:
-            if self._runs.pop(run.info.run_id, None) is not None:
-                del self._sessions[run.info.session_id]
-
-
-_registers: WeakKeyDictionary[Any, Register] = WeakKeyDictionary()
-_registering = threading.Lock()
-
-
-def register_of(memory: Any) -> Register:
-    """Return the register that all runners of a memory share."""
-    with _registering:
-        return _registers.setdefault(memory, Register())
+    return runner.edit(session_id, sequence, message, repository=repo)

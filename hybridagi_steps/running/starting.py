@@ -6,64 +6,97 @@ the turn has done since (which the model is shown behind the question).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 from uuid import UUID
 
 from hybridagi_steps.context import ContextBuilder
-from hybridagi_steps.context.sources import only_user
-from hybridagi_steps.errors import ContextBudgetError, InvalidSettingError, MessageError
+from hybridagi_steps.errors import (
+    ContextBudgetError,
+    InvalidSettingError,
+    MessageError,
+    SequenceConflictError,
+    UnknownSessionError,
+)
+from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.agent_steps import shown_steps
 from hybridagi_steps.recording_hooks import active_user_id
 from hybridagi_steps.records.message import SUMMARY_OF, Step
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.running.active_run import ActiveRun
 from hybridagi_steps.running.answering import Messages, Prompt, tool_turn
-from hybridagi_steps.running.execution import Start
 from hybridagi_steps.running.hooks import RunHook
 from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
-from hybridagi_steps.running.turn import SessionLine, ToolTurn
-from hybridagi_steps.sessions.repository import check_sequence
+from hybridagi_steps.running.session_writer import SessionWriter
+from hybridagi_steps.running.turn import ToolTurn
+from hybridagi_steps.sessions.repository import SessionRepository, check_sequence
 from hybridagi_steps.validation import in_every_scope
+
+_NO_LIMIT = 2**31
+_PAGE = 256
+"""Messages that are read at once; open calls are looked for in so many at the end."""
+_LONGEST_TURN = 512
+"""Messages of a turn that are asked for its user."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Start:
+    """What a run begins with."""
+
+    session: AgentSession
+    """The session, with the user if that was named."""
+    prepare: Callable[[ActiveRun], Prompt]
+    """Stores the user's message if it is new and returns what the program is given; may block."""
+    finish: Callable[[], None] | None = None
+    """Called once the answer is stored, such as to adopt its branch; may block."""
+    data: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Said with RUN_STARTED."""
+    branch_id: int | None = None
+    """Where to write; by default the branch that the session points at."""
+    expect_last: int | None = None
+    """Where the session must end."""
+    again: int | None = None
+    """A message of the turn that is made again; None for a new turn."""
 
 
 def with_message(
-    content: Any, inputs: Mapping[str, Any], *, message_id: str | None = None, **more: Any
+    content: object, inputs: Mapping[str, Any], *, message_id: str | None = None, **more: Any
 ) -> Start:
     """Begin with a new message of the user."""
 
     def prepare(run: ActiveRun) -> Prompt:
-        _close_turn_before(run)
-        before = run.line.last
+        last, wanted = run.line.last, run.config.max_history
+        before = run.line.messages(max(1, last - max(wanted, _PAGE) + 1), last)
+        if before and not before[-1].is_user_step():
+            _close_calls(run, open_calls(before[-_PAGE:]))
+        before = [*before, *run.turn.messages][-wanted:]
         asked = run.turn.store_user_message(content, message_id)
         run.check()
         return Prompt(asked.content, earlier(run, before), inputs=dict(inputs))
 
-    return Start(prepare, **more)
+    return Start(prepare=prepare, **more)
 
 
-def _close_turn_before(run: ActiveRun) -> None:
+def _close_calls(run: ActiveRun, calls: list[ToolTurn]) -> None:
     """Answer calls that an earlier run left open: no provider takes a message between the two."""
-    last = run.line.last
-    tail = run.line.messages(max(1, last - _PAGE), last)
-    calls = open_calls(tail) if tail and not tail[-1].is_user_step() else []
-    if calls:
-        for call in run.turn.reopen(calls):
-            run.turn.interrupt(call)
+    for call in run.turn.reopen(calls) if calls else ():
+        run.turn.interrupt(call)
 
 
 def where_it_stands(inputs: Mapping[str, Any], **more: Any) -> Start:
     """Begin with the last message of the user and what the turn has done since."""
-    return Start(partial(_standing, inputs), **more)
+    return Start(prepare=partial(_standing, inputs), **more)
 
 
 def _standing(inputs: Mapping[str, Any], run: ActiveRun) -> Prompt:
     asked, *since = last_turn(run.line)
+    last = asked.sequence - 1
+    before = run.line.messages(max(1, last - run.config.max_history + 1), last)
     return Prompt(
         asked.content,
-        earlier(run, asked.sequence - 1),
+        earlier(run, before),
         [step.to_message_dict() for step in since],
         dict(inputs),
         open_calls(since),
@@ -83,7 +116,7 @@ def open_calls(turn: Sequence[Step]) -> list[ToolTurn]:
     return [call for call in calls if call.call_id not in answered]
 
 
-def last_turn(line: SessionLine) -> list[Step]:
+def last_turn(line: SessionWriter) -> list[Step]:
     """Return the newest message of a user and all that follows it."""
     turn: list[Step] = []
     for last in range(line.last, 0, -_PAGE):
@@ -95,16 +128,15 @@ def last_turn(line: SessionLine) -> list[Step]:
     raise MessageError(f"session {line.session_id!r} has no message of a user to answer.")
 
 
-def earlier(run: ActiveRun, last: int) -> Messages:
+def earlier(run: ActiveRun, steps: Sequence[Step]) -> Messages:
     """Return what was said before, the newest of it that the budget holds."""
-    steps = run.line.messages(max(1, last - run.config.max_history + 1), last)
     if not steps:
         return []
     builder = ContextBuilder(budget=run.config.context_budget or _NO_LIMIT, recent=None, k=0)
     try:
         context = builder.build(steps=steps)
     except ContextBudgetError as error:
-        run.error("context", error)
+        run.events.error("context", error)
         return []
     # The session's own line is no recall, but for what somebody else's file says of it.
     imported = [step for step in context.steps if source_of(step.metadata) is not None]
@@ -113,9 +145,49 @@ def earlier(run: ActiveRun, last: int) -> Messages:
     return context.messages
 
 
-_NO_LIMIT = 2**31
-_PAGE = 256
-"""Messages that are read at once; open calls are looked for in so many at the end."""
+def open_session(memory: StepMemory, start: Start) -> tuple[SessionWriter, str | None]:
+    """Return where a run reads and writes, and the user that it acts for; may block.
+
+    That is whom the session names, else whom the running code is recorded for, else the only one
+    that the steps of a turn name which is made again, else the only one of the session's steps.
+    """
+    session_id, expected = start.session.session_id, start.expect_last
+    user_id = start.session.user_id or active_user_id(memory) or _only_user(memory, start)
+    line = SessionWriter(memory, session_id, start.branch_id)
+    last = line.find_end()
+    if expected is not None and last != expected:
+        if last == 0:
+            raise UnknownSessionError(session_id)
+        raise SequenceConflictError(
+            f"session {session_id!r} ends at {last}, not at {expected}; read its last message "
+            "again."
+        )
+    return line, user_id
+
+
+def _only_user(memory: StepMemory, start: Start) -> str | None:
+    store: Any = memory.repository().store  # it keeps the steps, too
+    session_id = start.session.session_id
+    if start.again is not None:
+        users = _users_of_turn(store, session_id, start.again)
+        if len(users) == 1:
+            return users.pop()
+    named: list[str] = store.users(in_every_scope({"session_id": session_id}), limit=2)
+    return named[0] if len(named) == 1 else None
+
+
+def _users_of_turn(store: Any, session_id: str, start: int) -> set[str]:
+    """Return whom the steps of a turn name: those of its runs, and those its messages show."""
+    turn: list[Step] = []
+    for message in store.messages(session_id, start, start + _LONGEST_TURN):
+        if turn and message.is_user_step():
+            break
+        turn.append(message)
+    shown = store.get([step_id for message in turn for step_id in shown_steps(message)])
+    users = {step.user_id for step in shown if step.user_id is not None}
+    for run_id in dict.fromkeys(message.run_id for message in turn if message.run_id):
+        users.update(store.users(in_every_scope({"run_id": run_id}), limit=2))
+    return users
 
 
 def session_of(session: Any) -> AgentSession:
@@ -128,43 +200,6 @@ def session_of(session: Any) -> AgentSession:
     if isinstance(given, str):
         return AgentSession(given, getattr(session, "user_id", None))
     raise InvalidSettingError(f"a session is an id or an AgentSession, not {session!r:.80}.")
-
-
-def with_user(memory: Any, session: AgentSession, again: int | None) -> AgentSession:
-    """Return a session with the user that a run in it acts for; may block.
-
-    That is the one it comes with, else whom the running code is recorded for, else the only one
-    that the steps of a turn name which is made again, else the only one of the session's steps.
-
-    Args:
-        memory: Where the session is kept.
-        session: The session.
-        again: The sequence of a message of that turn, None for a new turn.
-    """
-    user = session.user_id or active_user_id(memory)
-    if user is None:
-        store = memory.repository().store
-        if again is not None:
-            user = only_user(_users_of_turn(store, session.session_id, again))
-        user = user or only_user(_users(store, {"session_id": session.session_id}))
-    return replace(session, user_id=user)
-
-
-def _users_of_turn(store: Any, session_id: str, start: int) -> Iterable[str | None]:
-    """Yield whom the steps of a turn name: those of its runs, and those its messages show."""
-    turn: list[Step] = []
-    for message in store.messages(session_id, start, start + _LONGEST_TURN):
-        if turn and message.is_user_step():
-            break
-        turn.append(message)
-    for run_id in dict.fromkeys(message.run_id for message in turn if message.run_id):
-        yield from _users(store, {"run_id": run_id})
-    for step in store.get([step_id for message in turn for step_id in shown_steps(message)]):
-        yield step.user_id
-
-
-def _users(store: Any, where: dict[str, str]) -> Iterable[str | None]:
-    return (step.user_id for step in store.iter_steps(in_every_scope(where)))
 
 
 def check_message(message: Any) -> None:
@@ -217,7 +252,7 @@ def check_unanswered(step: Any) -> None:
         )
 
 
-async def check_user_message(repo: Any, session_id: str, sequence: Any) -> None:
+async def check_user_message(repo: SessionRepository, session_id: str, sequence: int) -> None:
     """Check that a session has a message of its user at a sequence."""
     check_sequence(sequence)
     step: Step = await repo.get_step(session_id, sequence)
@@ -231,7 +266,3 @@ async def check_user_message(repo: Any, session_id: str, sequence: Any) -> None:
         f"message {sequence} of session {session_id!r} is {what}; name a message of the user, such "
         f"as {asked[-1] if asked else 'none, there is none'}."
     )
-
-
-_LONGEST_TURN = 512
-"""Messages of a turn that are asked for its user."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 import anyio
@@ -101,6 +102,8 @@ T = TypeVar("T")
 
 _runs: dict[int, str] = {}
 """Whose threads are at work, by the thread's number."""
+_TOOLS = 32
+"""Sync tools of one run that run side by side."""
 _PAUSE_SECONDS = 0.001
 _LOOK_SECONDS = 0.5
 
@@ -117,6 +120,11 @@ class Threads:
         self._run_id = run_id
         self._count = 0
         self._lock = threading.Lock()
+
+    @cached_property
+    def limiter(self) -> anyio.CapacityLimiter:
+        """How many sync tools of async code run side by side."""
+        return anyio.CapacityLimiter(_TOOLS)
 
     def counted(self, call: Callable[..., T]) -> Callable[..., T]:
         """Return a function that is counted while it runs; for a thread of its own."""

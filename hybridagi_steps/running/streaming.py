@@ -1,4 +1,4 @@
-"""Messages while they stream: text that a reader sees before it is known whether it will stand.
+"""The events of one run: what a reader sees, in order, and text before it is known to stand.
 
 A draft is what one answer of a model has said so far. When a message is committed, the draft that
 it continues becomes that message: the reader has seen its beginning and gets the rest. A draft that
@@ -12,19 +12,212 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 
+from hybridagi_steps.recording.step_shapes import error_fields
+from hybridagi_steps.recording.values import REDACTION_FAILED
 from hybridagi_steps.records.event import StepDelta, StepEvent, StepEventType
 from hybridagi_steps.records.message import Step, new_id
 from hybridagi_steps.records.redaction import Redact, redacted
+from hybridagi_steps.records.step_text import cut
 
+FINAL_EVENTS = (
+    StepEventType.RUN_COMPLETED,
+    StepEventType.RUN_FAILED,
+    StepEventType.RUN_CANCELLED,
+)
 HELD_BACK = 128
 """Characters that wait when text is redacted: the longest secret that never shows in part."""
 _WORTH_REDACTING = 32
+_LONGEST_MESSAGE = 4000
+
+
+class EventStream:
+    """A queue of events for one reader in one event loop, and the drafts that it was shown.
+
+    Args:
+        run_id: The run they belong to.
+        session_id: Its session.
+        redact: What must not be shown.
+        started: Is told the id of each draft that shows its first piece.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        session_id: str,
+        redact: Redact | None,
+        started: Callable[[str], None],
+    ) -> None:
+        self._run_id, self._session_id = run_id, session_id
+        self._redact, self._started = redact, started
+        self._loop = asyncio.get_running_loop()
+        self._arrived = asyncio.Event()
+        self._queue: list[StepEvent] = []
+        self._lock = threading.Lock()
+        self._number = 0
+        self._closed = False
+        self._drafts: dict[object, Draft] = {}
+        self._done: set[object] = set()
+        self._drafting = threading.Lock()
+
+    def emit(
+        self,
+        kind: StepEventType,
+        data: dict[str, Any] | None = None,
+        *,
+        step_id: str | None = None,
+        snapshot: Step | None = None,
+    ) -> None:
+        """Add an event, its data redacted; after the final one nothing is added."""
+        if data is not None and self._redact is not None:
+            try:
+                data = redacted(data, self._redact)
+            except Exception as error:  # what cannot be redacted is not shown
+                data = {"redaction_failed": type(error).__name__}
+        fields = {"step_id": step_id, "snapshot": snapshot, "data": data}
+        with self._lock:
+            self._add(kind, **{name: value for name, value in fields.items() if value is not None})
+
+    def error(self, where: str, error: BaseException, **more: Any) -> None:
+        """Report something that failed."""
+        shown = shown_error(error, self._redact)
+        self.emit(StepEventType.ERROR, {"where": where, **shown, **more})
+
+    async def take(self) -> list[StepEvent]:
+        """Return the events that nobody has taken yet, once there is one."""
+        while True:
+            with self._lock:
+                if self._queue:
+                    taken, self._queue = self._queue, []
+                    return taken
+                self._arrived.clear()
+            await self._arrived.wait()
+
+    def grow(
+        self,
+        key: object,
+        content: str | None = None,
+        reasoning: str | None = None,
+        tool_calls: list[dict[str, Any]] | None = None,
+    ) -> None:
+        """Add a piece to the draft of one answer and show what may be shown."""
+        with self._drafting:
+            if key in self._done:
+                return
+            if (draft := self._drafts.get(key)) is None:
+                draft = self._drafts[key] = Draft(self._redact)
+            shown = draft.content.grow(content) if content else ""
+            thought = draft.reasoning.grow(reasoning) if reasoning else ""
+            self._show(draft, shown, thought)
+            if tool_calls and self._redact is None:
+                add_call_pieces(draft.tool_calls, tool_calls)
+                self._show(draft, tool_calls=tool_calls)
+
+    def newest_text(self) -> str:
+        """Return what may be kept of the newest draft that has said something."""
+        with self._drafting:
+            texts = (draft.content.cut_off() for draft in reversed(self._drafts.values()))
+            return next(filter(None, texts), "")
+
+    def adopt(self, step: Step) -> Step:
+        """Return a message as the newest draft that it continues: with its id and its calls."""
+        with self._drafting:
+            for draft in reversed(self._drafts.values()):
+                if draft.announced and draft.begins(step):
+                    return draft.continued(step)
+            return step
+
+    def complete(self, step: Step) -> None:
+        """Show the rest of a message that is stored, then the message; call other drafts off."""
+        with self._drafting:
+            drafts = list(self._drafts.values())
+            self._done.update(self._drafts)
+            self._drafts.clear()
+            adopted = next((draft for draft in drafts if draft.step_id == step.id), None)
+            for draft in drafts:
+                if draft is not adopted and draft.announced:
+                    with self._lock:
+                        called_off = {"discarded": True}
+                        self._add(StepEventType.STEP_DELTA, step_id=draft.step_id, data=called_off)
+            if adopted is None:
+                adopted = Draft(None)
+                adopted.step_id = step.id
+            rest = _text(step)[len(adopted.content.shown) :]
+            thought = (step.reasoning_content or "")[len(adopted.reasoning.shown) :]
+            calls = [] if adopted.tool_calls else step.tool_calls or []
+            indexed = [{"index": index, **call} for index, call in enumerate(calls)]
+            self._show(adopted, rest, thought, indexed)
+            self.emit(StepEventType.STEP_COMPLETED, step_id=step.id, snapshot=step)
+
+    def _show(
+        self,
+        draft: Draft,
+        content: str = "",
+        reasoning: str = "",
+        tool_calls: list[dict[str, Any]] | None = None,
+    ) -> None:
+        """Add a piece, to the last event when that is one of the same draft and nobody took it."""
+        if not (content or reasoning or tool_calls):
+            return
+        if not draft.announced:
+            draft.announced = True
+            self._started(draft.step_id)
+        with self._lock:
+            last = self._queue[-1] if self._queue else None
+            if last is None or tool_calls or not _takes_text(last, draft.step_id):
+                delta = StepDelta(
+                    content=content or None,
+                    reasoning_content=reasoning or None,
+                    tool_calls=tool_calls or None,
+                )
+                self._add(StepEventType.STEP_DELTA, step_id=draft.step_id, delta=delta)
+            elif (delta := last.delta) is not None:
+                if content:
+                    delta.content = (delta.content or "") + content
+                if reasoning:
+                    delta.reasoning_content = (delta.reasoning_content or "") + reasoning
+
+    def _add(self, kind: StepEventType, **fields: Any) -> None:
+        """Put an event at the end; to be called under the lock."""
+        if self._closed:
+            return
+        self._number += 1
+        self._closed = kind in FINAL_EVENTS
+        ids = {"run_id": self._run_id, "session_id": self._session_id, "number": self._number}
+        self._queue.append(StepEvent(type=kind, **ids, **fields))
+        if loop_of_this_thread() is self._loop:
+            self._arrived.set()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._arrived.set)
+
+
+class Draft:
+    """One answer while it streams."""
+
+    def __init__(self, redact: Redact | None) -> None:
+        self.step_id = str(new_id())
+        self.content, self.reasoning = SafeText(redact), SafeText(redact)
+        self.tool_calls: list[dict[str, Any]] = []
+        """Pieces of tool calls shown so far, put together."""
+        self.announced = False
+
+    def begins(self, step: Step) -> bool:
+        """Whether a message continues what the reader has seen."""
+        same = not self.tool_calls or same_calls(self.tool_calls, step.tool_calls)
+        return same and _text(step).startswith(self.content.shown)
+
+    def continued(self, step: Step) -> Step:
+        """Return a message with the draft's id, its calls as shown, and what was thought aloud."""
+        thought, reasoning = self.reasoning.whole(), step.reasoning_content or ""
+        if not reasoning.startswith(thought):
+            reasoning = f"{thought}\n\n{reasoning}" if reasoning else thought
+        calls = self.tool_calls or step.tool_calls
+        shown = {"id": self.step_id, "tool_calls": calls, "reasoning_content": reasoning or None}
+        return step.model_copy(update=shown)
 
 
 class SafeText:
@@ -65,127 +258,6 @@ class SafeText:
         return self.raw if self._redact is None else redacted(self.raw, self._redact)
 
 
-class Draft:
-    """One answer while it streams."""
-
-    def __init__(self, redact: Redact | None) -> None:
-        self.step_id = str(new_id())
-        self.content, self.reasoning = SafeText(redact), SafeText(redact)
-        self.tool_calls: list[dict[str, Any]] = []
-        """Pieces of tool calls shown so far, put together."""
-        self.announced = False
-
-    def begins(self, step: Step) -> bool:
-        """Whether a message continues what the reader has seen."""
-        same = not self.tool_calls or same_calls(self.tool_calls, step.tool_calls)
-        return same and _text(step).startswith(self.content.shown)
-
-    def continued(self, step: Step) -> Step:
-        """Return a message with the draft's id, its calls as shown, and what was thought aloud."""
-        thought, reasoning = self.reasoning.whole(), step.reasoning_content or ""
-        if not reasoning.startswith(thought):
-            reasoning = f"{thought}\n\n{reasoning}" if reasoning else thought
-        calls = self.tool_calls or step.tool_calls
-        shown = {"id": self.step_id, "tool_calls": calls, "reasoning_content": reasoning or None}
-        return step.model_copy(update=shown)
-
-
-class Drafts:
-    """The drafts of one run.
-
-    Args:
-        line: Where pieces go.
-        redact: What must not be shown.
-        started: Is told the id of each draft that shows its first piece.
-    """
-
-    def __init__(
-        self, line: EventLine, redact: Redact | None, started: Callable[[str], None]
-    ) -> None:
-        self._line, self._redact, self._started = line, redact, started
-        self._open: dict[Any, Draft] = {}
-        self._done: set[Any] = set()
-        self._lock = threading.Lock()
-
-    def grow(
-        self,
-        key: object,
-        content: str | None = None,
-        reasoning: str | None = None,
-        tool_calls: list[dict[str, Any]] | None = None,
-    ) -> None:
-        """Add a piece to the draft of one answer and show what may be shown."""
-        with self._lock:
-            if key not in self._done:
-                draft = self._open.setdefault(key, Draft(self._redact))
-                self._grow(draft, content, reasoning, tool_calls)
-
-    def _grow(
-        self,
-        draft: Draft,
-        content: str | None,
-        reasoning: str | None,
-        tool_calls: list[dict[str, Any]] | None,
-    ) -> None:
-        shown = draft.content.grow(content) if content else ""
-        thought = draft.reasoning.grow(reasoning) if reasoning else ""
-        calls = tool_calls if tool_calls and self._redact is None else None
-        if calls:
-            add_call_pieces(draft.tool_calls, calls)
-        self._show(draft, StepDelta(content=shown or None, reasoning_content=thought or None))
-        if calls:
-            self._show(draft, StepDelta(tool_calls=calls))
-
-    def newest_text(self) -> tuple[str | None, str]:
-        """Return the id of the newest draft that has said something, and what may be kept."""
-        with self._lock:
-            for draft in reversed(self._open.values()):
-                if text := draft.content.cut_off():
-                    return draft.step_id, text
-        return None, ""
-
-    def adopt(self, step: Step) -> Step:
-        """Return a message as the newest draft that it continues: with its id and its calls."""
-        with self._lock:
-            for draft in reversed(self._open.values()):
-                if draft.announced and draft.begins(step):
-                    return draft.continued(step)
-            return step
-
-    def complete(self, step: Step) -> None:
-        """Show the rest of a message that is stored, then the message; call other drafts off."""
-        with self._lock:
-            self._complete(step)
-
-    def _complete(self, step: Step) -> None:
-        adopted = next((d for d in self._open.values() if d.step_id == step.id), None)
-        for draft in self._open.values():
-            if draft is not adopted and draft.announced:
-                self._line.emit(
-                    StepEventType.STEP_DELTA, step_id=draft.step_id, data={"discarded": True}
-                )
-        self._done.update(self._open)
-        self._open.clear()
-        draft = adopted or Draft(None)
-        draft.step_id = step.id
-        text, thought = _text(step), step.reasoning_content or ""
-        rest = StepDelta(
-            content=text[len(draft.content.shown) :] or None,
-            reasoning_content=thought[len(draft.reasoning.shown) :] or None,
-            tool_calls=None if draft.tool_calls else _indexed(step.tool_calls),
-        )
-        self._show(draft, rest)
-        self._line.emit(StepEventType.STEP_COMPLETED, step_id=step.id, snapshot=step)
-
-    def _show(self, draft: Draft, delta: StepDelta) -> None:
-        if delta == StepDelta():
-            return
-        if not draft.announced:
-            draft.announced = True
-            self._started(draft.step_id)
-        self._line.emit(StepEventType.STEP_DELTA, step_id=draft.step_id, delta=delta)
-
-
 def add_call_pieces(calls: list[dict[str, Any]], pieces: list[dict[str, Any]]) -> None:
     """Put pieces of tool calls together, as OpenAI streams them: by index, arguments in parts."""
     for piece in pieces:
@@ -214,114 +286,31 @@ def _meaning(call: dict[str, Any]) -> tuple[Any, Any, Any]:
     return call.get("id"), function.get("name"), arguments
 
 
-def _indexed(calls: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    return [{"index": i, **call} for i, call in enumerate(calls)] if calls else None
+def shown_error(error: BaseException, redact: Redact | None) -> dict[str, str]:
+    """Return an error's type and message, redacted, and short enough for an event."""
+    fields: dict[str, str] = error_fields(error)["error"]
+    message = fields["message"]
+    if redact is not None:  # before it is cut, so that nothing is left of a secret's beginning
+        try:
+            message = redacted(message, redact)
+        except Exception:
+            message = REDACTION_FAILED
+    return {**fields, "message": cut(message, _LONGEST_MESSAGE)}
 
 
 def _text(step: Step) -> str:
     return step.content if isinstance(step.content, str) else ""
 
 
-FINAL_EVENTS = (
-    StepEventType.RUN_COMPLETED,
-    StepEventType.RUN_FAILED,
-    StepEventType.RUN_CANCELLED,
-)
+def _takes_text(last: StepEvent, step_id: str) -> bool:
+    """Whether text can join an event that nobody has taken yet."""
+    delta = last.delta
+    return delta is not None and delta.tool_calls is None and last.step_id == step_id
 
 
-class EventLine:
-    """A queue of events for one reader in one event loop.
-
-    Args:
-        run_id: The run they belong to.
-        session_id: Its session.
-    """
-
-    def __init__(self, run_id: str, session_id: str) -> None:
-        self._run_id, self._session_id = run_id, session_id
-        self._loop = asyncio.get_running_loop()
-        self._arrived = asyncio.Event()
-        self._waiting: deque[StepEvent] = deque()
-        self._lock = threading.Lock()
-        self._number = 0
-        self._closed = False
-
-    def emit(
-        self,
-        kind: StepEventType,
-        *,
-        step_id: str | None = None,
-        delta: StepDelta | None = None,
-        snapshot: Any = None,
-        data: dict[str, Any] | None = None,
-    ) -> None:
-        """Add an event; after the final one nothing is added."""
-        with self._lock:
-            if self._closed:
-                return
-            last = self._waiting[-1] if self._waiting else None
-            if delta is not None and data is None and _continues(last, step_id, delta):
-                _add(last, delta)
-                return
-            self._number += 1
-            self._closed = kind in FINAL_EVENTS
-            self._waiting.append(
-                StepEvent(
-                    type=kind,
-                    run_id=self._run_id,
-                    number=self._number,
-                    session_id=self._session_id,
-                    step_id=step_id,
-                    delta=delta,
-                    snapshot=snapshot,
-                    data=data,
-                )
-            )
-        self._wake()
-
-    async def events(self) -> AsyncIterator[StepEvent]:
-        """Yield events as they come, the final one last."""
-        while True:
-            await self._arrived.wait()
-            while (event := self._next()) is not None:
-                yield event
-                if event.type in FINAL_EVENTS:
-                    return
-
-    def _next(self) -> StepEvent | None:
-        with self._lock:
-            if self._waiting:
-                return self._waiting.popleft()
-            self._arrived.clear()
-            return None
-
-    def _wake(self) -> None:
-        try:
-            inside = asyncio.get_running_loop() is self._loop
-        except RuntimeError:
-            inside = False
-        if inside:
-            self._arrived.set()
-        elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._arrived.set)
-
-
-def _continues(last: StepEvent | None, step_id: str | None, delta: StepDelta) -> bool:
-    """Whether a piece of text can join the last event that nobody has taken yet."""
-    return (
-        last is not None
-        and last.delta is not None
-        and last.data is None
-        and last.step_id == step_id
-        and delta.tool_calls is None
-        and last.delta.tool_calls is None
-    )
-
-
-def _add(event: StepEvent | None, more: StepDelta) -> None:
-    delta = event.delta if event is not None else None
-    if delta is None:
-        return
-    for name in ("content", "reasoning_content"):
-        if (text := getattr(more, name)) is not None:
-            setattr(delta, name, (getattr(delta, name) or "") + text)
+def loop_of_this_thread() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs here, None in a thread without one."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -11,11 +11,12 @@ reasoning and tool calls that arrive beside the text.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NamedTuple, cast
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import dspy
-from dspy.streaming import StatusMessageProvider, StreamListener, StreamResponse
+from dspy.streaming import StreamListener, StreamResponse
 from pydantic_core import from_json
 
 _FAMILIES: dict[Any, str] = {
@@ -24,10 +25,19 @@ _FAMILIES: dict[Any, str] = {
     dspy.ChatAdapter: "ChatAdapter",
 }
 """XML and JSON first: they are chat adapters by descent."""
-
-
 CLOSING_TOOLS = ("finish", "submit")
 """Tools by which DSPy's agents say that they are done; no message tells of them."""
+_STATE = (
+    "field_start_queue",
+    "field_end_queue",
+    "stream_start",
+    "stream_end",
+    "cache_hit",
+    "json_adapter_state",
+    "value_started",
+    "held_whitespace",
+)
+"""What DSPy's listener knows of the answer that it listens to."""
 
 
 class Piece(NamedTuple):
@@ -40,14 +50,119 @@ class Piece(NamedTuple):
     tool_calls: list[dict[str, Any]] | None
 
 
-class Silent(StatusMessageProvider):
-    """No status messages: from a tool on an event loop they would block it."""
+class Voice(NamedTuple):
+    """A predictor whose words are shown, and in which field they stand."""
 
-    def tool_start_status_message(self, instance: Any, inputs: dict[str, Any]) -> None:
-        """Say nothing."""
+    predict: Any
+    field: str | None
 
-    def tool_end_status_message(self, outputs: Any) -> None:
-        """Say nothing."""
+
+class TokenStream:
+    """Takes what DSPy sends while a program runs, in the place of an open anyio stream.
+
+    `dspy.streamify` passes each chunk through a queue to a task that reads it; here it is read
+    where it arrives, on the event loop, also when a program's thread asked the model.
+
+    Args:
+        voices: Whose words are shown.
+        show: Takes each piece.
+    """
+
+    def __init__(self, voices: Sequence[Voice], show: Callable[[Piece], None]) -> None:
+        self.listeners = [FieldListener(voice.predict, voice.field) for voice in voices]
+        self._show = show
+
+    async def send(self, chunk: Any) -> None:
+        """Show what a chunk adds, and let the reader take it before the next one comes."""
+        speaker = getattr(chunk, "predict_id", None)  # status messages of DSPy have none
+        for listener in self.listeners:
+            if id(listener.predict) == speaker and (piece := listener.receive(chunk)) is not None:
+                self._show(piece)
+                await asyncio.sleep(0)
+
+    def end(self) -> None:
+        """Show what was still held."""
+        for listener in self.listeners:
+            if (piece := listener.finalize()) is not None:
+                self._show(piece)
+
+
+class FieldListener(StreamListener):
+    """Listens to one field of one predictor; to reasoning and tool calls only when it has none.
+
+    Args:
+        predict: The predictor.
+        field: The output field; None passes on what arrives beside the text.
+    """
+
+    def __init__(self, predict: Any, field: str | None) -> None:
+        super().__init__(field or "", predict=predict, predict_name="", allow_reuse=True)
+        self._field = field
+        self._family: str | None = None
+        self._answer_id: Any = None
+        self._answers = 0
+        self._hidden: set[Any] = set()
+        self._json = JSONField(field or "")
+
+    def receive(self, chunk: Any) -> Piece | None:
+        """Return what a chunk adds, None when that is nothing yet."""
+        if not chunk.choices:
+            return None
+        if self._answers == 0 or chunk.id != self._answer_id:
+            self._listen_anew(chunk.id)
+        choice, content = chunk.choices[0], ""
+        if self._field is not None:
+            content = self._text_of(chunk)
+            if choice.finish_reason:
+                content += self._rest()
+        reasoning = getattr(choice.delta, "reasoning_content", None)
+        calls = self._shown(getattr(choice.delta, "tool_calls", None) or [])
+        return self._piece(content, reasoning, calls)
+
+    def finalize(self) -> Piece | None:
+        """Return what was still held."""
+        return self._piece("" if self._field is None else self._rest())
+
+    def _piece(
+        self, content: str, reasoning: str | None = None, calls: list[dict[str, Any]] | None = None
+    ) -> Piece | None:
+        if not (content or reasoning or calls):
+            return None
+        key = (id(self.predict), self._answers)
+        return Piece(key, content or None, reasoning or None, calls or None)
+
+    def _shown(self, pieces: Sequence[Any]) -> list[dict[str, Any]]:
+        """Return pieces of calls without those by which an agent says that it is done."""
+        plain = list(map(_plain, pieces))
+        for piece in plain:
+            if (piece.get("function") or {}).get("name") in CLOSING_TOOLS:
+                self._hidden.add(piece.get("index"))
+        return [piece for piece in plain if piece.get("index") not in self._hidden]
+
+    def _text_of(self, chunk: Any) -> str:
+        if self._family is None:
+            return ""
+        if self._family == "JSONAdapter":
+            return self._json.grow(chunk.choices[0].delta.content or "")
+        return _text(super().receive(chunk))
+
+    def _rest(self) -> str:
+        return _text(super().finalize())
+
+    def _listen_anew(self, answer_id: Any) -> None:
+        """Forget the answer before, and look which adapter reads this one."""
+        if self._answers:
+            fresh = StreamListener(self.signature_field_name, predict=self.predict, predict_name="")
+            for name in _STATE:
+                setattr(self, name, getattr(fresh, name))
+            self._hidden, self._json = set(), JSONField(self.signature_field_name)
+        self._answer_id = answer_id
+        self._answers += 1
+        adapter = dspy.settings.adapter or dspy.ChatAdapter()
+        self._family = next((f for kind, f in _FAMILIES.items() if isinstance(adapter, kind)), None)
+        if self._family is not None:
+            identifiers = self.adapter_identifiers
+            identifiers[type(adapter).__name__] = identifiers[self._family]
 
 
 class JSONField:
@@ -80,94 +195,6 @@ class JSONField:
         return added
 
 
-class FieldListener(StreamListener):
-    """Listens to one field of one predictor; to reasoning and tool calls only when it has none.
-
-    Args:
-        predict: The predictor.
-        field: The output field; None passes on what arrives beside the text.
-    """
-
-    def __init__(self, predict: Any, field: str | None) -> None:
-        super().__init__(field or "", predict=predict, predict_name="", allow_reuse=True)
-        self._field = field
-        self._answer_id: Any = None
-        self._answers = 0
-        self._hidden: set[Any] = set()
-        self._json = JSONField(field or "")
-
-    def receive(self, chunk: Any) -> Piece | None:
-        """Return what a chunk adds, None when that is nothing yet."""
-        if not chunk.choices:
-            return None
-        if self._answers == 0 or chunk.id != self._answer_id:
-            self._listen_anew(chunk.id)
-        choice = chunk.choices[0]
-        content = self._text_of(chunk) if self._field else None
-        if choice.finish_reason and self._field:
-            content = _joined(content, self._rest())
-        return self._piece(
-            content,
-            getattr(choice.delta, "reasoning_content", None),
-            getattr(choice.delta, "tool_calls", None),
-        )
-
-    def finalize(self) -> Piece | None:
-        """Return what was still held."""
-        return self._piece(self._rest() if self._field else None, None, None)
-
-    def _piece(self, content: Any, reasoning: Any, tool_calls: Any) -> Piece | None:
-        calls = self._shown([_plain(call) for call in tool_calls or []])
-        if not (content or reasoning or calls):
-            return None
-        return Piece((id(self.predict), self._answers), content or None, reasoning or None, calls)
-
-    def _shown(self, pieces: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-        """Return pieces of calls without those by which an agent says that it is done."""
-        for piece in pieces:
-            if (piece.get("function") or {}).get("name") in CLOSING_TOOLS:
-                self._hidden.add(piece.get("index"))
-        return [piece for piece in pieces if piece.get("index") not in self._hidden] or None
-
-    def _text_of(self, chunk: Any) -> str | None:
-        adapter = dspy.settings.adapter or dspy.ChatAdapter()
-        family = next((f for kind, f in _FAMILIES.items() if isinstance(adapter, kind)), None)
-        if family is None:
-            return None
-        if family == "JSONAdapter":
-            return self._json.grow(chunk.choices[0].delta.content or "")
-        self.adapter_identifiers[type(adapter).__name__] = self.adapter_identifiers[family]
-        return _text(super().receive(chunk))
-
-    def _rest(self) -> str | None:
-        return _text(super().finalize())
-
-    def _listen_anew(self, answer_id: Any) -> None:
-        self._answer_id = answer_id
-        self._answers += 1
-        self._hidden = set()
-        self._json = JSONField(self.signature_field_name)
-        fresh = StreamListener(self.signature_field_name, predict=self.predict, predict_name="")
-        for name in (
-            "field_start_queue",
-            "field_end_queue",
-            "stream_start",
-            "stream_end",
-            "cache_hit",
-            "json_adapter_state",
-            "value_started",
-            "held_whitespace",
-        ):
-            setattr(self, name, getattr(fresh, name))
-
-
-class Voice(NamedTuple):
-    """A predictor whose words are shown, and in which field they stand."""
-
-    predict: Any
-    field: str | None
-
-
 def voices_of(program: Any, output_field: str | None) -> list[Voice]:
     """Return each predictor of a program that says something to be shown.
 
@@ -194,38 +221,9 @@ def voices_of(program: Any, output_field: str | None) -> list[Voice]:
     return voices
 
 
-def streamed(
-    call: Callable[..., Awaitable[Any]], listeners: list[FieldListener]
-) -> Callable[..., AsyncIterator[Any]]:
-    """Return a program whose pieces come while it runs, and what it gave at the end.
-
-    Args:
-        call: Runs the program.
-        listeners: What to listen to.
-
-    Returns:
-        A function that yields `Piece`s, then one `dspy.Prediction` with the result as `given`.
-    """
-
-    async def program(**inputs: Any) -> Any:
-        return dspy.Prediction(given=await call(**inputs))
-
-    # DSPy looks for predictors by name here; our listeners bring theirs.
-    program.named_predictors = list
-    return dspy.streamify(
-        cast("Any", program),
-        status_message_provider=Silent(),
-        stream_listeners=cast("Any", listeners),
-    )
-
-
-def _text(response: Any) -> str | None:
+def _text(response: Any) -> str:
     chunk = response.chunk if isinstance(response, StreamResponse) else None
-    return chunk if isinstance(chunk, str) else None
-
-
-def _joined(*texts: str | None) -> str | None:
-    return "".join(text for text in texts if text) or None
+    return chunk if isinstance(chunk, str) else ""
 
 
 def _plain(call: Any) -> dict[str, Any]:

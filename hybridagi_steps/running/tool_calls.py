@@ -1,7 +1,7 @@
 """The gate that every tool of a run goes through: its call is stored, consent asked, time kept.
 
 DSPy calls tools in many places; what they have in common is `dspy.Tool`. So the two ways of calling
-a tool look for the gate of the run they belong to, which DSPy's settings carry into its threads and
+a tool look for the run they belong to, which DSPy's settings carry into its threads and
 tasks; outside of a run they do what they always did. The tool itself is never changed: what runs is
 a copy that shares its name, and so its place in the recorder's steps.
 """
@@ -19,20 +19,20 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar, copy_context
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-import anyio
 import anyio.to_thread
 import dspy
 
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.recording.step_shapes import error_fields
 from hybridagi_steps.recording.step_writer import announcing
-from hybridagi_steps.running.consent import DENIED, Consents
+from hybridagi_steps.running.active_run import RUN, ActiveRun
+from hybridagi_steps.running.hooks import DENIED
+from hybridagi_steps.running.limits import ToolRequest
 from hybridagi_steps.running.program_adapter import text_of
 from hybridagi_steps.running.stopping import (
     ProgramExitError,
-    Threads,
     no_exit,
     own_cancellation,
     own_cancellation_in_thread,
@@ -40,79 +40,23 @@ from hybridagi_steps.running.stopping import (
 )
 from hybridagi_steps.running.turn import ToolTurn
 
-GATE = "hybridagi_steps_gate"
-"""The DSPy setting that carries the gate of the running code."""
 _CLOSING: dict[Any, str] = {dspy.ReAct: "finish", dspy.ReActV2: "submit"}
 """Tools by which agents say that they are done; no message tells of them."""
-_THREADS = 32
-"""Sync tools of one run that run side by side."""
-
-_inside: ContextVar[bool] = ContextVar("hybridagi_steps_tool", default=False)
+_inside: ContextVar[ActiveRun | None] = ContextVar("hybridagi_steps_tool", default=None)
+"""The run whose tool is running: tools that it calls in turn get no messages."""
 _plain_call: Any = dspy.Tool.__call__
 _plain_acall: Any = dspy.Tool.acall
 _watching = False
 
 
-class GatedRun(Protocol):
-    """What the gate needs of a run."""
-
-    @property
-    def consents(self) -> Consents:
-        """Who may say yes."""
-        ...
-
-    @property
-    def threads(self) -> Threads:
-        """The threads of its program."""
-        ...
-
-    @property
-    def tool_timeout_seconds(self) -> float | None:
-        """Longest a tool may take."""
-        ...
-
-    def check(self) -> None:
-        """Raise `RunStopped` when the run was stopped."""
-        ...
-
-    def begin_tool(self, name: str, arguments: dict[str, Any]) -> ToolTurn:
-        """Store the call."""
-        ...
-
-    def end_tool(self, call: ToolTurn, text: str, seconds: float, note: dict[str, Any]) -> None:
-        """Store its result."""
-        ...
-
-    async def tell(self, point: str, *args: Any) -> None:
-        """Tell the hooks."""
-        ...
-
-    def tell_now(self, point: str, *args: Any) -> None:
-        """Tell the hooks from code that cannot wait."""
-        ...
-
-    def tool_failed(self, call: ToolTurn, error: BaseException) -> None:
-        """Report a tool's error."""
-        ...
-
-    def tool_denied(self, call: ToolTurn) -> None:
-        """Let the step of a call say that it was not allowed."""
-        ...
-
-
 def watch_tools() -> None:
-    """Let DSPy's tools look for a gate; doing so twice changes nothing."""
+    """Let DSPy's tools look for a run; doing so twice changes nothing."""
     global _plain_call, _plain_acall, _watching
     if _watching:
         return
     # Taken now and not at import: others may have wrapped them in between.
     _plain_call, _plain_acall, _watching = dspy.Tool.__call__, dspy.Tool.acall, True
     dspy.Tool.__call__, dspy.Tool.acall = _call, _acall
-
-
-def enter_run() -> None:
-    """Begin a run in this task: a tool of a run around it is not its own."""
-    _inside.set(False)
 
 
 def idempotent(tool: Any) -> Any:
@@ -131,139 +75,144 @@ def is_idempotent(tool: Any) -> bool:
     return getattr(getattr(tool, "func", tool), "idempotent", False) is True
 
 
-class ToolGate:
-    """The gate of one run."""
-
-    def __init__(self, run: GatedRun) -> None:
-        self._run = run
-        self._limiter = anyio.CapacityLimiter(_THREADS)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ToolGate:
-        return self
-
-    async def acall(self, tool: Any, arguments: dict[str, Any]) -> Any:
-        """Run a tool from async code."""
-        self._run.check()
-        if _closes_agent(tool):
-            return await _plain_acall(tool, **arguments)
-        shown = not _inside.get()
-        call = ToolTurn(tool.name, arguments)
+async def acall_tool(run: ActiveRun, tool: Any, arguments: dict[str, Any]) -> Any:
+    """Run a tool of a run from async code."""
+    run.check()
+    if _closes_agent(tool):
+        return await _plain_acall(tool, **arguments)
+    shown = _inside.get() is not run
+    call = ToolTurn(tool.name, arguments)
+    if shown:
+        call = await in_thread(partial(run.begin_tool, tool.name, arguments))
+    request = _request(run, call, arguments)
+    await run.hooks.tell("on_tool_start", request)
+    allowed = await run.consents.allowed(request)
+    run.check()
+    copy = _copy(run, tool, _timed_async, call, allowed=allowed)
+    began = time.perf_counter()
+    try:
+        with _entered(run), announcing(call.step_id):
+            result = await _plain_acall(copy, **arguments)
+    except (Exception, ProgramExitError) as error:
+        await run.hooks.tell("on_tool_end", request, error)
         if shown:
-            call = await in_thread(partial(self._run.begin_tool, tool.name, arguments))
-        request = self._run.consents.request(call.call_id, tool.name, arguments)
-        await self._run.tell("on_tool_start", request)
-        allowed = await self._run.consents.allowed(request)
-        self._run.check()
-        copy = self._copy(tool, self._timed_async, call, allowed=allowed)
-        began = time.perf_counter()
-        try:
-            with _entered(), announcing(call.step_id):
-                result = await _plain_acall(copy, **arguments)
-        except (Exception, ProgramExitError) as error:
-            ended = partial(self._ended, call, error, began, allowed=allowed)
-            await self._run.tell("on_tool_end", request, error)
-            if shown:
-                await in_thread(ended)
-            raise
-        await self._run.tell("on_tool_end", request, result)
+            await in_thread(partial(_end, run, call, error, began, allowed=allowed))
+        raise
+    await run.hooks.tell("on_tool_end", request, result)
+    if shown:
+        await in_thread(partial(_end, run, call, result, began, allowed=allowed))
+    return result
+
+
+def call_tool(run: ActiveRun, tool: Any, arguments: dict[str, Any]) -> Any:
+    """Run a tool of a run from its program's thread."""
+    run.check()
+    if _closes_agent(tool):
+        return _plain_call(tool, **arguments)
+    shown = _inside.get() is not run
+    call = run.begin_tool(tool.name, arguments) if shown else ToolTurn(tool.name, arguments)
+    request = _request(run, call, arguments)
+    run.tell_now("on_tool_start", request)
+    with run.threads.in_tool():
+        allowed = run.consents.allowed_from_thread(request)
+    run.check()
+    copy = _copy(run, tool, _timed, call, allowed=allowed)
+    began = time.perf_counter()
+    try:
+        with _entered(run), announcing(call.step_id), run.threads.in_tool():
+            result = _plain_call(copy, **arguments)
+    except (Exception, ProgramExitError) as error:
+        run.tell_now("on_tool_end", request, error)
         if shown:
-            await in_thread(partial(self._ended, call, result, began, allowed=allowed))
-        return result
+            _end(run, call, error, began, allowed=allowed)
+        raise
+    run.tell_now("on_tool_end", request, result)
+    if shown:
+        _end(run, call, result, began, allowed=allowed)
+    return result
 
-    def call(self, tool: Any, arguments: dict[str, Any]) -> Any:
-        """Run a tool from a program's thread."""
-        self._run.check()
-        if _closes_agent(tool):
-            return _plain_call(tool, **arguments)
-        shown = not _inside.get()
-        call = ToolTurn(tool.name, arguments)
-        if shown:
-            call = self._run.begin_tool(tool.name, arguments)
-        request = self._run.consents.request(call.call_id, tool.name, arguments)
-        self._run.tell_now("on_tool_start", request)
-        with self._run.threads.in_tool():
-            allowed = self._run.consents.allowed_from_thread(request)
-        self._run.check()
-        copy = self._copy(tool, self._timed, call, allowed=allowed)
-        began = time.perf_counter()
-        try:
-            with _entered(), announcing(call.step_id), self._run.threads.in_tool():
-                result = _plain_call(copy, **arguments)
-        except (Exception, ProgramExitError) as error:
-            self._run.tell_now("on_tool_end", request, error)
-            if shown:
-                self._ended(call, error, began, allowed=allowed)
-            raise
-        self._run.tell_now("on_tool_end", request, result)
-        if shown:
-            self._ended(call, result, began, allowed=allowed)
-        return result
 
-    def _copy(
-        self, tool: Any, timed: Callable[[Any], Any], call: ToolTurn, *, allowed: bool
-    ) -> Any:
-        """Return a copy of a tool that keeps to its time, or that only says it is denied."""
-        if allowed:
-            return _with(tool, _in_place_of(tool, timed(tool)))
-        self._run.tool_denied(call)
-        return _with(tool, _denial)
+def _request(run: ActiveRun, call: ToolTurn, arguments: dict[str, Any]) -> ToolRequest:
+    return ToolRequest(run.info.run_id, run.info.session_id, call.call_id, call.name, arguments)
 
-    def _ended(self, call: ToolTurn, result: Any, began: float, *, allowed: bool) -> None:
-        """Store what a tool gave, or that it failed or was denied."""
-        seconds = time.perf_counter() - began
-        if isinstance(result, Exception | ProgramExitError):
-            self._run.tool_failed(call, result)
-            told = error_fields(result)["error"]
-            text = f"Error: {told['type']}: {told['message']}"
-            self._run.end_tool(call, text, seconds, {"is_error": True})
-            return
-        note = {} if allowed else {"is_error": True, "denied": True}
-        self._run.end_tool(call, text_of(result), seconds, note)
 
-    def _timed_async(self, tool: Any) -> Callable[..., Any]:
-        """Return a tool's function with a time limit, off the event loop when it is sync."""
-        function, limit, what = tool.func, self._run.tool_timeout_seconds, f"tool {tool.name}"
-        in_a_thread = self._run.threads.named(without_exit(what, function))
+def _copy(
+    run: ActiveRun,
+    tool: Any,
+    timed: Callable[[ActiveRun, Any], Callable[..., Any]],
+    call: ToolTurn,
+    *,
+    allowed: bool,
+) -> Any:
+    """Return a copy of a tool that keeps to its time, or that only says it is denied."""
+    if not allowed:
+        run.denied.add(call.step_id)
+        return tool.model_copy(update={"func": _denial})
+    function = timed(run, tool)
+    # Recorders know the function as that of the tool.
+    setattr(function, "__wrapped__", tool.func)  # noqa: B010 - functions have it when they wrap
+    return tool.model_copy(update={"func": function})
 
-        async def run(**arguments: Any) -> Any:
-            async with _at_most(limit, tool.name):
-                with no_exit(what), own_cancellation(what):
-                    return await given(arguments)
 
-        async def given(arguments: dict[str, Any]) -> Any:
-            if _is_async(function):
-                return await function(**arguments)
-            result = await anyio.to_thread.run_sync(
-                partial(in_a_thread, **arguments), abandon_on_cancel=True, limiter=self._limiter
-            )
-            return await result if inspect.isawaitable(result) else result
+def _end(run: ActiveRun, call: ToolTurn, result: Any, began: float, *, allowed: bool) -> None:
+    """Store what a tool gave, or that it failed or was denied; the program goes on."""
+    seconds = time.perf_counter() - began
+    if isinstance(result, Exception | ProgramExitError):
+        run.events.error("tool", result, tool=call.name, call_id=call.call_id)
+        run.hooks.tell_soon("on_error", result)
+        told = error_fields(result)["error"]
+        text = f"Error: {told['type']}: {told['message']}"
+        run.end_tool(call, text, seconds, {"is_error": True})
+        return
+    note = {} if allowed else {"is_error": True, "denied": True}
+    run.end_tool(call, text_of(result), seconds, note)
 
-        return run
 
-    def _timed(self, tool: Any) -> Callable[..., Any]:
-        """Return a tool's function with a time limit, for a thread."""
-        function, limit, what = tool.func, self._run.tool_timeout_seconds, f"tool {tool.name}"
+def _timed_async(run: ActiveRun, tool: Any) -> Callable[..., Any]:
+    """Return a tool's function with a time limit, off the event loop when it is sync."""
+    function, limit, what = tool.func, run.config.tool_timeout_seconds, f"tool {tool.name}"
+    in_a_thread = run.threads.named(without_exit(what, function))
+
+    async def timed(**arguments: Any) -> Any:
+        async with _at_most(limit, tool.name):
+            with no_exit(what), own_cancellation(what):
+                return await given(arguments)
+
+    async def given(arguments: dict[str, Any]) -> Any:
         if _is_async(function):
-            return _async_by_itself(what, function)
-        function = without_exit(what, function)
-        function = own_cancellation_in_thread(what, function, self._run.check)
-        if limit is None:
-            return function
-        function = self._run.threads.named(function)
+            return await function(**arguments)
+        result = await anyio.to_thread.run_sync(
+            partial(in_a_thread, **arguments), abandon_on_cancel=True, limiter=run.threads.limiter
+        )
+        return await result if inspect.isawaitable(result) else result
 
-        def run(**arguments: Any) -> Any:
-            # Nothing stops a thread: after the limit it is left alone, what it gives is lost.
-            pool = ThreadPoolExecutor(1, thread_name_prefix=f"tool-{tool.name}")
-            future = pool.submit(copy_context().run, partial(function, **arguments))
-            pool.shutdown(wait=False)
-            try:
-                return future.result(limit)
-            except FutureTimeoutError as error:
-                if future.done():
-                    raise
-                raise _too_slow(tool.name, limit) from error
+    return timed
 
-        return run
+
+def _timed(run: ActiveRun, tool: Any) -> Callable[..., Any]:
+    """Return a tool's function with a time limit, for a thread."""
+    function, limit, what = tool.func, run.config.tool_timeout_seconds, f"tool {tool.name}"
+    if _is_async(function):
+        return _async_by_itself(what, function)
+    function = without_exit(what, function)
+    function = own_cancellation_in_thread(what, function, run.check)
+    if limit is None:
+        return function
+    function = run.threads.named(function)
+
+    def timed(**arguments: Any) -> Any:
+        # Nothing stops a thread: after the limit it is left alone, what it gives is lost.
+        pool = ThreadPoolExecutor(1, thread_name_prefix=f"tool-{tool.name}")
+        future = pool.submit(copy_context().run, partial(function, **arguments))
+        pool.shutdown(wait=False)
+        try:
+            return future.result(limit)
+        except FutureTimeoutError as error:
+            if future.done():
+                raise
+            raise _too_slow(tool.name, limit) from error
+
+    return timed
 
 
 def _async_by_itself(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -294,9 +243,9 @@ def _too_slow(name: str, seconds: float) -> TimeoutError:
 
 
 @contextmanager
-def _entered() -> Generator[None]:
-    """Mark what runs in the block as part of a tool: tools in there get no messages."""
-    token = _inside.set(True)
+def _entered(run: ActiveRun) -> Generator[None]:
+    """Mark what runs in the block as part of a tool of a run."""
+    token = _inside.set(run)
     try:
         yield
     finally:
@@ -305,17 +254,6 @@ def _entered() -> Generator[None]:
 
 def _denial(**_: Any) -> str:
     return f"Error: {DENIED}"
-
-
-def _with(tool: Any, function: Callable[..., Any]) -> Any:
-    """Return a copy of a tool that runs another function."""
-    return tool.model_copy(update={"func": function})
-
-
-def _in_place_of(tool: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that recorders know as that of the tool."""
-    setattr(function, "__wrapped__", tool.func)  # noqa: B010 - functions have it when they wrap
-    return function
 
 
 def _is_async(function: Any) -> bool:
@@ -332,12 +270,12 @@ def _closes_agent(tool: Any) -> bool:
 
 
 def _call(self: Any, **arguments: Any) -> Any:
-    gate: ToolGate | None = dspy.settings.get(GATE)
-    return _plain_call(self, **arguments) if gate is None else gate.call(self, arguments)
+    run: ActiveRun | None = dspy.settings.get(RUN)
+    return _plain_call(self, **arguments) if run is None else call_tool(run, self, arguments)
 
 
 async def _acall(self: Any, **arguments: Any) -> Any:
-    gate: ToolGate | None = dspy.settings.get(GATE)
-    if gate is None:
+    run: ActiveRun | None = dspy.settings.get(RUN)
+    if run is None:
         return await _plain_acall(self, **arguments)
-    return await gate.acall(self, arguments)
+    return await acall_tool(run, self, arguments)

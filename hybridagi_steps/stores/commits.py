@@ -25,7 +25,8 @@ def check_names(session_id: str, messages: Sequence[Step], key: str | None) -> N
     """Check the names that a database compares."""
     names = [("session id", session_id), *(("message id", message.id) for message in messages)]
     for what, name in (*names, *([("idempotency key", key)] if key is not None else [])):
-        if not name or any(c == "\x00" or "\ud800" <= c <= "\udfff" for c in name):
+        halved = not name.isascii() and any("\ud800" <= c <= "\udfff" for c in name)
+        if not name or "\x00" in name or halved:
             raise InvalidStepError(
                 f"the {what} {name!r} is empty, or holds NUL or a lone surrogate; use another."
             )

@@ -111,6 +111,12 @@ class InMemoryStepStore(InMemorySessions, InMemoryRevocations):
         with self._opened() as state:
             return np.array([stored.row for stored in self._matching(state, where)], dtype=np.int64)
 
+    def users(self, where: StepFilter, *, limit: int) -> list[str]:
+        """Return users that the steps name which match, each once."""
+        with self._opened() as state:
+            users = {stored.step.user_id: None for stored in self._matching(state, where)}
+            return [user for user in users if user is not None][:limit]
+
     def hidden_rows(self) -> Hidden:
         """Return the rows that recall leaves out."""
         with self._opened() as state:

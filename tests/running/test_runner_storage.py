@@ -19,7 +19,7 @@ from hybridagi_steps import StepMemory, record_step
 from hybridagi_steps.errors import StorageBusyError
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.running.stored_events import stored_events
-from hybridagi_steps.running.turn import SessionLine
+from hybridagi_steps.sessions.repository import SessionRepository
 from hybridagi_steps.stores.body import MAX_STEP_BYTES
 
 HUGE = "x" * (MAX_STEP_BYTES + 1)
@@ -166,15 +166,15 @@ def test_steps_that_cannot_be_stored_in_between_wait(
 ) -> None:
     """A program without tools stores its steps now and then; that may fail for a while."""
     refused: list[int] = []
-    commit = SessionLine.commit
+    commit = SessionRepository.commit_now
 
-    def busy(line: SessionLine, given: Any, agent_steps: Any) -> Any:
+    def busy(repo: Any, session_id: str, given: Any, agent_steps: Any, **options: Any) -> Any:
         if not given and len(refused) < 3:
             refused.append(len(agent_steps))
             raise StorageBusyError("not now")
-        return commit(line, given, agent_steps)
+        return commit(repo, session_id, given, agent_steps, **options)
 
-    monkeypatch.setattr(SessionLine, "commit", busy)
+    monkeypatch.setattr(SessionRepository, "commit_now", busy)
 
     @record_step
     def one(number: int) -> int:

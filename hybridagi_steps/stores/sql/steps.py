@@ -102,6 +102,15 @@ class StepReading(Tables):
         with self._db.reading() as connection:
             return np.array(self._matching(connection, where), dtype=np.int64)
 
+    def users(self, where: StepFilter, *, limit: int) -> list[str]:
+        """Return users that the steps name which match, each once."""
+        self._catch_up()
+        with self._db.reading() as connection:
+            sql, values = self._condition(connection, where)
+            query = f"""SELECT DISTINCT k.user_id FROM step_view k
+                WHERE {sql} AND k.user_id IS NOT NULL LIMIT ?"""  # noqa: S608 - parts are ours, values are bound
+            return self._column(connection, query, *values, limit)
+
     def hidden_rows(self) -> Hidden:
         """Return the rows that recall leaves out."""
         abandoned, revoked = list[int](), list[int]()
