@@ -14,6 +14,7 @@ import copy
 import random
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, cast
@@ -28,7 +29,7 @@ from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.messages.provider_out import EMPTY
 from hybridagi_steps.programs.adapters import NativeMessagesMixin, StepMessages
 from hybridagi_steps.recording.call_steps import FunctionStep
-from hybridagi_steps.recording.manual_steps import RunSteps
+from hybridagi_steps.recording.manual_steps import OpenStep, RunSteps
 from hybridagi_steps.recording.recorder import StepRecorder
 from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.running import program_adapter as called
@@ -198,7 +199,8 @@ async def answer(run: ActiveRun, agent: Agent, prompt: Prompt) -> called.Reply |
         stream_listeners=[],
         **{RUN: run},
     ):
-        await _close_calls(run, agent, prompt)
+        if prompt.open_calls:
+            await _close_calls(run, agent, prompt)
         with naming_missing_method():
             given = await _with_retries(run, agent, prompt)
     return called.reply_of(given, agent.output_field)
@@ -206,8 +208,6 @@ async def answer(run: ActiveRun, agent: Agent, prompt: Prompt) -> called.Reply |
 
 async def _close_calls(run: ActiveRun, agent: Agent, prompt: Prompt) -> None:
     """Give the calls of an interrupted turn their results, in order."""
-    if not prompt.open_calls:
-        return
     for call in run.turn.reopen(prompt.open_calls):
         tool = agent.tools.get(call.name)
         if tool is not None and is_idempotent(tool):
@@ -219,12 +219,15 @@ async def _close_calls(run: ActiveRun, agent: Agent, prompt: Prompt) -> None:
 
 async def _with_retries(run: ActiveRun, agent: Agent, prompt: Prompt) -> Any:
     """Return what a program gives, asked again while its provider fails and it has done nothing."""
+    ask = _module if agent.is_module else _conversation
     give_up = time.monotonic() + run.config.retry_seconds
     attempt = 0
     while True:
         attempt += 1
         try:
-            return await _attempt(run, agent, prompt)
+            with _as_program(run, agent, prompt) as told:
+                told.outcome = await ask(run, agent, prompt)
+            return told.outcome
         except Exception as error:
             worth_it = _is_passing(error) and not run.spoke and run.stopped is None
             enough = attempt > run.config.max_retries or time.monotonic() >= give_up
@@ -243,15 +246,12 @@ def _is_passing(error: Exception) -> bool:
     return passing or is_retryable_lm_error(error) or isinstance(error, ConnectionError)
 
 
-async def _attempt(run: ActiveRun, agent: Agent, prompt: Prompt) -> Any:
-    """Return what a program gives, recorded as one program."""
+def _as_program(run: ActiveRun, agent: Agent, prompt: Prompt) -> AbstractContextManager[OpenStep]:
+    """Record what is done in the block as one program, unless the program tells that itself."""
     if agent.tells_itself:
-        return await _module(run, agent, prompt)
+        return nullcontext(OpenStep())
     step = FunctionStep("program", agent.name, agent.purpose)
-    ask = _module if agent.is_module else _conversation
-    with RunSteps(run.line.memory).step(step, {"message": prompt.content}) as told:
-        told.outcome = await ask(run, agent, prompt)
-        return told.outcome
+    return RunSteps(run.line.memory).step(step, {"message": prompt.content})
 
 
 async def _module(run: ActiveRun, agent: Agent, prompt: Prompt) -> Any:

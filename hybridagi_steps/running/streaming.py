@@ -78,9 +78,9 @@ class EventStream:
                 data = redacted(data, self._redact)
             except Exception as error:  # what cannot be redacted is not shown
                 data = {"redaction_failed": type(error).__name__}
-        fields = {"step_id": step_id, "snapshot": snapshot, "data": data}
+        fields: dict[str, Any] = {} if data is None else {"data": data}
         with self._lock:
-            self._add(kind, **{name: value for name, value in fields.items() if value is not None})
+            self._add(kind, step_id=step_id, snapshot=snapshot, **fields)
 
     def error(self, where: str, error: BaseException, **more: Any) -> None:
         """Report something that failed."""

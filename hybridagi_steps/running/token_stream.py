@@ -110,44 +110,33 @@ class FieldListener(StreamListener):
             return None
         if self._answers == 0 or chunk.id != self._answer_id:
             self._listen_anew(chunk.id)
-        choice, content = chunk.choices[0], ""
-        if self._field is not None:
-            content = self._text_of(chunk)
-            if choice.finish_reason:
-                content += self._rest()
+        choice, content = chunk.choices[0], None
+        if self._family == "JSONAdapter":
+            content = self._json.grow(choice.delta.content or "")
+        elif self._family is not None:
+            content = _text(super().receive(chunk))
+        if choice.finish_reason and self._field:
+            content = (content or "") + (_text(super().finalize()) or "")
         reasoning = getattr(choice.delta, "reasoning_content", None)
-        calls = self._shown(getattr(choice.delta, "tool_calls", None) or [])
-        return self._piece(content, reasoning, calls)
+        calls = getattr(choice.delta, "tool_calls", None)
+        shown = self._shown(calls) if calls else None
+        if content or reasoning or shown:
+            key = (id(self.predict), self._answers)
+            return Piece(key, content or None, reasoning or None, shown)
+        return None
 
     def finalize(self) -> Piece | None:
         """Return what was still held."""
-        return self._piece("" if self._field is None else self._rest())
+        rest = _text(super().finalize()) if self._field else None
+        return Piece((id(self.predict), self._answers), rest, None, None) if rest else None
 
-    def _piece(
-        self, content: str, reasoning: str | None = None, calls: list[dict[str, Any]] | None = None
-    ) -> Piece | None:
-        if not (content or reasoning or calls):
-            return None
-        key = (id(self.predict), self._answers)
-        return Piece(key, content or None, reasoning or None, calls or None)
-
-    def _shown(self, pieces: Sequence[Any]) -> list[dict[str, Any]]:
+    def _shown(self, pieces: Sequence[Any]) -> list[dict[str, Any]] | None:
         """Return pieces of calls without those by which an agent says that it is done."""
         plain = list(map(_plain, pieces))
         for piece in plain:
             if (piece.get("function") or {}).get("name") in CLOSING_TOOLS:
                 self._hidden.add(piece.get("index"))
-        return [piece for piece in plain if piece.get("index") not in self._hidden]
-
-    def _text_of(self, chunk: Any) -> str:
-        if self._family is None:
-            return ""
-        if self._family == "JSONAdapter":
-            return self._json.grow(chunk.choices[0].delta.content or "")
-        return _text(super().receive(chunk))
-
-    def _rest(self) -> str:
-        return _text(super().finalize())
+        return [piece for piece in plain if piece.get("index") not in self._hidden] or None
 
     def _listen_anew(self, answer_id: Any) -> None:
         """Forget the answer before, and look which adapter reads this one."""
@@ -158,6 +147,8 @@ class FieldListener(StreamListener):
             self._hidden, self._json = set(), JSONField(self.signature_field_name)
         self._answer_id = answer_id
         self._answers += 1
+        if self._field is None:
+            return
         adapter = dspy.settings.adapter or dspy.ChatAdapter()
         self._family = next((f for kind, f in _FAMILIES.items() if isinstance(adapter, kind)), None)
         if self._family is not None:
@@ -221,9 +212,9 @@ def voices_of(program: Any, output_field: str | None) -> list[Voice]:
     return voices
 
 
-def _text(response: Any) -> str:
+def _text(response: Any) -> str | None:
     chunk = response.chunk if isinstance(response, StreamResponse) else None
-    return chunk if isinstance(chunk, str) else ""
+    return chunk if isinstance(chunk, str) else None
 
 
 def _plain(call: Any) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Six things that people do every day are done once to warm up and once under `sys.setprofile`, which
 tells of every call in every thread. A change of file is a call whose file is not that of the call
-before it in the same thread. Few files and few changes mean that a stranger can follow.
+before it in the same thread. Few files and few changes mean that a stranger can follow. Then each
+is done a number of times without that, for its CPU time: the median, all threads of the process.
 """
 
 # DSPy ships no types.
@@ -26,7 +27,8 @@ import hybridagi_steps as hs
 from hybridagi_steps.exchange import import_file
 from hybridagi_steps.testing import ToolCall, scripted_lm
 from tests.benchmarks.conditions import conditions
-from tests.benchmarks.tables import Table, print_json, print_tables
+from tests.benchmarks.tables import Table, number, print_json, print_tables
+from tests.benchmarks.timing import interleaved, typical
 
 _PACKAGE = str(Path(hs.__file__).parent) + "/"
 _CHAT = """{"messages": [{"role": "user", "content": "When is the flight to Seattle?"},
@@ -64,18 +66,24 @@ def report(json_output: bool = False, **options: Any) -> None:
         print_tables([_table(result)], result)
 
 
-def measure() -> dict[str, Any]:
-    """Return the counts of each walk."""
+def measure(rounds: int = 40) -> dict[str, Any]:
+    """Return the counts of each walk, and its CPU time in microseconds.
+
+    Args:
+        rounds: How often the time of each is taken.
+    """
     with tempfile.TemporaryDirectory() as name, _things(Path(name)) as things:
         walks = {what: _walked(do) for what, do in things.items()}
+        samples = {what: interleaved({what: do}, rounds)[what] for what, do in things.items()}
     return {
-        **conditions(),
+        **conditions(rounds=rounds),
         "walks": {
             what: {
                 "files": len(walk.files),
                 "functions": len(walk.functions),
                 "calls": walk.calls,
                 "changes": walk.changes,
+                "cpu_us": typical(samples[what], "cpu"),
             }
             for what, walk in walks.items()
         },
@@ -139,12 +147,12 @@ def _walked(do: Callable[[], Any]) -> Walk:
 
 
 def _table(result: dict[str, Any]) -> Table:
-    columns = ["files", "functions", "calls", "changes"]
+    columns = ["files", "functions", "calls", "changes", "cpu_us"]
     return Table(
         "How far one thing walks through the package",
-        ["", *columns[:3], "changes of file"],
+        ["", *columns[:3], "changes of file", "CPU µs"],
         [
-            [what, *(str(found[column]) for column in columns)]
+            [what, *(number(found[column], 0) for column in columns)]
             for what, found in result["walks"].items()
         ],
     )
