@@ -180,6 +180,12 @@ class ActiveRun:
         self._recorded.commit(store, step_id)
         return made[0]
 
+    def end_for_sure(self, _: object = None) -> None:
+        """Leave no reader waiting and no session held, whatever happened."""
+        if self.when_ended is not None:
+            self.when_ended()
+        self.events.emit(StepEventType.RUN_FAILED)
+
     def _interrupted(self, call: ToolTurn) -> None:
         inputs = {"purpose": call.name, "tool": call.name, "arguments": call.arguments}
         problem = _problem("Interrupted", "the tool was cut off; no result is known.")

@@ -36,9 +36,10 @@ from hybridagi_steps.running.starting import (
     Start,
     check_message,
     check_unanswered,
-    check_user_message,
     config_of,
+    end_of_session,
     hooks_of,
+    new_attempt,
     open_session,
     session_of,
     where_it_stands,
@@ -208,7 +209,7 @@ class StepRunner:
 
         async def start() -> Start:
             check_unanswered(last_step)
-            return _going_on(session_of(session), last_step, {})
+            return end_of_session(session_of(session), last_step, {})
 
         return self._stream(start)
 
@@ -233,7 +234,7 @@ class StepRunner:
                 raise UnknownSessionError(named.session_id)
             if last.is_assistant_step() and not last.has_tool_calls():
                 return None
-            return _going_on(named, last, inputs or {}, resumes=last.run_id)
+            return end_of_session(named, last, inputs or {}, resumes=last.run_id)
 
         return self._stream(start)
 
@@ -257,8 +258,9 @@ class StepRunner:
         """
 
         async def start() -> Start:
-            repo = repository or self.repository
-            return where_it_stands({}, **await self._attempt(repo, session, sequence, "retry"))
+            repo, free = repository or self.repository, self._register.check_free
+            branch = await new_attempt(repo, session, sequence, "retry", free)
+            return where_it_stands({}, **branch)
 
         return self._stream(start)
 
@@ -282,30 +284,11 @@ class StepRunner:
 
         async def start() -> Start:
             check_message(message)
-            repo = repository or self.repository
-            attempt = await self._attempt(repo, session, sequence, "edit")
-            return with_message(message, inputs or {}, **attempt)
+            repo, free = repository or self.repository, self._register.check_free
+            branch = await new_attempt(repo, session, sequence, "edit", free)
+            return with_message(message, inputs or {}, **branch)
 
         return self._stream(start)
-
-    async def _attempt(
-        self, repo: SessionRepository, session: str | AgentSession, sequence: int, reason: str
-    ) -> dict[str, Any]:
-        """Begin a branch that the session takes over at the end; return what a Start says of it."""
-        named = session_of(session)
-        session_id = named.session_id
-        await check_user_message(repo, session_id, sequence)
-        self._register.check_free(session_id)
-        current = repo.store.session_end(session_id).branch_id
-        shared = sequence if reason == "retry" else sequence - 1
-        branch = await repo.branch_at(session_id, shared, reason)
-        return {
-            "session": named,
-            "finish": partial(repo.store.adopt, session_id, branch, expect_branch=current),
-            "data": {f"{reason}_of": sequence, "branch_id": branch},
-            "branch_id": branch,
-            "again": sequence,
-        }
 
     async def cancel(self, run_id: str) -> bool:
         """Stop a run gracefully, from any event loop; return whether it was in flight.
@@ -340,7 +323,7 @@ class StepRunner:
         # Free before the reader hears of the end: it may go on at once.
         run.when_ended = partial(self._register.remove, run)
         work = asyncio.get_running_loop().create_task(execute(run, self._agent, start))
-        work.add_done_callback(partial(_end_for_sure, run))
+        work.add_done_callback(run.end_for_sure)
         try:
             ended = False
             while not ended:
@@ -360,22 +343,6 @@ class StepRunner:
                 limit="max_depth",
             )
         return parent
-
-
-def _end_for_sure(run: ActiveRun, _: asyncio.Task[None]) -> None:
-    """Leave no reader waiting and no session held, whatever happened."""
-    if run.when_ended is not None:
-        run.when_ended()
-    run.events.emit(StepEventType.RUN_FAILED)
-
-
-def _going_on(
-    session: AgentSession, last: Step, inputs: Mapping[str, Any], **data: str | None
-) -> Start:
-    """Begin where a session ends, with the turn that ends there."""
-    at = last.sequence
-    told = {"resumed_at": at, **data}
-    return where_it_stands(inputs, session=session, expect_last=at, again=at, data=told)
 
 
 async def _read(events: Events, look: Callable[[StepEvent], None] | None = None) -> RunResult:

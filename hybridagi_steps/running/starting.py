@@ -90,6 +90,41 @@ def where_it_stands(inputs: Mapping[str, Any], **more: Any) -> Start:
     return Start(prepare=partial(_standing, inputs), **more)
 
 
+def end_of_session(
+    session: AgentSession, last: Step, inputs: Mapping[str, Any], **data: str | None
+) -> Start:
+    """Begin with the turn that ends a session, as long as `last` is its last message."""
+    at = last.sequence
+    said = {"resumed_at": at, **data}
+    return where_it_stands(inputs, session=session, expect_last=at, again=at, data=said)
+
+
+async def new_attempt(
+    repo: SessionRepository,
+    session: str | AgentSession,
+    sequence: int,
+    reason: str,
+    check_free: Callable[[str], None],
+) -> dict[str, Any]:
+    """Begin a branch for a retry or an edit; return what a Start says of it.
+
+    The session takes the branch over when the answer is stored.
+    """
+    named = session_of(session)
+    session_id = named.session_id
+    await check_user_message(repo, session_id, sequence)
+    check_free(session_id)
+    current = repo.store.session_end(session_id).branch_id
+    branch = await repo.branch_at(session_id, sequence - (reason == "edit"), reason)
+    return {
+        "session": named,
+        "finish": partial(repo.store.adopt, session_id, branch, expect_branch=current),
+        "data": {f"{reason}_of": sequence, "branch_id": branch},
+        "branch_id": branch,
+        "again": sequence,
+    }
+
+
 def _standing(inputs: Mapping[str, Any], run: ActiveRun) -> Prompt:
     asked, *since = last_turn(run.line)
     last = asked.sequence - 1

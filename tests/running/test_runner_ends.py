@@ -106,6 +106,30 @@ def test_a_hanging_program_times_out(memory: StepMemory, wait: bool) -> None:
     assert said(memory, "chat") == [("user", "Hello")]
 
 
+class Grouped(dspy.Module):
+    """Asks in a task of its own, which fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ask = dspy.Predict("question -> answer")
+
+    async def aforward(self, question: str) -> Any:
+        """Look for what is not there."""
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(self.look(question))
+        return await self.ask.acall(question=task.result())
+
+    async def look(self, question: str) -> str:
+        """Find nothing."""
+        raise LookupError(f"nothing about {question}")
+
+
+def test_what_one_task_of_a_program_raised_is_what_the_run_tells(memory: StepMemory) -> None:
+    events = run(StepRunner(Grouped(), memory), "chat", "Hello", answering("never"))
+    check_stream(memory, events)
+    assert (events[-1].data or {})["error"]["type"] == "LookupError"
+
+
 def test_a_failing_program_fails_the_run(memory: StepMemory) -> None:
     lm = ScriptedLM([ValueError("boom")])
     events = run(StepRunner(dspy.Predict(QA), memory), "chat", "Hello", lm)

@@ -50,6 +50,16 @@ class FilterContract:
         assert ids(store.find(run, limit=9)) == ["a", "b", "b2", "c"]
         assert ids(store.find(run, limit=2, newest_first=True)) == ["c", "b2"]
 
+    def test_users_are_those_that_matching_steps_name(self, store: StepStore) -> None:
+        named = [("a", "ann"), ("b", "ann"), ("c", "bob"), ("d", None)]
+        store.append([step(id=name, user_id=user, session_id="s") for name, user in named])
+        store.append([step(id="trial", user_id="eve", session_id="s", scope="compile:x")])
+        own, all_scopes = StepFilter(session_id="s"), StepFilter(session_id="s", scope="*")
+        assert sorted(store.users(own, limit=9)) == ["ann", "bob"]
+        assert sorted(store.users(all_scopes, limit=9)) == ["ann", "bob", "eve"]
+        assert len(store.users(own, limit=1)) == 1
+        assert store.users(StepFilter(session_id="other"), limit=9) == []
+
     def test_equal_columns(self, store: StepStore) -> None:
         store.append([step(id="a", run_id="r", session_id="s", user_id="u"), step(id="b")])
         for key, value in {"run_id": "r", "session_id": "s", "user_id": "u"}.items():
