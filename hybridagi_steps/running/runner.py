@@ -276,10 +276,7 @@ class StepRunner:
         """Replace a message of the user and answer that, on a branch of its own; as `retry` does.
 
         Raises:
-            UnknownSessionError: No such session.
-            UnknownSequenceError: It has no message at `sequence`.
-            MessageError: The message there is not a user's.
-            SequenceConflictError: The session has a run in flight.
+            As `retry`; MessageError also for a new message that is none.
         """
 
         async def start() -> Start:
