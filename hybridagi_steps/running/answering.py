@@ -71,7 +71,7 @@ class SessionSplice:
         asked = {"role": "user", "content": self.question or EMPTY}
         return [*head, *self.before, asked, *self.after, *_gone_on(request)]
 
-    def _request_place(self, own: Messages, signature: Any, demos: Any, inputs: Any) -> int:
+    def _request_place(self, own: Messages, signature: Any, demos: object, inputs: object) -> int:
         """Return where the request begins; what an agent has done since is part of it."""
         fields = signature.input_fields.items()
         told = [name for name, field in fields if field.annotation is dspy.History]
@@ -80,7 +80,7 @@ class SessionSplice:
         return 1 + len(cast("Any", self).format_demos(signature, demos))
 
     def __call__(
-        self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: Any, inputs: Any
+        self, lm: object, lm_kwargs: dict[str, Any], signature: Any, demos: object, inputs: object
     ) -> Any:
         """Ask a model; ask again as JSON when the answer cannot be read."""
         given = (lm, dict(lm_kwargs), signature, demos, inputs)
@@ -93,7 +93,7 @@ class SessionSplice:
                 return self._make_json_adapter_fallback()(*given)
 
     async def acall(
-        self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: Any, inputs: Any
+        self, lm: object, lm_kwargs: dict[str, Any], signature: Any, demos: object, inputs: object
     ) -> Any:
         """Do so asynchronously."""
         given = (lm, dict(lm_kwargs), signature, demos, inputs)
@@ -136,7 +136,7 @@ def with_session(
     return spliced
 
 
-def without_session(adapter: Any) -> Any:
+def without_session(adapter: object) -> Any:
     """Return the adapter that was there before the session was added."""
     return adapter.plain if isinstance(adapter, SessionSplice) else adapter
 
@@ -164,7 +164,7 @@ def _spliced_kind(kind: type[Any]) -> type[Any]:
 class Prompt:
     """What a program is given."""
 
-    content: Any
+    content: object
     """The user's message: a text, or a provider's content parts."""
     before: Messages = field(default_factory=Messages)
     """Earlier messages."""
@@ -330,7 +330,7 @@ def tool_turn(call: Mapping[str, Any]) -> ToolTurn:
     return turn
 
 
-def _of_run(callback: Any, run: ActiveRun) -> bool:
+def _of_run(callback: object, run: ActiveRun) -> bool:
     """Whether a callback belongs to a run around this one, or records what this run records."""
     if isinstance(callback, RunCallback):
         return True

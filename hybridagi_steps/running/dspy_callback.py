@@ -36,12 +36,14 @@ class SpendingCallback(BaseCallback):
     def __deepcopy__(self, memo: dict[int, Any]) -> SpendingCallback:
         return self
 
-    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+    def on_lm_start(self, call_id: str, instance: object, inputs: dict[str, Any]) -> None:
         """Count the call."""
         self._run.meter.ask()
         self._models[call_id] = instance
 
-    def on_lm_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
+    def on_lm_end(
+        self, call_id: str, outputs: object, exception: BaseException | None = None
+    ) -> None:
         """Add what it cost."""
         model = self._models.pop(call_id, None)
         if model is not None and exception is None:
@@ -56,7 +58,7 @@ class RunCallback(SpendingCallback):
         self._used_ids: set[str] = set()
         self._said: dict[str | None, str] = {}
 
-    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+    def on_lm_start(self, call_id: str, instance: object, inputs: dict[str, Any]) -> None:
         """Stop here when the run was stopped or has spent what it may; else count and tell."""
         self._run.check_limits()
         if not _reaches_event_loop():
@@ -65,7 +67,9 @@ class RunCallback(SpendingCallback):
         self._run.tell_now("on_model_start", _messages(inputs))
         self._run.check()
 
-    def on_lm_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
+    def on_lm_end(
+        self, call_id: str, outputs: object, exception: BaseException | None = None
+    ) -> None:
         """Note what it said and tell."""
         super().on_lm_end(call_id, outputs, exception)
         if exception is None:
@@ -73,7 +77,7 @@ class RunCallback(SpendingCallback):
         self._run.tell_now("on_model_end", outputs)
 
     def on_module_end(
-        self, call_id: str, outputs: Any, exception: BaseException | None = None
+        self, call_id: str, outputs: object, exception: BaseException | None = None
     ) -> None:
         """Note the tools that a predictor asks for."""
         said = self._said.pop(call_id, None)
@@ -88,7 +92,7 @@ class RunCallback(SpendingCallback):
             else:
                 self._run.turn.announce(calls, None, str(getattr(thought, "content", thought)))
 
-    def _calls(self, outputs: Any) -> list[ToolTurn]:
+    def _calls(self, outputs: dspy.Prediction) -> list[ToolTurn]:
         name = outputs.get("next_tool_name")
         if isinstance(name, str):
             arguments = outputs.get("next_tool_args")

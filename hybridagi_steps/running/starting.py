@@ -225,7 +225,7 @@ def _users_of_turn(store: Any, session_id: str, start: int) -> set[str]:
     return users
 
 
-def session_of(session: Any) -> AgentSession:
+def session_of(session: object) -> AgentSession:
     """Return the session that is named."""
     if isinstance(session, AgentSession):
         return session
@@ -237,7 +237,7 @@ def session_of(session: Any) -> AgentSession:
     raise InvalidSettingError(f"a session is an id or an AgentSession, not {session!r:.80}.")
 
 
-def check_message(message: Any) -> None:
+def check_message(message: object) -> None:
     """Check what a user says."""
     if isinstance(message, str) and message:
         return
@@ -251,7 +251,7 @@ def check_message(message: Any) -> None:
     )
 
 
-def config_of(config: Any) -> StepRunnerConfig:
+def config_of(config: object) -> StepRunnerConfig:
     """Return a runner's limits, the usual ones for None."""
     if config is None:
         return StepRunnerConfig()
@@ -260,7 +260,7 @@ def config_of(config: Any) -> StepRunnerConfig:
     raise InvalidSettingError(f"config is a StepRunnerConfig, not {config!r:.80}.")
 
 
-def hooks_of(hooks: Any) -> tuple[Any, ...]:
+def hooks_of(hooks: object) -> tuple[object, ...]:
     """Return hooks that can be called."""
     if hooks is None:
         return ()
@@ -276,7 +276,7 @@ def hooks_of(hooks: Any) -> tuple[Any, ...]:
     return given
 
 
-def check_unanswered(step: Any) -> None:
+def check_unanswered(step: object) -> None:
     """Check that there is something to answer after a message."""
     if not isinstance(step, Step):
         raise InvalidSettingError(f"the last step is a Step, not {step!r:.80}.")

@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from hybridagi_steps.errors import UnknownRunError, UnknownSessionError
+from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.run import RunMetrics
+from hybridagi_steps.session_protocols import SessionBackend
 
 _PAGE = 200
 _FINAL = {
@@ -22,7 +24,7 @@ _FINAL = {
 }
 
 
-def stored_events(memory: Any, run_id: str, *, after: int = 0) -> list[StepEvent]:
+def stored_events(memory: StepMemory, run_id: str, *, after: int = 0) -> list[StepEvent]:
     """Return the events of a run that is no longer in flight; may block.
 
     Args:
@@ -50,7 +52,9 @@ def stored_events(memory: Any, run_id: str, *, after: int = 0) -> list[StepEvent
     return events
 
 
-def run_messages(memory: Any, run_id: str, steps: list[AgentStep]) -> tuple[int | None, list[Step]]:
+def run_messages(
+    memory: StepMemory, run_id: str, steps: list[AgentStep]
+) -> tuple[int | None, list[Step]]:
     """Return the branch that a run wrote to, as far as it is still there, and its messages."""
     session_id = next((step.session_id for step in steps if step.session_id), None)
     if session_id is None:
@@ -71,7 +75,9 @@ def run_messages(memory: Any, run_id: str, steps: list[AgentStep]) -> tuple[int 
     return branch_id, most
 
 
-def _messages_on(store: Any, session_id: str, run_id: str, branch_id: int, last: int) -> list[Step]:
+def _messages_on(
+    store: SessionBackend, session_id: str, run_id: str, branch_id: int, last: int
+) -> list[Step]:
     """Look for a run's messages from the end of a branch backwards; they stand side by side."""
     found: list[Step] = []
     while last > 0:

@@ -70,20 +70,20 @@ def idempotent(tool: Any) -> Any:
     return tool
 
 
-def is_idempotent(tool: Any) -> bool:
+def is_idempotent(tool: object) -> bool:
     """Whether a tool was declared idempotent."""
     return getattr(getattr(tool, "func", tool), "idempotent", False) is True
 
 
-async def acall_tool(run: ActiveRun, tool: Any, arguments: dict[str, Any]) -> Any:
+async def acall_tool(run: ActiveRun, tool: dspy.Tool, arguments: dict[str, Any]) -> Any:
     """Run a tool of a run from async code."""
     run.check()
     if _closes_agent(tool):
         return await _plain_acall(tool, **arguments)
     shown = _inside.get() is not run
-    call = ToolTurn(tool.name, arguments)
+    call = ToolTurn(str(tool.name), arguments)
     if shown:
-        call = await in_thread(partial(run.begin_tool, tool.name, arguments))
+        call = await in_thread(partial(run.begin_tool, str(tool.name), arguments))
     request = _request(run, call, arguments)
     await run.hooks.tell("on_tool_start", request)
     allowed = await run.consents.allowed(request)
@@ -104,13 +104,15 @@ async def acall_tool(run: ActiveRun, tool: Any, arguments: dict[str, Any]) -> An
     return result
 
 
-def call_tool(run: ActiveRun, tool: Any, arguments: dict[str, Any]) -> Any:
+def call_tool(run: ActiveRun, tool: dspy.Tool, arguments: dict[str, Any]) -> Any:
     """Run a tool of a run from its program's thread."""
     run.check()
     if _closes_agent(tool):
         return _plain_call(tool, **arguments)
     shown = _inside.get() is not run
-    call = run.begin_tool(tool.name, arguments) if shown else ToolTurn(tool.name, arguments)
+    call = (
+        run.begin_tool(str(tool.name), arguments) if shown else ToolTurn(str(tool.name), arguments)
+    )
     request = _request(run, call, arguments)
     run.tell_now("on_tool_start", request)
     with run.threads.in_tool():
@@ -138,7 +140,7 @@ def _request(run: ActiveRun, call: ToolTurn, arguments: dict[str, Any]) -> ToolR
 
 def _copy(
     run: ActiveRun,
-    tool: Any,
+    tool: dspy.Tool,
     timed: Callable[[ActiveRun, Any], Callable[..., Any]],
     call: ToolTurn,
     *,
@@ -154,7 +156,7 @@ def _copy(
     return tool.model_copy(update={"func": function})
 
 
-def _end(run: ActiveRun, call: ToolTurn, result: Any, began: float, *, allowed: bool) -> None:
+def _end(run: ActiveRun, call: ToolTurn, result: object, began: float, *, allowed: bool) -> None:
     """Store what a tool gave, or that it failed or was denied; the program goes on."""
     seconds = time.perf_counter() - began
     if isinstance(result, Exception | ProgramExitError):
@@ -168,13 +170,13 @@ def _end(run: ActiveRun, call: ToolTurn, result: Any, began: float, *, allowed: 
     run.end_tool(call, text_of(result), seconds, note)
 
 
-def _timed_async(run: ActiveRun, tool: Any) -> Callable[..., Any]:
+def _timed_async(run: ActiveRun, tool: dspy.Tool) -> Callable[..., Any]:
     """Return a tool's function with a time limit, off the event loop when it is sync."""
     function, limit, what = tool.func, run.config.tool_timeout_seconds, f"tool {tool.name}"
     in_a_thread = run.threads.named(without_exit(what, function))
 
-    async def timed(**arguments: Any) -> Any:
-        async with _at_most(limit, tool.name):
+    async def timed(**arguments: object) -> Any:
+        async with _at_most(limit, str(tool.name)):
             with no_exit(what), own_cancellation(what):
                 return await given(arguments)
 
@@ -189,7 +191,7 @@ def _timed_async(run: ActiveRun, tool: Any) -> Callable[..., Any]:
     return timed
 
 
-def _timed(run: ActiveRun, tool: Any) -> Callable[..., Any]:
+def _timed(run: ActiveRun, tool: dspy.Tool) -> Callable[..., Any]:
     """Return a tool's function with a time limit, for a thread."""
     function, limit, what = tool.func, run.config.tool_timeout_seconds, f"tool {tool.name}"
     if _is_async(function):
@@ -200,7 +202,7 @@ def _timed(run: ActiveRun, tool: Any) -> Callable[..., Any]:
         return function
     function = run.threads.named(function)
 
-    def timed(**arguments: Any) -> Any:
+    def timed(**arguments: object) -> Any:
         # Nothing stops a thread: after the limit it is left alone, what it gives is lost.
         pool = ThreadPoolExecutor(1, thread_name_prefix=f"tool-{tool.name}")
         future = pool.submit(copy_context().run, partial(function, **arguments))
@@ -210,7 +212,7 @@ def _timed(run: ActiveRun, tool: Any) -> Callable[..., Any]:
         except FutureTimeoutError as error:
             if future.done():
                 raise
-            raise _too_slow(tool.name, limit) from error
+            raise _too_slow(str(tool.name), limit) from error
 
     return timed
 
@@ -218,7 +220,7 @@ def _timed(run: ActiveRun, tool: Any) -> Callable[..., Any]:
 def _async_by_itself(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that ends neither the process nor, unasked, the task it runs in."""
 
-    async def run(**arguments: Any) -> Any:
+    async def run(**arguments: object) -> Any:
         with no_exit(what), own_cancellation(what):
             return await function(**arguments)
 
@@ -252,29 +254,29 @@ def _entered(run: ActiveRun) -> Generator[None]:
         _inside.reset(token)
 
 
-def _denial(**_: Any) -> str:
+def _denial(**_: object) -> str:
     return f"Error: {DENIED}"
 
 
-def _is_async(function: Any) -> bool:
+def _is_async(function: object) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - asks whether calling it is async
     )
 
 
-def _closes_agent(tool: Any) -> bool:
+def _closes_agent(tool: dspy.Tool) -> bool:
     """Whether an agent calls this tool only to say that it is done."""
     callers: list[Any] = dspy.settings.get("caller_modules") or []
     agent = callers[-1] if callers else None
     return any(isinstance(agent, kind) and tool.name == name for kind, name in _CLOSING.items())
 
 
-def _call(self: Any, **arguments: Any) -> Any:
+def _call(self: dspy.Tool, **arguments: object) -> Any:
     run: ActiveRun | None = dspy.settings.get(RUN)
     return _plain_call(self, **arguments) if run is None else call_tool(run, self, arguments)
 
 
-async def _acall(self: Any, **arguments: Any) -> Any:
+async def _acall(self: dspy.Tool, **arguments: object) -> Any:
     run: ActiveRun | None = dspy.settings.get(RUN)
     if run is None:
         return await _plain_acall(self, **arguments)
