@@ -15,6 +15,8 @@ from hybridagi_steps.records.message import StepMetrics, new_id
 from hybridagi_steps.records.run import RunMetrics
 from hybridagi_steps.running.stopping import Reason, Stop
 
+_log = logging.getLogger("hybridagi_steps")
+
 
 class ToolRequest(NamedTuple):
     """A tool call that waits for consent."""
@@ -98,9 +100,6 @@ def _check_kind(name: str, kind: str, value: Any) -> None:
     }[kind.split(" ", 1)[0]]
     if not right:
         raise InvalidSettingError(f"{name} is {wanted}, not {value!r:.80}.")
-
-
-_log = logging.getLogger("hybridagi_steps")
 
 
 class Meter:

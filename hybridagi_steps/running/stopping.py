@@ -24,6 +24,13 @@ from hybridagi_steps.errors import StepsError
 Reason = Literal[
     "cancelled", "timeout", "max_steps", "max_tokens", "max_cost", "vetoed", "storage", "error"
 ]
+T = TypeVar("T")
+_runs: dict[int, str] = {}
+"""Whose threads are at work, by the thread's number."""
+_TOOLS = 32
+"""Sync tools of one run that run side by side."""
+_PAUSE_SECONDS = 0.001
+_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +103,6 @@ def without_exit(what: str, call: Callable[..., Any]) -> Callable[..., Any]:
             return call(*args, **kwargs)
 
     return run
-
-
-T = TypeVar("T")
-
-_runs: dict[int, str] = {}
-"""Whose threads are at work, by the thread's number."""
-_TOOLS = 32
-"""Sync tools of one run that run side by side."""
-_PAUSE_SECONDS = 0.001
-_LOOK_SECONDS = 0.5
 
 
 def run_of_thread(number: int) -> str | None:
