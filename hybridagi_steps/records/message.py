@@ -10,14 +10,15 @@ import os
 import time
 from datetime import UTC, datetime
 from enum import StrEnum
-from functools import partial
 from typing import Any
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
-utc_now = partial(datetime.now, UTC)  # noqa: TID251 - the one place that asks for the time
-"""Returns the current time, timezone-aware, in UTC."""
+
+def utc_now() -> datetime:
+    """Return the current time, timezone-aware, in UTC."""
+    return datetime.now(UTC)  # noqa: TID251 - the one place that asks for the time
 
 
 def from_local(value: object) -> Any:
