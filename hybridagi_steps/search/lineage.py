@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Literal, NamedTuple
 
-from hybridagi_steps.protocols import AgentStepStore
+from hybridagi_steps.protocols import ABANDONED, REVOKED, UNREVOKED, AgentStepStore
 from hybridagi_steps.records.agent_step import AgentStep, id_text
-from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.stores.matching import Standing, matches
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 
 Expand = Literal["parents", "following", "program"]
 """What a hit may bring along."""
@@ -119,12 +118,21 @@ def context_of(
     around = StepFilter(user_id=where.user_id, scope=where.scope)
 
     def shown(found: AgentStep) -> bool:
-        name = id_text(found.id)
-        standing = Standing(True, name in hidden.abandoned, name in hidden.revoked)
-        return matches(found, around, standing, score=None, calls=())
+        own = where.user_id is None or found.user_id == where.user_id
+        return own and _in_scope(found, where.scope, hidden)
 
     if expand == "parents":
         return ancestors(store, id_text(step.id), PROGRAM_STEPS, shown)
     if expand == "following":
         return following(store, id_text(step.id), shown=shown)
     return enclosing_program(store, step, around, shown=shown)
+
+
+def _in_scope(step: AgentStep, scope: str | None, hidden: HiddenIds) -> bool:
+    """Whether a scope shows a step; what is revoked stands in no other one."""
+    step_id = id_text(step.id)
+    if step_id in hidden.revoked:
+        return scope in (REVOKED, EVERY_SCOPE)
+    if step_id in hidden.abandoned and scope in (None, ABANDONED):
+        return scope == ABANDONED
+    return scope in (EVERY_SCOPE, UNREVOKED, step.scope)

@@ -28,10 +28,11 @@ ENTRY_POINT_GROUP = "hybridagi_steps.stores"
 MAX_NAMESPACE_LENGTH = 128
 
 _MEMORY, _FILE = ":memory:", "file"
+_SQLITE = "hybridagi_steps.stores.sqlite:SqliteStepStore"
 _POSTGRES = "hybridagi_steps.stores.postgres:PostgresStepStore"
 _BACKENDS = {
-    _MEMORY: "hybridagi_steps.stores.in_memory:InMemoryStepStore",
-    _FILE: "hybridagi_steps.stores.sqlite:SqliteStepStore",
+    _MEMORY: _SQLITE,
+    _FILE: _SQLITE,
     "postgresql": _POSTGRES,
     "postgres": _POSTGRES,
 }

@@ -10,12 +10,12 @@ import sys
 import tempfile
 import tracemalloc
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conformance.filter_oracle import FEW, FILTERS, IDS, STEPS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -30,58 +30,12 @@ from hybridagi_steps.search import filter_index as filter_columns
 from hybridagi_steps.search.indexing import Deriver
 from hybridagi_steps.search.step_index import StepIndex
 from hybridagi_steps.stores import open_store
-from hybridagi_steps.stores.in_memory import InMemoryStepStore
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.stores.waiting import Patience
 from hybridagi_steps.testing.conformance import FilterContract
 from hybridagi_steps.testing.conformance.samples import SessionStepStore, message, step
 
-NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
-MOMENTS = st.integers(-2, 2).map(lambda n: NOON + timedelta(microseconds=n * 500_000))
-FEW = st.sampled_from(["a", "b", "ä", ""])
 SESSIONS = st.sampled_from(["a", "b", "ä"])
-IDS = [f"id-{n}" for n in range(8)]
-STEPS = st.fixed_dictionaries(
-    {
-        "id": st.sampled_from(IDS),
-        "step_type": st.sampled_from(["Action", "Decision", "ProgramCall", "ProgramEnd"]),
-        "inputs": st.none()
-        | st.fixed_dictionaries({"tool": FEW | st.just(5), "program": FEW | st.just(None)}),
-        "created_at": MOMENTS,
-        "user_id": st.none() | FEW,
-        "run_id": st.none() | FEW,
-        "session_id": st.none() | FEW,
-        "program_id": st.none() | st.sampled_from(IDS),
-        "scope": st.sampled_from([None, None, "compile:1", "abandoned"]),
-        "status": st.sampled_from(["ok", "error"]),
-        "score": st.none() | st.floats(0, 1),
-        "metadata": st.none()
-        | st.dictionaries(FEW, st.integers(0, 1), max_size=2)
-        | st.sampled_from([{"source": {"kind": "import", "name": "f"}}, {"format": "openai"}])
-        | st.lists(st.sampled_from(IDS), max_size=2).map(lambda ids: {"recalled": ids}),
-    }
-)
-FILTERS = st.fixed_dictionaries(
-    {},
-    optional={
-        "user_id": FEW,
-        "run_id": FEW,
-        "session_id": FEW,
-        "program": FEW,
-        "program_id": st.sampled_from(IDS),
-        "step_types": st.lists(st.sampled_from(["Action", "ProgramCall"]), max_size=2),
-        "tools": st.lists(FEW, max_size=2),
-        "status": st.lists(st.sampled_from(["ok", "error", "partial"]), max_size=2),
-        "min_score": st.floats(0, 1),
-        "since": MOMENTS,
-        "until": MOMENTS,
-        "scope": st.sampled_from(["*", "compile:1", "abandoned", "revoked", "* but revoked"]),
-        "exclude_run_id": st.lists(FEW, max_size=2),
-        "metadata": st.dictionaries(FEW, st.integers(0, 1), max_size=1),
-        "sources": st.lists(st.sampled_from(["f", "openai", "import"]), max_size=2),
-        "trust": st.sampled_from(["own", "team", "imported"]),
-    },
-)
 OFTEN: list[dict[str, Any]] = [
     {"user_id": "a"},
     {"status": "ok", "scope": "*"},
@@ -117,7 +71,7 @@ class TestInMemory(FilterContract):
 
     @pytest.fixture
     def store(self) -> Iterator[StepStore]:
-        store = InMemoryStepStore()
+        store = SqliteStepStore(":memory:")
         self.follower = Follower(store)
         yield store
         store.close()
@@ -150,7 +104,7 @@ class Histories(RuleBasedStateMachine):
         path = str(Path(self.folder.name) / "steps.db")
         opened: list[Any] = [open_store(path, durability="normal") for _ in range(2)]
         self.files: list[SessionStepStore] = opened
-        memory: Any = InMemoryStepStore()
+        memory: Any = SqliteStepStore(":memory:")
         self.memory: SessionStepStore = memory
         self.followers = [Follower(store) for store in (*self.files, self.memory)]
         self.said = 0
@@ -247,14 +201,14 @@ TestHistories.settings = settings(
 @settings(max_examples=40, deadline=None)
 @given(st.lists(STEPS, max_size=30), st.lists(FILTERS, max_size=5))
 def test_any_filter_on_any_steps(steps: list[dict[str, Any]], wheres: list[dict[str, Any]]) -> None:
-    follower = Follower(store := InMemoryStepStore())
+    follower = Follower(store := SqliteStepStore(":memory:"))
     store.append([step(**{**values, "id": f"id-{n}"}) for n, values in enumerate(steps)])
     for where in wheres:
         follower.agrees(StepFilter.of(where))
 
 
 def test_a_key_first_asked_for_after_a_filter_of_none() -> None:
-    follower = Follower(store := InMemoryStepStore())
+    follower = Follower(store := SqliteStepStore(":memory:"))
     store.append([made(1, scope="compile:1"), made(2)])
     assert len(follower.agrees(StepFilter(scope="*"))) == 2
     assert len(follower.agrees(StepFilter(scope="compile:1"))) == 1
@@ -311,7 +265,7 @@ with StepMemory(sys.argv[1], embedder="hashing") as memory:
 
 
 def test_a_read_that_fails_leaves_nothing_half_read() -> None:
-    class Failing(InMemoryStepStore):
+    class Failing(SqliteStepStore):
         pages_left = 99
 
         def step_keys(
@@ -322,7 +276,7 @@ def test_a_read_that_fails_leaves_nothing_half_read() -> None:
                 raise StorageError("the disk is gone")
             return super().step_keys(names, after=after, limit=limit)
 
-    store = Failing()
+    store = Failing(":memory:")
     follower = Follower(store)
     store.append([made(n, user_id=f"u{n % 2}", status="ok") for n in range(9)])
     with pytest.MonkeyPatch.context() as patch:
@@ -336,11 +290,12 @@ def test_a_read_that_fails_leaves_nothing_half_read() -> None:
 
 
 def test_keys_take_at_most_60_bytes_per_step() -> None:
-    store = InMemoryStepStore()
+    store = SqliteStepStore(":memory:")
     store.append([made(n, user_id=f"u{n % 50}", run_id=f"r{n // 20}") for n in range(5_000)])
     columns = filter_columns.FilterColumns(store)
     where = {"tools": "refund", "status": "ok", "step_types": "Action", "since": "2000-01-01"}
     columns.rows(StepFilter.of({**where, "program": "none"}))
+    store.rows(StepFilter.of({**where, "user_id": "u0"}))  # what a connection keeps is no key
     tracemalloc.start()
     columns = filter_columns.FilterColumns(store)
     for number in range(50):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance import filter_oracle
 from conformance.step_store import WholeContract
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.protocols import Position, StepStore, TextRow, VectorRow
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.stores.in_memory import InMemoryStepStore
+from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.testing.conformance.samples import EVERYTHING, ids, step
 
@@ -65,16 +66,16 @@ SLOW_OK = settings(
 )
 
 
-class TestInMemoryStepStore(WholeContract):
+class TestInMemory(WholeContract):
     @pytest.fixture
     def store(self) -> Iterator[StepStore]:
-        store = InMemoryStepStore()
+        store = SqliteStepStore(":memory:")
         yield store
         store.close()
 
     @pytest.fixture
     def other(self) -> Iterator[StepStore]:
-        store = InMemoryStepStore(namespace="other")
+        store = SqliteStepStore(":memory:", namespace="other")
         yield store
         store.close()
 
@@ -222,24 +223,34 @@ def test_whoever_follows_ends_where_a_new_reader_begins(
 
 
 @SLOW_OK
-@given(changes=CHANGES)
-def test_both_stores_end_alike(tmp_path: Path, changes: list[tuple[str, int, bool]]) -> None:
-    number = len(list(tmp_path.iterdir()))
-    sqlite = SqliteStepStore(tmp_path / f"{number}.db", durability="normal")
-    memory = InMemoryStepStore()
-    for change in changes:
-        _change(sqlite, *change)
-        _change(memory, *change)
-    same: list[Callable[[StepStore], Any]] = [
-        lambda store: ids(store.find(EVERYTHING, limit=99)),
-        lambda store: store.rows(EVERYTHING).tolist(),
-        lambda store: [(p.row, p.parent_row) for p in store.pending_texts(99)],
-        lambda store: [row for row, _ in store.pending_vectors(99)],
-        lambda store: [(run.run_id, run.steps, run.first_step) for run in store.runs(limit=9)],
-    ]
-    for ask in same:
-        assert ask(sqlite) == ask(memory)
-    sqlite.close()
+@given(
+    steps=st.lists(filter_oracle.STEPS, max_size=20),
+    wheres=st.lists(filter_oracle.FILTERS, min_size=1, max_size=5),
+    scores=st.dictionaries(filter_oracle.FEW, st.floats(0, 1), max_size=2),
+    revoke=st.none() | filter_oracle.FILTERS,
+)
+def test_any_filter_finds_what_plain_python_finds(
+    new_store: Callable[[], StepStore],
+    steps: list[dict[str, Any]],
+    wheres: list[dict[str, Any]],
+    scores: dict[str, float],
+    revoke: dict[str, Any] | None,
+) -> None:
+    store = new_store()
+    stored = [step(**{**values, "id": f"id-{n}"}) for n, values in enumerate(steps)]
+    store.append(stored)
+    runs = {found.run_id for found in stored}
+    scores = {run_id: score for run_id, score in scores.items() if run_id in runs}
+    for run_id, score in scores.items():
+        store.score_run(run_id, score, None)
+    revoked: list[str] = []
+    if revoke is not None:
+        revoked = store.revoke(StepFilter.of(revoke), None).step_ids
+    for asked in wheres:
+        where = StepFilter.of(asked)
+        expected = filter_oracle.matching(stored, where, run_scores=scores, revoked=revoked)
+        assert ids(list(store.iter_steps(where))) == expected
+    store.close()
 
 
 def test_a_fork_can_go_on_with_both_stores(new_store: Callable[[], StepStore]) -> None:
@@ -260,9 +271,11 @@ def test_a_fork_can_go_on_with_both_stores(new_store: Callable[[], StepStore]) -
 
 
 def test_an_address_finds_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = stores.open_store(":memory:")
-    assert isinstance(memory, InMemoryStepStore)
     monkeypatch.chdir(tmp_path)
+    memory = stores.open_store(":memory:")
+    memory.append([step()])
+    assert memory.stats()["backend"] == "in_memory"
+    assert list(tmp_path.iterdir()) == []
     file = stores.open_store("odd name #?%20.db", namespace="n", durability="normal")
     assert isinstance(file, SqliteStepStore)
     assert (tmp_path / "odd name #?%20.db").exists()
@@ -315,18 +328,20 @@ def test_options_are_checked_alike_on_every_back_end(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_package_may_bring_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_package_may_bring_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = EntryPoint(
-        "ram", "hybridagi_steps.stores.in_memory:InMemoryStepStore", stores.ENTRY_POINT_GROUP
+        "ram", "hybridagi_steps.stores.sqlite:SqliteStepStore", stores.ENTRY_POINT_GROUP
     )
 
     def found(*, group: str, name: str) -> list[EntryPoint]:
         return [plugin] if (group, name) == (plugin.group, plugin.name) else []
 
     monkeypatch.setattr(stores, "entry_points", found)
-    assert isinstance(stores.open_store("ram://anything"), InMemoryStepStore)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ram:").mkdir()
+    assert isinstance(stores.open_store("ram://anything"), SqliteStepStore)
 
 
 def test_an_in_memory_store_cannot_be_pickled() -> None:
     with pytest.raises(MemoryNotPicklableError):
-        pickle.dumps(InMemoryStepStore())
+        pickle.dumps(SqliteStepStore(":memory:"))

@@ -21,10 +21,10 @@ from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.session_protocols import BranchPosition
 from hybridagi_steps.stores.body import encode_body
-from hybridagi_steps.stores.matching import program_called, scalar_kind, tool_used
 from hybridagi_steps.stores.postgres.database import PostgresDatabase
 from hybridagi_steps.stores.postgres.schema import DURABLY
 from hybridagi_steps.stores.sql.lineage import Row, in_range, row_checksums
+from hybridagi_steps.stores.sql.step_values import program_called, scalar_kind, tool_used
 from hybridagi_steps.stores.sql.tables import (
     FORGET_NAMESPACE,
     Connection,

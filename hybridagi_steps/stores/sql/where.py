@@ -1,6 +1,6 @@
 """A StepFilter as SQL over `step_view`. Every value and every metadata key is a bound parameter.
 
-The meaning of each key is that of `stores/matching.py`; the conformance tests compare the two. How
+Tests compare what it finds with a filter in plain Python, `tests/conformance/filter_oracle.py`. How
 metadata is looked into is the back-end's to say.
 """
 

@@ -21,8 +21,8 @@ from hybridagi_steps.records.provenance import CHAT_FORMATS
 from hybridagi_steps.session_protocols import BranchPosition
 from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.checksums import damaged
-from hybridagi_steps.stores.matching import scalar_kind
 from hybridagi_steps.stores.sql.lineage import Row, row_checksums, take_number
+from hybridagi_steps.stores.sql.step_values import scalar_kind
 from hybridagi_steps.stores.sql.tables import (
     FORGET_NAMESPACE,
     Connection,
@@ -35,6 +35,7 @@ from hybridagi_steps.stores.sql.tables import (
 from hybridagi_steps.stores.sql.where import KEY_COLUMNS, Condition, PlainValue
 from hybridagi_steps.stores.sql.writing import StepWriting
 from hybridagi_steps.stores.sqlite.database import Database
+from hybridagi_steps.stores.sqlite.in_memory import InMemoryDatabase
 
 KEYS_PER_TRANSACTION = 5_000
 """Keys written at once: about 60 ms of write lock."""
@@ -63,12 +64,12 @@ _WRITE_KEYS = """INSERT INTO step_key
 class SqliteTables(Tables):
     """A file seen from one namespace."""
 
-    def __init__(self, database: Database, namespace: str) -> None:
+    def __init__(self, database: Database | InMemoryDatabase, namespace: str) -> None:
         self._database = database
         self._namespace = _namespace_id(database, namespace)
 
     @property
-    def _db(self) -> Database:
+    def _db(self) -> Database | InMemoryDatabase:
         return self._database
 
     def _catch_up(self) -> None:
@@ -113,7 +114,7 @@ class SqliteTables(Tables):
         return int(found[0])
 
 
-def _namespace_id(database: Database, name: str) -> int:
+def _namespace_id(database: Database | InMemoryDatabase, name: str) -> int:
     find = "SELECT id FROM namespace WHERE name = ?"
     with database.reading() as connection:
         found = connection.execute(find, (name,)).fetchone()

@@ -1,4 +1,4 @@
-"""SqliteStepStore: one SQLite file, WAL, standard library only.
+"""SqliteStepStore: one SQLite file with a write-ahead log, or a database in memory.
 
 Steps are the only thing an append writes; what filters, words and embeddings need is derived from
 them in batches and can be made again. What every SQL database does alike stands in `stores/sql`:
@@ -19,6 +19,7 @@ from hybridagi_steps.stores.sql.checked_tables import add_checksums
 from hybridagi_steps.stores.sql.derived import DerivedTables
 from hybridagi_steps.stores.sql.tables import Connection
 from hybridagi_steps.stores.sqlite.database import Database
+from hybridagi_steps.stores.sqlite.in_memory import IN_MEMORY, InMemoryDatabase
 from hybridagi_steps.stores.sqlite.schema import changed_schema, latest_version
 from hybridagi_steps.stores.sqlite.steps import LEFTOVERS, SqliteSteps, empty_leftovers
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
@@ -80,23 +81,25 @@ class SqliteAdmin(SqliteSteps, AdminTables):
                 found = self._column(connection, "PRAGMA integrity_check")
         except DamagedFileError as error:
             return str(error)
-        return "" if found == ["ok"] else f"{self._db.path}: {'; '.join(found)}"
+        return "" if found == ["ok"] else f"{self._db.name}: {'; '.join(found)}"
 
     def stats(self) -> dict[str, Any]:
-        """Return counts and sizes, and what guards against the WAL-reset bug."""
+        """Return counts and sizes, and of a file what guards against the WAL-reset bug."""
         with self._db.reading() as connection:
             counts = self._counts(connection)
-        fixed = sqlite3.sqlite_version_info >= _WAL_RESET_FIXED
-        return {
+        known = {
             **counts,
             "bytes": self._db.file_bytes(),
-            "backend": "sqlite",
-            "path": str(self._db.path),
+            "backend": "in_memory" if self._db.name == IN_MEMORY else "sqlite",
             "durability": self._db.durability,
             "schema_version": latest_version(),
             "sqlite_version": sqlite3.sqlite_version,
-            "wal_reset_bug": "fixed" if fixed else "avoided: writers and checkpoints take turns",
         }
+        if self._db.name == IN_MEMORY:
+            return known
+        fixed = sqlite3.sqlite_version_info >= _WAL_RESET_FIXED
+        bug = "fixed" if fixed else "avoided: writers and checkpoints take turns"
+        return {**known, "path": self._db.name, "wal_reset_bug": bug}
 
 
 class SqliteStepStore(SqliteAdmin, DerivedTables):
@@ -113,9 +116,15 @@ class SqliteStepStore(SqliteAdmin, DerivedTables):
         """Open or create the file.
 
         Args:
-            path: Where the file is; `.lock`, `-wal` and `-shm` files stand beside it.
+            path: Where the file is; `.lock`, `-wal` and `-shm` files stand beside it. `:memory:` is
+                a database of this store alone, gone when it closes; it waits for nobody.
             namespace: Whose steps this store sees.
             durability: `normal` survives kill -9, `full` a power loss, too.
             timeout_seconds: How long a call waits for other writers, in this process and others.
         """
-        super().__init__(Database(Path(path), durability, timeout_seconds), namespace)
+        database = (
+            InMemoryDatabase(durability, timeout_seconds)
+            if path == IN_MEMORY
+            else Database(Path(path), durability, timeout_seconds)
+        )
+        super().__init__(database, namespace)

@@ -1,0 +1,145 @@
+"""The database behind `:memory:`: one SQLite connection that nobody else has, gone when it closes.
+
+Nothing is ever written to a disk, so nothing can be left there. Threads take turns at the one
+connection, under a lock that is held for one call; a child of fork has a copy of its own, as it has
+of every other object. A new database is a copy of an empty one, made once for each process:
+creating the tables takes many times as long.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
+from uuid import uuid4
+
+from hybridagi_steps._concurrency import ForkSafeLock, rest_at_fork
+from hybridagi_steps.errors import MemoryClosedError, MemoryNotPicklableError
+from hybridagi_steps.stores.sqlite.schema import migrate
+from hybridagi_steps.stores.sqlite.translation import translated
+from hybridagi_steps.stores.waiting import Patience
+
+IN_MEMORY = ":memory:"
+
+_template_lock = ForkSafeLock()
+
+
+class InMemoryDatabase:
+    """One private database, opened by one store; has what `Database` has."""
+
+    name = IN_MEMORY
+    writable = True
+
+    def __init__(self, durability: str, timeout_seconds: float) -> None:
+        """Make an empty database; it survives nothing, whatever the durability."""
+        self.durability = durability
+        self.patience = Patience(timeout_seconds)
+        self._closed = False
+        self._lock = threading.RLock()
+        self._connection = _connected()
+        with _template_lock:
+            _template().backup(self._connection)
+        self._connection.execute("PRAGMA temp_store = MEMORY")
+        self._connection.execute("PRAGMA secure_delete = ON")
+        new_id = "UPDATE meta SET value = ? WHERE key = 'store_id'"
+        self._connection.execute(new_id, (uuid4().hex,))
+        self._inserts = self._connection.cursor()
+        rest_at_fork(self)
+
+    def insert(self, sql: str, values: Sequence[Any]) -> int:
+        """Run one INSERT as a transaction of its own; return the row. The fast path of appends."""
+        with self._lock:
+            self._refuse_closed()
+            try:
+                return self._inserts.execute(sql, values).lastrowid or 0
+            except sqlite3.IntegrityError:
+                raise
+            except sqlite3.Error as error:
+                raise translated(error, Path(self.name)) from error
+
+    @contextmanager
+    def writing(self) -> Generator[sqlite3.Connection]:
+        """Give the connection in a transaction that is committed whole, or rolled back."""
+        with self._transaction("BEGIN IMMEDIATE") as connection:
+            yield connection
+            connection.execute("COMMIT")
+
+    def reading(self) -> AbstractContextManager[sqlite3.Connection]:
+        """Give the connection in a transaction that leaves nothing behind."""
+        return self._transaction("BEGIN")
+
+    def asking(self) -> AbstractContextManager[sqlite3.Connection]:
+        """Give the connection for one statement."""
+        return self.reading()
+
+    @contextmanager
+    def _transaction(self, begin: str) -> Generator[sqlite3.Connection]:
+        with self._lock:
+            self._refuse_closed()
+            connection = self._connection
+            try:
+                connection.execute(begin)
+                yield connection
+            except (sqlite3.Error, UnicodeDecodeError) as error:
+                raise translated(error, Path(self.name)) from error
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+
+    def compact(self) -> None:
+        """Give the pages back that nothing stands in any more."""
+        with self._lock:
+            self._refuse_closed()
+            self._connection.execute("VACUUM")
+
+    def damage_of_log(self) -> str:
+        """Return nothing: there is no log."""
+        return ""
+
+    def file_bytes(self) -> int:
+        """Return the size of the database."""
+        with self.reading() as connection:
+            [(pages,), (size,)] = (
+                connection.execute(f"PRAGMA {name}").fetchone()
+                for name in ("page_count", "page_size")
+            )
+        return pages * size
+
+    def close(self) -> None:
+        """Forget everything, when the call under way is done."""
+        with self._lock:
+            self._closed = True
+            self._connection.close()
+
+    def before_fork(self) -> None:
+        """Wait for the call under way."""
+        self._lock.acquire()
+
+    def after_fork(self) -> None:
+        """Go on."""
+        self._lock.release()
+
+    def __reduce__(self) -> NoReturn:
+        raise MemoryNotPicklableError(
+            "an in-memory store lives in one process only; use a file to share steps."
+        )
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise MemoryClosedError("this in-memory store was closed; its steps are gone.")
+
+
+def _connected() -> sqlite3.Connection:
+    return sqlite3.connect(IN_MEMORY, isolation_level=None, check_same_thread=False)
+
+
+@cache
+def _template() -> sqlite3.Connection:
+    """Return an empty database, to be copied."""
+    template = _connected()
+    migrate(template, 0)
+    return template

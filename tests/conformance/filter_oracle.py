@@ -1,0 +1,157 @@
+"""What a StepFilter means for one step, in plain Python, and steps and filters to try it on.
+
+The filter of every back-end must agree with it; the filter index is compared with a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import strategies as st
+
+from hybridagi_steps.protocols import REVOKED, UNREVOKED
+from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.provenance import source_of
+
+NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
+MOMENTS = st.integers(-2, 2).map(lambda n: NOON + timedelta(microseconds=n * 500_000))
+FEW = st.sampled_from(["a", "b", "ä", ""])
+IDS = [f"id-{n}" for n in range(8)]
+SCALARS = st.none() | st.booleans() | st.integers(0, 1) | st.sampled_from([1.0, 0.5, "1", 2**64])
+STEPS = st.fixed_dictionaries(
+    {
+        "id": st.sampled_from(IDS),
+        "step_type": st.sampled_from(["Action", "Decision", "ProgramCall", "ProgramEnd"]),
+        "inputs": st.none()
+        | st.fixed_dictionaries({"tool": FEW | st.just(5), "program": FEW | st.just(None)}),
+        "created_at": MOMENTS,
+        "user_id": st.none() | FEW,
+        "run_id": st.none() | FEW,
+        "session_id": st.none() | FEW,
+        "program_id": st.none() | st.sampled_from(IDS),
+        "scope": st.sampled_from([None, None, "compile:1", "abandoned"]),
+        "status": st.sampled_from(["ok", "error"]),
+        "score": st.none() | st.floats(0, 1),
+        "metadata": st.none()
+        | st.dictionaries(FEW, SCALARS | st.just([1]), max_size=2)
+        | st.sampled_from([{"source": {"kind": "import", "name": "f"}}, {"format": "openai"}])
+        | st.lists(st.sampled_from(IDS), max_size=2).map(lambda ids: {"recalled": ids}),
+    }
+)
+FILTERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "user_id": FEW,
+        "run_id": FEW,
+        "session_id": FEW,
+        "program": FEW,
+        "program_id": st.sampled_from(IDS),
+        "step_types": st.lists(st.sampled_from(["Action", "ProgramCall"]), max_size=2),
+        "tools": st.lists(FEW, max_size=2),
+        "status": st.lists(st.sampled_from(["ok", "error", "partial"]), max_size=2),
+        "min_score": st.floats(0, 1),
+        "since": MOMENTS,
+        "until": MOMENTS,
+        "scope": st.sampled_from(["*", "compile:1", "abandoned", "revoked", "* but revoked"]),
+        "exclude_run_id": st.lists(FEW, max_size=2),
+        "metadata": st.dictionaries(FEW, SCALARS, max_size=1),
+        "sources": st.lists(st.sampled_from(["f", "openai", "import"]), max_size=2),
+        "trust": st.sampled_from(["own", "team", "imported"]),
+    },
+)
+
+
+def matching(
+    steps: Sequence[AgentStep],
+    where: StepFilter,
+    *,
+    run_scores: Mapping[str, float],
+    revoked: Collection[str] = (),
+) -> list[str]:
+    """Return the ids of the steps that pass a filter, as they are stored.
+
+    Args:
+        steps: All that is stored, of sessions that have no messages.
+        where: The filter.
+        run_scores: What was said about runs.
+        revoked: Ids of the steps that are revoked.
+    """
+    calls = {
+        id_text(step.id)
+        for step in steps
+        if step.step_type == "ProgramCall" and _input(step, "program") == where.program
+    }
+
+    return [
+        id_text(step.id)
+        for step in steps
+        if _in_scope(step, where.scope, id_text(step.id) in revoked)
+        and _passes(step, where)
+        and _scored(step, where, run_scores)
+        and _in_program(step, where, calls)
+        and _has_metadata(step, where)
+        and _from_source(step, where)
+    ]
+
+
+def _passes(step: AgentStep, where: StepFilter) -> bool:
+    return (
+        (where.run_id is None or step.run_id == where.run_id)
+        and (where.session_id is None or step.session_id == where.session_id)
+        and (where.user_id is None or step.user_id == where.user_id)
+        and (where.step_types is None or step.step_type in where.step_types)
+        and (where.status is None or step.status in where.status)
+        and (where.exclude_run_id is None or step.run_id not in where.exclude_run_id)
+        and (where.since is None or step.created_at >= where.since)
+        and (where.until is None or step.created_at < where.until)
+        and (where.tools is None or _input(step, "tool") in where.tools)
+    )
+
+
+def _input(step: AgentStep, name: str) -> object:
+    return (step.inputs or {}).get(name)
+
+
+def _scored(step: AgentStep, where: StepFilter, run_scores: Mapping[str, float]) -> bool:
+    score = step.score if step.score is not None else run_scores.get(step.run_id or "")
+    return where.min_score is None or (score is not None and score >= where.min_score)
+
+
+def _in_scope(step: AgentStep, scope: str | None, revoked: bool) -> bool:
+    if revoked:
+        return scope in (REVOKED, EVERY_SCOPE)
+    return scope in (EVERY_SCOPE, UNREVOKED, step.scope)
+
+
+def _in_program(step: AgentStep, where: StepFilter, calls: Collection[str]) -> bool:
+    if where.program_id is not None and step.program_id != str(where.program_id):
+        return False
+    named = step.step_type in ("ProgramCall", "ProgramEnd")
+    return (
+        where.program is None
+        or (named and _input(step, "program") == where.program)
+        or step.program_id in calls
+    )
+
+
+def _has_metadata(step: AgentStep, where: StepFilter) -> bool:
+    held = step.metadata or {}
+    return all(
+        key in held and _alike(held[key], value) for key, value in (where.metadata or {}).items()
+    )
+
+
+def _alike(held: object, value: object) -> bool:
+    """Whether two values are the same to JSON: `True` is not 1, while 1 is 1.0."""
+    return isinstance(held, bool) is isinstance(value, bool) and held == value
+
+
+def _from_source(step: AgentStep, where: StepFilter) -> bool:
+    source = source_of(step.metadata)
+    return (
+        (where.sources is None or source in where.sources)
+        and (where.trust in (None, "imported") or source is None)
+        and (where.trust != "own" or step.user_id == where.user_id)
+    )
