@@ -22,7 +22,7 @@ from hybridagi_steps.outside_files import QueuedRun, StateFolder, erase_from_que
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import SUMMARY_OF, MessageRole, Step, new_id
-from hybridagi_steps.session_protocols import Attempt
+from hybridagi_steps.records.store_values import Attempt
 from hybridagi_steps.validation import in_every_scope
 
 ERASED = "[erased]"

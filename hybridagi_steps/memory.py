@@ -24,12 +24,13 @@ from hybridagi_steps.errors import (
     MemoryNotPicklableError,
     StorageBusyError,
 )
-from hybridagi_steps.protocols import Durability, Embedder, RunSummary
+from hybridagi_steps.protocols import Durability, Embedder, StoreBackend
 from hybridagi_steps.recording_hooks import note_steps
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
 from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.revocation import Revocation
+from hybridagi_steps.records.store_values import RunSummary
 from hybridagi_steps.search.embedder_binding import AUTO, EmbedderBinding
 from hybridagi_steps.search.indexing import START_AT
 from hybridagi_steps.search.lineage import Expand, ancestors
@@ -487,7 +488,7 @@ class StepMemory:
             self._open_store.note_place(place)
 
     @property
-    def _open_store(self) -> Any:
+    def _open_store(self) -> StoreBackend:
         self._check_open()
         return self._store
 

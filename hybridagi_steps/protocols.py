@@ -1,29 +1,39 @@
-"""Every contract between the parts, on one screen.
+"""Every contract between the parts: Embedder, Reranker, TokenCounter, StepStore, SessionStore.
 
-A store keeps steps and what is derived from them; an index searches vectors; an embedder makes
-them; a reranker reorders hits. Rows are a store's own integer keys: they grow, are never reused,
-and mean nothing outside one store.
+The values that they exchange stand in records/store_values.py. A session points at one branch; a
+branch is an append-only line of messages that knows its parent and the last sequence it shares with
+it, so fork, retry and delete add one row and copy nothing. An AgentStep can be pinned to a place:
+the message it works towards. Then it belongs to every session whose lineage reads that branch that
+far.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
+from hybridagi_steps.records.filters import StepFilter, StepHit
+from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.revocation import Revocation
+from hybridagi_steps.records.store_values import (
+    Attempt,
+    BranchPosition,
+    Changes,
+    FloatMatrix,
+    Frontier,
+    Hidden,
+    PendingText,
+    Position,
+    Rows,
+    RunSummary,
+    SessionSummary,
+    StoreIdentity,
+    TextRow,
+    VectorRow,
+)
 
-FloatMatrix = npt.NDArray[np.float32]
-"""Vectors as rows, shape (n, d)."""
-FloatVector = npt.NDArray[np.float32]
-"""One vector or one score per row."""
-Rows = npt.NDArray[np.int64]
-"""Row numbers of a store."""
 StepKey = Literal[
     "user_id", "program_id", "program", "call_id", "tool", "step_type", "scope", "status",
     "created_at", "source",
@@ -32,12 +42,8 @@ StepKey = Literal[
 ProgramEnd names, `call_id` the id of a ProgramCall, `source` what `source_of` says."""
 Durability = Literal["normal", "full"]
 """`normal`: an acknowledged step survives kill -9. `full`: it survives a power loss, too."""
-ABANDONED = "abandoned"
-"""The scope that steps on branches show in which no session reads."""
-REVOKED = "revoked"
-"""The scope that revoked steps show."""
-UNREVOKED = "* but revoked"
-"""The scope that shows all but revoked steps: what `*` is to whoever recalls."""
+NEWEST = 2**62
+"""A row beyond all others."""
 
 
 class Embedder(Protocol):
@@ -59,37 +65,6 @@ class Embedder(Protocol):
 
     def embed_queries(self, texts: Sequence[str]) -> FloatMatrix:
         """Return one vector per query, shape (n, d)."""
-        ...
-
-
-class ScoredRows(NamedTuple):
-    """Rows with their scores, best first; ties go to the row stored first."""
-
-    rows: Rows
-    scores: FloatVector
-
-
-class VectorIndex(Protocol):
-    """Searches unit vectors by cosine similarity; every score it returns is exact."""
-
-    def __len__(self) -> int:
-        """Number of rows held."""
-        ...
-
-    def add(self, rows: Rows, vectors: FloatMatrix) -> None:
-        """Add vectors, replacing rows already held. Normalises; refuses NaN, Inf and zero."""
-        ...
-
-    def remove(self, rows: Rows) -> int:
-        """Forget rows; unknown ones are skipped. Returns how many were held."""
-        ...
-
-    def search(self, queries: FloatMatrix, k: int, *, rows: Rows | None = None) -> list[ScoredRows]:
-        """Return up to k most similar rows per query, among `rows` (sorted) when given."""
-        ...
-
-    def similarities(self, query: FloatVector, rows: Rows) -> FloatVector:
-        """Return the exact cosine of `query` with each row, NaN for rows not held."""
         ...
 
 
@@ -115,164 +90,13 @@ class TokenCounter(Protocol):
         ...
 
 
-class AgentStepStore(Protocol):
-    """Keeps steps. Every write is all or nothing, and durable when it returns."""
+class IndexedStore(Protocol):
+    """What an index in memory follows: filters, and what is computed from steps.
 
-    def append(self, steps: Sequence[AgentStep], *, replace: bool = False) -> list[int]:
-        """Store steps and return their rows; a step's own vector is kept as its embedding.
-
-        With `replace`, a step whose id is stored already is replaced: it gets a new row and the old
-        one is gone. Steps without `run_id` belong to no run.
-
-        Raises:
-            DuplicateStepError: An id is stored already, or twice in `steps`; nothing was stored.
-        """
-        ...
-
-    def get(self, ids: Sequence[str], *, vectors: bool = False) -> list[AgentStep]:
-        """Return the steps with these ids in the order asked; unknown ids are skipped."""
-        ...
-
-    def find(
-        self, where: StepFilter, *, limit: int, offset: int = 0, newest_first: bool = False
-    ) -> list[AgentStep]:
-        """Return steps in stored order, those of one run (filter by run_id) by (hop, row)."""
-        ...
-
-    def rows(self, where: StepFilter) -> Rows:
-        """Return the rows that match, ascending."""
-        ...
-
-    def users(self, where: StepFilter, *, limit: int) -> list[str]:
-        """Return users that the steps name which match, each once, at most `limit`."""
-        ...
-
-    def read(self, rows: Sequence[int]) -> dict[int, AgentStep]:
-        """Return the steps in these rows; rows that are gone are missing."""
-        ...
-
-    def children(self, ids: Sequence[str]) -> list[AgentStep]:
-        """Return the steps whose parent_id is one of `ids`, by row."""
-        ...
-
-
-class RunSummary(NamedTuple):
-    """One run as a listing shows it."""
-
-    run_id: str
-    session_id: str | None
-    scope: str | None
-    steps: int
-    errors: int
-    first_step: str
-    started_at: str
-    ended_at: str
-    score: float | None
-    feedback: str | None
-
-
-class RunStore(Protocol):
-    """What a store knows about runs."""
-
-    def runs(self, *, limit: int, offset: int = 0) -> list[RunSummary]:
-        """Return runs, newest first."""
-        ...
-
-    def score_run(self, run_id: str, value: float, feedback: str | None) -> None:
-        """Set a run's score; steps without a score of their own show it from then on.
-
-        Raises:
-            UnknownRunError: No step carries this run id.
-            InvalidStepError: `value` is NaN or infinite.
-        """
-        ...
-
-
-class TextRow(NamedTuple):
-    """The words of a step, ready for the lexical index."""
-
-    row: int
-    parent_row: int | None
-    tokens: str
-    """Stems of the window text, one blank between them; on a second line those that only the whole
-    text has."""
-    text_hash: int
-    """Of the whole text."""
-    purpose_hash: int
-    """Of the purpose; 0 when there is none."""
-    scoped: bool
-    """Whether the step belongs to a trial run (`scope` is set); ignored on save."""
-
-
-class VectorRow(NamedTuple):
-    """The embedding of a step; vector None: the embedder gave nothing usable."""
-
-    row: int
-    text_hash: int
-    vector: FloatVector | None
-    scoped: bool
-    """As in TextRow; ignored on save."""
-
-
-class PendingText(NamedTuple):
-    """A step whose words are not indexed yet, with the parent its window shows."""
-
-    row: int
-    step: AgentStep
-    parent_row: int | None
-    parent: AgentStep | None
-
-
-class Position(NamedTuple):
-    """How far a reader has followed a store. A new epoch means: start again from nothing."""
-
-    epoch: int
-    text: int
-    vector: int
-    tombstone: int
-    branch: int
-    """How often branches began or ceased to be read, or steps were revoked or reinstated: what is
-    hidden may be others since."""
-
-
-class Frontier(NamedTuple):
-    """How far a store has come: while it is the same, nothing was stored, derived or removed."""
-
-    position: Position
-    row: int
-    """The newest row in use; what is stored later has a higher one."""
-
-
-NEWEST = 2**62
-"""A row beyond all others."""
-
-
-class Changes(NamedTuple):
-    """What happened between two positions; apply texts and vectors first, then removals."""
-
-    position: Position
-    texts: list[TextRow]
-    vectors: list[VectorRow]
-    removed: list[int]
-
-
-class Hidden(NamedTuple):
-    """Rows that recall leaves out, each ascending."""
-
-    abandoned: Rows
-    """On branches that no session reads."""
-    revoked: Rows
-    """Revoked, or descending from what is."""
-
-    def under(self, scope: str | None) -> Rows:
-        """Return the rows that a scope leaves out."""
-        if scope is None:
-            return np.union1d(self.abandoned, self.revoked)
-        return self.revoked[:0] if scope in (EVERY_SCOPE, REVOKED) else self.revoked
-
-
-class FilterStore(Protocol):
-    """What filters are answered from."""
+    An append writes no derived data. Whoever searches asks for what is pending, computes it and
+    saves it, or keeps it when somebody else writes; two processes doing so at once is harmless.
+    Whatever only reads waits for no writer.
+    """
 
     def rows(self, where: StepFilter) -> Rows:
         """Return the rows that match, ascending."""
@@ -290,15 +114,6 @@ class FilterStore(Protocol):
         Rows become visible in the order of their numbers: none appears later below one returned.
         """
         ...
-
-
-class DerivedStore(Protocol):
-    """Keeps what is computed from steps: words and embeddings, behind a watermark.
-
-    An append writes no derived data. Whoever searches asks for what is pending, computes it and
-    saves it, or keeps it when somebody else writes; two processes doing so at once is harmless.
-    Whatever only reads waits for no writer.
-    """
 
     def waiting(self, seconds: float) -> AbstractContextManager[None]:
         """Let this thread wait no longer than `seconds` for other writers, inside a `with`.
@@ -323,40 +138,27 @@ class DerivedStore(Protocol):
         """
         ...
 
-    def save_texts(self, texts: Sequence[TextRow]) -> None:
-        """Save words; skipped are rows that are gone meanwhile, or whose parent is."""
-        ...
-
     def pending_vectors(
         self, limit: int, *, after: int = 0, through: int = NEWEST
     ) -> list[tuple[int, AgentStep]]:
         """Return the next steps without an embedding, by row, within bounds as above."""
         ...
 
-    def save_vectors(self, vectors: Sequence[VectorRow], *, model_id: str | None = None) -> None:
-        """Save embeddings; rows that are gone, or have one already, are skipped.
-
-        Raises:
-            EmbedderMismatchError: `model_id` is not the embedder the store remembers; nothing was
-                saved. Another process may have changed it while these were made.
-        """
-        ...
-
     def save_derived(
         self, texts: Sequence[TextRow], vectors: Sequence[VectorRow], *, model_id: str | None = None
     ) -> int:
-        """Save both in one transaction, so that it takes one turn among the writers.
+        """Save words and embeddings in one transaction: one turn among the writers.
+
+        Skipped are words of rows that are gone or whose parent is, and embeddings of rows that are
+        gone or have one.
 
         Returns:
             How many windows went stale by that: a step they should show came after them.
 
         Raises:
-            EmbedderMismatchError: As in `save_vectors`; nothing was saved.
+            EmbedderMismatchError: `model_id` is not the embedder the store remembers; nothing was
+                saved. Another process may have changed it while these were made.
         """
-        ...
-
-    def position(self) -> Position:
-        """Return the newest position."""
         ...
 
     def changes(self, since: Position, *, limit: int = 100_000) -> Changes:
@@ -368,16 +170,58 @@ class DerivedStore(Protocol):
         ...
 
 
-class StoreIdentity(NamedTuple):
-    """What a store says about itself and its embeddings."""
+class StepStore(IndexedStore, Protocol):
+    """Keeps steps. Every write is all or nothing, and durable when it returns."""
 
-    store_id: str
-    embedder: str | None
-    dimension: int | None
+    def append(self, steps: Sequence[AgentStep], *, replace: bool = False) -> list[int]:
+        """Store steps and return their rows; a step's own vector is kept as its embedding.
 
+        With `replace`, a step whose id is stored already is replaced: it gets a new row and the old
+        one is gone. Steps without `run_id` belong to no run.
 
-class StoreAdmin(Protocol):
-    """Keeps a store in order."""
+        Raises:
+            DuplicateStepError: An id is stored already, or twice in `steps`; nothing was stored.
+        """
+        ...
+
+    def get(self, ids: Sequence[str], *, vectors: bool = False) -> list[AgentStep]:
+        """Return the steps with these ids in the order asked; unknown ids are skipped."""
+        ...
+
+    def find(
+        self, where: StepFilter, *, limit: int, offset: int = 0, newest_first: bool = False
+    ) -> list[AgentStep]:
+        """Return steps in stored order, those of one run (filter by run_id) by (hop, row)."""
+        ...
+
+    def users(self, where: StepFilter, *, limit: int) -> list[str]:
+        """Return users that the steps name which match, each once, at most `limit`."""
+        ...
+
+    def read(self, rows: Sequence[int]) -> dict[int, AgentStep]:
+        """Return the steps in these rows; rows that are gone are missing."""
+        ...
+
+    def children(self, ids: Sequence[str]) -> list[AgentStep]:
+        """Return the steps whose parent_id is one of `ids`, by row."""
+        ...
+
+    def iter_steps(self, where: StepFilter) -> Iterator[AgentStep]:
+        """Yield all matching steps by row, in pages, without holding a transaction open."""
+        ...
+
+    def runs(self, *, limit: int, offset: int = 0) -> list[RunSummary]:
+        """Return runs, newest first."""
+        ...
+
+    def score_run(self, run_id: str, value: float, feedback: str | None) -> None:
+        """Set a run's score; steps without a score of their own show it from then on.
+
+        Raises:
+            UnknownRunError: No step carries this run id.
+            InvalidStepError: `value` is NaN or infinite.
+        """
+        ...
 
     def identity(self) -> StoreIdentity:
         """Return the store's id and the embedder it was built with, None before the first."""
@@ -422,18 +266,13 @@ class StoreAdmin(Protocol):
         """Return counts and sizes: steps, runs, pending, embedded, text_only, bytes."""
         ...
 
+    def clear(self) -> None:
+        """Delete every step of this namespace: a new epoch."""
+        ...
 
-class IndexedStore(DerivedStore, FilterStore, Protocol):
-    """What an index in memory follows."""
-
-
-class RevocationStore(Protocol):
-    """Takes steps, and what descends from them, out of recall, and gives them back.
-
-    A step descends from those that its `metadata.recalled` names; the call of a program descends
-    from the steps inside, and its end from the call. Steps stored later that descend from what is
-    revoked are hidden, too.
-    """
+    def close(self) -> None:
+        """Release everything; the store cannot be used afterwards. Closing twice is harmless."""
+        ...
 
     def revoke(self, where: StepFilter, reason: str | None, *, dry_run: bool = False) -> Revocation:
         """Hide the steps that match now and all that descend from them; a dry run only tells."""
@@ -458,17 +297,132 @@ class RevocationStore(Protocol):
         ...
 
 
-class StepStore(AgentStepStore, RunStore, IndexedStore, StoreAdmin, RevocationStore, Protocol):
-    """All of it: what a back-end implements."""
+class MessageTokenStore(Protocol):
+    """Remembers how many tokens each message has, by the counter that said so."""
 
-    def iter_steps(self, where: StepFilter) -> Iterator[AgentStep]:
-        """Yield all matching steps by row, in pages, without holding a transaction open."""
+    def message_tokens(self, message_ids: Sequence[str], counter_id: str) -> dict[str, int]:
+        """Return the counts known for these messages."""
         ...
 
-    def clear(self) -> None:
-        """Delete every step of this namespace: a new epoch."""
+    def save_message_tokens(self, counts: Mapping[str, int], counter_id: str) -> None:
+        """Remember counts; messages that are gone are skipped."""
         ...
 
-    def close(self) -> None:
-        """Release everything; the store cannot be used afterwards. Closing twice is harmless."""
+
+class SessionStore(MessageTokenStore, Protocol):
+    """Keeps sessions: gap-free lines of messages, in branches that never lose anything.
+
+    Whatever a session is asked for raises `UnknownSessionError` when it is not there, unless its
+    own words say otherwise.
+    """
+
+    def commit(
+        self,
+        session_id: str,
+        messages: Sequence[Step],
+        agent_steps: Sequence[AgentStep] = (),
+        *,
+        after: Sequence[int] | None = None,
+        branch_id: int | None = None,
+        expect_last: int | BranchPosition | None = None,
+        idempotency_key: str | None = None,
+    ) -> list[Step]:
+        """Add messages at the end with the next sequences, and their AgentSteps; all or none.
+
+        An unknown session is created. With `branch_id` they go to that branch of the session, which
+        need not be its current one. AgentSteps are pinned to the branch and to the sequence of the
+        first message here, or of the next one when there is none; `after` says for each how many of
+        these messages stand before its own. One that names no session gets this one. A key used
+        before in this session returns what it stored then, and stores nothing: the same key must
+        come with messages that say the same (ids and times may differ).
+        """
         ...
+
+    def messages(
+        self,
+        session_id: str,
+        start: int = 1,
+        end: int | None = None,
+        *,
+        branch_id: int | None = None,
+    ) -> list[Step]:
+        """Return the messages from `start` to `end`, both inclusive, with this session's id.
+
+        A range outside the session is empty.
+        """
+        ...
+
+    def message_dicts(
+        self,
+        session_id: str,
+        start: int = 1,
+        end: int | None = None,
+        *,
+        branch_id: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return the same messages as providers take them, without validating any."""
+        ...
+
+    def session_end(self, session_id: str, *, branch_id: int | None = None) -> BranchPosition:
+        """Return where a session ends; sequence 0 when it is empty."""
+        ...
+
+    def pinned_steps(
+        self, session_id: str, *, branch_id: int | None = None
+    ) -> list[tuple[int, str]]:
+        """Return (sequence, id) of the AgentSteps pinned to a session's line, in that order.
+
+        Steps of the same sequence stand as they were stored. An unknown session has none.
+        """
+        ...
+
+    def place_of(self, message_id: str) -> tuple[str, int] | None:
+        """Return a session that reads this message, and its sequence; None when none does."""
+        ...
+
+    def sessions(self, *, limit: int, offset: int = 0) -> list[SessionSummary]:
+        """Return sessions, the one written last first."""
+        ...
+
+    def fork(self, session_id: str, sequence: int, new_session_id: str | None = None) -> str:
+        """Start a session that shares messages 1 to `sequence` with this one; return its id."""
+        ...
+
+    def branch_at(self, session_id: str, sequence: int, reason: str = "retry") -> int:
+        """Start a branch after `sequence` to write an attempt to; the session stays as it is."""
+        ...
+
+    def adopt(self, session_id: str, branch_id: int, *, expect_branch: int | None = None) -> None:
+        """Let the session point at one of its branches from now on."""
+        ...
+
+    def hide_from(self, session_id: str, start: int) -> int:
+        """Hide the messages from `start` on, in this session only; return how many."""
+        ...
+
+    def attempts(self, session_id: str) -> list[Attempt]:
+        """Return all branches of a session, oldest first, abandoned ones too."""
+        ...
+
+    def delete_session(self, session_id: str) -> tuple[int, int]:
+        """Delete a session with its attempts, and what no other session reads of it.
+
+        Messages and AgentSteps that a fork still reads stay with the fork. Idempotency keys and
+        token counts go too, and forks no longer name it. An unknown session is no error.
+
+        Returns:
+            How many messages and how many AgentSteps were deleted.
+        """
+        ...
+
+    def rewrite_messages(self, changed: Mapping[str, Step]) -> int:
+        """Put other messages in the place of some, by the ids of these; return how many there were.
+
+        The place stays: session, branch and sequence are those of the message before. It is what
+        erasing needs where another session reads on; nothing else changes a stored message.
+        """
+        ...
+
+
+class StoreBackend(StepStore, SessionStore, Protocol):
+    """All that a memory asks of the back-end that serves its address."""

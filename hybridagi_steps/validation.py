@@ -24,7 +24,6 @@ from hybridagi_steps.errors import (
     StepsError,
     StepTooDeepError,
 )
-from hybridagi_steps.protocols import UNREVOKED
 from hybridagi_steps.records.agent_step import AgentStep, id_text, repaired
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.json_values import (
@@ -36,6 +35,7 @@ from hybridagi_steps.records.json_values import (
 )
 from hybridagi_steps.records.message import MessageRole, Step, StepMetrics, from_local, in_utc
 from hybridagi_steps.records.redaction import Redact, redacted_fields, redacted_message
+from hybridagi_steps.records.store_values import UNREVOKED
 
 MAX_ID_LENGTH = 128
 

@@ -19,9 +19,9 @@ from rich.tree import Tree
 from hybridagi_steps.display.view import StepView, step_view, tree_view
 
 if TYPE_CHECKING:
-    from hybridagi_steps.protocols import RunSummary
     from hybridagi_steps.records.agent_step import AgentStep
     from hybridagi_steps.records.filters import StepHit
+    from hybridagi_steps.records.store_values import RunSummary
 
 _COLOURS = {"action": "blue", "decision": "magenta", "call": "green", "end": "green"}
 _BAR = 8

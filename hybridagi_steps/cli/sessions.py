@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hybridagi_steps.records.message import Step
-    from hybridagi_steps.session_protocols import SessionSummary
+    from hybridagi_steps.records.store_values import SessionSummary
 
 _SHOWN_ID = 36
 

@@ -21,12 +21,13 @@ from hybridagi_steps.messages.media import anthropic_part, not_sent
 from hybridagi_steps.messages.parts import json_text
 from hybridagi_steps.messages.provider_out import OPENING, openai_message
 from hybridagi_steps.messages.units import SYNTHETIC, THINKING, Unit
+from hybridagi_steps.protocols import MessageTokenStore
 from hybridagi_steps.recording_hooks import active_user_id
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.json_reading import JsonObject, as_list
 from hybridagi_steps.records.message import MessageRole, Step
-from hybridagi_steps.session_protocols import BranchPosition, MessageTokenStore
+from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.sessions.repository import check_session
 from hybridagi_steps.token_counters import MessageCounter
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from hybridagi_steps.embedders.validation import checked_vectors
 from hybridagi_steps.errors import EmbedderError
-from hybridagi_steps.protocols import FloatMatrix
+from hybridagi_steps.records.store_values import FloatMatrix
 
 _PROBE = "How long is a vector?"
 

@@ -16,7 +16,7 @@ from hashlib import blake2b
 import numpy as np
 
 from hybridagi_steps.errors import EmbedderError
-from hybridagi_steps.protocols import FloatMatrix, FloatVector
+from hybridagi_steps.records.store_values import FloatMatrix, FloatVector
 
 MAX_CHARS = 32_768
 """What stands beyond is not read."""

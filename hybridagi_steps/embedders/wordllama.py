@@ -20,7 +20,7 @@ import numpy as np
 
 from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.errors import EmbedderError
-from hybridagi_steps.protocols import FloatMatrix
+from hybridagi_steps.records.store_values import FloatMatrix
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -21,10 +21,10 @@ from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange.formats import jsonl, openai_training, otlp_export, parquet
 from hybridagi_steps.exchange.origins import RunScores, embedder_name, with_origin
 from hybridagi_steps.exchange.session_export import SessionLines
-from hybridagi_steps.protocols import ABANDONED
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.json_reading import as_list
+from hybridagi_steps.records.store_values import ABANDONED
 
 if TYPE_CHECKING:
     from hybridagi_steps.memory import StepMemory

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from hybridagi_steps.exchange.records import ParsedScore
-from hybridagi_steps.protocols import RunSummary
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.json_reading import JsonObject, as_object
+from hybridagi_steps.records.store_values import RunSummary
 
 VECTOR_EMBEDDER = "vector_embedder"
 """The field, in Parquet the column, that names the embedder."""

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from hybridagi_steps.exchange.formats.jsonl import header_line, message_line
+from hybridagi_steps.protocols import SessionStore
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.message import Step
-from hybridagi_steps.session_protocols import SessionStore, SessionSummary
+from hybridagi_steps.records.store_values import SessionSummary
 
 _PAGE = 500
 

@@ -15,7 +15,7 @@ from hybridagi_steps.errors import DuplicateStepError, SequenceConflictError, Un
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.message import Step
-from hybridagi_steps.session_protocols import BranchPosition
+from hybridagi_steps.records.store_values import BranchPosition
 
 _log = logging.getLogger("hybridagi_steps")
 _LOST = (SequenceConflictError, UnknownSessionError)

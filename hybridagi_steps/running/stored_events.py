@@ -10,11 +10,11 @@ from typing import Any
 
 from hybridagi_steps.errors import UnknownRunError, UnknownSessionError
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.protocols import SessionStore
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.run import RunMetrics
-from hybridagi_steps.session_protocols import SessionBackend
 
 _PAGE = 200
 _FINAL = {
@@ -76,7 +76,7 @@ def run_messages(
 
 
 def _messages_on(
-    store: SessionBackend, session_id: str, run_id: str, branch_id: int, last: int
+    store: SessionStore, session_id: str, run_id: str, branch_id: int, last: int
 ) -> list[Step]:
     """Look for a run's messages from the end of a branch backwards; they stand side by side."""
     found: list[Step] = []

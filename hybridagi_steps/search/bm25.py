@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps.protocols import Rows
+from hybridagi_steps.records.store_values import Rows
 
 K1, B = 1.5, 0.75
 """Term saturation and length normalisation, the usual constants."""

@@ -16,7 +16,7 @@ from hybridagi_steps.errors import (
     ReadOnlyStorageError,
     StorageBusyError,
 )
-from hybridagi_steps.protocols import Embedder, StoreAdmin
+from hybridagi_steps.protocols import Embedder, StepStore
 
 AUTO = "auto"
 """The store's own embedder, else the best that is installed."""
@@ -27,7 +27,7 @@ log = logging.getLogger("hybridagi_steps")
 class EmbedderBinding:
     """The embedder of one store, found when it is first needed."""
 
-    def __init__(self, store: StoreAdmin, asked: str | Embedder | None) -> None:
+    def __init__(self, store: StepStore, asked: str | Embedder | None) -> None:
         self.asked: str | Embedder = AUTO if asked is None else asked
         self._store = store
         self._known: Embedder | None = None

@@ -18,18 +18,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps.protocols import (
+from hybridagi_steps.protocols import IndexedStore, StepKey
+from hybridagi_steps.records.agent_step import id_text
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.store_values import (
     ABANDONED,
     REVOKED,
     UNREVOKED,
-    FilterStore,
     Hidden,
     Rows,
-    StepKey,
     TextRow,
 )
-from hybridagi_steps.records.agent_step import id_text
-from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 
 PAGE = 100_000
 """Rows whose keys are read at once."""
@@ -53,7 +52,7 @@ _Values = npt.NDArray[Any]
 class FilterColumns:
     """Answers filters like `store.rows`, for rows up to the newest it was told of."""
 
-    def __init__(self, store: FilterStore) -> None:
+    def __init__(self, store: IndexedStore) -> None:
         """Read from `store`, when first asked."""
         self._store = store
         self._newest = 0

@@ -29,15 +29,7 @@ from hybridagi_steps.errors import (
     StorageBusyError,
     StorageError,
 )
-from hybridagi_steps.protocols import (
-    DerivedStore,
-    Embedder,
-    FloatMatrix,
-    Frontier,
-    PendingText,
-    TextRow,
-    VectorRow,
-)
+from hybridagi_steps.protocols import Embedder, IndexedStore
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.step_text import (
     holds_word,
@@ -47,6 +39,13 @@ from hybridagi_steps.records.step_text import (
     tokens,
     whole_text,
     window_text,
+)
+from hybridagi_steps.records.store_values import (
+    FloatMatrix,
+    Frontier,
+    PendingText,
+    TextRow,
+    VectorRow,
 )
 from hybridagi_steps.stores.waiting import Patience, taken
 
@@ -81,7 +80,7 @@ class Deriver:
     """Computes what is pending in one store, by several threads at once if they ask."""
 
     def __init__(
-        self, store: DerivedStore, embedder: Callable[[], Embedder], patience: Patience
+        self, store: IndexedStore, embedder: Callable[[], Embedder], patience: Patience
     ) -> None:
         """Derive from `store`; `embedder` is called when vectors are first needed.
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Literal, NamedTuple
 
-from hybridagi_steps.protocols import ABANDONED, REVOKED, UNREVOKED, AgentStepStore
+from hybridagi_steps.protocols import StepStore
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.store_values import ABANDONED, REVOKED, UNREVOKED
 
 Expand = Literal["parents", "following", "program"]
 """What a hit may bring along."""
@@ -40,7 +41,7 @@ def _anything(_: AgentStep) -> bool:
 
 
 def ancestors(
-    store: AgentStepStore, step_id: str, limit: int = _ANCESTORS, shown: Shown = _anything
+    store: StepStore, step_id: str, limit: int = _ANCESTORS, shown: Shown = _anything
 ) -> list[AgentStep]:
     """Return the steps that led to this one, nearest first; a missing parent ends the walk."""
     found: list[AgentStep] = []
@@ -57,7 +58,7 @@ def ancestors(
 
 
 def following(
-    store: AgentStepStore, step_id: str, limit: int = FOLLOWING, shown: Shown = _anything
+    store: StepStore, step_id: str, limit: int = FOLLOWING, shown: Shown = _anything
 ) -> list[AgentStep]:
     """Return the next steps along parent links, nearest first."""
     found: list[AgentStep] = []
@@ -71,7 +72,7 @@ def following(
 
 
 def enclosing_program(
-    store: AgentStepStore,
+    store: StepStore,
     step: AgentStep,
     where: StepFilter,
     limit: int = PROGRAM_STEPS,
@@ -100,7 +101,7 @@ def enclosing_program(
 
 
 def context_of(
-    store: AgentStepStore,
+    store: StepStore,
     step: AgentStep,
     expand: Expand,
     where: StepFilter,

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from hybridagi_steps._concurrency import rest_first_at_fork
 from hybridagi_steps.errors import DamagedFileError
-from hybridagi_steps.protocols import FloatMatrix, FloatVector
+from hybridagi_steps.records.store_values import FloatMatrix, FloatVector
 from hybridagi_steps.search.vector_rows import Positions
 
 PIECE = 16_384

@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps.protocols import FloatVector, Rows
 from hybridagi_steps.records.step_text import text_hash, tokens, written_words
+from hybridagi_steps.records.store_values import FloatVector, Rows
 from hybridagi_steps.search.bm25 import Match
 from hybridagi_steps.search.filter_index import NO_ROW
 from hybridagi_steps.search.step_index import Shard, StepIndex

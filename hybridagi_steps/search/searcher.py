@@ -25,11 +25,12 @@ from hybridagi_steps.errors import (
     InvalidQueryError,
     StepsError,
 )
-from hybridagi_steps.protocols import Embedder, FloatVector, Hidden, Rows, StepStore
+from hybridagi_steps.protocols import Embedder, StepStore
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
 from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.step_text import own_text, text_hash, whole_text
+from hybridagi_steps.records.store_values import FloatVector, Hidden, Rows
 from hybridagi_steps.search.filter_index import FEW_RUNS
 from hybridagi_steps.search.indexing import (
     PATIENCE_SECONDS,

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.errors import DamagedFileError
-from hybridagi_steps.protocols import Changes, IndexedStore, Position, TextRow, VectorRow
+from hybridagi_steps.protocols import IndexedStore
+from hybridagi_steps.records.store_values import Changes, Position, TextRow, VectorRow
 from hybridagi_steps.search.bm25 import Document, LexicalIndex
 from hybridagi_steps.search.filter_index import FilterColumns, StepColumns
 from hybridagi_steps.search.index_cache import erase_cache, load_cache, save_cache
@@ -99,7 +100,7 @@ class StepIndex:
             self._reset()
         if not self.in_use:
             self._load()
-        target, whole = self._store.position(), False
+        target, whole = self._store.frontier().position, False
         while not whole and self.position != target:
             changes = self._store.changes(self.position, limit=_PAGE)
             if changes.position.epoch != self.position.epoch:
@@ -226,7 +227,7 @@ class StepIndex:
 
     def _load(self) -> None:
         """Start from the cache when it is whole and belongs to this store's past."""
-        now = self._store.position()
+        now = self._store.frontier().position
         found = load_cache(self._cache, self._identity()) if self._cache is not None else None
         if found is None:
             return

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.errors import DamagedFileError, VectorError
-from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows, ScoredRows
+from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
 from hybridagi_steps.search.quantized_codes import CodeBuild
 from hybridagi_steps.search.vector_rows import (
     Mask,
@@ -64,8 +64,15 @@ TIE_SLACK = 4e-6
 """More than float32 products of unit vectors are off by: what is closer is compared exactly."""
 
 
+class ScoredRows(NamedTuple):
+    """Rows with their scores, best first; ties go to the row stored first."""
+
+    rows: Rows
+    scores: FloatVector
+
+
 class FaissIndex:
-    """Searches unit vectors by cosine similarity (the protocol `VectorIndex`).
+    """Searches unit vectors by cosine similarity.
 
     Args:
         dimension: Length of every vector.

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.errors import DamagedFileError, DimensionMismatchError, InvalidVectorError
-from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows
+from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
 
 Positions = npt.NDArray[np.intp]
 """Row numbers of the matrix."""

@@ -25,7 +25,7 @@ from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.run import RunMetrics
-from hybridagi_steps.session_protocols import Attempt, SessionSummary
+from hybridagi_steps.records.store_values import Attempt, SessionSummary
 from hybridagi_steps.validation import MAX_ID_LENGTH
 
 LARGEST_SEQUENCE = 2**53 - 1

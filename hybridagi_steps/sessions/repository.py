@@ -20,15 +20,11 @@ from hybridagi_steps.errors import (
     UnknownSequenceError,
     UnknownSessionError,
 )
+from hybridagi_steps.protocols import SessionStore
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.redaction import Redact
-from hybridagi_steps.session_protocols import (
-    Attempt,
-    BranchPosition,
-    SessionBackend,
-    SessionSummary,
-)
+from hybridagi_steps.records.store_values import Attempt, BranchPosition, SessionSummary
 from hybridagi_steps.sessions.branch_compare import BranchComparison, compare
 from hybridagi_steps.validation import admitted, admitted_messages, check_id, checked_page
 
@@ -64,7 +60,7 @@ class SessionRepository:
 
     def __init__(
         self,
-        store: SessionBackend,
+        store: SessionStore,
         *,
         redact: Redact | None = None,
         admit: Callable[[Sequence[AgentStep]], list[AgentStep]] | None = None,
@@ -384,7 +380,7 @@ def check_sequence(sequence: object) -> None:
         raise InvalidSettingError(f"a sequence is a whole number, not {sequence!r:.80}.")
 
 
-def fork_point(store: SessionBackend, session_id: str, sequence: int) -> int:
+def fork_point(store: SessionStore, session_id: str, sequence: int) -> int:
     """Return the last sequence up to `sequence` at which no tool call waits for its result."""
     around = store.messages(session_id, max(sequence - _LONGEST_BATCH, 1), sequence)
     results: set[str | None] = set()

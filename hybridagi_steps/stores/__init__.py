@@ -18,7 +18,7 @@ from hybridagi_steps.protocols import Durability
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS, check_timeout
 
 if TYPE_CHECKING:
-    from hybridagi_steps.protocols import StepStore
+    from hybridagi_steps.protocols import StoreBackend
 
 __all__ = ["ENTRY_POINT_GROUP", "address_text", "open_store"]
 
@@ -45,7 +45,7 @@ def open_store(
     namespace: str = "default",
     durability: Durability = "full",
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-) -> StepStore:
+) -> StoreBackend:
     """Open the store at an address, creating it where there is none.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Any
 from hybridagi_steps.errors import DuplicateStepError, InvalidStepError, SequenceConflictError
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step
-from hybridagi_steps.session_protocols import BranchPosition
+from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.stores.body import Written, message_dicts
 from hybridagi_steps.stores.checksums import as_bytes
 

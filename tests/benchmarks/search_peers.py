@@ -24,8 +24,8 @@ import numpy as np
 import orjson
 
 from hybridagi_steps.embedders.resolution import resolve_embedder
-from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows
 from hybridagi_steps.records.step_text import own_text
+from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
 from tests.benchmarks import CHECKOUT
 from tests.benchmarks.corpus import STEPS_PER_RUN, USERS, made_queries, made_steps
 from tests.benchmarks.peers import (

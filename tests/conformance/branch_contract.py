@@ -36,7 +36,7 @@ def in_scope(store: SessionStepStore, scope: str | None = None) -> list[str]:
 
 
 class BranchContract:
-    """`BranchStore` and `SessionRemoval`."""
+    """`SessionStore` and `SessionStore`."""
 
     def test_a_fork_shares_and_goes_its_own_way(self, store: SessionStepStore) -> None:
         store.commit("s", said(5))
@@ -203,9 +203,9 @@ class BranchContract:
         self, store: SessionStepStore
     ) -> None:
         store.commit("s", said(2), [step(id="a1")])
-        begun = store.position().branch
+        begun = store.frontier().position.branch
         store.commit("s", [message("3")], [step(id="a3")])
-        assert store.position().branch == begun, "an append hides nothing"
+        assert store.frontier().position.branch == begun, "an append hides nothing"
         seen = [begun]
         for move in (
             lambda: store.adopt("s", store.branch_at("s", 1)),
@@ -216,8 +216,8 @@ class BranchContract:
             before = store.hidden_rows().abandoned.tolist()
             move()
             if store.hidden_rows().abandoned.tolist() != before:
-                assert store.position().branch > seen[-1]
-            seen.append(store.position().branch)
+                assert store.frontier().position.branch > seen[-1]
+            seen.append(store.frontier().position.branch)
         assert len(set(seen)) > 2, seen
 
     def test_vacuum_removes_what_no_session_reads(self, store: SessionStepStore) -> None:

@@ -19,7 +19,7 @@ from hybridagi_steps.testing.conformance.samples import (
 
 
 class DerivedContract:
-    """`DerivedStore`: words, embeddings, followers."""
+    """`IndexedStore`: words, embeddings, followers."""
 
     def test_words_are_pending_with_the_named_parent(self, store: StepStore) -> None:
         a, b = store.append([step(id="a"), step(id="b", parent_id="a")])
@@ -29,9 +29,9 @@ class DerivedContract:
         assert second.parent is not None
         assert second.parent.id == "a"
         assert [found.row for found in store.pending_texts(1)] == [a]
-        store.save_texts([text(b, a)])
+        store.save_derived([text(b, a)], [])
         assert [found.row for found in store.pending_texts(9)] == [a]
-        store.save_texts([text(a)])
+        store.save_derived([text(a)], [])
         assert store.pending_texts(9) == []
 
     def test_words_know_whether_their_step_is_of_a_trial(self, store: StepStore) -> None:
@@ -89,15 +89,15 @@ class DerivedContract:
         [child] = store.append([step(id="child", parent_id="late")])
         taken = store.pending_texts(9)
         [late] = store.append([step(id="late")])
-        store.save_texts([text(late)])
-        store.save_texts([text(found.row, found.parent_row) for found in taken])
+        store.save_derived([text(late)], [])
+        store.save_derived([text(found.row, found.parent_row) for found in taken], [])
         assert save_pending(store) == [(child, late)]
 
     def test_words_of_steps_gone_meanwhile_are_skipped(self, store: StepStore) -> None:
         [row] = store.append([step(id="a")])
         store.delete(["a"])
-        store.save_texts([text(row)])
-        store.save_vectors([vector(row, 1, 0)])
+        store.save_derived([text(row)], [])
+        store.save_derived([], [vector(row, 1, 0)])
         store.append([step(id="b")])
         changes = store.changes(START)
         assert (changes.texts, changes.vectors) == ([], [])
@@ -143,7 +143,7 @@ class DerivedContract:
         a, b = store.append([step(id="a"), step(id="b", parent_id="a")])
         taken = [text(found.row, found.parent_row) for found in store.pending_texts(9)]
         store.delete(["a"])
-        store.save_texts(taken)
+        store.save_derived(taken, [])
         assert store.changes(START).texts == []
         assert save_pending(store) == [(b, None)]
         assert store.verify() == []
@@ -152,15 +152,15 @@ class DerivedContract:
         assert save_pending(store) == [(late, None), (b, late)]
         stale = [text(b, late)]
         store.delete(["a"])
-        store.save_texts(stale)
+        store.save_derived(stale, [])
         assert save_pending(store) == [(b, None)]
         assert a < b < late
 
     def test_words_may_be_saved_again(self, store: StepStore) -> None:
         [row] = store.append([step(id="a")])
-        store.save_texts([text(row, tokens="old")])
+        store.save_derived([text(row, tokens="old")], [])
         reached = store.changes(START).position
-        store.save_texts([text(row, tokens="new")])
+        store.save_derived([text(row, tokens="new")], [])
         assert [saved.tokens for saved in store.changes(reached).texts] == ["new"]
         assert [saved.tokens for saved in store.changes(START).texts] == ["new"]
 
@@ -170,8 +170,8 @@ class DerivedContract:
             (a, "a"),
             (c, "c"),
         ]
-        store.save_vectors([vector(a), vector(c, 1, 0)])
-        store.save_vectors([vector(a, 5, 5), vector(b, 5, 5), vector(c, 5, 5)])
+        store.save_derived([], [vector(a), vector(c, 1, 0)])
+        store.save_derived([], [vector(a, 5, 5), vector(b, 5, 5), vector(c, 5, 5)])
         assert store.pending_vectors(9) == []
         steps = store.get(["a", "b", "c"], vectors=True)
         assert [found.vector for found in steps] == [None, [3, 4], [1, 0]]
@@ -188,7 +188,7 @@ class DerivedContract:
     def test_pending_vectors_come_by_row_and_limit(self, store: StepStore) -> None:
         rows = store.append([step(id=str(n)) for n in range(5)])
         assert [row for row, _ in store.pending_vectors(2)] == rows[:2]
-        store.save_vectors([vector(rows[3], 1)])
+        store.save_derived([], [vector(rows[3], 1)])
         assert [row for row, _ in store.pending_vectors(9)] == [*rows[:3], rows[4]]
 
     def test_pending_steps_are_given_within_bounds(self, store: StepStore) -> None:
@@ -201,7 +201,7 @@ class DerivedContract:
         assert [found.row for found in store.pending_texts(2, **asked)] == rows[2:4]
         without = [row for row in rows[2:] if row != rows[3]]
         assert [row for row, _ in store.pending_vectors(9, **asked)] == without
-        store.save_texts([text(row) for row in rows[:2]])
+        store.save_derived([text(row) for row in rows[:2]], [])
         assert [found.row for found in store.pending_texts(9, after=0, through=newest)] == rows[2:]
         assert store.pending_texts(9, after=later[0]) == []
 
@@ -209,7 +209,7 @@ class DerivedContract:
         [child] = store.append([step(id="child", parent_id="late")])
         save_pending(store)
         [late] = store.append([step(id="late")])
-        store.save_texts([text(late)])
+        store.save_derived([text(late)], [])
         assert [found.row for found in store.pending_texts(9, through=child)] == [child]
         assert store.pending_texts(9, after=child) == []
 
@@ -229,9 +229,9 @@ class DerivedContract:
         assert not moved()
         [row] = store.append([step(id="a")])
         assert moved()
-        store.save_texts([text(row)])
+        store.save_derived([text(row)], [])
         assert moved()
-        store.save_vectors([vector(row, 1)])
+        store.save_derived([], [vector(row, 1)])
         assert moved()
         store.get(["a"])
         assert not moved()
@@ -244,7 +244,7 @@ class DerivedContract:
         assert moved()
         store.clear()
         assert moved()
-        assert seen[-1].position == store.position()
+        assert seen[-1].position == store.frontier().position
 
     def test_words_and_embeddings_are_saved_together(self, store: StepStore) -> None:
         [child] = store.append([step(id="child", parent_id="late")])
@@ -266,7 +266,7 @@ class DerivedContract:
 
     def test_changes_come_in_pages(self, store: StepStore) -> None:
         rows = store.append([step(id=str(n), vector=[n + 1]) for n in range(5)])
-        store.save_texts([text(row) for row in rows])
+        store.save_derived([text(row) for row in rows], [])
         reached = START
         texts: list[int] = []
         vectors: list[int] = []
@@ -276,16 +276,16 @@ class DerivedContract:
             vectors.extend(saved.row for saved in changes.vectors)
             reached = changes.position
         assert texts == vectors == rows
-        assert reached == store.position()
+        assert reached == store.frontier().position
         quiet = store.changes(reached)
         assert (quiet.position, quiet.texts, quiet.vectors, quiet.removed) == (reached, [], [], [])
 
     def test_removals_follow(self, store: StepStore) -> None:
         a, b = store.append([step(id="a"), step(id="b")])
-        store.save_texts([text(a), text(b)])
+        store.save_derived([text(a), text(b)], [])
         reached = store.changes(START).position
         assert store.delete(["a", "nobody", "\ud800"]) == 1
-        assert store.position() != reached
+        assert store.frontier().position != reached
         changes = store.changes(reached)
         assert (changes.texts, changes.removed) == ([], [a])
 
@@ -295,21 +295,21 @@ class DerivedContract:
         [row] = store.append([step(id="a")])
         store.set_embedder("one", 2)
         with pytest.raises(EmbedderMismatchError, match="one"):
-            store.save_vectors([vector(row)], model_id="two")
+            store.save_derived([], [vector(row)], model_id="two")
         assert [pending for pending, _ in store.pending_vectors(9)] == [row]
-        store.save_vectors([vector(row)], model_id="one")
+        store.save_derived([], [vector(row)], model_id="one")
         assert store.pending_vectors(9) == []
 
     def test_another_embedder_starts_a_new_epoch(self, store: StepStore) -> None:
         [row] = store.append([step(id="a", vector=[1, 2])])
         assert store.identity()[1:] == (None, None)
         store.set_embedder("one", 2)
-        before = store.position()
+        before = store.frontier().position
         store.set_embedder("one", 2)
-        assert store.position() == before
+        assert store.frontier().position == before
         assert store.get(["a"], vectors=True)[0].vector == [1, 2]
         store.set_embedder("two", 3)
         assert store.identity()[1:] == ("two", 3)
-        assert store.position().epoch > before.epoch
+        assert store.frontier().position.epoch > before.epoch
         assert [pending for pending, _ in store.pending_vectors(9)] == [row]
         assert store.changes(before).vectors == []

@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 
 from hypothesis import strategies as st
 
-from hybridagi_steps.protocols import REVOKED, UNREVOKED
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.provenance import source_of
+from hybridagi_steps.records.store_values import REVOKED, UNREVOKED
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 MOMENTS = st.integers(-2, 2).map(lambda n: NOON + timedelta(microseconds=n * 500_000))

@@ -184,11 +184,11 @@ class RevocationContract:
 
     def test_a_position_tells_when_steps_are_revoked(self, store: SessionStepStore) -> None:
         store.append([step(id="a", user_id="eve")])
-        places = [store.position().branch]
+        places = [store.frontier().position.branch]
         done = store.revoke(StepFilter(user_id="eve"), None)
-        places.append(store.position().branch)
+        places.append(store.frontier().position.branch)
         store.reinstate(str(done.id))
-        places.append(store.position().branch)
+        places.append(store.frontier().position.branch)
         assert places == sorted(set(places))
 
     def test_clearing_forgets_revocations(self, store: SessionStepStore) -> None:

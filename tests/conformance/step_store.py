@@ -1,4 +1,4 @@
-"""What every StepStore and SessionBackend promises, run in full on every back-end.
+"""What every StepStore and SessionStore promises, run in full on every back-end.
 
 Subclass `WholeContract` and give it two fixtures: `store`, an empty store, and `other`, an empty
 store of another namespace, beside the first where the back-end can do that.

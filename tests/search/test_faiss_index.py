@@ -20,9 +20,9 @@ from hybridagi_steps.errors import (
     InvalidVectorError,
     VectorError,
 )
-from hybridagi_steps.protocols import FloatMatrix, Rows, ScoredRows, VectorIndex
+from hybridagi_steps.records.store_values import FloatMatrix, Rows
 from hybridagi_steps.search import vector_index as faiss_index
-from hybridagi_steps.search.vector_index import FaissIndex
+from hybridagi_steps.search.vector_index import FaissIndex, ScoredRows
 
 
 def clustered(count: int, dimension: int, seed: int = 0) -> FloatMatrix:
@@ -421,5 +421,5 @@ def test_a_forked_child_searches_and_adds(history: list[str]) -> None:
 
 
 def test_it_is_a_vector_index() -> None:
-    index: VectorIndex = FaissIndex(4)
+    index = FaissIndex(4)
     assert len(index) == 0

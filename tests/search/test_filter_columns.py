@@ -23,9 +23,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from hybridagi_steps.embedders import HashingEmbedder
 from hybridagi_steps.errors import StorageError
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.protocols import Rows, StepKey, StepStore
+from hybridagi_steps.protocols import StepKey, StepStore
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.store_values import Rows
 from hybridagi_steps.search import filter_index as filter_columns
 from hybridagi_steps.search.indexing import Deriver
 from hybridagi_steps.search.step_index import StepIndex

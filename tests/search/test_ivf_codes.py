@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hybridagi_steps.errors import DamagedFileError
-from hybridagi_steps.protocols import FloatMatrix, Rows
+from hybridagi_steps.records.store_values import FloatMatrix, Rows
 from hybridagi_steps.search import quantized_codes as scan_codes
 from hybridagi_steps.search import vector_index as faiss_index
 from hybridagi_steps.search.quantized_codes import ScanCodes

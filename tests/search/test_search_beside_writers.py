@@ -23,8 +23,8 @@ from hybridagi_steps.cli import main
 from hybridagi_steps.embedders import HashingEmbedder
 from hybridagi_steps.errors import InvalidSettingError, StorageBusyError
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.protocols import FloatMatrix
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.store_values import FloatMatrix
 from hybridagi_steps.stores.sqlite.file_lock import FileLock
 
 MOST_CALLS = 300

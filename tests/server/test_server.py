@@ -16,7 +16,7 @@ pytest.importorskip("uvicorn", reason="the server needs the extra `server`")
 from server_cases import MESSAGES, TOKEN, Served, echo, fill, problem, serving
 
 from hybridagi_steps import Step, StepFilter, StepMemory, errors
-from hybridagi_steps.protocols import RunSummary
+from hybridagi_steps.records.store_values import RunSummary
 from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.problems import STATUS, status_of
 from hybridagi_steps.server.routes.search import SearchAsked

@@ -37,8 +37,8 @@ from hybridagi_steps.errors import (
     UnsupportedAddressError,
 )
 from hybridagi_steps.exchange import salvage_file
-from hybridagi_steps.protocols import Position
 from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.store_values import Position
 from hybridagi_steps.search.step_index import cache_path
 from hybridagi_steps.stores import open_store
 from hybridagi_steps.stores.address import secrets_of, shown_address
@@ -182,8 +182,8 @@ class TestProcesses:
                 for _ in range(8):
                     taken.enter_context(store._db.reading())
                 with pytest.raises(StorageBusyError, match="8 connections"):
-                    store.position()
-            assert store.position() == Position(1, 0, 0, 0, 0)
+                    store.frontier()
+            assert store.frontier().position == Position(1, 0, 0, 0, 0)
 
     @FORKED
     def test_a_follower_of_two_writers_misses_no_row(
@@ -202,7 +202,7 @@ class TestProcesses:
         children = [piped(lambda pipe, name=name: write(name, pipe)) for name in "ab"]
         position, rows, texts, vectors = Position(0, 0, 0, 0, 0), list[int](), {0}, {0}
         ended = 0
-        while ended < 2 or store.position() != position:
+        while ended < 2 or store.frontier().position != position:
             ended += sum(os.waitpid(child, os.WNOHANG)[0] > 0 for child, _ in children[:2])
             children = [pair for pair in children if _alive(pair[0])]
             found, _ = store.step_keys(["scope"], after=rows[-1] if rows else 0, limit=10**6)

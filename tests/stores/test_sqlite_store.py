@@ -166,7 +166,7 @@ def test_a_file_of_an_earlier_schema_is_brought_up_to_date(
             )
     with closing(SqliteStepStore(path)) as store:
         assert ids(store.find(EVERYTHING, limit=9)) == ["a", "chat"]
-        assert store.position().branch == 0
+        assert store.frontier().position.branch == 0
         assert ids(store.find(StepFilter(trust="team"), limit=9)) == ["a"]
         assert store.revoke(StepFilter(sources=["openai"]), None).matched == 1
         assert ids(store.find(StepFilter(), limit=9)) == ["a"]
@@ -201,7 +201,7 @@ def test_deleted_words_are_in_no_file_after_vacuum(path: Path, store: SqliteStep
     store.append([step(id=str(n), outputs={"x": f"{CANARY} {n}"}) for n in range(300)])
     store.append([step(id="kept"), step(id="r", run_id=CANARY, outputs={"x": CANARY * 900})])
     doomed = [found.row for found in store.pending_texts(999) if found.step.id != "kept"]
-    store.save_texts([text(row, tokens=CANARY) for row in doomed])
+    store.save_derived([text(row, tokens=CANARY) for row in doomed], [])
     store.score_run(CANARY, 1.0, CANARY)
     assert any(CANARY.encode() in file.read_bytes() for file in path.parent.iterdir())
     store.append([step(id="r")], replace=True)
@@ -371,7 +371,7 @@ def test_a_read_only_disk_can_be_read(small_disk: Path) -> None:
     with closing(SqliteStepStore(path, namespace="unknown")) as store:
         assert store.find(EVERYTHING, limit=9) == store.runs(limit=9) == []
         assert store.identity().embedder is None
-        assert store.position() == store.changes(store.position()).position
+        assert store.frontier().position == store.changes(store.frontier().position).position
         assert store.stats()["steps"] == 0
     with pytest.raises(ReadOnlyStorageError):
         SqliteStepStore(small_disk / "new.db")

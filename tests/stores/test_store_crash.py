@@ -14,8 +14,9 @@ import numpy as np
 from faults.processes import piped
 from session_writers import SESSION, for_ever, start
 
-from hybridagi_steps.protocols import Durability, TextRow, VectorRow
+from hybridagi_steps.protocols import Durability
 from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.store_values import TextRow, VectorRow
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.testing.conformance.samples import step
 
@@ -68,10 +69,10 @@ def _write_for_ever(path: Path, name: str, durability: Durability, pipe: int) ->
         if n % 5 == 0:
             pending = store.pending_texts(50)
             words = [TextRow(p.row, p.parent_row, "words", 1, 0, False) for p in pending]
-            store.save_texts(words)
+            store.save_derived(words, [])
             blank = np.ones(8, np.float32)
             rows = [row for row, _ in store.pending_vectors(50)]
-            store.save_vectors([VectorRow(row, 1, blank, False) for row in rows])
+            store.save_derived([], [VectorRow(row, 1, blank, False) for row in rows])
         if n % 7 == 3:
             os.write(pipe, f"{name}.{n - 2} 0\n".encode())
             store.delete([f"{name}.{n - 2}.0"])

@@ -18,8 +18,8 @@ from hybridagi_steps.cli.app import app
 from hybridagi_steps.embedders.hashing import HashingEmbedder
 from hybridagi_steps.errors import DamagedFileError, StepsError
 from hybridagi_steps.exchange import import_file, salvage_file
-from hybridagi_steps.protocols import Position
 from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.store_values import Position
 from hybridagi_steps.search.indexing import Deriver
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.stores.sqlite.schema import migrations

@@ -23,9 +23,10 @@ from hybridagi_steps.errors import (
     StorageError,
     UnsupportedAddressError,
 )
-from hybridagi_steps.protocols import Position, StepStore, TextRow, VectorRow
+from hybridagi_steps.protocols import StepStore
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.store_values import Position, TextRow, VectorRow
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.testing.conformance.samples import EVERYTHING, ids, step
 
@@ -162,7 +163,7 @@ class Follower:
         self.vectors: dict[int, tuple[float, ...] | None] = {}
 
     def follow(self, store: StepStore, limit: int) -> None:
-        while store.position() != self.position:
+        while store.frontier().position != self.position:
             changes = store.changes(self.position, limit=limit)
             if changes.position.epoch != self.position.epoch:
                 self.texts.clear()
@@ -193,11 +194,11 @@ def _change(store: StepStore, kind: str, number: int, first: bool) -> None:
         words = [
             TextRow(p.row, p.parent_row, f"{p.row} {p.parent_row}", 1, 2, False) for p in pending
         ]
-        store.save_texts(words)
+        store.save_derived(words, [])
     elif kind == "vectors":
         rows = [row for row, _ in store.pending_vectors(number + 1)]
         blank = None if first else np.array([number], np.float32)
-        store.save_vectors([VectorRow(row, 1, blank, False) for row in rows])
+        store.save_derived([], [VectorRow(row, 1, blank, False) for row in rows])
     elif kind == "clear" and number == 0:
         store.clear()
     elif kind == "embedder" and number == 0:

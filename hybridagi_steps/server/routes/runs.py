@@ -8,8 +8,8 @@ from fastapi import APIRouter, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 
 from hybridagi_steps._concurrency import in_thread
-from hybridagi_steps.protocols import RunSummary
 from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.store_values import RunSummary
 from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.problems import problems
 from hybridagi_steps.server.routes.sessions import Limit, Offset

@@ -16,10 +16,10 @@ import numpy as np
 import orjson
 
 from hybridagi_steps.errors import DuplicateStepError
-from hybridagi_steps.protocols import Rows, StepKey
+from hybridagi_steps.protocols import StepKey
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.provenance import source_of
-from hybridagi_steps.session_protocols import BranchPosition
+from hybridagi_steps.records.store_values import BranchPosition, Rows
 from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.postgres.database import PostgresDatabase
 from hybridagi_steps.stores.postgres.schema import DURABLY

@@ -15,7 +15,8 @@ from typing import Any
 import orjson
 
 from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError
-from hybridagi_steps.protocols import Durability, Frontier
+from hybridagi_steps.protocols import Durability
+from hybridagi_steps.records.store_values import Frontier
 from hybridagi_steps.stores.body import decode_body
 from hybridagi_steps.stores.postgres.database import PostgresDatabase, Raw
 from hybridagi_steps.stores.postgres.schema import SCHEMA, latest_version
@@ -61,7 +62,7 @@ _PAUSE_SECONDS = 0.02
 
 
 class PostgresAdmin(PostgresSteps, AdminTables):
-    """Implements `StoreAdmin`; see protocols.py for the contract."""
+    """Implements `StepStore`; see protocols.py for the contract."""
 
     def compact(self) -> tuple[str, ...]:
         """Rewrite the tables without what was deleted; writers wait meanwhile.

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hybridagi_steps.errors import StorageBusyError, StorageError
-from hybridagi_steps.protocols import StoreIdentity
 from hybridagi_steps.records.agent_step import id_text
+from hybridagi_steps.records.store_values import StoreIdentity
 from hybridagi_steps.stores.sql.branches import BranchTables
 from hybridagi_steps.stores.sql.checked_tables import CHECKED_TABLES, changed_rows
 from hybridagi_steps.stores.sql.revocations import RevocationTables
@@ -87,7 +87,7 @@ _SHOWN_ROWS = 5
 
 
 class AdminTables(BranchTables, RevocationTables):
-    """Implements `StoreAdmin`; see protocols.py for the contract."""
+    """Implements `StepStore`; see protocols.py for the contract."""
 
     def places(self) -> list[str]:
         """Return what was noted."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from hybridagi_steps.records.message import Step, new_id, utc_now
-from hybridagi_steps.session_protocols import Attempt, BranchPosition
+from hybridagi_steps.records.store_values import Attempt, BranchPosition
 from hybridagi_steps.stores.body import encode_message
 from hybridagi_steps.stores.commits import ATTEMPT_HOURS, check_names, in_use, stale_pointer
 from hybridagi_steps.stores.sql.lineage import (
@@ -70,7 +70,7 @@ _FORGET_COUNTS = """DELETE FROM message_token WHERE message_row =
 
 
 class BranchTables(SessionTables):
-    """Implements `BranchStore` and `SessionRemoval`; see session_protocols.py."""
+    """Implements `SessionStore` and `SessionStore`; see protocols.py."""
 
     def fork(self, session_id: str, sequence: int, new_session_id: str | None = None) -> str:
         """Start a session that shares messages 1 to `sequence` with this one."""

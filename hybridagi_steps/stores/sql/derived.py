@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from hybridagi_steps.errors import DamagedFileError, EmbedderMismatchError, StorageBusyError
-from hybridagi_steps.protocols import (
-    NEWEST,
+from hybridagi_steps.protocols import NEWEST
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.store_values import (
     Changes,
     Frontier,
     PendingText,
@@ -23,7 +24,6 @@ from hybridagi_steps.protocols import (
     TextRow,
     VectorRow,
 )
-from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.stores.checksums import (
     checked_vector,
     damaged,
@@ -94,7 +94,7 @@ _BODIES = """SELECT row, CAST(body AS BLOB), checksum FROM agent_step
 
 
 class DerivedTables(Tables):
-    """Implements `DerivedStore`; see protocols.py for the contract."""
+    """Implements `IndexedStore`; see protocols.py for the contract."""
 
     _save_text: str
     """Saves the words of a row under a new `seq`, in place of those it has."""
@@ -123,13 +123,6 @@ class DerivedTables(Tables):
             for row, step, parent in found
         ]
 
-    def save_texts(self, texts: Sequence[TextRow]) -> None:
-        """Save words, and note whose words went stale by that.
-
-        Those that show a step which is gone meanwhile are not saved: their own stays pending.
-        """
-        self.save_derived(texts, [])
-
     def pending_vectors(
         self, limit: int, *, after: int = 0, through: int = NEWEST
     ) -> list[tuple[int, AgentStep]]:
@@ -142,14 +135,13 @@ class DerivedTables(Tables):
             steps = self._steps(connection, set(rows))
         return list(zip(rows, self._listed(steps, rows), strict=True))
 
-    def save_vectors(self, vectors: Sequence[VectorRow], *, model_id: str | None = None) -> None:
-        """Save embeddings of steps that have none."""
-        self.save_derived([], vectors, model_id=model_id)
-
     def save_derived(
         self, texts: Sequence[TextRow], vectors: Sequence[VectorRow], *, model_id: str | None = None
     ) -> int:
-        """Save words and embeddings in one transaction; return how many windows went stale."""
+        """Save words and embeddings in one transaction; return how many windows went stale.
+
+        Words that show a step which is gone meanwhile are not saved: their own stays pending.
+        """
         with self._db.writing() as connection:
             stale = self._save_texts(connection, texts) if texts else 0
             if vectors or model_id is not None:
@@ -181,10 +173,6 @@ class DerivedTables(Tables):
             raise EmbedderMismatchError(str(stored), str(model_id))
         connection.executemany(self._save_vector, [self._vector_values(row) for row in vectors])
         connection.execute(_VECTORS_ADVANCE, {"namespace": self._namespace})
-
-    def position(self) -> Position:
-        """Return the newest position."""
-        return self.frontier().position
 
     def frontier(self) -> Frontier:
         """Return the newest position and the newest row."""

@@ -22,7 +22,7 @@ from hybridagi_steps.errors import (
     UnknownSessionError,
 )
 from hybridagi_steps.records.message import utc_now
-from hybridagi_steps.session_protocols import BranchPosition
+from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.stores.body import Written
 from hybridagi_steps.stores.checksums import (
     ChecksumError,

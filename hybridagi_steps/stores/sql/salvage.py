@@ -14,11 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 from hybridagi_steps.errors import DamagedFileError, StorageBusyError, StorageError
-from hybridagi_steps.protocols import ABANDONED, RunSummary
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import Step
-from hybridagi_steps.session_protocols import BranchPosition, SessionSummary
+from hybridagi_steps.records.store_values import (
+    ABANDONED,
+    BranchPosition,
+    RunSummary,
+    SessionSummary,
+)
 from hybridagi_steps.stores.body import decode_message
 from hybridagi_steps.stores.checksums import row_checksum
 from hybridagi_steps.stores.sql.lineage import OPEN_END, checked_row, checked_session

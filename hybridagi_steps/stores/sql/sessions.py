@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from hybridagi_steps.errors import StepsError, UnknownSessionError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.message import Step, utc_now
-from hybridagi_steps.session_protocols import BranchPosition, SessionSummary
+from hybridagi_steps.records.store_values import BranchPosition, SessionSummary
 from hybridagi_steps.stores.body import (
     Written,
     decode_message,
@@ -76,7 +76,7 @@ T = TypeVar("T")
 
 
 class SessionTables(StepWriting):
-    """Implements `SessionStore` and `MessageTokenStore`; see session_protocols.py."""
+    """Implements `SessionStore` and `MessageTokenStore`; see protocols.py."""
 
     def commit(
         self,

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from hybridagi_steps.errors import UnknownRunError
-from hybridagi_steps.protocols import Hidden, Rows, RunSummary
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.store_values import Hidden, Rows, RunSummary
 from hybridagi_steps.stores.checksums import checked_vector, damaged, row_checksum
 from hybridagi_steps.stores.commits import check_score
 from hybridagi_steps.stores.sql.lineage import steps_of
@@ -51,7 +51,7 @@ _PAGE = 500
 
 
 class StepReading(Tables):
-    """Implements what `AgentStepStore` and `RunStore` read; see protocols.py for the contract."""
+    """Implements what `StepStore` and `StepStore` read; see protocols.py for the contract."""
 
     _runs: str
     """Names the runs of a namespace, the one begun last first; `:limit`, `:offset`."""

@@ -15,7 +15,7 @@ from zlib import crc32
 import orjson
 
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.session_protocols import BranchPosition
+from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.stores.body import decode_body
 from hybridagi_steps.stores.checksums import ChecksumError, as_bytes, damaged
 from hybridagi_steps.stores.waiting import Patience

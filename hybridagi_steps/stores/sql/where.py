@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from hybridagi_steps.protocols import ABANDONED, REVOKED, UNREVOKED, StepKey
+from hybridagi_steps.protocols import StepKey
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.store_values import ABANDONED, REVOKED, UNREVOKED
 from hybridagi_steps.stores.sql.tables import is_storable, many
 
 Condition = tuple[str, list[Any]]

@@ -14,7 +14,7 @@ import numpy as np
 
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.step_text import own_text, text_hash
-from hybridagi_steps.session_protocols import BranchPosition
+from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.checksums import vector_checksum
 from hybridagi_steps.stores.commits import refuse_twice
@@ -33,7 +33,7 @@ _INSERT_GIVEN = """INSERT INTO embedding
 
 
 class StepWriting(StepReading):
-    """Implements what `AgentStepStore` writes; see protocols.py for the contract."""
+    """Implements what `StepStore` writes; see protocols.py for the contract."""
 
     @abstractmethod
     def _append_one(self, step: AgentStep) -> int:

@@ -15,10 +15,10 @@ import numpy as np
 import orjson
 
 from hybridagi_steps.errors import DuplicateStepError, StorageError
-from hybridagi_steps.protocols import Rows, StepKey
+from hybridagi_steps.protocols import StepKey
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.provenance import CHAT_FORMATS
-from hybridagi_steps.session_protocols import BranchPosition
+from hybridagi_steps.records.store_values import BranchPosition, Rows
 from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.checksums import damaged
 from hybridagi_steps.stores.sql.lineage import Row, row_checksums, take_number

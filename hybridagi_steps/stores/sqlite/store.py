@@ -44,7 +44,7 @@ _WAL_RESET_FIXED = (3, 51, 3)
 
 
 class SqliteAdmin(SqliteSteps, AdminTables):
-    """Implements `StoreAdmin`; see protocols.py for the contract."""
+    """Implements `StepStore`; see protocols.py for the contract."""
 
     def compact(self) -> tuple[str, ...]:
         """Give space back. Nothing deleted is left in any file."""

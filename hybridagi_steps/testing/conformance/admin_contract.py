@@ -15,7 +15,7 @@ from hybridagi_steps.testing.conformance.samples import EVERYTHING, ids, save_pe
 
 
 class AdminContract:
-    """`StoreAdmin` and the rest."""
+    """`StepStore` and the rest."""
 
     def test_delete_forgets_and_counts(self, store: StepStore) -> None:
         given = step(vector=[1])
@@ -29,12 +29,12 @@ class AdminContract:
 
     def test_clear_starts_a_new_epoch(self, store: StepStore) -> None:
         rows = store.append([step(id="a", run_id="r", vector=[1])])
-        store.save_texts([text(rows[0])])
+        store.save_derived([text(rows[0])], [])
         store.score_run("r", 1, None)
-        before = store.position()
+        before = store.frontier().position
         store.clear()
         assert store.find(EVERYTHING, limit=9) == store.runs(limit=9) == []
-        assert store.position().epoch > before.epoch
+        assert store.frontier().position.epoch > before.epoch
         changes = store.changes(before)
         assert (changes.texts, changes.vectors, changes.removed) == ([], [], [])
         store.append([step(id="a", run_id="r")])

@@ -9,14 +9,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hybridagi_steps.protocols import Position, StepStore, TextRow, VectorRow
+from hybridagi_steps.protocols import SessionStore, StepStore
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import Step
-from hybridagi_steps.session_protocols import SessionBackend, SessionStore
+from hybridagi_steps.records.store_values import Position, TextRow, VectorRow
 
 
-class SessionStepStore(StepStore, SessionBackend, Protocol):
+class SessionStepStore(StepStore, SessionStore, Protocol):
     """A step store with sessions: all that a back-end is asked."""
 
 
@@ -83,7 +83,7 @@ def save_pending(store: StepStore) -> list[tuple[int, int | None]]:
     """Save words for everything pending, as the layer above does; return (row, parent row)."""
     saved: list[tuple[int, int | None]] = []
     while pending := store.pending_texts(3):
-        store.save_texts([text(found.row, found.parent_row) for found in pending])
+        store.save_derived([text(found.row, found.parent_row) for found in pending], [])
         saved.extend((found.row, found.parent_row) for found in pending)
         assert len(saved) < 500, "pending words never end"
     return saved

@@ -23,7 +23,7 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.records import message as record
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import MessageRole, StepMetrics
-from hybridagi_steps.session_protocols import BranchPosition
+from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.testing.conformance.samples import (
     EVERYTHING,
     SessionStepStore,

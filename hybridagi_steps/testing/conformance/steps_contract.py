@@ -25,7 +25,7 @@ from hybridagi_steps.testing.conformance.samples import EVERYTHING, START, ids, 
 
 
 class StepsContract:
-    """`AgentStepStore`: append, get, read, children."""
+    """`StepStore`: append, get, read, children."""
 
     def test_what_is_stored_comes_back_equal(self, store: StepStore) -> None:
         full = step(
@@ -113,7 +113,7 @@ class StepsContract:
 
     def test_replace_gives_a_new_row_and_forgets_the_old(self, store: StepStore) -> None:
         [old, other] = store.append([step(id="a", outputs={"n": 1}, vector=[1, 0]), step(id="b")])
-        store.save_texts([text(old)])
+        store.save_derived([text(old)], [])
         [new, _] = store.append([step(id="a", outputs={"n": 2}), step(id="c")], replace=True)
         assert new > other
         assert store.read([old]) == {}
@@ -193,7 +193,7 @@ class StepsContract:
 
 
 class RunContract:
-    """`RunStore`."""
+    """`StepStore`."""
 
     def test_runs_newest_first(self, store: StepStore) -> None:
         noon = datetime(2025, 6, 1, 12, tzinfo=UTC)

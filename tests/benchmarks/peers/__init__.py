@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from hybridagi_steps.errors import InvalidSettingError
-from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
 
 NOT_INSTALLED = "not installed"
 OURS = "this library"

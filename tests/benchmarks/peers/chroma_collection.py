@@ -20,7 +20,7 @@ import chromadb
 from chromadb.config import Settings
 
 from hybridagi_steps.memory import Durability
-from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows
+from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
 from tests.benchmarks.peers import StepRecord
 
 _LARGEST_ADD = 5_000

@@ -16,7 +16,7 @@ from typing import Any
 
 import hnswlib
 
-from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows
+from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
 
 _M, _CONSTRUCTION, _SEARCH = 16, 200, 128
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from lancedb.index import Bitmap, BTree, IvfPq
 
 from hybridagi_steps.memory import Durability
-from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows
+from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
 from tests.benchmarks.peers import StepRecord
 
 INDEX_FROM = 100_000

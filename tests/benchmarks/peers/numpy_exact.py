@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows
+from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
 
 
 class NumpyExact:

@@ -29,7 +29,7 @@ from qdrant_edge import (
     UpdateOperation,
 )
 
-from hybridagi_steps.protocols import FloatMatrix, FloatVector, Rows
+from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
 
 _BATCH = 1_000
 

@@ -1,0 +1,176 @@
+"""Values that a store and its users exchange: what is derived from steps, positions, listings.
+
+Rows are a store's own integer keys: they grow, are never reused, and mean nothing outside one
+store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.filters import EVERY_SCOPE
+
+FloatMatrix = npt.NDArray[np.float32]
+"""Vectors as rows, shape (n, d)."""
+FloatVector = npt.NDArray[np.float32]
+"""One vector or one score per row."""
+Rows = npt.NDArray[np.int64]
+"""Row numbers of a store."""
+ABANDONED = "abandoned"
+"""The scope that steps on branches show in which no session reads."""
+REVOKED = "revoked"
+"""The scope that revoked steps show."""
+UNREVOKED = "* but revoked"
+"""The scope that shows all but revoked steps: what `*` is to whoever recalls."""
+
+
+class TextRow(NamedTuple):
+    """The words of a step, ready for the lexical index."""
+
+    row: int
+    parent_row: int | None
+    tokens: str
+    """Stems of the window text, one blank between them; on a second line those that only the whole
+    text has."""
+    text_hash: int
+    """Of the whole text."""
+    purpose_hash: int
+    """Of the purpose; 0 when there is none."""
+    scoped: bool
+    """Whether the step belongs to a trial run (`scope` is set); ignored on save."""
+
+
+class VectorRow(NamedTuple):
+    """The embedding of a step; vector None: the embedder gave nothing usable."""
+
+    row: int
+    text_hash: int
+    vector: FloatVector | None
+    scoped: bool
+    """As in TextRow; ignored on save."""
+
+
+class PendingText(NamedTuple):
+    """A step whose words are not indexed yet, with the parent its window shows."""
+
+    row: int
+    step: AgentStep
+    parent_row: int | None
+    parent: AgentStep | None
+
+
+class Position(NamedTuple):
+    """How far a reader has followed a store. A new epoch means: start again from nothing."""
+
+    epoch: int
+    text: int
+    vector: int
+    tombstone: int
+    branch: int
+    """How often branches began or ceased to be read, or steps were revoked or reinstated: what is
+    hidden may be others since."""
+
+
+class Frontier(NamedTuple):
+    """How far a store has come: while it is the same, nothing was stored, derived or removed."""
+
+    position: Position
+    row: int
+    """The newest row in use; what is stored later has a higher one."""
+
+
+class Changes(NamedTuple):
+    """What happened between two positions; apply texts and vectors first, then removals."""
+
+    position: Position
+    texts: list[TextRow]
+    vectors: list[VectorRow]
+    removed: list[int]
+
+
+class Hidden(NamedTuple):
+    """Rows that recall leaves out, each ascending."""
+
+    abandoned: Rows
+    """On branches that no session reads."""
+    revoked: Rows
+    """Revoked, or descending from what is."""
+
+    def under(self, scope: str | None) -> Rows:
+        """Return the rows that a scope leaves out."""
+        if scope is None:
+            return np.union1d(self.abandoned, self.revoked)
+        return self.revoked[:0] if scope in (EVERY_SCOPE, REVOKED) else self.revoked
+
+
+class StoreIdentity(NamedTuple):
+    """What a store says about itself and its embeddings."""
+
+    store_id: str
+    embedder: str | None
+    dimension: int | None
+
+
+class RunSummary(NamedTuple):
+    """One run as a listing shows it."""
+
+    run_id: str
+    session_id: str | None
+    scope: str | None
+    steps: int
+    errors: int
+    first_step: str
+    started_at: str
+    ended_at: str
+    score: float | None
+    feedback: str | None
+
+
+class BranchPosition(NamedTuple):
+    """Where a line of messages ends.
+
+    Unlike a bare sequence it tells "delete two, append two" apart.
+    """
+
+    branch_id: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSummary:
+    """One session."""
+
+    session_id: str
+    branch_id: int
+    """The branch it points at."""
+    messages: int
+    """How many messages it has."""
+    first_message: str
+    """Beginning of its first user message."""
+    created_at: str
+    updated_at: str
+    forked_from: str | None = None  # also when that session is deleted
+    """The session it was forked from."""
+    forked_at: int | None = None
+    """The last sequence they share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One branch of a session."""
+
+    branch_id: int
+    forked_at: int
+    """The last sequence it shares with the branch it came from."""
+    messages: int
+    """Messages of its own."""
+    reason: str
+    """start, fork, retry, edit or delete."""
+    created_at: str
+    current: bool
+    """Whether the session points at it."""
