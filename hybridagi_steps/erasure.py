@@ -12,24 +12,25 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hybridagi_steps.errors import UnknownSessionError
 from hybridagi_steps.outside_files import QueuedRun, StateFolder, erase_from_queue, plan_runs
+from hybridagi_steps.protocols import StoreBackend
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import SUMMARY_OF, MessageRole, Step, new_id
-from hybridagi_steps.records.store_values import Attempt
 from hybridagi_steps.validation import in_every_scope
 
 ERASED = "[erased]"
 """What stands in the place of a message that was erased and whose place is still read."""
-_WHOLE = ("session_id", "user_id", "run_id")
+_WHOLE = ({"session_id"}, {"user_id"}, {"run_id"})
 """Conditions that, alone, mean all that belongs to somebody or something."""
-_PAGE = 500
+_LONGEST_TURN = 1_000
+_EVERY_SESSION = 2**62
 
 
 class Erased(int):
@@ -54,22 +55,6 @@ class Erased(int):
         return Erased, (int(self), self.unreached)
 
 
-@dataclass
-class _Traces:
-    """What steps say about where else they left something."""
-
-    plans: dict[str, str | None] = field(default_factory=dict[str, str | None])
-    """By the key of a plan's run, the state folder of its workspace."""
-
-    def add(self, steps: Iterable[AgentStep]) -> None:
-        """Note what steps say."""
-        for step in steps:
-            notes = step.metadata or {}
-            if isinstance(key := notes.get("plan_run"), str):
-                state = notes.get("workspace")
-                self.plans[key] = self.plans.get(key) or (str(state) if state else None)
-
-
 class Doomed(NamedTuple):
     """What a filter means beside the AgentSteps that match it."""
 
@@ -79,7 +64,7 @@ class Doomed(NamedTuple):
     """Messages that go wherever they are read."""
 
 
-def erase(store: Any, where: StepFilter, namespace: str, beside: Path | None) -> Erased:
+def erase(store: StoreBackend, where: StepFilter, namespace: str, beside: Path | None) -> Erased:
     """Delete what a filter means.
 
     Args:
@@ -88,152 +73,170 @@ def erase(store: Any, where: StepFilter, namespace: str, beside: Path | None) ->
         namespace: The memory's, by which queues tell its runs.
         beside: The memory's file; None when it is none.
     """
-    asked = where.model_dump(exclude_none=True)
-    doomed, unreached, meant = doomed_by(store, where), list[str](), meant_by(store, where)
-    if len(asked) == 1 and asked.keys() <= set(_WHOLE):
-        traces = _Traces()
-        if "session_id" not in asked:  # which would be its lineage, and so other sessions' as well
-            traces.add(step for each in meant for step in store.iter_steps(each))
-        for name in doomed.sessions:
-            traces.add(step for step in _steps_of(store, name) if step.session_id == name)
-        unreached = _erase_outside(store, traces, _queued(store, asked, doomed, namespace), beside)
+    doomed, meant = doomed_by(store, where), meant_by(store, where)
+    unreached: list[str] = []
+    if _conditions(where) in _WHOLE:
+        steps = [step for name in doomed.sessions for step in _steps_of(store, name)]
+        own = [step for step in steps if step.session_id in doomed.sessions]
+        if where.session_id is None:  # which would be its lineage, and so other sessions' as well
+            own += [step for each in meant for step in store.iter_steps(each)]
+        queued = _queued_runs(store, where, doomed, namespace)
+        unreached = _erase_outside(store, _plans_of(own), queued, beside)
     # First of all, so that a purge that was cut short finds the same when it is repeated.
     count = store.rewrite_messages({message.id: _erased(message) for message in doomed.messages})
     for name in doomed.sessions:
-        messages, steps = store.delete_session(name)
-        count += steps if doomed.messages else messages + steps
-    rest = [id_text(step.id) for each in meant for step in store.iter_steps(each)]
-    count += store.delete(rest)
+        messages, steps_gone = store.delete_session(name)
+        count += steps_gone if doomed.messages else messages + steps_gone
+    count += store.delete([id_text(step.id) for each in meant for step in store.iter_steps(each)])
     store.forget_revocations(where)
     return Erased(count, unreached)
 
 
-def erase_all(store: Any, namespace: str, beside: Path | None) -> Erased:
+def erase_all(store: StoreBackend, namespace: str, beside: Path | None) -> Erased:
     """Delete everything of a namespace; what is in queues and states of workspaces, too."""
-    traces = _Traces()
-    traces.add(store.iter_steps(StepFilter(program="Orchestrator", scope=EVERY_SCOPE)))
-    queue = f"session-runs:{namespace}"
-    unreached = _erase_outside(store, traces, lambda run: run.queue == queue, beside)
+    plans = _plans_of(store.iter_steps(StepFilter(program="Orchestrator", scope=EVERY_SCOPE)))
+    queue = _queue_of(namespace)
+    unreached = _erase_outside(store, plans, lambda run: run.queue == queue, beside)
     store.clear()
     return Erased(0, unreached)
 
 
-def meant_by(store: Any, where: StepFilter) -> list[StepFilter]:
+def meant_by(store: StoreBackend, where: StepFilter) -> list[StepFilter]:
     """Return what AgentSteps a filter means, trial runs included; no step passes two of them.
 
     The id of a durable run stands for the runs of the memory that carried it out.
     """
-    asked, every = where.model_dump(exclude_none=True), in_every_scope(where)
-    if where.run_id is None or len(asked) > 1:
+    every = in_every_scope(where)
+    if where.run_id is None or _conditions(where) != {"run_id"}:
         return [every]
     runs = {where.run_id, *_runs_of(store, where.run_id)}
     return [every.model_copy(update={"run_id": run}) for run in sorted(runs)]
 
 
-def doomed_by(store: Any, where: StepFilter) -> Doomed:
+def doomed_by(store: StoreBackend, where: StepFilter) -> Doomed:
     """Return the sessions that go as a whole, and the messages that go wherever they are read."""
-    asked = where.model_dump(exclude_none=True)
-    if asked.keys() == {"session_id"}:
-        return Doomed([asked["session_id"]], [])
-    if asked.keys() != {"user_id"}:
+    asked = _conditions(where)
+    if where.session_id is not None and asked == {"session_id"}:
+        return Doomed([where.session_id], [])
+    if where.user_id is None or asked != {"user_id"}:
         return Doomed([], [])
-    user_id: str = asked["user_id"]
     whole: list[str] = []
     gone: dict[str, Step] = {}
-    for session_id in _sessions_near(store, user_id):
+    for session_id in _sessions_near(store, where.user_id):
         users = {step.user_id for step in _steps_of(store, session_id)} - {None}
-        if users == {user_id}:
+        if users == {where.user_id}:
             whole.append(session_id)
-        attempts: list[Attempt] = store.attempts(session_id) if user_id in users else []
-        for branch in attempts:
+        for branch in store.attempts(session_id) if where.user_id in users else []:
             line = store.messages(session_id, branch_id=branch.branch_id)
             own = line[branch.forked_at :]
-            if users != {user_id}:
-                own = _own_turns(store, session_id, branch.branch_id, line, user_id)
+            if users != {where.user_id}:
+                own = _own_turns(store, session_id, branch.branch_id, line, where.user_id)
             gone |= {message.id: message for message in own}
     return Doomed(whole, list(gone.values()))
 
 
-def _sessions_near(store: Any, user_id: str) -> list[str]:
+def _conditions(where: StepFilter) -> set[str]:
+    """Return the names of the conditions that a filter sets."""
+    return set(where.model_dump(exclude_none=True))
+
+
+def _sessions_near(store: StoreBackend, user_id: str) -> list[str]:
     """Return the sessions that a user's steps name, and every fork: it may read one of them."""
     steps = store.iter_steps(StepFilter(user_id=user_id, scope=EVERY_SCOPE))
     named = {step.session_id for step in steps}
     return sorted(
         each.session_id
-        for each in _summaries(store)
+        for each in store.sessions(limit=_EVERY_SESSION)
         if each.session_id in named or each.forked_at is not None
     )
 
 
-def _summaries(store: Any) -> Iterator[Any]:
-    start = 0
-    while page := store.sessions(limit=_PAGE, offset=start):
-        yield from page
-        start += len(page)
-
-
-def _steps_of(store: Any, session_id: str) -> list[AgentStep]:
+def _steps_of(store: StoreBackend, session_id: str) -> list[AgentStep]:
     """Return the AgentSteps of a session and of its attempts, those that only name it included."""
-    found = {
-        id_text(step.id): step
-        for step in store.iter_steps(StepFilter(session_id=session_id, scope=EVERY_SCOPE))
-    }
-    attempts: list[Attempt]
+    named = list(store.iter_steps(StepFilter(session_id=session_id, scope=EVERY_SCOPE)))
     try:
         attempts = store.attempts(session_id)
     except UnknownSessionError:
-        attempts = []
+        return named
+    known = {id_text(step.id) for step in named}
     hidden = [
         step_id
         for branch in attempts
         for _, step_id in store.pinned_steps(session_id, branch_id=branch.branch_id)
-        if step_id not in found
+        if step_id not in known
     ]
-    return [*found.values(), *store.get(hidden)]
+    return [*named, *store.get(hidden)]
+
+
+class _Turn(NamedTuple):
+    """A message of a user and all up to the next one, with the users that may own it."""
+
+    messages: list[Step]
+    at_first: set[str]
+    """Users of the AgentSteps that stand at its first message."""
+    others: set[str]
+    """Users of those at its other messages, and of the runs that its messages name."""
 
 
 def _own_turns(
-    store: Any, session_id: str, branch_id: int, line: list[Step], user_id: str
+    store: StoreBackend, session_id: str, branch_id: int, line: list[Step], user_id: str
 ) -> list[Step]:
-    """Return the messages of a shared line that are this user's alone, and summaries of them.
-
-    A turn is a message of a user and all up to the next one. It belongs to the users of the
-    AgentSteps that stand at its messages, or that its messages name as their run. A step may have
-    been written before its message, or after: one at the first message of a turn counts for the
-    turn before when nothing answered that one and nobody else is known of it.
-    """
+    """Return the messages of a shared line that are this user's alone, and summaries of them."""
     pins = store.pinned_steps(session_id, branch_id=branch_id)
-    users = {id_text(step.id): step for step in store.get([step_id for _, step_id in pins])}
-    at: dict[int, set[str]] = {}
-    of_run: dict[str, set[str]] = {}
+    pinned = {id_text(step.id): step for step in store.get([step_id for _, step_id in pins])}
+    at: dict[int, set[str]] = defaultdict(set)
+    of_run: dict[str, set[str]] = defaultdict(set)
     for sequence, step_id in pins:
-        step = users.get(step_id)
+        step = pinned.get(step_id)
         if step is not None and step.user_id is not None:
-            at.setdefault(sequence, set()).add(step.user_id)
-            of_run.setdefault(step.run_id or "", set()).add(step.user_id)
-    named = store.iter_steps(StepFilter(session_id=session_id, scope=EVERY_SCOPE))
-    early = {step.user_id for step in named if id_text(step.id) not in users} - {None}
-    at.setdefault(1, set()).update(early)
+            at[sequence].add(step.user_id)
+            of_run[step.run_id or ""].add(step.user_id)
+    # Steps that name the session and stand nowhere were recorded before it had messages.
+    for step in store.iter_steps(StepFilter(session_id=session_id, scope=EVERY_SCOPE)):
+        if id_text(step.id) not in pinned and step.user_id is not None:
+            at[1].add(step.user_id)
+    turns: list[_Turn] = []
+    for messages in _turns(line):
+        first, *rest = (at[message.sequence] for message in messages)
+        runs = (of_run[message.run_id] for message in messages if message.run_id)
+        turns.append(_Turn(messages, first, set().union(*rest, *runs)))
+    after_all = at[line[-1].sequence + 1] if line else set[str]()
     own: list[Step] = []
-    taken = 0
-    for turn in _turns(line):
-        places = range(turn[0].sequence, turn[-1].sequence + 1)
-        beyond = at.get(places.stop, set())
-        owners = {user for place in places if place != taken for user in at.get(place, ())}
-        owners |= {user for message in turn for user in of_run.get(message.run_id or "-", ())}
-        if places.stop > line[-1].sequence:
-            owners |= beyond
-        elif len(turn) == 1 and beyond and not owners:
-            owners, taken = beyond, places.stop
-        if (owners or at.get(places.start)) == {user_id}:
-            own += turn
+    for turn, users in zip(turns, _owners(turns, after_all), strict=True):
+        if users == {user_id}:
+            own += turn.messages
     return own + _summaries_of(line, {message.id for message in own})
 
 
+def _owners(turns: Sequence[_Turn], after_all: set[str]) -> list[set[str]]:
+    """Return whose each turn is.
+
+    A step may have been written before its message, or after: then it stands at the first message
+    of the next turn. So that one counts for a turn that nothing answered and nobody else is known
+    of, and for the next turn only when nobody else is known of that either.
+
+    Args:
+        turns: All turns of a line.
+        after_all: Users of the steps that stand behind the last message.
+    """
+    found: list[set[str]] = []
+    first_counts = True
+    for number, turn in enumerate(turns, 1):
+        owners = turn.others | turn.at_first if first_counts else turn.others
+        first_counts = True
+        if number == len(turns):
+            owners = owners | after_all
+        elif len(turn.messages) == 1 and not owners and turns[number].at_first:
+            owners, first_counts = turns[number].at_first, False
+        found.append(owners or turn.at_first)
+    return found
+
+
 def _turns(line: list[Step]) -> list[list[Step]]:
-    turns: list[list[Step]] = [[]]
+    turns: list[list[Step]] = []
     for message in line:
-        if message.is_user_step() and any(each.is_user_step() for each in turns[-1]):
+        before = turns[-1] if turns else []
+        if not before or (message.is_user_step() and any(map(Step.is_user_step, before))):
             turns.append([])
         turns[-1].append(message)
     return turns
@@ -262,25 +265,30 @@ def _erased(message: Step) -> Step:
     )
 
 
-def _queued(
-    store: Any, asked: dict[str, Any], doomed: Doomed, namespace: str
+def _queued_runs(
+    store: StoreBackend, where: StepFilter, doomed: Doomed, namespace: str
 ) -> Callable[[QueuedRun], bool]:
     """Return what tells the durable runs that a filter means."""
-    queue, runs = f"session-runs:{namespace}", asked.get("run_id")
+    queue = _queue_of(namespace)
 
     def gone(run: QueuedRun) -> bool:
         if run.queue != queue:
             return False
+        if where.run_id is not None:
+            return where.run_id == run.id or where.run_id in _runs_of(store, run.id)
         order: dict[str, Any] = json.loads(run.text)
-        if runs is not None:
-            return runs == run.id or runs in _runs_of(store, run.id)
-        mine = "user_id" in asked and order["user_id"] == asked["user_id"]
-        return mine or order["session_id"] in doomed.sessions
+        own = where.user_id is not None and order["user_id"] == where.user_id
+        return own or order["session_id"] in doomed.sessions
 
     return gone
 
 
-def _runs_of(store: Any, message_id: str) -> set[str]:
+def _queue_of(namespace: str) -> str:
+    """Return the name of the queue of a memory's durable runs."""
+    return f"session-runs:{namespace}"
+
+
+def _runs_of(store: StoreBackend, message_id: str) -> set[str]:
     """Return the runs of a durable run: those of the turn that its first message begins.
 
     A run that was taken up by another worker is several; a retry of the turn is none of them.
@@ -290,35 +298,48 @@ def _runs_of(store: Any, message_id: str) -> set[str]:
     session_id, first = place
     for branch in store.attempts(session_id):
         if branch.forked_at < first <= branch.forked_at + branch.messages:
-            line = store.messages(session_id, first, first + 2 * _PAGE, branch_id=branch.branch_id)
-            turn = next(iter(_turns(line)))
-            if turn and turn[0].id == message_id and turn[0].is_user_step():
-                return {message.run_id for message in turn if message.run_id}
+            last = first + _LONGEST_TURN
+            line = store.messages(session_id, first, last, branch_id=branch.branch_id)
+            if line and line[0].id == message_id and line[0].is_user_step():
+                return {message.run_id for message in _turns(line)[0] if message.run_id}
     return set()
 
 
+def _plans_of(steps: Iterable[AgentStep]) -> dict[str, str | None]:
+    """Return by the key of each plan's run that steps name the state folder of its workspace."""
+    plans: dict[str, str | None] = {}
+    for step in steps:
+        notes = step.metadata or {}
+        if isinstance(key := notes.get("plan_run"), str):
+            plans[key] = plans.get(key) or str(notes.get("workspace") or "") or None
+    return plans
+
+
 def _erase_outside(
-    store: Any, traces: _Traces, gone: Callable[[QueuedRun], bool], beside: Path | None
+    store: StoreBackend,
+    plans: dict[str, str | None],
+    gone: Callable[[QueuedRun], bool],
+    beside: Path | None,
 ) -> list[str]:
-    """Erase from queues and workspace states; return those that could not be reached."""
-    planned, unreached = plan_runs(traces.plans), list[str]()
-    for place in _queues(store, beside):
+    """Erase from the queues that a memory knows of, the one beside its file, and workspace states.
+
+    Returns:
+        Those that could not be reached.
+    """
+    planned = plan_runs(plans)
+    queues = dict.fromkeys(store.places())
+    if beside is not None and (own := beside.with_name(f"{beside.name}.runs")).is_file():
+        queues[str(own.absolute())] = None
+    unreached: dict[str, None] = {}
+    for place in queues:
         try:
             erase_from_queue(Path(place), lambda run: gone(run) or planned(run))
         except (OSError, sqlite3.Error):
-            unreached.append(place)
-    for key, state in traces.plans.items():
+            unreached[place] = None
+    for key, state in plans.items():
         try:
             if state is not None:
                 StateFolder(Path(state)).forget_run(key)
         except (OSError, ValueError):
-            unreached.append(str(state))
-    return list(dict.fromkeys(unreached))
-
-
-def _queues(store: Any, beside: Path | None) -> list[str]:
-    """Return the queues that the memory knows of, and the one beside its file."""
-    known: list[str] = store.places()
-    own = None if beside is None else beside.with_name(f"{beside.name}.runs")
-    found = [str(own.absolute())] if own is not None and own.is_file() else []
-    return list(dict.fromkeys([*known, *found]))
+            unreached[str(state)] = None
+    return list(unreached)
