@@ -67,7 +67,7 @@ def decode_body(body: str | bytes) -> AgentStep:
 
 
 def _plain(value: object) -> Any:
-    """Turn the only model a step holds into data; anything else is an error."""
+    """Turn the only model a step or a message holds into data; anything else is an error."""
     if isinstance(value, StepMetrics):
         return {name: figure for name, figure in value.__dict__.items() if figure is not None}
     raise TypeError(f"{type(value).__name__} is not JSON")
@@ -110,7 +110,7 @@ def encode_message(message: Step) -> Written:
     }
     try:
         said = orjson.dumps(message.to_message_dict())
-        body = orjson.dumps(values, default=_plain_part)
+        body = orjson.dumps(values, default=_plain)
     except TypeError as error:
         raise InvalidStepError(
             f"message {message.id!r} holds a value that JSON cannot: {error}. Write it through a "
@@ -151,10 +151,3 @@ def preview(written: Written) -> str | None:
         texts = [part.get("text") for part in content if isinstance(part, dict)]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         content = " ".join(text for text in texts if isinstance(text, str))  # pyright: ignore[reportUnknownVariableType]
     return " ".join(str(content)[: 2 * PREVIEW_LENGTH].split())[:PREVIEW_LENGTH]
-
-
-def _plain_part(value: object) -> Any:
-    """Turn the only model a message holds into data; anything else is an error."""
-    if isinstance(value, StepMetrics):
-        return {name: figure for name, figure in value.__dict__.items() if figure is not None}
-    raise TypeError(f"{type(value).__name__} is not JSON")

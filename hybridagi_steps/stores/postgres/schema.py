@@ -9,13 +9,13 @@ processes opening at the same moment wait for. Nothing here knows what the table
 from __future__ import annotations
 
 from functools import cache
-from importlib.resources import files
 from typing import Any
 from uuid import uuid4
 
 from psycopg import Connection
 
 from hybridagi_steps.errors import DamagedFileError, ForeignFileError, NewerSchemaError
+from hybridagi_steps.stores.sql.tables import numbered_scripts
 
 SCHEMA = "hybridagi_steps"
 LOCK_CLASS = 0x48535450
@@ -39,12 +39,7 @@ _EXPECTED = frozenset(
 @cache
 def migrations() -> list[tuple[int, str]]:
     """Return (version, SQL) of every migration, oldest first."""
-    scripts = [
-        entry
-        for entry in files(__name__.rpartition(".")[0]).iterdir()
-        if entry.name.endswith(".sql")
-    ]
-    return sorted((int(entry.name[:4]), entry.read_text("utf-8")) for entry in scripts)
+    return numbered_scripts(__name__.rpartition(".")[0])
 
 
 def latest_version() -> int:

@@ -32,6 +32,7 @@ from hybridagi_steps.stores.sql.tables import (
     Tables,
     is_storable,
     many,
+    namespace_id,
 )
 from hybridagi_steps.stores.sql.where import KEY_COLUMNS, Condition, PlainValue
 from hybridagi_steps.stores.sql.writing import StepWriting
@@ -42,27 +43,11 @@ class PostgresTables(Tables):
 
     def __init__(self, database: PostgresDatabase, namespace: str) -> None:
         self._database = database
-        self._namespace = database.turn = _namespace_id(database, namespace)
+        self._namespace = database.turn = namespace_id(database, namespace, DURABLY)
 
     @property
     def _db(self) -> PostgresDatabase:
         return self._database
-
-
-def _namespace_id(database: PostgresDatabase, name: str) -> int:
-    find = "SELECT id FROM namespace WHERE name = ?"
-    with database.reading() as connection:
-        found = connection.execute(find, (name,)).fetchone()
-    if found:
-        return int(found[0])
-    if not database.writable:
-        return 0  # no namespace has this number: the store is empty
-    with database.writing() as connection:
-        connection.execute(DURABLY)
-        connection.execute(
-            "INSERT INTO namespace (name) VALUES (?) ON CONFLICT DO NOTHING", (name,)
-        )
-        return int(connection.execute(find, (name,)).fetchone()[0])
 
 
 KEYS = """parent_id run_id hop session_id user_id program_id program tool
@@ -97,6 +82,26 @@ _SAVE_VECTOR = """INSERT INTO embedding
     WHERE s.namespace = ? AND s.row = ? ON CONFLICT (row) DO NOTHING"""
 _RECALLED = """CASE WHEN strpos(s.body, '"recalled":[') > 0
     THEN CAST(s.body AS json) -> 'metadata' ->> 'recalled' END"""
+_GONE = "namespace = :namespace AND row IN (SELECT value FROM json_each(:rows))"
+_FORGET_ROWS = (
+    f"""INSERT INTO tombstone (namespace, row) SELECT namespace, row FROM agent_step
+        WHERE {_GONE} ORDER BY row""",  # noqa: S608 - no value in it
+    f"DELETE FROM step_text WHERE {_GONE}",  # noqa: S608 - no value in it
+    f"DELETE FROM embedding WHERE {_GONE}",  # noqa: S608 - no value in it
+    f"DELETE FROM stale_text WHERE {_GONE}",  # noqa: S608 - no value in it
+    f"DELETE FROM agent_step WHERE {_GONE}",  # noqa: S608 - no value in it
+)
+_SHOWING = """SELECT t.row FROM step_text t
+    WHERE t.namespace = ? AND t.parent_row IN (SELECT value FROM json_each(?))"""
+_EMPTY = """UPDATE step_text
+    SET seq = nextval(pg_get_serial_sequence('step_text', 'seq')), parent_row = NULL, tokens = '',
+        checksum = NULL
+    WHERE row IN (SELECT value FROM json_each(?))"""
+LEFTOVERS = """SELECT t.row FROM step_text t WHERE t.parent_row IS NOT NULL AND NOT EXISTS (
+    SELECT 1 FROM step_view k JOIN step_view p ON p.namespace = k.namespace
+    WHERE k.namespace = t.namespace AND k.row = t.row AND p.row = t.parent_row
+        AND p.user_id IS NOT DISTINCT FROM k.user_id AND p.scope IS NOT DISTINCT FROM k.scope)"""
+"""Rows that show words they must not, in any namespace."""
 
 
 class PostgresSteps(PostgresTables, StepWriting):
@@ -106,6 +111,7 @@ class PostgresSteps(PostgresTables, StepWriting):
     _recalled = _RECALLED
     _save_text = _SAVE_TEXT
     _save_vector = _SAVE_VECTOR
+    _forget_rows, _forget_namespace, _empty_rows = _FORGET_ROWS, FORGET_NAMESPACE, _EMPTY
 
     def step_keys(
         self, names: Sequence[StepKey], *, after: int, limit: int
@@ -157,11 +163,8 @@ class PostgresSteps(PostgresTables, StepWriting):
         if not inserted.rowcount:
             raise DuplicateStepError(row.id)
 
-    def _forget(self, connection: Connection, rows: Sequence[int]) -> None:
-        remove_rows(connection, self._namespace, rows)
-
-    def _forget_all(self, connection: Connection) -> None:
-        remove_all(connection, self._namespace)
+    def _showing(self, connection: Connection, rows: Sequence[int]) -> set[int]:
+        return {*self._column(connection, _SHOWING, self._namespace, many(rows))} - set(rows)
 
     def _of_metadata(self, metadata: Mapping[str, PlainValue]) -> Iterable[Condition]:
         return of_metadata(metadata)
@@ -200,64 +203,6 @@ def _text(value: UUID | str | None) -> str | None:
 def _number(score: float | None) -> float | None:
     """Return a score as JSON has it: no NaN, no infinity."""
     return None if score is None or not math.isfinite(score) else float(score)
-
-
-_GONE = "namespace = :namespace AND row IN (SELECT value FROM json_each(:rows))"
-_FORGET_ROWS = (
-    f"""INSERT INTO tombstone (namespace, row) SELECT namespace, row FROM agent_step
-        WHERE {_GONE} ORDER BY row""",  # noqa: S608 - no value in it
-    f"DELETE FROM step_text WHERE {_GONE}",  # noqa: S608 - no value in it
-    f"DELETE FROM embedding WHERE {_GONE}",  # noqa: S608 - no value in it
-    f"DELETE FROM stale_text WHERE {_GONE}",  # noqa: S608 - no value in it
-    f"DELETE FROM agent_step WHERE {_GONE}",  # noqa: S608 - no value in it
-)
-
-
-def remove_rows(connection: Connection, namespace: int, rows: Sequence[int]) -> None:
-    """Remove rows of one namespace inside the caller's transaction; runs stay."""
-    if not rows:
-        return
-    shown = showing(connection, namespace, rows)
-    values = {"namespace": namespace, "rows": many(rows)}
-    for statement in _FORGET_ROWS:
-        connection.execute(statement, values)
-    empty(connection, shown)
-
-
-def remove_all(connection: Connection, namespace: int) -> None:
-    """Remove everything of one namespace; followers start again."""
-    for statement in FORGET_NAMESPACE:
-        connection.execute(statement, {"namespace": namespace})
-
-
-_SHOWING = """SELECT t.row FROM step_text t
-    WHERE t.namespace = ? AND t.parent_row IN (SELECT value FROM json_each(?))"""
-_EMPTY = """UPDATE step_text
-    SET seq = nextval(pg_get_serial_sequence('step_text', 'seq')), parent_row = NULL, tokens = '',
-        checksum = NULL
-    WHERE row IN (SELECT value FROM json_each(?))"""
-_MARK = """INSERT INTO stale_text (namespace, row) SELECT namespace, row FROM step_text
-    WHERE row IN (SELECT value FROM json_each(?)) ON CONFLICT DO NOTHING"""
-
-LEFTOVERS = """SELECT t.row FROM step_text t WHERE t.parent_row IS NOT NULL AND NOT EXISTS (
-    SELECT 1 FROM step_view k JOIN step_view p ON p.namespace = k.namespace
-    WHERE k.namespace = t.namespace AND k.row = t.row AND p.row = t.parent_row
-        AND p.user_id IS NOT DISTINCT FROM k.user_id AND p.scope IS NOT DISTINCT FROM k.scope)"""
-"""Rows that show words they must not, in any namespace."""
-
-
-def showing(connection: Connection, namespace: int, rows: Sequence[int]) -> list[int]:
-    """Return the rows whose words show one of `rows`."""
-    found = connection.execute(_SHOWING, (namespace, many(rows)))
-    return sorted({row for (row,) in found} - set(rows))
-
-
-def empty(connection: Connection, rows: Sequence[int]) -> None:
-    """Take all words out of these rows and mark them stale; rows without words are skipped."""
-    if rows:
-        asked = (many(rows),)
-        connection.execute(_EMPTY, asked)
-        connection.execute(_MARK, asked)
 
 
 _COLUMNS_where: dict[StepKey, str] = {

@@ -76,9 +76,9 @@ _NEW_SESSION = """INSERT INTO session
 _CHANGE = """UPDATE session SET branch_id = ?, updated_at = ?, checksum = ?,
         written = (SELECT number FROM next_write)
     WHERE namespace = ? AND id = ?"""
-# A message takes a number by itself, as its row.
-_TAKE_NUMBER = """UPDATE meta SET value = (SELECT number FROM next_write)
+TAKE_NUMBER = """UPDATE meta SET value = (SELECT number FROM next_write)
     WHERE key = 'write_floor'"""
+"""Gives the next write a higher number than all before; a message takes one as its row."""
 _OWNER = "SELECT session_id FROM branch WHERE namespace = ? AND id = ?"
 _NEW_BRANCH = """INSERT INTO branch
     (namespace, session_id, parent_id, fork_sequence, reach, pointed, reason, created_at, checksum)
@@ -186,7 +186,7 @@ def insert_session(
 
 def take_number(connection: Connection) -> None:
     """Let the next write have a higher number than all before, deleted messages included."""
-    connection.execute(_TAKE_NUMBER)
+    connection.execute(TAKE_NUMBER)
 
 
 def change_session(

@@ -1,5 +1,8 @@
 """Revocations in a database: marks on the ids of steps, and what descends from them since.
 
+A step descends from what its `metadata.recalled` names. The call of a program descends from the
+steps directly inside, since its answer came out of them, and its end from the call.
+
 All that descends from a revoked step is marked when it is revoked. What is stored later is told by
 readers, from the few rows behind `namespace.revoked_through`, and marked by whoever saves words. As
 long as nothing is revoked both is one look at an empty table.
@@ -7,24 +10,17 @@ long as nothing is revoked both is one look at an empty table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+
+import orjson
 
 from hybridagi_steps.errors import UnknownRevocationError
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import new_id, utc_now
+from hybridagi_steps.records.provenance import RECALLED, recalled_by
 from hybridagi_steps.records.revocation import Revocation
-from hybridagi_steps.stores.descent import (
-    Kin,
-    descendants,
-    filter_keys,
-    filter_text,
-    kept_filter,
-    names_owner,
-    recalled_ids,
-    recallers,
-)
 from hybridagi_steps.stores.sql.steps import StepReading
 from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
 
@@ -58,6 +54,9 @@ _HOLDS_MARKS = "SELECT DISTINCT revocation FROM revoked WHERE namespace = ?"
 _FORGET = """DELETE FROM revocation
     WHERE namespace = ? AND id IN (SELECT value FROM json_each(?))"""
 
+Kin = Callable[[Sequence[str]], Iterable[str]]
+"""Returns the ids of steps that are linked to some."""
+
 
 class RevocationTables(StepReading):
     """Implements `RevocationStore`; see protocols.py for the contract."""
@@ -74,7 +73,7 @@ class RevocationTables(StepReading):
             found = descendants(seeds, *self._links(connection, self._told(connection, after=0)))
             told = Revocation(
                 None if dry_run or not found else str(new_id()),
-                kept_filter(where),
+                where.model_dump(mode="json", exclude_none=True),
                 reason,
                 utc_now(),
                 len(seeds),
@@ -111,7 +110,7 @@ class RevocationTables(StepReading):
         with self._db.writing() as connection:
             hiding = set(self._column(connection, _HOLDS_MARKS, self._namespace))
             known = self._listing(connection).items()
-            gone = [name for name, each in known if names_owner(each.where, where)]
+            gone = [name for name, each in known if _names_owner(each.where, where)]
             idle = many([name for name in gone if name not in hiding])
             connection.execute(_FORGET, (self._namespace, idle))
 
@@ -146,7 +145,12 @@ class RevocationTables(StepReading):
         self._advance(connection)
 
     def _keep(self, connection: Connection, told: Revocation) -> None:
-        values = (told.id, filter_text(told.where), told.reason, told.created_at.isoformat())
+        values = (
+            told.id,
+            orjson.dumps(told.where).decode(),
+            told.reason,
+            told.created_at.isoformat(),
+        )
         counts = (told.matched, told.descended)
         connection.execute(_KEEP, (self._namespace, *values, *counts))
         self._mark(connection, str(told.id), told.step_ids)
@@ -187,7 +191,7 @@ class RevocationTables(StepReading):
         return {
             name: Revocation(
                 name,
-                filter_keys(where),
+                orjson.loads(where),
                 reason,
                 datetime.fromisoformat(made),
                 matched,
@@ -196,3 +200,40 @@ class RevocationTables(StepReading):
             )
             for name, where, reason, made, matched, descended, undone in found
         }
+
+
+def descendants(seeds: Iterable[str], *links: Kin) -> list[str]:
+    """Return ids with those of all that descends from them, each once, nearest first."""
+    found = dict.fromkeys(seeds)
+    edge = list(found)
+    while edge:
+        near = dict.fromkeys(step_id for link in links for step_id in link(edge))
+        edge = [step_id for step_id in near if step_id not in found]
+        found.update(dict.fromkeys(edge))
+    return list(found)
+
+
+def recallers(recalled: Iterable[tuple[str, Sequence[str]]]) -> Kin:
+    """Return the link from steps to those whose prompts held them.
+
+    Args:
+        recalled: Ids of steps, each with the ids that it recalled.
+    """
+    by_source: dict[str, list[str]] = {}
+    for step_id, sources in recalled:
+        for source in sources:
+            by_source.setdefault(source, []).append(step_id)
+    return lambda ids: [found for step_id in ids for found in by_source.get(step_id, ())]
+
+
+def recalled_ids(text: str | None) -> list[str]:
+    """Return the ids in a step's `metadata.recalled`, as the database gives it."""
+    if text is None or not text.startswith("["):
+        return []
+    return recalled_by({RECALLED: orjson.loads(text)})
+
+
+def _names_owner(where: Mapping[str, object], gone: StepFilter) -> bool:
+    """Tell whether a kept filter names the user or the session that is being purged."""
+    purged = {"user_id": gone.user_id, "session_id": gone.session_id}
+    return any(name is not None and where.get(key) == name for key, name in purged.items())

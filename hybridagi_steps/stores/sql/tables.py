@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from importlib.resources import files
 from typing import Any, Protocol
 from zlib import crc32
 
@@ -19,6 +20,9 @@ from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.stores.body import decode_body
 from hybridagi_steps.stores.checksums import ChecksumError, as_bytes, damaged
 from hybridagi_steps.stores.waiting import Patience
+
+_NAMESPACE = "SELECT id FROM namespace WHERE name = ?"
+_NEW_NAMESPACE = "INSERT INTO namespace (name) VALUES (?) ON CONFLICT DO NOTHING"
 
 Values = Sequence[Any] | Mapping[str, Any]
 """The values of one statement, for `?` or for `:name`."""
@@ -68,6 +72,11 @@ class Database(Protocol):
     @property
     def name(self) -> str:
         """What messages call this database; holds no password."""
+        ...
+
+    @property
+    def writable(self) -> bool:
+        """Whether it can be written here at all."""
         ...
 
     def writing(self) -> AbstractContextManager[Connection]:
@@ -122,14 +131,6 @@ class Tables(ABC):
     def _insert_message(self, connection: Connection, branch_id: int, row: Any) -> None:
         """Insert one message; DuplicateStepError when its id is taken."""
 
-    @abstractmethod
-    def _forget(self, connection: Connection, rows: Sequence[int]) -> None:
-        """Remove steps with all that was derived from them; their runs stay."""
-
-    @abstractmethod
-    def _forget_all(self, connection: Connection) -> None:
-        """Remove everything of this namespace; followers start again."""
-
     def _decoded(self, row: int, body: bytes | str, checksum: int | None) -> AgentStep:
         """Return the step in a body that the database gave us, if it is the one we gave it."""
         try:
@@ -168,6 +169,27 @@ class Many(list[Any]):
 def many(values: Iterable[Any]) -> Many:
     """Return values as one parameter."""
     return Many(values)
+
+
+def namespace_id(database: Database, name: str, *before: str) -> int:
+    """Return the number of a namespace; a new one is created, `before` it some statements run."""
+    with database.reading() as connection:
+        found = connection.execute(_NAMESPACE, (name,)).fetchone()
+    if found:
+        return int(found[0])
+    if not database.writable:
+        return 0  # no namespace has this number: the store is empty
+    with database.writing() as connection:
+        for statement in before:
+            connection.execute(statement)
+        connection.execute(_NEW_NAMESPACE, (name,))
+        return int(connection.execute(_NAMESPACE, (name,)).fetchone()[0])
+
+
+def numbered_scripts(package: str) -> list[tuple[int, str]]:
+    """Return (version, SQL) of the numbered scripts in a package, oldest first."""
+    scripts = [entry for entry in files(package).iterdir() if entry.name.endswith(".sql")]
+    return sorted((int(entry.name[:4]), entry.read_text("utf-8")) for entry in scripts)
 
 
 def is_storable(text: str) -> bool:

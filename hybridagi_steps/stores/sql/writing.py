@@ -1,4 +1,4 @@
-"""Steps in a database: append. One INSERT is the back-end's, what stands around it is the same.
+"""Steps in a database: append and forget. The statements are the back-end's, their order is not.
 
 A step recorded into a session that has messages works towards its next one; a step that is replaced
 stays where it stood.
@@ -7,7 +7,7 @@ stays where it stood.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,23 @@ _PINS = """SELECT id, branch_id, sequence FROM agent_step
 _INSERT_GIVEN = """INSERT INTO embedding
     (namespace, row, model, dimension, text_hash, given, scoped, vector, checksum)
     VALUES (?, ?, (SELECT embedder FROM namespace WHERE id = ?), ?, ?, 1, ?, ?, ?)"""
+_MARK = """INSERT INTO stale_text (namespace, row) SELECT namespace, row FROM step_text
+    WHERE row IN (SELECT value FROM json_each(?)) ON CONFLICT DO NOTHING"""
 
 
 class StepWriting(StepReading):
     """Implements what `StepStore` writes; see protocols.py for the contract."""
+
+    _forget_rows: tuple[str, ...]
+    """Forget rows with all that was derived from them; `:namespace`, `:rows`."""
+    _forget_namespace: tuple[str, ...]
+    """Forget everything of a `:namespace`."""
+    _empty_rows: str
+    """Takes all words out of rows, under a new `seq`."""
+
+    @abstractmethod
+    def _showing(self, connection: Connection, rows: Sequence[int]) -> set[int]:
+        """Return the rows whose words show one of some rows."""
 
     @abstractmethod
     def _append_one(self, step: AgentStep) -> int:
@@ -91,3 +104,24 @@ class StepWriting(StepReading):
         blob = vector.tobytes()
         checksum = vector_checksum(row, words, 1, blob)
         return (*key, len(vector), words, scoped, blob, checksum)
+
+    def _forget(self, connection: Connection, rows: Sequence[int]) -> None:
+        """Remove steps with all that was derived from them; their runs stay."""
+        if not rows:
+            return
+        shown = self._showing(connection, rows)
+        values = {"namespace": self._namespace, "rows": many(rows)}
+        for statement in self._forget_rows:
+            connection.execute(statement, values)
+        self._empty(connection, shown)
+
+    def _forget_all(self, connection: Connection) -> None:
+        """Remove everything of this namespace; followers start again."""
+        for statement in self._forget_namespace:
+            connection.execute(statement, {"namespace": self._namespace})
+
+    def _empty(self, connection: Connection, rows: Iterable[int]) -> None:
+        """Take all words out of these rows and mark them stale; rows without words are skipped."""
+        if asked := sorted(rows):
+            connection.execute(self._empty_rows, (many(asked),))
+            connection.execute(_MARK, (many(asked),))

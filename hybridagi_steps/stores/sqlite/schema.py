@@ -11,12 +11,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from uuid import uuid4
 
 from hybridagi_steps.errors import DamagedFileError, ForeignFileError, NewerSchemaError
-from hybridagi_steps.stores.sql.tables import Connection
+from hybridagi_steps.stores.sql.tables import Connection, numbered_scripts
 
 APPLICATION_ID = 0x48535450
 """Marks our files in byte 68 of the header: "HSTP"."""
@@ -30,12 +29,7 @@ _EXPECTED_TABLES = frozenset(
 @cache
 def migrations() -> list[tuple[int, str]]:
     """Return (version, SQL) of every migration, oldest first."""
-    scripts = [
-        entry
-        for entry in files(__name__.rpartition(".")[0]).iterdir()
-        if entry.name.endswith(".sql")
-    ]
-    return sorted((int(entry.name[:4]), entry.read_text("utf-8")) for entry in scripts)
+    return numbered_scripts(__name__.rpartition(".")[0])
 
 
 def latest_version() -> int:

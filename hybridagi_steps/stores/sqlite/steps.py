@@ -21,7 +21,7 @@ from hybridagi_steps.records.provenance import CHAT_FORMATS
 from hybridagi_steps.records.store_values import BranchPosition, Rows
 from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.checksums import damaged
-from hybridagi_steps.stores.sql.lineage import Row, row_checksums, take_number
+from hybridagi_steps.stores.sql.lineage import TAKE_NUMBER, Row, row_checksums
 from hybridagi_steps.stores.sql.step_values import scalar_kind
 from hybridagi_steps.stores.sql.tables import (
     FORGET_NAMESPACE,
@@ -30,6 +30,7 @@ from hybridagi_steps.stores.sql.tables import (
     Tables,
     is_storable,
     many,
+    namespace_id,
     runs_of,
 )
 from hybridagi_steps.stores.sql.where import KEY_COLUMNS, Condition, PlainValue
@@ -66,7 +67,7 @@ class SqliteTables(Tables):
 
     def __init__(self, database: Database | InMemoryDatabase, namespace: str) -> None:
         self._database = database
-        self._namespace = _namespace_id(database, namespace)
+        self._namespace = namespace_id(database, namespace)
 
     @property
     def _db(self) -> Database | InMemoryDatabase:
@@ -112,19 +113,6 @@ class SqliteTables(Tables):
         if found is None or found[0] is None:
             raise damaged(f"{self._db.name}: namespace {self._namespace}", "it is not there")
         return int(found[0])
-
-
-def _namespace_id(database: Database | InMemoryDatabase, name: str) -> int:
-    find = "SELECT id FROM namespace WHERE name = ?"
-    with database.reading() as connection:
-        found = connection.execute(find, (name,)).fetchone()
-    if found:
-        return int(found[0])
-    if not database.writable:
-        return 0  # no namespace has this number: the store is empty
-    with database.writing() as connection:
-        connection.execute("INSERT OR IGNORE INTO namespace (name) VALUES (?)", (name,))
-        return int(connection.execute(find, (name,)).fetchone()[0])
 
 
 _METADATA = """EXISTS (
@@ -220,6 +208,41 @@ _SAVE_VECTOR = """INSERT OR IGNORE INTO embedding
         json_extract(s.body, '$.scope') IS NOT NULL
     FROM step_json s JOIN namespace n ON n.id = +s.namespace
     WHERE +s.namespace = ? AND s.row = ?"""
+_GONE = "row IN (SELECT value FROM json_each(:rows))"
+_RAISE_FLOOR = """UPDATE meta SET value = max(value, coalesce(
+    (SELECT max(row) FROM agent_step), 0)) WHERE key = 'row_floor'"""
+_FORGET_ROWS = (
+    _RAISE_FLOOR,
+    "INSERT INTO tombstone (namespace, row) SELECT :namespace, value FROM json_each(:rows)",
+    f"DELETE FROM step_text WHERE {_GONE}",  # noqa: S608 - no value in it
+    f"DELETE FROM embedding WHERE {_GONE}",  # noqa: S608 - no value in it
+    f"DELETE FROM stale_text WHERE namespace = :namespace AND {_GONE}",  # noqa: S608 - no value in it
+    f"DELETE FROM step_key WHERE namespace = :namespace AND {_GONE}",  # noqa: S608 - no value in it
+    f"DELETE FROM agent_step WHERE {_GONE}",  # noqa: S608 - no value in it
+)
+_FORGET_ALL = (
+    _RAISE_FLOOR,
+    TAKE_NUMBER,
+    "DELETE FROM step_key WHERE namespace = :namespace",
+    "UPDATE namespace SET keys_through = 0 WHERE id = :namespace",
+    *FORGET_NAMESPACE,
+)
+_BY_CHILDREN = """SELECT t.row FROM agent_step s
+    JOIN step_key k ON k.namespace = s.namespace AND k.parent_id = s.id
+    JOIN step_text t ON t.row = k.row AND t.parent_row = s.row
+    WHERE +s.namespace = :namespace AND s.row IN (SELECT value FROM json_each(:rows))"""
+_IN_RUNS = """SELECT t.row FROM step_key k JOIN step_text t ON t.row = k.row
+    WHERE k.namespace = :namespace AND k.run_id IN (SELECT value FROM json_each(:runs))
+        AND t.parent_row IN (SELECT value FROM json_each(:rows))"""
+_EMPTY = """INSERT OR REPLACE INTO step_text
+    (namespace, row, parent_row, tokens, text_hash, purpose_hash, scoped)
+    SELECT namespace, row, NULL, '', text_hash, purpose_hash, scoped FROM step_text
+    WHERE row IN (SELECT value FROM json_each(?))"""
+LEFTOVERS = """SELECT t.row FROM step_text t WHERE t.parent_row IS NOT NULL AND NOT EXISTS (
+    SELECT 1 FROM step_key k JOIN step_key p ON p.namespace = k.namespace
+    WHERE k.namespace = t.namespace AND k.row = t.row AND p.row = t.parent_row
+        AND p.user_id IS k.user_id AND p.scope IS k.scope)"""
+"""Rows that show words they must not, in any namespace; files of older versions may have some."""
 
 
 class SqliteSteps(SqliteTables, StepWriting):
@@ -229,6 +252,7 @@ class SqliteSteps(SqliteTables, StepWriting):
     _source, _recalled = SOURCE, RECALLED
     _save_text = _SAVE_TEXT
     _save_vector = _SAVE_VECTOR
+    _forget_rows, _forget_namespace, _empty_rows = _FORGET_ROWS, _FORGET_ALL, _EMPTY
 
     def step_keys(
         self, names: Sequence[StepKey], *, after: int, limit: int
@@ -287,94 +311,12 @@ class SqliteSteps(SqliteTables, StepWriting):
         except sqlite3.IntegrityError as error:
             raise DuplicateStepError(row.id) from error
 
-    def _forget(self, connection: Connection, rows: Sequence[int]) -> None:
-        remove_rows(connection, self._namespace, rows)
-
-    def _forget_all(self, connection: Connection) -> None:
-        remove_all(connection, self._namespace)
+    def _showing(self, connection: Connection, rows: Sequence[int]) -> set[int]:
+        """Their children, and others of their runs: rows with words always have their keys."""
+        runs = runs_of(connection, self._namespace, rows)
+        values = {"namespace": self._namespace, "rows": many(rows), "runs": many(runs)}
+        found = (*connection.execute(_BY_CHILDREN, values), *connection.execute(_IN_RUNS, values))
+        return {row for (row,) in found}
 
     def _of_metadata(self, metadata: Mapping[str, PlainValue]) -> Iterable[Condition]:
         return of_metadata(metadata)
-
-
-_GONE = "row IN (SELECT value FROM json_each(:rows))"
-_RAISE_FLOOR = """UPDATE meta SET value = max(value, coalesce(
-    (SELECT max(row) FROM agent_step), 0)) WHERE key = 'row_floor'"""
-_FORGET_ROWS = (
-    "INSERT INTO tombstone (namespace, row) SELECT :namespace, value FROM json_each(:rows)",
-    f"DELETE FROM step_text WHERE {_GONE}",  # noqa: S608 - no value in it
-    f"DELETE FROM embedding WHERE {_GONE}",  # noqa: S608 - no value in it
-    f"DELETE FROM stale_text WHERE namespace = :namespace AND {_GONE}",  # noqa: S608 - no value in it
-    f"DELETE FROM step_key WHERE namespace = :namespace AND {_GONE}",  # noqa: S608 - no value in it
-    f"DELETE FROM agent_step WHERE {_GONE}",  # noqa: S608 - no value in it
-)
-_FORGET_ALL = (
-    "DELETE FROM step_key WHERE namespace = :namespace",
-    "UPDATE namespace SET keys_through = 0 WHERE id = :namespace",
-    *FORGET_NAMESPACE,
-)
-
-
-def remove_rows(connection: Connection, namespace: int, rows: Sequence[int]) -> None:
-    """Remove rows of one namespace inside the caller's transaction; runs stay."""
-    if not rows:
-        return
-    connection.execute(_RAISE_FLOOR)
-    shown = showing(connection, namespace, rows, runs_of(connection, namespace, rows))
-    values = {"namespace": namespace, "rows": many(rows)}
-    for statement in _FORGET_ROWS:
-        connection.execute(statement, values)
-    empty(connection, shown)
-
-
-def remove_all(connection: Connection, namespace: int) -> None:
-    """Remove everything of one namespace; followers start again."""
-    connection.execute(_RAISE_FLOOR)
-    take_number(connection)
-    for statement in _FORGET_ALL:
-        connection.execute(statement, {"namespace": namespace})
-
-
-# Rows with words always have their keys, so these need no step_view.
-_SHOWN_BY_CHILDREN = """SELECT t.row FROM agent_step s
-    JOIN step_key k ON k.namespace = s.namespace AND k.parent_id = s.id
-    JOIN step_text t ON t.row = k.row AND t.parent_row = s.row
-    WHERE +s.namespace = :namespace AND s.row IN (SELECT value FROM json_each(:rows))"""
-_SHOWN_IN_RUNS = """SELECT t.row FROM step_key k JOIN step_text t ON t.row = k.row
-    WHERE k.namespace = :namespace AND k.run_id IN (SELECT value FROM json_each(:runs))
-        AND t.parent_row IN (SELECT value FROM json_each(:rows))"""
-_EMPTY = """INSERT OR REPLACE INTO step_text
-    (namespace, row, parent_row, tokens, text_hash, purpose_hash, scoped)
-    SELECT namespace, row, NULL, '', text_hash, purpose_hash, scoped FROM step_text
-    WHERE row IN (SELECT value FROM json_each(?))"""
-_MARK = """INSERT OR IGNORE INTO stale_text (namespace, row) SELECT namespace, row FROM step_text
-    WHERE row IN (SELECT value FROM json_each(?))"""
-
-LEFTOVERS = """SELECT t.row FROM step_text t WHERE t.parent_row IS NOT NULL AND NOT EXISTS (
-    SELECT 1 FROM step_key k JOIN step_key p ON p.namespace = k.namespace
-    WHERE k.namespace = t.namespace AND k.row = t.row AND p.row = t.parent_row
-        AND p.user_id IS k.user_id AND p.scope IS k.scope)"""
-"""Rows that show words they must not, in any namespace; files of older versions may have some."""
-
-
-def showing(
-    connection: Connection, namespace: int, rows: Sequence[int], runs: Sequence[str]
-) -> list[int]:
-    """Return the rows whose words show one of `rows`: their children, and others of their runs."""
-    values = {"namespace": namespace, "rows": many(rows), "runs": many(runs)}
-    found = {row for (row,) in connection.execute(_SHOWN_BY_CHILDREN, values)}
-    found.update(row for (row,) in connection.execute(_SHOWN_IN_RUNS, values))
-    return sorted(found)
-
-
-def empty(connection: Connection, rows: Sequence[int]) -> None:
-    """Take all words out of these rows and mark them stale; rows without words are skipped."""
-    if rows:
-        asked = (many(rows),)
-        connection.execute(_EMPTY, asked)
-        connection.execute(_MARK, asked)
-
-
-def empty_leftovers(connection: Connection) -> None:
-    """Empty the rows that show words they must not."""
-    empty(connection, [row for (row,) in connection.execute(LEFTOVERS)])

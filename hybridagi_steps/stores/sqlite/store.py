@@ -21,7 +21,7 @@ from hybridagi_steps.stores.sql.tables import Connection
 from hybridagi_steps.stores.sqlite.database import Database
 from hybridagi_steps.stores.sqlite.in_memory import IN_MEMORY, InMemoryDatabase
 from hybridagi_steps.stores.sqlite.schema import changed_schema, latest_version
-from hybridagi_steps.stores.sqlite.steps import LEFTOVERS, SqliteSteps, empty_leftovers
+from hybridagi_steps.stores.sqlite.steps import LEFTOVERS, SqliteSteps
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
 
 _INVARIANTS = {
@@ -49,7 +49,7 @@ class SqliteAdmin(SqliteSteps, AdminTables):
     def compact(self) -> tuple[str, ...]:
         """Give space back. Nothing deleted is left in any file."""
         with self._db.writing() as connection:
-            empty_leftovers(connection)
+            self._empty(connection, self._column(connection, LEFTOVERS))
             connection.execute("REINDEX")
             for namespace in self._column(connection, "SELECT id FROM namespace"):
                 add_checksums(connection, namespace)
