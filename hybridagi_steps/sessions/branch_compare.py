@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
+from hybridagi_steps.protocols import StoreBackend
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import Step, StepMetrics
+
+N = TypeVar("N", int, float)
 
 
 class BranchSide(NamedTuple):
@@ -37,8 +40,8 @@ class BranchComparison(NamedTuple):
     right: BranchSide
 
 
-def compare(store: Any, session_id: str, left: int, right: int) -> BranchComparison:
-    """Compare two branches of a session; `store` is a step store with sessions."""
+def compare(store: StoreBackend, session_id: str, left: int, right: int) -> BranchComparison:
+    """Compare two branches of a session."""
     lines = [store.messages(session_id, branch_id=branch) for branch in (left, right)]
     pairs = zip(*lines, strict=False)
     shared = next((n for n, (a, b) in enumerate(pairs) if a.id != b.id), min(map(len, lines)))
@@ -49,7 +52,7 @@ def compare(store: Any, session_id: str, left: int, right: int) -> BranchCompari
     return BranchComparison(shared, *sides)
 
 
-def _side(store: Any, branch_id: int, steps: list[Step]) -> BranchSide:
+def _side(store: StoreBackend, branch_id: int, steps: list[Step]) -> BranchSide:
     metrics = [step.metrics for step in steps if step.metrics is not None]
     spoken = [step.content for step in steps if step.is_assistant_step()]
     return BranchSide(
@@ -63,12 +66,12 @@ def _side(store: Any, branch_id: int, steps: list[Step]) -> BranchSide:
     )
 
 
-def _total(metrics: Sequence[StepMetrics], figure: Callable[[StepMetrics], Any]) -> Any:
+def _total(metrics: Sequence[StepMetrics], figure: Callable[[StepMetrics], N | None]) -> N | None:
     known = [value for one in metrics if (value := figure(one)) is not None]
-    return sum(known) if known else None
+    return sum(known[1:], known[0]) if known else None
 
 
-def _score(store: Any, steps: Iterable[Step]) -> float | None:
+def _score(store: StoreBackend, steps: Iterable[Step]) -> float | None:
     """Return the mean over runs of the mean score of each run's AgentSteps."""
     means: list[float] = []
     for run_id in dict.fromkeys(step.run_id for step in steps if step.run_id):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import (
@@ -20,7 +20,7 @@ from hybridagi_steps.errors import (
     UnknownSequenceError,
     UnknownSessionError,
 )
-from hybridagi_steps.protocols import SessionStore
+from hybridagi_steps.protocols import SessionStore, StoreBackend
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.redaction import Redact
@@ -32,6 +32,7 @@ log = logging.getLogger("hybridagi_steps")
 
 Message = Step | Mapping[str, Any]
 """A Step, or a message in a provider's form: `{"role": "user", "content": "Hello"}`."""
+T = TypeVar("T")
 _LONGEST_BATCH = 256
 """Messages around a fork point that are looked at."""
 
@@ -60,7 +61,7 @@ class SessionRepository:
 
     def __init__(
         self,
-        store: SessionStore,
+        store: StoreBackend,
         *,
         redact: Redact | None = None,
         admit: Callable[[Sequence[AgentStep]], list[AgentStep]] | None = None,
@@ -205,14 +206,9 @@ class SessionRepository:
     ) -> list[Step]:
         """Return a session's messages in order, both ends included; none for an unknown one."""
         check_session(session_id, *(n for n in (start_seq, end_seq) if n is not None))
-
-        def read() -> list[Step]:
-            try:
-                return self.store.messages(session_id, start_seq or 1, end_seq)
-            except UnknownSessionError:
-                return []
-
-        return await in_thread(read)
+        return await _if_known(
+            lambda: self.store.messages(session_id, start_seq or 1, end_seq), list[Step]()
+        )
 
     async def get_step(self, session_id: str, sequence: int) -> Step:
         """Return one message.
@@ -237,28 +233,16 @@ class SessionRepository:
         check_session(session_id)
 
         def read() -> Step | None:
-            try:
-                end = self.store.session_end(session_id)
-                found = self.store.messages(
-                    session_id, end.sequence, end.sequence, branch_id=end.branch_id
-                )
-            except UnknownSessionError:
-                return None
+            branch, last = self.store.session_end(session_id)
+            found = self.store.messages(session_id, last, last, branch_id=branch)
             return found[0] if found else None
 
-        return await in_thread(read)
+        return await _if_known(read, None)
 
     async def get_step_count(self, session_id: str) -> int:
         """Return the number of messages; 0 for an unknown session."""
         check_session(session_id)
-
-        def read() -> int:
-            try:
-                return self.store.session_end(session_id).sequence
-            except UnknownSessionError:
-                return 0
-
-        return await in_thread(read)
+        return await _if_known(lambda: self.store.session_end(session_id).sequence, 0)
 
     async def delete_steps(self, session_id: str, start_seq: int) -> int:
         """Hide the messages from `start_seq` on; return how many.
@@ -266,14 +250,7 @@ class SessionRepository:
         They stay on their branch, where `attempts` shows it, until `memory.vacuum()`.
         """
         check_session(session_id, start_seq)
-
-        def write() -> int:
-            try:
-                return self.store.hide_from(session_id, start_seq)
-            except UnknownSessionError:
-                return 0
-
-        return await in_thread(write)
+        return await _if_known(lambda: self.store.hide_from(session_id, start_seq), 0)
 
     async def sessions(self, *, limit: int = 100, offset: int = 0) -> list[SessionSummary]:
         """Return sessions, the one written last first.
@@ -338,6 +315,18 @@ class SessionRepository:
         """Return all branches of a session, oldest first, abandoned ones too."""
         check_session(session_id)
         return await in_thread(lambda: self.store.attempts(session_id))
+
+
+async def _if_known(call: Callable[[], T], otherwise: T) -> T:
+    """Return what a call of the store returns, or `otherwise` when there is no such session."""
+
+    def known() -> T:
+        try:
+            return call()
+        except UnknownSessionError:
+            return otherwise
+
+    return await in_thread(known)
 
 
 async def fork_session(session_id: str, sequence: int, repo: SessionRepository) -> str:

@@ -48,7 +48,7 @@ from hybridagi_steps.testing.conformance.samples import EVERYTHING, ids, message
 psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 
 from hybridagi_steps.stores.postgres import PostgresStepStore, schema  # noqa: E402
-from hybridagi_steps.stores.postgres.database import spelled  # noqa: E402
+from hybridagi_steps.stores.postgres.spelling import spelled  # noqa: E402
 from hybridagi_steps.stores.postgres.steps import metadata_texts  # noqa: E402
 
 SECRET = "hunter2"  # noqa: S105 - what must be shown nowhere

@@ -16,28 +16,19 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import select
 import threading
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import psycopg
-from psycopg import Connection
-from psycopg.abc import Buffer
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
-from psycopg.types.array import ListDumper
-from psycopg.types.string import StrDumperUnknown, TextBinaryLoader, TextLoader
 
 from hybridagi_steps._concurrency import rest_at_fork
 from hybridagi_steps.errors import (
-    DamagedFileError,
-    DiskFullError,
-    ForeignFileError,
     MemoryClosedError,
     ReadOnlyStorageError,
     StorageBusyError,
@@ -45,7 +36,7 @@ from hybridagi_steps.errors import (
     UnsupportedAddressError,
 )
 from hybridagi_steps.stores.address import checked_server, secrets_of, shown_address
-from hybridagi_steps.stores.checksums import REMEDY
+from hybridagi_steps.stores.postgres.driver_errors import translated, unreachable
 from hybridagi_steps.stores.postgres.schema import (
     LOCK_CLASS,
     SCHEMA,
@@ -53,7 +44,8 @@ from hybridagi_steps.stores.postgres.schema import (
     migrate,
     version_of,
 )
-from hybridagi_steps.stores.sql.tables import Answer, Many, Values
+from hybridagi_steps.stores.postgres.spelling import spelled, teach
+from hybridagi_steps.stores.sql.tables import Answer, Values
 from hybridagi_steps.stores.waiting import Patience, taken
 
 Raw = psycopg.Connection[Any]
@@ -358,136 +350,3 @@ def _came_to_rest(raw: Raw) -> bool:
     except psycopg.Error:
         return False
     return not raw.closed and raw.info.transaction_status == TransactionStatus.IDLE
-
-
-_Meaning = tuple[type[StorageError], str]
-
-_BUSY: _Meaning = (StorageBusyError, "is held by another writer; try again when it is done")
-_LOST: _Meaning = (
-    StorageError,
-    "ended the connection; whether the last write was stored is not known. The next call connects "
-    "again",
-)
-_READ_ONLY: _Meaning = (ReadOnlyStorageError, "cannot be written by this user, or not there")
-_NOT_WHOLE: _Meaning = (
-    DamagedFileError,
-    f"does not hold together; {REMEDY}",
-)
-_FOREIGN: _Meaning = (ForeignFileError, "has tables of another program in our schema")
-_MEANINGS: dict[str, _Meaning] = {
-    "08": _LOST,
-    "25006": _READ_ONLY,
-    "28": (StorageError, "refuses this user or password"),
-    "3D000": (StorageError, "is no database of this server; create it first"),
-    "3F000": _NOT_WHOLE,
-    "40": _BUSY,
-    "42501": _READ_ONLY,
-    "42703": _NOT_WHOLE,
-    "42P01": _NOT_WHOLE,
-    "42710": _FOREIGN,
-    "42723": _FOREIGN,
-    "42P07": _FOREIGN,
-    "53": (StorageBusyError, "has no connection or memory to spare; try again later"),
-    "53100": (DiskFullError, "cannot grow, the disk is full; free some space"),
-    "54": (StorageError, "cannot hold a name or a text of this length"),
-    "55": _BUSY,
-    "57": _LOST,
-    "57014": (StorageBusyError, "took too long and was cancelled; try again"),
-    "XX001": _NOT_WHOLE,
-    "XX002": _NOT_WHOLE,
-}
-_SHORTEST_SECRET = 4
-"""Taken out of what the driver says; shorter ones stand in any text, where they mean nothing."""
-_UNKNOWN: _Meaning = (StorageError, "could not be read or written")
-
-
-def translated(error: psycopg.Error, name: str, secrets: Sequence[str] = ()) -> StorageError:
-    """Return the error to raise instead of the driver's own; raise it `from` the original.
-
-    Args:
-        error: What the driver raised.
-        name: What to call the database.
-        secrets: Texts that must not be shown.
-    """
-    code = error.sqlstate or ""
-    kind, words = _MEANINGS.get(code) or _MEANINGS.get(code[:2]) or _without_code(error)
-    return kind(f"{name} {words} ({_said(error, secrets)}).")
-
-
-def unreachable(error: psycopg.Error, name: str, secrets: Sequence[str]) -> StorageError:
-    """Return the error to raise when no connection can be had."""
-    code = error.sqlstate or ""
-    kind, words = _MEANINGS.get(code) or _MEANINGS.get(code[:2]) or _UNKNOWN
-    if kind is StorageError:
-        words = "cannot be reached; check the address, the user, and that the server runs"
-    return kind(f"{name} {words} ({_said(error, secrets)}).")
-
-
-def _without_code(error: psycopg.Error) -> _Meaning:
-    """Say what an error means that comes from the driver: the server said nothing any more."""
-    return _LOST if isinstance(error, psycopg.OperationalError) else _UNKNOWN
-
-
-def _said(error: psycopg.Error, secrets: Sequence[str]) -> str:
-    """Return the driver's words in one line, without what must not be shown."""
-    words = " ".join(str(error).split()) or type(error).__name__
-    for secret in secrets:
-        if len(secret) >= _SHORTEST_SECRET:
-            words = words.replace(secret, "…")
-    return words
-
-
-_LIST = re.compile(r"IN\s+\(SELECT value FROM json_each\((\?|:\w+)\)\)")
-_ROWS = re.compile(r"SELECT value FROM json_each\((\?|:\w+)\)")
-_BYTES = re.compile(r"CAST\(([a-z.]+) AS BLOB\)")
-_PLUS = re.compile(r"(?<=[ (=])\+(?=[a-z])")
-_NAMED = re.compile(r"(?<!:):([a-z_]+)")
-
-_ESCAPE = "\x1a"
-_NUL_WRITTEN, _ESCAPE_WRITTEN = f"{_ESCAPE}0", f"{_ESCAPE}1"
-
-
-@cache
-def spelled(sql: str) -> bytes:
-    """Return a statement as psycopg takes it.
-
-    Args:
-        sql: With `?` or `:name` for values, `IN (SELECT value FROM json_each(?))` for lists.
-    """
-    sql = _LIST.sub(r"= ANY(\1)", sql)
-    sql = _ROWS.sub(r"SELECT unnest(CAST(\1 AS BIGINT[]))", sql)
-    sql = _BYTES.sub(r"\1", sql)
-    sql = _PLUS.sub("", sql)
-    return _NAMED.sub(r"%(\1)s", sql).replace("?", "%s").encode()
-
-
-def teach(connection: Connection[Any]) -> None:
-    """Let a connection write and read any text, and take lists as arrays."""
-    connection.adapters.register_dumper(str, _TextDumper)
-    connection.adapters.register_dumper(Many, ListDumper)
-    connection.adapters.register_loader("text", _TextLoader)
-    connection.adapters.register_loader("text", _TextBinaryLoader)
-
-
-class _TextDumper(StrDumperUnknown):
-    def dump(self, obj: str) -> Buffer | None:
-        if _ESCAPE in obj or "\x00" in obj:
-            obj = obj.replace(_ESCAPE, _ESCAPE_WRITTEN).replace("\x00", _NUL_WRITTEN)
-        return super().dump(obj)
-
-
-def _as_given(text: str | bytes) -> str | bytes:
-    """Return a stored text as it was before it was written."""
-    if isinstance(text, str) and _ESCAPE in text:
-        return text.replace(_NUL_WRITTEN, "\x00").replace(_ESCAPE_WRITTEN, _ESCAPE)
-    return text
-
-
-class _TextLoader(TextLoader):
-    def load(self, data: Buffer) -> str | bytes:
-        return _as_given(super().load(data))
-
-
-class _TextBinaryLoader(TextBinaryLoader):
-    def load(self, data: Buffer) -> str | bytes:
-        return _as_given(super().load(data))

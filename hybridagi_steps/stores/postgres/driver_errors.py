@@ -1,0 +1,98 @@
+"""PostgreSQL's errors in this library's words: the one place that looks at its error codes.
+
+A code that is not listed counts as its class, the first two characters. The driver's own words are
+repeated without what must not be shown. Reference:
+https://www.postgresql.org/docs/current/errcodes-appendix.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import psycopg
+
+from hybridagi_steps.errors import (
+    DamagedFileError,
+    DiskFullError,
+    ForeignFileError,
+    ReadOnlyStorageError,
+    StorageBusyError,
+    StorageError,
+)
+from hybridagi_steps.stores.checksums import REMEDY
+
+_Meaning = tuple[type[StorageError], str]
+
+_BUSY: _Meaning = (StorageBusyError, "is held by another writer; try again when it is done")
+_LOST: _Meaning = (
+    StorageError,
+    "ended the connection; whether the last write was stored is not known. The next call connects "
+    "again",
+)
+_READ_ONLY: _Meaning = (ReadOnlyStorageError, "cannot be written by this user, or not there")
+_NOT_WHOLE: _Meaning = (
+    DamagedFileError,
+    f"does not hold together; {REMEDY}",
+)
+_FOREIGN: _Meaning = (ForeignFileError, "has tables of another program in our schema")
+_MEANINGS: dict[str, _Meaning] = {
+    "08": _LOST,
+    "25006": _READ_ONLY,
+    "28": (StorageError, "refuses this user or password"),
+    "3D000": (StorageError, "is no database of this server; create it first"),
+    "3F000": _NOT_WHOLE,
+    "40": _BUSY,
+    "42501": _READ_ONLY,
+    "42703": _NOT_WHOLE,
+    "42P01": _NOT_WHOLE,
+    "42710": _FOREIGN,
+    "42723": _FOREIGN,
+    "42P07": _FOREIGN,
+    "53": (StorageBusyError, "has no connection or memory to spare; try again later"),
+    "53100": (DiskFullError, "cannot grow, the disk is full; free some space"),
+    "54": (StorageError, "cannot hold a name or a text of this length"),
+    "55": _BUSY,
+    "57": _LOST,
+    "57014": (StorageBusyError, "took too long and was cancelled; try again"),
+    "XX001": _NOT_WHOLE,
+    "XX002": _NOT_WHOLE,
+}
+_SHORTEST_SECRET = 4
+"""Taken out of what the driver says; shorter ones stand in any text, where they mean nothing."""
+_UNKNOWN: _Meaning = (StorageError, "could not be read or written")
+
+
+def translated(error: psycopg.Error, name: str, secrets: Sequence[str] = ()) -> StorageError:
+    """Return the error to raise instead of the driver's own; raise it `from` the original.
+
+    Args:
+        error: What the driver raised.
+        name: What to call the database.
+        secrets: Texts that must not be shown.
+    """
+    code = error.sqlstate or ""
+    kind, words = _MEANINGS.get(code) or _MEANINGS.get(code[:2]) or _without_code(error)
+    return kind(f"{name} {words} ({_said(error, secrets)}).")
+
+
+def unreachable(error: psycopg.Error, name: str, secrets: Sequence[str]) -> StorageError:
+    """Return the error to raise when no connection can be had."""
+    code = error.sqlstate or ""
+    kind, words = _MEANINGS.get(code) or _MEANINGS.get(code[:2]) or _UNKNOWN
+    if kind is StorageError:
+        words = "cannot be reached; check the address, the user, and that the server runs"
+    return kind(f"{name} {words} ({_said(error, secrets)}).")
+
+
+def _without_code(error: psycopg.Error) -> _Meaning:
+    """Say what an error means that comes from the driver: the server said nothing any more."""
+    return _LOST if isinstance(error, psycopg.OperationalError) else _UNKNOWN
+
+
+def _said(error: psycopg.Error, secrets: Sequence[str]) -> str:
+    """Return the driver's words in one line, without what must not be shown."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    for secret in secrets:
+        if len(secret) >= _SHORTEST_SECRET:
+            words = words.replace(secret, "…")
+    return words
