@@ -1,17 +1,14 @@
-"""What a commit to a session means, the same for every store: its checks, and what it returns.
+"""What is checked of a commit to a session: names, where its writer believes it ends, its key.
 
-Stores differ in how they keep rows; whether a writer is stale, whether a repeated key means the
-same commit, and how steps are told their session must not differ. Nothing here reads or writes.
+Nothing here reads or writes.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from hybridagi_steps.errors import DuplicateStepError, InvalidStepError, SequenceConflictError
-from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.stores.body import Written, message_dicts
@@ -52,14 +49,8 @@ def check_repeated(
 ) -> None:
     """Check that a key used before comes with the same messages again.
 
-    Ids and times may differ: who repeats a request makes them anew. What is said must not.
-
-    Args:
-        session_id: The session.
-        key: The idempotency key.
-        stored: What the key stored, oldest first.
-        given: What comes with it now.
-        visible: Whether the session still has what was stored.
+    Ids and times may differ: who repeats a request makes them anew. What is said must not; and what
+    was stored must still be `visible` in the session.
     """
     if not visible:
         raise SequenceConflictError(
@@ -82,43 +73,5 @@ def refuse_twice(ids: Sequence[str]) -> None:
         seen.add(step_id)
 
 
-def in_use(session_id: str) -> SequenceConflictError:
-    """Return the error to raise when a new session's id is taken."""
-    return SequenceConflictError(
-        f"there is a session {session_id!r} already; name another, or none to get a new id."
-    )
-
-
-def stale_pointer(session_id: str, points_at: int, expected: int) -> SequenceConflictError:
-    """Return the error to raise when a session points elsewhere than its caller thinks."""
-    return SequenceConflictError(
-        f"session {session_id!r} points at branch {points_at}, not at {expected}: somebody else "
-        "has moved it. Read it again, then decide."
-    )
-
-
-def with_session(step: AgentStep, session_id: str) -> AgentStep:
-    """Return an AgentStep that names its session; the one given is not changed."""
-    if step.session_id is not None:
-        return step
-    return step.model_copy(update={"session_id": session_id})
-
-
-def placed(messages: Sequence[Step], session_id: str, last: int) -> list[Step]:
-    """Return messages as they stand in their session, after `last`; those given are not changed."""
-    return [
-        message.model_copy(update={"session_id": session_id, "sequence": sequence})
-        for sequence, message in enumerate(messages, last + 1)
-    ]
-
-
 def _dicts(written: Sequence[Written]) -> list[dict[str, Any]]:
     return message_dicts(as_bytes(one.said) for one in written)
-
-
-def check_score(run_id: str, value: float, feedback: str | None) -> None:
-    """Check the score that a run is given, and what is said about it."""
-    if feedback is not None and not isinstance(feedback, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
-        raise InvalidStepError(f"the feedback on run {run_id!r} is {feedback!r}; give a text.")
-    if not math.isfinite(value):
-        raise InvalidStepError(f"the score of run {run_id!r} is {value}; give a finite number.")

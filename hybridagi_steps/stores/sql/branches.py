@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
+from hybridagi_steps.errors import SequenceConflictError
 from hybridagi_steps.records.message import Step, new_id, utc_now
 from hybridagi_steps.records.store_values import Attempt, BranchPosition
 from hybridagi_steps.stores.body import encode_message
-from hybridagi_steps.stores.commits import ATTEMPT_HOURS, check_names, in_use, stale_pointer
+from hybridagi_steps.stores.commits import ATTEMPT_HOURS, check_names
 from hybridagi_steps.stores.sql.lineage import (
     branch_of,
     change_session,
@@ -79,7 +80,9 @@ class BranchTables(SessionTables):
         with self._db.writing() as connection:
             asked = branch_of(connection, self._namespace, session_id, None)
             if tip_of(connection, self._namespace, made) is not None:
-                raise in_use(made)
+                raise SequenceConflictError(
+                    f"there is a session {made!r} already; name another, or none to get a new id."
+                )
             shares = BranchPosition(asked, sequence)
             self._create_session(connection, made, shares=shares, forked_from=session_id)
         return made
@@ -94,7 +97,10 @@ class BranchTables(SessionTables):
         with self._db.writing() as connection:
             tip = branch_of(connection, self._namespace, session_id, None)
             if expect_branch is not None and tip != expect_branch:
-                raise stale_pointer(session_id, tip, expect_branch)
+                raise SequenceConflictError(
+                    f"session {session_id!r} points at branch {tip}, not at {expect_branch}: "
+                    "somebody else has moved it. Read it again, then decide."
+                )
             self._point(connection, session_id, branch_id, tip)
 
     def hide_from(self, session_id: str, start: int) -> int:

@@ -143,20 +143,15 @@ def branch_of(
         return tip
     owner = connection.execute(_OWNER, (namespace, in_range(branch_id))).fetchone()
     if owner is None or owner[0] != session_id:
-        raise not_its_branch(session_id, branch_id)
+        raise SequenceConflictError(
+            f"branch {branch_id} is not one of session {session_id!r}; attempts() lists them."
+        )
     return branch_id
 
 
 def in_range(number: int) -> int:
     """Return a number that a column can hold: the one given, or the nearest."""
     return max(min(number, OPEN_END), -OPEN_END)
-
-
-def not_its_branch(session_id: str, branch_id: int) -> SequenceConflictError:
-    """Return the error to raise for a branch that a session does not have."""
-    return SequenceConflictError(
-        f"branch {branch_id} is not one of session {session_id!r}; attempts() lists them."
-    )
 
 
 def session_row(connection: Connection, namespace: int, session_id: str) -> SessionRow | None:
@@ -296,7 +291,7 @@ def _own_said(connection: Connection, link: Link) -> list[bytes]:
     return texts
 
 
-def _seeds(link: Link, rows: Sequence[Any]) -> range:
+def _seeds(link: Link, rows: Sequence[object]) -> range:
     """Return what the checksums of messages in a range begin with."""
     first = place_seed(link.branch_id, link.first)
     return range(first, first + len(rows))
@@ -344,13 +339,7 @@ def new_branch(
 ) -> int:
     """Add a branch that continues after a position, as a child of the branch that owns it.
 
-    Args:
-        connection: The writer.
-        namespace: Whose branch.
-        session_id: The session it belongs to.
-        after: A branch, and the last sequence to share with it; None shares nothing.
-        reason: Why it was made.
-        pointed: Whether the session will point at it in this transaction.
+    Without `after` it shares nothing; `pointed`: the session will point at it in this transaction.
     """
     parent, shared = None, after.sequence if after else 0
     if after is not None:

@@ -28,9 +28,7 @@ from hybridagi_steps.stores.commits import (
     check_end,
     check_names,
     check_repeated,
-    placed,
     refuse_twice,
-    with_session,
 )
 from hybridagi_steps.stores.sql.lineage import (
     OPEN_END,
@@ -92,7 +90,10 @@ class SessionTables(StepWriting):
         """Add messages and AgentSteps at the end, all or none."""
         check_names(session_id, messages, idempotency_key)
         written = [encode_message(message) for message in messages]
-        steps = [with_session(step, session_id) for step in agent_steps]
+        own = {"session_id": session_id}
+        steps = [
+            step.model_copy(update=own) if step.session_id is None else step for step in agent_steps
+        ]
         encoded = [(id_text(step.id), encode_body(step), step) for step in steps]
         refuse_twice([message.id for message in messages])
         refuse_twice([step_id for step_id, _, _ in encoded])
@@ -125,7 +126,10 @@ class SessionTables(StepWriting):
             if not added:
                 take_number(connection)
             change_session(connection, self._namespace, session_id, session)
-        return placed(messages, session_id, last)
+        return [
+            message.model_copy(update={**own, "sequence": sequence})
+            for sequence, message in enumerate(messages, last + 1)
+        ]
 
     def messages(
         self,

@@ -5,17 +5,17 @@ Bodies are read in pages, never under a transaction that outlives a call.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from hybridagi_steps.errors import UnknownRunError
+from hybridagi_steps.errors import InvalidStepError, UnknownRunError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import Hidden, Rows, RunSummary
 from hybridagi_steps.stores.checksums import checked_vector, damaged, row_checksum
-from hybridagi_steps.stores.commits import check_score
 from hybridagi_steps.stores.sql.lineage import steps_of
 from hybridagi_steps.stores.sql.tables import Connection, Tables, is_storable, many
 from hybridagi_steps.stores.sql.where import (
@@ -157,7 +157,10 @@ class StepReading(Tables):
 
     def score_run(self, run_id: str, value: float, feedback: str | None) -> None:
         """Set a run's score."""
-        check_score(run_id, value, feedback)
+        if feedback is not None and not isinstance(feedback, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+            raise InvalidStepError(f"the feedback on run {run_id!r} is {feedback!r}; give a text.")
+        if not math.isfinite(value):
+            raise InvalidStepError(f"the score of run {run_id!r} is {value}; give a finite number.")
         self._catch_up()
         with self._db.writing() as connection:
             key = (self._namespace, run_id)
