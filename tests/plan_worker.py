@@ -1,6 +1,6 @@
 """What tests of durable plans run in processes of their own: a plan whose steps note that they ran.
 
-`python plan_worker.py run FOLDER` runs the plan; `serve FOLDER ID` only does work from the queue.
+`python plan_worker.py run FOLDER` runs the plan; `serve FOLDER` only does work from the queue.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def plan() -> Plan:
     return Plan(name="p", description="a plan that is cut short", steps=steps)
 
 
-def orchestrator(folder: Path, worker_id: str, *, serves: bool) -> Orchestrator:
+def orchestrator(folder: Path, *, serves: bool) -> Orchestrator:
     """Return one whose steps append to a log and write a file of their own."""
 
     async def execute(work: Work, workspace: Workspace | None) -> Finished:
@@ -40,14 +40,12 @@ def orchestrator(folder: Path, worker_id: str, *, serves: bool) -> Orchestrator:
             log.write(f"begin {work.step.id} {os.getpid()}\n")
         while work.step.id == "slow" and (folder / "wait").exists():
             await anyio.sleep(0.02)
-        workspace.write(f"{work.step.id}.txt", worker_id)
+        workspace.write(f"{work.step.id}.txt", str(os.getpid()))
         with (folder / "log").open("a") as log:
             log.write(f"end {work.step.id} {os.getpid()}\n")
-        return Finished(summary="done", artifacts={"by": worker_id})
+        return Finished(summary="done", artifacts={"by": os.getpid()})
 
-    queue = DurableQueue(
-        folder / "queue.sqlite", worker_id=worker_id, poll_seconds=0.05, serves=serves
-    )
+    queue = DurableQueue(folder / "queue.sqlite", poll_seconds=0.05, serves=serves)
     workspace = Workspace(folder / "files", state=folder / "state")
     return Orchestrator(executor=execute, workspace=workspace, durable=queue)
 
@@ -56,10 +54,10 @@ def main() -> None:
     """Run the plan, or serve."""
     command, folder = sys.argv[1], Path(sys.argv[2])
     if command == "serve":
-        made = orchestrator(folder, sys.argv[3], serves=True)
+        made = orchestrator(folder, serves=True)
         made.durable.serve(made)
         return
-    made = orchestrator(folder, "planner", serves=command == "run")
+    made = orchestrator(folder, serves=command == "run")
     result = made.run(plan=plan(), key=KEY)
     made.durable.close()
     print(result)

@@ -1,20 +1,25 @@
-"""DBOS as this library uses it: what is stored is JSON, one engine runs in a process.
+"""DBOS engine: one for each process, which takes work from a queue and recovers that of the dead.
 
-Knows addresses, the serializer, how an engine starts and ends, and which workers are dead; knows
-nothing of runs or plans. A worker has a name that it holds by a lock on a file. The system lets go
-of the lock when the process dies, however it dies, so no heartbeat is needed on one machine.
+Both queues (runs of sessions, steps of plans) stand on it: addresses and errors of databases, the
+stored form (JSON), start and end of DBOS, worker names, recovery. Knows nothing of runs or plans.
+A worker holds its name by a lock that goes with the process, however that ends: on a file beside an
+SQLite database, on the connection in PostgreSQL. So no heartbeat is needed, and a name that can be
+taken belongs to nobody living: what had begun under it is put back into the queue.
 """
 
 # DBOS keeps one instance for each process; so does this module.
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 
@@ -23,6 +28,8 @@ from hybridagi_steps.outside_files import make_private
 
 try:
     from dbos import DBOS, DBOSClient, Serializer
+    from dbos import error as dbos_error
+    from sqlalchemy import create_engine, make_url, text
     from sqlalchemy.exc import SQLAlchemyError
 except ImportError as error:
     raise MissingExtraError("durable runs", "durable") from error
@@ -32,15 +39,53 @@ except ImportError:  # not a POSIX system
     fcntl = None
 
 APPLICATION = "hybridagi-steps"
-FORMAT_VERSION = "1"
-"""Work is taken up only by code that reads this form of it."""
-_running = threading.Lock()
+_LOOK_SECONDS = 0.2
+"""How often a worker looks for work of dead ones."""
+_SQLITE = "sqlite:///"
+
+_log = logging.getLogger("hybridagi_steps")
+
+
+class Worker(Protocol):
+    """Does the work of a queue in this process."""
+
+    async def do(self, work: str, /) -> str:
+        """Return what comes of a piece of work."""
+        ...
+
+
+class _Process:
+    """What there is once in each process, because DBOS is."""
+
+    def __init__(self) -> None:
+        self.running = threading.Lock()
+        self.worker: Worker | None = None
+
+
+_process = _Process()
+
+
+def workflow(name: str, attempts: int = 100) -> Callable[[str], Coroutine[Any, Any, str]]:
+    """Return the workflow that has work done by the worker of this process; DBOS keeps its result.
+
+    Args:
+        name: What the database knows it by.
+        attempts: Work that takes its worker down this often is given up.
+    """
+
+    @DBOS.workflow(name=name, max_recovery_attempts=attempts)
+    async def do(work: str) -> str:
+        if _process.worker is None:
+            raise StorageError("this process is no worker.")
+        return await _process.worker.do(work)
+
+    return do
 
 
 class JsonSerializer(Serializer):
     """What DBOS stores, as JSON; its own default is pickle, which can run code when read."""
 
-    def serialize(self, data: Any) -> str:
+    def serialize(self, data: object) -> str:
         """Return data as JSON text; what JSON cannot hold as its `repr`."""
         return orjson.dumps(data, default=repr).decode()
 
@@ -53,119 +98,271 @@ class JsonSerializer(Serializer):
         return "hybridagi_steps_json"
 
 
-def address_of(database: Path) -> str:
-    """Return the SQLAlchemy address of an SQLite file."""
-    return f"sqlite:///{database}"
+class QueueDatabase(NamedTuple):
+    """Where a queue is kept."""
+
+    address: str
+    """As SQLAlchemy has it."""
+    file: Path | None
+    """Of SQLite."""
+    use: str
+    """What it is for, in the words of an error: `a durable queue`."""
+    advice: str = ""
+    """What to do when it cannot be used."""
+
+    @classmethod
+    def of(cls, place: os.PathLike[str] | str, use: str, advice: str = "") -> QueueDatabase:
+        """Return the database at a path or an address."""
+        path = os.fspath(place).removeprefix(_SQLITE)
+        if "://" in path:
+            return cls(path, None, use, advice)
+        file = Path(path).resolve()
+        return cls(f"{_SQLITE}{file}", file, use, advice)
+
+    @contextmanager
+    def opening(self) -> Generator[None]:
+        """Translate what goes wrong inside the block; DBOS would also log it with a traceback."""
+        log = logging.getLogger("dbos")
+        log.addFilter(_nothing)
+        try:
+            yield
+        except OSError as error:
+            raise self.unusable(error.strerror or str(error)) from error
+        except (SQLAlchemyError, dbos_error.DBOSException) as error:
+            cause = str(getattr(error, "orig", None) or error).rstrip(".?")
+            raise self.unusable(cause) from error
+        finally:
+            log.removeFilter(_nothing)
+
+    def unusable(self, cause: str) -> StorageError:
+        """Return the error of a database that cannot be used."""
+        place = self.file or "the database"  # an address may hold a password
+        advice = self.advice and f" {self.advice}"
+        return StorageError(f"{place} cannot be used as {self.use}: {cause}.{advice}")
+
+    def client(self) -> Any:
+        """Return a client; an SQLite file is created if it is not there."""
+        with self.opening():
+            if self.file is not None:
+                make_private(self.file)
+            DBOS.migrate(self.address)
+            return DBOSClient(
+                system_database_url=self.address,
+                serializer=JsonSerializer(),
+                application_name=APPLICATION,
+            )
 
 
-def open_client(database: Path) -> Any:
-    """Return a client of the engine's database, which is created if it is not there."""
-    try:
-        make_private(database)
-        DBOS.migrate(address_of(database))
-        return DBOSClient(
-            system_database_url=address_of(database),
-            serializer=JsonSerializer(),
-            application_name=APPLICATION,
-        )
-    except OSError as error:
-        raise StorageError(
-            f"{database} cannot be used as a queue of runs: {error.strerror}."
-        ) from error
-    except SQLAlchemyError as error:
-        cause = getattr(error, "orig", None) or error
-        raise StorageError(f"{database} cannot be used as a queue of runs: {cause}.") from error
+class WorkerNames(Protocol):
+    """Names that one living process at a time can hold."""
+
+    def take(self, name: str) -> bool:
+        """Take a name if no living process holds it."""
+        ...
+
+    def release(self, name: str) -> None:
+        """Let others have a name."""
+        ...
 
 
-class WorkerName:
-    """A name that one living process at a time can hold.
+class _FileNames:
+    """Names held by locks on files beside a database.
 
     POSIX locks, unlike `flock`, are not kept alive by a child that a killed worker leaves behind.
-
-    Args:
-        database: The engine's database; the lock files stand beside it.
-        name: The name.
     """
 
-    def __init__(self, database: Path, name: str) -> None:
+    def __init__(self, database: Path) -> None:
         if fcntl is None:
             raise InvalidSettingError("workers need file locks, which this system does not have.")
-        self.name = name
-        self._path = database.with_name(f"{database.name}.{name}.lock")
-        self._descriptor = -1
+        self._database = database
+        self._held: dict[str, int] = {}
 
-    def take(self) -> bool:
-        """Take the name if no living process holds it."""
+    def take(self, name: str) -> bool:
         assert fcntl is not None  # noqa: S101 - checked when it was made
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = self._database.with_name(f"{self._database.name}.{name}.lock")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             os.close(descriptor)
             return False
-        self._descriptor = descriptor
+        self._held[name] = descriptor
         return True
 
-    def release(self) -> None:
-        """Let others have it."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+    def release(self, name: str) -> None:
+        os.close(self._held.pop(name))
 
 
-def first_free_name(database: Path, prefix: str) -> WorkerName:
-    """Return the first of `prefix1`, `prefix2`, … that no living process holds, taken."""
-    number = 1
-    while not (name := WorkerName(database, f"{prefix}{number}")).take():
-        number += 1
-    return name
+class _ServerNames:
+    """Names held by advisory locks of PostgreSQL, which go with the connection, on any machine."""
+
+    def __init__(self, address: str) -> None:
+        url = make_url(address)
+        if url.get_backend_name() in ("postgres", "postgresql"):
+            url = url.set(drivername="postgresql+psycopg")
+        self._engine = create_engine(url, isolation_level="AUTOCOMMIT")
+        self._connection = self._engine.connect()
+        self._held = 0
+
+    def take(self, name: str) -> bool:
+        taken = self._ask("pg_try_advisory_lock", name)
+        self._held += taken
+        return taken
+
+    def release(self, name: str) -> None:
+        self._ask("pg_advisory_unlock", name)
+        self._held -= 1
+        if not self._held:
+            self._engine.dispose()
+
+    def _ask(self, function: str, name: str) -> bool:
+        digest = hashlib.sha256(f"{APPLICATION}:{name}".encode()).digest()
+        key = int.from_bytes(digest[:8], signed=True)
+        return bool(self._connection.scalar(text(f"SELECT {function}(:key)"), {"key": key}))
 
 
-def recover_dead(client: Any, database: Path, queue: str, own: str) -> int:
-    """Put work that dead workers had begun back into the queue; return how much."""
-    begun = client.list_workflows(
-        status="PENDING", queue_name=queue, load_input=False, load_output=False
-    )
-    recovered = 0
-    for name in {status.executor_id for status in begun} - {own, None}:
-        worker = WorkerName(database, name)
-        if not worker.take():
-            continue
-        try:
-            recovered += len(DBOS._recover_pending_workflows([name]))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        finally:
-            worker.release()
-    return recovered
+class Engine:
+    """DBOS in this process.
 
+    Args:
+        database: Where the queue is kept.
+        queue: Its name.
+        version: Work is taken up only by code that reads this form of it.
+        prefix: What names of workers begin with.
+    """
 
-@contextmanager
-def only_engine() -> Generator[None]:
-    """Hold this process's one place for an engine in the block."""
-    if not _running.acquire(blocking=False):
-        raise InvalidSettingError("this process is a worker already; start another process.")
-    try:
-        yield
-    finally:
-        _running.release()
+    def __init__(self, database: QueueDatabase, queue: str, version: str, prefix: str) -> None:
+        self.database, self.queue, self.version = database, queue, version
+        self._prefix = prefix
+        self._stopping = threading.Event()
+        self._watch = threading.Thread(target=self._recover, daemon=True, name=f"{prefix}recovery")
+        self._stack = ExitStack()
+        self._names: WorkerNames
+        self.name = ""
 
+    @property
+    def worker(self) -> Worker | None:
+        """Who does the work."""
+        return _process.worker
 
-@contextmanager
-def engine(database: Path, worker: str, queue: str, grace_seconds: float) -> Generator[None]:
-    """Run DBOS in the block: work in the queue is taken, as that worker."""
-    DBOS(
-        config={
+    @worker.setter
+    def worker(self, worker: Worker) -> None:
+        _process.worker = worker
+
+    def start(
+        self,
+        worker: Worker,
+        *,
+        at_once: int,
+        poll_seconds: float,
+        per_partition: int | None = None,
+        serves: bool = True,
+        worker_id: str | None = None,
+    ) -> None:
+        """Launch DBOS; what dead workers had begun is put back into the queue, now and later.
+
+        Args:
+            worker: Does the work that is taken.
+            at_once: Most work at a time in this process.
+            poll_seconds: How often the queue is looked at.
+            per_partition: Most work at a time of one partition, in all processes.
+            serves: Whether work is taken from the queue, or only handed out.
+            worker_id: This worker's name; by default the first that nobody living holds.
+        """
+        with ExitStack() as stack, self.database.opening():
+            stack.enter_context(only_engine(worker))
+            file = self.database.file
+            if file is not None:
+                make_private(file)
+            self._names = _ServerNames(self.database.address) if file is None else _FileNames(file)
+            self._take_name(worker_id)
+            undo = stack.enter_context(ExitStack())
+            undo.callback(self.release_name)
+            undo.callback(DBOS.destroy)
+            DBOS(config=self._config(poll_seconds))
+            DBOS.listen_queues([self.queue] if serves else [])
+            DBOS.launch()
+            DBOS.register_queue(
+                self.queue,
+                worker_concurrency=at_once,
+                partition_concurrency=per_partition,
+                polling_interval_sec=poll_seconds,
+                on_conflict="always_update",
+            )
+            undo.pop_all()
+            self._stack = stack.pop_all()
+        self._watch.start()
+
+    def stop(self, grace_seconds: float = 0.0) -> None:
+        """End DBOS; the name is held until it is released, for what still goes on."""
+        self._stopping.set()
+        self._watch.join()
+        with self._stack:
+            DBOS.destroy(workflow_completion_timeout_sec=round(grace_seconds))
+
+    def release_name(self) -> None:
+        """Let other workers take up what this one has left."""
+        self._names.release(self.name)
+
+    def _take_name(self, worker_id: str | None) -> None:
+        if worker_id is None:
+            numbered: Iterator[str] = (f"{self._prefix}{number}" for number in count(1))
+            self.name = next(filter(self._names.take, numbered))
+        elif self._names.take(worker_id):
+            self.name = worker_id
+        else:
+            raise InvalidSettingError(
+                f"a running process is the worker {worker_id!r}; give another worker_id, or none."
+            )
+
+    def _config(self, poll_seconds: float) -> Any:
+        return {
             "name": APPLICATION,
-            "system_database_url": address_of(database),
-            "executor_id": worker,
-            "application_version": FORMAT_VERSION,
+            "system_database_url": self.database.address,
+            "executor_id": self.name,
+            "application_version": self.version,
             "serializer": JsonSerializer(),
             "log_level": "ERROR",
             "enable_otlp": False,
+            "notification_listener_polling_interval_sec": poll_seconds,
         }
-    )
+
+    def _recover(self) -> None:
+        """Put work that dead workers had begun back into the queue, until this engine stops."""
+        while True:
+            try:
+                self._recover_dead()
+            except Exception:  # the work waits for the next look
+                if not threading.main_thread().is_alive():
+                    return  # DBOS ends with the process
+                _log.exception("%s: work of dead workers was not looked for", self.name)
+            if self._stopping.wait(_LOOK_SECONDS):
+                return
+
+    def _recover_dead(self) -> None:
+        begun = DBOS.list_workflows(
+            status="PENDING", app_version=self.version, load_input=False, load_output=False
+        )
+        for name in {status.executor_id for status in begun} - {self.name}:
+            if name is not None and self._names.take(name):
+                try:
+                    DBOS._recover_pending_workflows([name])  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+                finally:
+                    self._names.release(name)
+
+
+@contextmanager
+def only_engine(worker: Worker | None = None) -> Generator[None]:
+    """Hold this process's one place for an engine in the block."""
+    if not _process.running.acquire(blocking=False):
+        raise InvalidSettingError("this process is a worker already; start another process.")
+    _process.worker = worker  # before DBOS is launched, which may take work at once
     try:
-        DBOS.listen_queues([queue])
-        DBOS.launch()
         yield
     finally:
-        DBOS.destroy(workflow_completion_timeout_sec=round(grace_seconds))
+        _process.worker = None
+        _process.running.release()
+
+
+def _nothing(record: logging.LogRecord) -> bool:  # noqa: ARG001 - none is let through
+    return False

@@ -3,7 +3,7 @@
 A run is handed to a queue in a database (DBOS on SQLite, one machine) and carried out by whichever
 worker process is there. A worker that is killed leaves whole units in the session; another one
 takes the turn up. Runs of one session follow each other; those of different sessions stand side by
-side. This module hands runs out and looks at them; durable_worker.py carries them out.
+side. `DurableRunner` hands runs out and looks at them; `SessionWorker` carries them out.
 """
 
 # DBOS is loaded on first use, by name.
@@ -25,8 +25,7 @@ from uuid import NAMESPACE_URL, uuid5
 import orjson
 
 from hybridagi_steps._concurrency import in_thread
-from hybridagi_steps.durable import engine as dbos_engine
-from hybridagi_steps.durable.engine import DBOS
+from hybridagi_steps.durable.engine import DBOS, Engine, QueueDatabase, workflow
 from hybridagi_steps.errors import (
     InvalidSettingError,
     SequenceConflictError,
@@ -51,6 +50,12 @@ from hybridagi_steps.stores.commits import check_names
 from hybridagi_steps.validation import admitted_messages
 
 WORKFLOW, CANCEL = "hybridagi_steps.session_run", "cancel"
+FORMAT_VERSION = "1"
+"""Runs are taken up only by code that reads this form of them."""
+MOST_ATTEMPTS = 20
+"""A run that takes its worker down this often is given up."""
+_LOOK_SECONDS = 0.2
+"""How often a worker looks for runs that are to be cancelled."""
 _PAGE = 512
 """Messages of a run that are read at once."""
 _FINAL = {
@@ -58,6 +63,8 @@ _FINAL = {
     "failed": StepEventType.RUN_FAILED,
     "cancelled": StepEventType.RUN_CANCELLED,
 }
+
+workflow(WORKFLOW, MOST_ATTEMPTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +120,6 @@ class DurableRunner:
         database: str | os.PathLike[str] | None = None,
         poll_seconds: float = 0.1,
     ) -> None:
-        # Loaded here, so that the rest of the library does without the extra.
-        from hybridagi_steps.durable.engine import open_client
-
         if isinstance(program, StepRunner):
             if memory not in (None, program.memory):
                 raise InvalidSettingError("the StepRunner's memory is another one: leave `memory`.")
@@ -135,7 +139,7 @@ class DurableRunner:
         self.queue = f"session-runs:{self.memory.namespace}"
         self._poll = poll_seconds
         try:
-            self._client = open_client(self.database)
+            self._client = self._queue_database().client()
             self.memory.note_queue(str(self.database))
         except BaseException:
             if self._opened is not None:
@@ -261,7 +265,8 @@ class DurableRunner:
         """
         if self.runner is None:
             raise InvalidSettingError("a worker needs a program: DurableRunner(program, memory).")
-        worker = Worker(self.runner, self._client, self.database, self.queue)
+        engine = Engine(self._queue_database(), self.queue, FORMAT_VERSION, "session-worker-")
+        worker = SessionWorker(self.runner, self._client, engine)
         return worker.serve(stop or threading.Event(), at_once, self._poll, grace_seconds)
 
     def close(self) -> None:
@@ -280,6 +285,9 @@ class DurableRunner:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _queue_database(self) -> QueueDatabase:
+        return QueueDatabase.of(self.database, "a queue of runs")
 
     def _enqueue(self, run_id: str, session_id: str, text: str) -> None:
         before = self._client.list_workflows(
@@ -367,74 +375,55 @@ def _ending(status: Any) -> dict[str, Any] | None:
     return None
 
 
-MOST_ATTEMPTS = 20
-"""A run that takes its worker down this often is given up."""
-_NAMES = "session-worker-"
-_LOOK_SECONDS = 0.2
-
-
-class Worker:
-    """Takes runs from the queue of one database.
+class SessionWorker:
+    """Carries out runs that a queue hands out.
 
     Args:
-        runner: Carries them out.
+        runner: Does them.
         client: Reads what the database says of them.
-        database: The file of the queue.
-        queue: Its name.
+        engine: Takes them from the queue.
     """
 
-    def __init__(self, runner: StepRunner, client: Any, database: Path, queue: str) -> None:
-        self._runner, self._client = runner, client
-        self._database, self._queue = database, queue
+    def __init__(self, runner: StepRunner, client: Any, engine: Engine) -> None:
+        self._runner, self._client, self._engine = runner, client, engine
         self._active: dict[str, str] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
+        # Not on DBOS's loop, which cancels what is left when it ends: that would end runs that
+        # another worker is to take up.
+        self._loop = asyncio.new_event_loop()
 
     def serve(
         self, stop: threading.Event, at_once: int, poll_seconds: float, grace_seconds: float
     ) -> bool:
         """Take runs until told to stop; return whether all of them have ended."""
-        with dbos_engine.only_engine():
-            name = dbos_engine.first_free_name(self._database, _NAMES)
-            self._client.register_queue(
-                self._queue,
-                worker_concurrency=at_once,
-                partition_concurrency=1,
-                polling_interval_sec=poll_seconds,
-            )
-            # Not on DBOS's loop, which cancels what is left when it ends: that would end runs that
-            # another worker is to take up.
-            self._loop = loop = asyncio.new_event_loop()
-            thread = threading.Thread(target=_turn_over, args=(loop,), daemon=True)
-            thread.start()
-            # Before DBOS is launched: it may take work at once.
-            _process.worker = self
+        thread = threading.Thread(target=self._turn_over, daemon=True)
+        thread.start()
+        try:
+            self._engine.start(self, at_once=at_once, poll_seconds=poll_seconds, per_partition=1)
             try:
-                with dbos_engine.engine(self._database, name.name, self._queue, grace_seconds):
-                    while not stop.wait(_LOOK_SECONDS):
-                        self._look_around(name.name)
+                while not stop.wait(_LOOK_SECONDS):
+                    self._stop_cancelled()
             finally:
+                self._engine.stop(grace_seconds)
                 # A run that did not end in time still goes on: the name says that it is not dead.
                 if not self._active:
-                    loop.call_soon_threadsafe(loop.stop)
-                    thread.join()
-                    name.release()
-            return not self._active
+                    self._engine.release_name()
+        finally:
+            if not self._active:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                thread.join()
+        return not self._active
 
-    def _look_around(self, name: str) -> None:
-        dbos_engine.recover_dead(self._client, self._database, self._queue, name)
-        self._stop_cancelled()
-
-    async def session_run(self, run_id: str, order: Order) -> str:
+    async def do(self, work: str) -> str:
         """Do a run on the worker's own loop; what waits for it may be cancelled, it is not."""
-        future = asyncio.run_coroutine_threadsafe(self._do(run_id, order), self._own_loop())
+        run_id, order = str(DBOS.workflow_id), Order(**orjson.loads(work))
+        future = asyncio.run_coroutine_threadsafe(self._done(run_id, order), self._loop)
         return await asyncio.shield(asyncio.wrap_future(future))
 
-    def _own_loop(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            raise StorageError("this worker does not serve.")
-        return self._loop
+    def _turn_over(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
 
-    async def _do(self, run_id: str, order: Order) -> str:
+    async def _done(self, run_id: str, order: Order) -> str:
         """Bring a run to its end; return how it ended as JSON."""
         self._active[run_id] = ""
         try:
@@ -481,31 +470,7 @@ class Worker:
         for run_id in self._cancelled(list(active)) if active else []:
             if active[run_id]:
                 stopping = self._runner.cancel(active[run_id])
-                asyncio.run_coroutine_threadsafe(stopping, self._own_loop()).result()
-
-
-class _Process:
-    """What there is once in each process, because DBOS is."""
-
-    def __init__(self) -> None:
-        self.worker: Worker | None = None
-
-
-_process = _Process()
-
-
-@DBOS.workflow(name=WORKFLOW, max_recovery_attempts=MOST_ATTEMPTS)
-async def _session_run(order: str) -> str:
-    """Do one run; DBOS keeps how it ended, and begins it again when its worker has died."""
-    worker, run_id = _process.worker, DBOS.workflow_id
-    if worker is None or run_id is None:
-        raise StorageError("this process is no worker.")
-    return await worker.session_run(run_id, Order(**orjson.loads(order)))
-
-
-def _turn_over(loop: asyncio.AbstractEventLoop) -> None:
-    loop.run_forever()
-    loop.close()
+                asyncio.run_coroutine_threadsafe(stopping, self._loop).result()
 
 
 def _stored_ending(turn: list[Step]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ import anyio
 import dspy
 import orjson
 from dspy.utils.exceptions import AdapterParseError
+from pydantic import BaseModel
 
 from hybridagi_steps.errors import (
     ArtifactError,
@@ -35,9 +36,9 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.messages.parts import is_call_id
-from hybridagi_steps.planning.artifacts import ArtifactTypes, checked_artifacts
 from hybridagi_steps.planning.example_tasks import FINISH_TOOL
 from hybridagi_steps.planning.plan import PlanStep
+from hybridagi_steps.planning.settings import AtLeastOne, Count, Counter, checked
 from hybridagi_steps.planning.step_prompts import (
     FILE_TOKENS,
     INSTRUCTIONS,
@@ -46,19 +47,30 @@ from hybridagi_steps.planning.step_prompts import (
     make_brief,
 )
 from hybridagi_steps.planning.usage import Purpose, spending_on
-from hybridagi_steps.planning.worker import Finished, Problem, Work
+from hybridagi_steps.planning.worker import (
+    ArtifactTypes,
+    Finished,
+    Problem,
+    Work,
+    checked_artifacts,
+)
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import RunSteps
 from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.recording.step_shapes import first_line
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.running.stopping import own_cancellation
-from hybridagi_steps.token_counters import token_counter
 from hybridagi_steps.workspace.tools import workspace_tools
 from hybridagi_steps.workspace.workspace import Workspace
 
 _IDLE_TURNS = 3
 """Answers without a tool call, one after the other, until an attempt is given up."""
+
+
+class _Settings(BaseModel):
+    max_turns: AtLeastOne
+    file_tokens: Count
+    counter: Counter
 
 
 class StepExecutor(dspy.Module):
@@ -90,14 +102,12 @@ class StepExecutor(dspy.Module):
         counter: Any = "auto",
     ) -> None:
         super().__init__()
-        if max_turns < 1:
-            raise InvalidSettingError(f"max_turns is at least 1, not {max_turns}.")
+        settings = checked(_Settings, max_turns=max_turns, file_tokens=file_tokens, counter=counter)
         told = "\n\n".join(filter(None, [INSTRUCTIONS, system_context]))
         self.work = dspy.Predict(CarryOutStep.with_instructions(told))
         self.tools = _as_tools(tools)
-        self.max_turns, self.file_tokens = max_turns, file_tokens
-        self.artifact_types = dict(artifact_types or {})
-        self.counter = token_counter(counter)
+        self.max_turns, self.file_tokens = settings.max_turns, settings.file_tokens
+        self.artifact_types, self.counter = dict(artifact_types or {}), settings.counter
         refuse_same_names([FINISH_TOOL, *(str(tool.name) for tool in self.tools)])
 
     def forward(self, **inputs: Any) -> dspy.Prediction:

@@ -15,12 +15,14 @@ from typing import Any
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError
+from pydantic import BaseModel
 
 from hybridagi_steps.errors import PlanError
 from hybridagi_steps.graph.run_state import Request, Work, adriven, driven
 from hybridagi_steps.messages.fences import fenced, inert
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.plan_memory import similar_plan
+from hybridagi_steps.planning.settings import Amount, Count, checked
 
 MAX_REPAIRS = 2
 _MOST_FILES = 200
@@ -74,6 +76,11 @@ exactly this form:
     plan: str = dspy.OutputField(desc="The new steps, in the form above")
 
 
+class _Settings(BaseModel):
+    max_repairs: Count
+    min_similarity: Amount
+
+
 class PlanGenerator(dspy.Module):
     """Makes plans: `PlanGenerator()(requirements="…")` is a `Plan` that can be run.
 
@@ -88,10 +95,11 @@ class PlanGenerator(dspy.Module):
         self, memory: Any = None, *, max_repairs: int = MAX_REPAIRS, min_similarity: float = 0.3
     ) -> None:
         super().__init__()
+        settings = checked(_Settings, max_repairs=max_repairs, min_similarity=min_similarity)
         self.make = dspy.Predict(MakePlan)
         self.change = dspy.Predict(ChangePlan)
         self.memory = memory
-        self.max_repairs, self.min_similarity = max_repairs, min_similarity
+        self.max_repairs, self.min_similarity = settings.max_repairs, settings.min_similarity
 
     def forward(
         self, requirements: str, files: Sequence[str] = (), tools: Sequence[str] = ()

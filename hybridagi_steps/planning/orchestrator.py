@@ -19,24 +19,21 @@ from uuid import uuid4
 
 import anyio
 import dspy
+from anyio.to_thread import run_sync
 
 from hybridagi_steps.errors import InvalidSettingError
-from hybridagi_steps.planning.artifacts import ArtifactTypes
-from hybridagi_steps.planning.events import EventLine, Listener, ProgressBar
 from hybridagi_steps.planning.example_tasks import FINISH_TOOL
 from hybridagi_steps.planning.executor import StepExecutor, refuse_same_names
 from hybridagi_steps.planning.generator import PlanGenerator
 from hybridagi_steps.planning.plan import Plan
 from hybridagi_steps.planning.plan_run import PlanRun
-from hybridagi_steps.planning.results import PlanResult
-from hybridagi_steps.planning.settings import Settings, check_number
-from hybridagi_steps.planning.usage import Ledger
-from hybridagi_steps.planning.worker import Executor, InProcess, StepWorker
+from hybridagi_steps.planning.queued_steps import QueueDispatcher, QueueWorker
+from hybridagi_steps.planning.results import EventLine, PlanResult, ProgressBar
+from hybridagi_steps.planning.settings import Listener, Settings, checked
+from hybridagi_steps.planning.worker import ArtifactTypes, Executor, InProcess, StepWorker
 from hybridagi_steps.recording.scopes import overriding
-from hybridagi_steps.recording.step_writer import check_memory
 from hybridagi_steps.records.event import StepEvent
-from hybridagi_steps.records.redaction import redacted
-from hybridagi_steps.token_counters import token_counter
+from hybridagi_steps.validation import redacted
 from hybridagi_steps.workspace.tools import workspace_tools
 from hybridagi_steps.workspace.workspace import Workspace
 
@@ -105,37 +102,22 @@ class Orchestrator:
         session_id: str | None = None,
         counter: Any = "auto",
     ) -> None:
-        _check(on_failure, max_parallel=max_parallel, max_attempts=max_attempts)
-        _check_limits(max_replans, max_tokens, max_cost, step_timeout_seconds, timeout_seconds)
-        place = _place(workspace)
-        made = executor or StepExecutor(
-            tools, system_context=system_context, artifact_types=artifact_types, counter=counter
+        given = {name: value for name, value in locals().items() if name != "self"}
+        settings = checked(Settings, **given)
+        made = settings.executor or StepExecutor(
+            settings.tools,
+            system_context=system_context,
+            artifact_types=artifact_types,
+            counter=settings.counter,
         )
-        execute, tool_names, predictors = _execution(made, place)
-        self.settings = Settings(
-            execute=execute,
-            predictors=predictors,
-            planner=planner or PlanGenerator(memory),
-            tool_names=tool_names,
-            artifact_types={**getattr(made, "artifact_types", {}), **(artifact_types or {})},
-            workspace=place,
-            memory=None if memory is None else check_memory(memory),
-            lm=lm,
-            max_parallel=max_parallel,
-            max_attempts=max_attempts,
-            max_replans=max_replans,
-            max_tokens=max_tokens,
-            max_cost=max_cost,
-            step_timeout_seconds=step_timeout_seconds,
-            timeout_seconds=timeout_seconds,
-            on_failure=on_failure,
-            reuse=reuse,
-            progress=progress,
-            on_event=on_event,
-            session_id=session_id,
-            counter=token_counter(counter),
+        execute, tool_names, predictors = _execution(made, settings.workspace)
+        types = {**getattr(made, "artifact_types", {}), **(artifact_types or {})}
+        resolved = {"execute": execute, "tool_names": tool_names, "predictors": predictors}
+        resolved |= {"artifact_types": types, "planner": planner or PlanGenerator(memory)}
+        self.settings = settings.model_copy(update=resolved)
+        self.worker = StepWorker(
+            execute, settings.workspace, settings.step_timeout_seconds, artifact_types
         )
-        self.worker = StepWorker(execute, place, step_timeout_seconds, artifact_types)
         self.durable = _queue(durable)
         self._running: dict[str, tuple[PlanRun, asyncio.AbstractEventLoop]] = {}
 
@@ -221,6 +203,10 @@ class Orchestrator:
                 run.cancelled = True
                 loop.call_soon_threadsafe(run.scope.cancel)
 
+    def plan_worker(self) -> QueueWorker:
+        """Return who does the steps that a durable queue hands out."""
+        return QueueWorker(self.worker, self.settings)
+
     async def _arun(
         self,
         requirements: str | None,
@@ -229,40 +215,32 @@ class Orchestrator:
         listeners: list[Listener],
     ) -> PlanResult:
         _check_given(requirements, plan, key)
-        parsed = Plan.parse(plan) if isinstance(plan, str) else plan
-        if parsed is not None:
-            parsed.check()
+        parsed = Plan.parse(plan, check=False) if isinstance(plan, str) else plan
         own = (parsed.description or parsed.name) if parsed is not None else ""
         requirement = (requirements or own).strip()
         if not requirement and parsed is None:
             raise InvalidSettingError("say what is wanted: run(requirements=…) or run(plan=…).")
-        name = key or uuid4().hex
-        if self.durable is not None and (redact := self.settings.redact) is not None:
+        name, settings = key or uuid4().hex, self.settings
+        if self.durable is not None and (redact := settings.redact) is not None:
             # Before the queue sees anything; so this is what the plan works on.
             requirement, name = redacted(requirement, redact), redacted(name, redact)
-            parsed = parsed and Plan.parse(redacted(parsed.to_text(), redact))
-        run = self._new_run(requirement, parsed, name, listeners)
+            parsed = parsed and Plan.parse(redacted(parsed.to_text(), redact), check=False)
+        told = [*listeners, *([settings.on_event] if settings.on_event else [])]
+        if settings.progress:
+            told.append(ProgressBar())
+        events = EventLine(name, settings.session_id, told)
+        run = PlanRun(settings, InProcess(self.worker), events, requirement, parsed, name)
         entry = (run, asyncio.get_running_loop())
         if self._running.setdefault(name, entry) is not entry:
             raise InvalidSettingError(f"a run with the key {name!r} is under way already.")
         try:
             if self.durable is not None:
-                run.hand_to(await self.durable.dispatcher(self.worker, self.settings))
+                await run_sync(self.durable.open, self.plan_worker())
+                run.hand_to(QueueDispatcher(self.durable, settings))
                 await run.claim_key()
             return await run.carry_out()
         finally:
             del self._running[name]
-
-    def _new_run(
-        self, requirement: str, plan: Plan | None, key: str, listeners: list[Listener]
-    ) -> PlanRun:
-        settings = self.settings
-        told = [*listeners, *([settings.on_event] if settings.on_event else [])]
-        if settings.progress:
-            told.append(ProgressBar())
-        events = EventLine(key, settings.session_id, told)
-        ledger = Ledger(settings.max_tokens, settings.max_cost)
-        return PlanRun(settings, InProcess(self.worker), events, ledger, requirement, plan, key)
 
 
 async def run_step_executor(
@@ -297,45 +275,6 @@ def _check_given(requirements: Any, plan: Any, key: Any) -> None:
         )
     if not isinstance(key, str | None):
         raise InvalidSettingError(f"key is a text, not {key!r:.80}: run(key={str(key)[:80]!r}).")
-
-
-def _place(workspace: Any) -> Workspace | None:
-    """Return a workspace, made of a path if need be."""
-    if isinstance(workspace, str | Path):
-        return Workspace(workspace)
-    if not isinstance(workspace, Workspace | None):
-        raise InvalidSettingError(
-            f"workspace is a Workspace or the path of a directory, not {workspace!r:.80}."
-        )
-    return workspace
-
-
-def _check(on_failure: str, **counts: int) -> None:
-    """Pass if settings mean something."""
-    for name, value in counts.items():
-        check_number(name, value, least=1)
-    if on_failure not in ("keep", "rollback"):
-        raise InvalidSettingError(f"on_failure is 'keep' or 'rollback', not {on_failure!r}.")
-
-
-def _check_limits(
-    max_replans: int,
-    max_tokens: int | None,
-    max_cost: float | None,
-    step_timeout_seconds: float | None,
-    timeout_seconds: float | None,
-) -> None:
-    check_number("max_replans", max_replans)
-    if max_tokens is not None:
-        check_number("max_tokens", max_tokens)
-    amounts = {
-        "max_cost": max_cost,
-        "step_timeout_seconds": step_timeout_seconds,
-        "timeout_seconds": timeout_seconds,
-    }
-    for name, value in amounts.items():
-        if value is not None:
-            check_number(name, value, whole=False)
 
 
 def _execution(

@@ -7,12 +7,17 @@ that is recorded for a user, only that user's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import orjson
+
+from hybridagi_steps.planning.plan import PlanStep
 from hybridagi_steps.recording_hooks import active_user_id, note_steps, unnoted
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
+from hybridagi_steps.records.json_values import json_value
 
 ORCHESTRATOR = "Orchestrator"
 """The program that a plan's run is in memory."""
@@ -77,3 +82,29 @@ def _end_of(memory: Any, call: AgentStep) -> AgentStep | None:
         if end.status == "ok" and str(end.program_id) == str(call.id) and isinstance(plan, str):
             return end
     return None
+
+
+def work_key(requirement: str, step: PlanStep, artifacts: Mapping[str, Any], state: Any) -> str:
+    """Return a hash of all that the outcome of a step depends on.
+
+    Args:
+        requirement: What the user asked for.
+        step: The step.
+        artifacts: What it sees of earlier steps.
+        state: What the workspace holds, as JSON data.
+    """
+    data = [requirement, step.model_dump(mode="json"), dict(artifacts), state]
+    encoded = orjson.dumps(json_value(data, []), option=orjson.OPT_SORT_KEYS)
+    return hashlib.sha256(encoded).hexdigest()
+
+
+def handed_on_digest(key: str, summary: str, artifacts: Mapping[str, Any]) -> str:
+    """Return a hash of what a step handed on, to see later whether a record of it is whole.
+
+    Args:
+        key: The step's work key; without it equal secrets in different places would look equal.
+        summary: What was done.
+        artifacts: As they were handed on.
+    """
+    data = [key, summary, json_value(dict(artifacts), [])]
+    return hashlib.sha256(orjson.dumps(data, option=orjson.OPT_SORT_KEYS)).hexdigest()

@@ -1,8 +1,8 @@
 """One run of a plan: start what may start, merge what succeeded, and end truthfully.
 
 Steps run in tasks of their own, each as soon as all it depends on has succeeded; the schedule
-(waves.py) decides which. A step's work is done in a copy of the workspace by a dispatcher, here or
-in another process; what it changed is merged one step at a time, whole or not at all. How a plan is
+decides which. A step's work is done in a copy of the workspace by a dispatcher, here or in another
+process; what it changed is merged one step at a time, whole or not at all. How a plan is
 made, and how a step is carried out, is no concern of this module.
 """
 
@@ -20,15 +20,14 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from anyio.to_thread import run_sync
 
 from hybridagi_steps.errors import LimitReachedError, PlanError, StepsError, WorkspaceError
-from hybridagi_steps.planning.events import EventLine
 from hybridagi_steps.planning.generator import new_steps
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.plan_memory import ORCHESTRATOR
-from hybridagi_steps.planning.results import PlanResult, StepResult, summed_up
-from hybridagi_steps.planning.resume_keys import Resuming
+from hybridagi_steps.planning.queued_steps import Resuming
+from hybridagi_steps.planning.results import EventLine, PlanResult, StepResult, summed_up
 from hybridagi_steps.planning.scheduler import Schedule, StepState
 from hybridagi_steps.planning.settings import Settings
-from hybridagi_steps.planning.step_run import StepRun, thought_of
+from hybridagi_steps.planning.step_run import RunState, StepRun, thought_of
 from hybridagi_steps.planning.usage import Ledger, OutOfBudget, TokenUsage
 from hybridagi_steps.planning.worker import Dispatcher
 from hybridagi_steps.recording import record
@@ -40,11 +39,16 @@ from hybridagi_steps.records.redaction import redacted
 
 _PATIENCE_SECONDS = 30.0
 """How long a queue may take to note that a run has ended."""
+_AFTER_FAILURE = "What to do now that steps have failed and nothing else can run"
 _FINAL = {
     "succeeded": StepEventType.RUN_COMPLETED,
     "failed": StepEventType.RUN_FAILED,
     "cancelled": StepEventType.RUN_CANCELLED,
 }
+
+
+class PlanIncompleteError(StepsError):
+    """How a plan ends of which steps did not succeed."""
 
 
 class PlanRun:
@@ -54,7 +58,6 @@ class PlanRun:
         settings: How.
         dispatcher: Where the work of steps is done.
         events: Told what happens.
-        ledger: Counts what is spent.
         requirement: What the user asked for.
         plan: The plan; None to have one made.
         key: Names the run within all runs.
@@ -65,84 +68,80 @@ class PlanRun:
         settings: Settings,
         dispatcher: Dispatcher,
         events: EventLine,
-        ledger: Ledger,
         requirement: str,
         plan: Plan | None,
         key: str,
     ) -> None:
-        self.settings, self.events, self.ledger = settings, events, ledger
-        self.requirement, self.plan, self.key = requirement, plan, key
-        self.hand_to(dispatcher)
         self.scope = anyio.CancelScope()
         self.cancelled = False
-        self.results: dict[str, StepResult] = {}
-        self.made: dict[str, dict[str, Any]] = {}
-        """Artifacts by the id of the step that made them."""
-        self.recorded: RunSteps
-        self.merging = anyio.Lock()
-        self.limiter = anyio.CapacityLimiter(settings.max_parallel)
+        self._settings, self._events = settings, events
+        self._requirement, self._key = requirement, key
+        self._ledger = Ledger(settings.max_tokens, settings.max_cost)
+        self._resuming = Resuming(dispatcher, key)
+        self._schedule = None if plan is None else Schedule(plan)
+        self._state: RunState
+        self._results: dict[str, StepResult] = {}
+        self._limiter = anyio.CapacityLimiter(settings.max_parallel)
         self._result = PlanResult(requirement, plan, [], TokenUsage.of([]), key)
         self._result.counter = settings.counter
-        self._schedule: Schedule | None = None
         self._ending: BaseException | None = None
 
     def hand_to(self, dispatcher: Dispatcher) -> None:
         """Have the work done elsewhere; before the run has begun."""
-        self.dispatcher, self.resuming = dispatcher, Resuming(dispatcher, self.key)
+        self._resuming = Resuming(dispatcher, self._key)
 
     async def claim_key(self) -> None:
         """Bind the key to what this run is about."""
-        workspace = self.settings.workspace
-        await self.resuming.claim(
-            requirement=self.requirement,
-            plan="" if self.plan is None else self.plan.to_text(),
-            workspace="" if workspace is None else self._redacted(str(workspace.root)),
+        workspace, redact = self._settings.workspace, self._settings.redact
+        place = "" if workspace is None else str(workspace.root)
+        await self._resuming.claim(
+            requirement=self._requirement,
+            plan=self._plan_text() or "",
+            workspace=place if redact is None else redacted(place, redact),
         )
-
-    def _redacted(self, text: str) -> str:
-        redact = self.settings.redact
-        return text if redact is None else redacted(text, redact)
-
-    @property
-    def plan_now(self) -> Plan:
-        """The plan as it stands; a step is running, so there is one."""
-        assert self.plan is not None  # noqa: S101 - see above
-        return self.plan
 
     async def carry_out(self) -> PlanResult:
         """Run the plan; whatever happens to its steps becomes part of the result."""
-        begun = time.perf_counter()
+        begun, settings = time.perf_counter(), self._settings
         with ExitStack() as stack:
-            if self.settings.lm is not None:
-                stack.enter_context(overriding(lm=self.settings.lm))
-            if self.settings.memory is not None:
-                memory = self.settings.memory
-                run = stack.enter_context(record(memory, session_id=self.settings.session_id))
+            if settings.lm is not None:
+                stack.enter_context(overriding(lm=settings.lm))
+            run = None
+            if settings.memory is not None:
+                run = stack.enter_context(record(settings.memory, session_id=settings.session_id))
                 self._result.run_id = run.id
             # First of all: what it refuses must not have begun for anybody else.
             callbacks: list[Any] = list(dspy.settings.get("callbacks", []))
-            stack.enter_context(overriding(callbacks=[self.ledger, *callbacks]))
-            self.events.tell(StepEventType.RUN_STARTED, requirement=self.requirement)
+            stack.enter_context(overriding(callbacks=[self._ledger, *callbacks]))
+            self._events.tell(StepEventType.RUN_STARTED, requirement=self._requirement)
             try:
                 await self._recorded_run()
             finally:
                 await self._end(begun)
-            if self.settings.memory is not None:
-                self._result.recording_errors = [str(error) for error in run.errors]  # pyright: ignore[reportPossiblyUnboundVariable]
+            if run is not None:
+                self._result.recording_errors = [str(error) for error in run.errors]
         return self._result
 
     async def _recorded_run(self) -> None:
         """Run the plan as a program that memory knows."""
-        self.recorded = RunSteps(self.settings.memory)
-        notes = {"plan_run": self.key}
-        if (workspace := self.settings.workspace) is not None:
+        self._state = RunState(
+            self._settings,
+            self._events,
+            self._ledger,
+            self._requirement,
+            self._key,
+            self._resuming,
+            RunSteps(self._settings.memory),
+        )
+        notes = {"plan_run": self._key}
+        if (workspace := self._settings.workspace) is not None:
             notes["workspace"] = str(workspace.state)  # where a purge looks for what is left
-        told = FunctionStep("program", ORCHESTRATOR, self.requirement, notes=notes)
-        arguments: dict[str, Any] = {"requirement": self.requirement}
-        if self.plan is not None:
-            arguments["plan"] = self.plan.to_text()
+        told = FunctionStep("program", ORCHESTRATOR, self._requirement, notes=notes)
+        arguments: dict[str, Any] = {"requirement": self._requirement}
+        if (plan := self._plan_text()) is not None:
+            arguments["plan"] = plan
         try:
-            with self.recorded.step(told, arguments) as opened:
+            with self._state.recorded.step(told, arguments) as opened:
                 await self._within_time()
                 self._judge()
                 opened.outcome = self._told_outcome()
@@ -154,15 +153,15 @@ class PlanRun:
                 raise
 
     async def _within_time(self) -> None:
-        seconds = self.settings.timeout_seconds
+        seconds = self._settings.timeout_seconds
         self.scope.deadline = math.inf if seconds is None else anyio.current_time() + seconds
         with self.scope:
             try:
-                await self.resuming.open()
-                if (workspace := self.settings.workspace) is not None:
-                    self._result.snapshot = await self.dispatcher.remember(
-                        self.resuming.snapshot(workspace.rollback_id),
-                        lambda: run_sync(workspace.snapshot, self.key),
+                await self._resuming.open()
+                if (workspace := self._settings.workspace) is not None:
+                    self._result.snapshot = await self._resuming.dispatcher.remember(
+                        self._resuming.snapshot(workspace.rollback_id),
+                        lambda: run_sync(workspace.snapshot, self._key),
                     )
                 await self._plan_and_work()
             except OutOfBudget as stop:
@@ -175,20 +174,21 @@ class PlanRun:
             )
 
     async def _plan_and_work(self) -> None:
-        if self.plan is None:
-            self.plan = await self._thought_of(self.resuming.plan(), self._planned)
-            self.plan.check()
-        self._schedule = Schedule(self.plan)
-        self.results = {step.id: StepResult(step) for step in self.plan.steps}
-        self._tell_plan()
-        await self._work_off(self._schedule)
+        if self._schedule is None:
+            plan = await self._thought_of(self._resuming.plan(), self._planned)
+            self._result.plan = plan
+            self._schedule = Schedule(plan)
+        schedule = self._schedule
+        self._results = {step.id: StepResult(step) for step in schedule.plan.steps}
+        self._tell_plan(schedule)
+        await self._work_off(schedule)
 
     async def _planned(self) -> Plan:
         """Have a plan made."""
-        workspace = self.settings.workspace
+        workspace = self._settings.workspace
         files = [] if workspace is None else await run_sync(workspace.list)
-        return await self.settings.planner.acall(
-            requirements=self.requirement, files=files, tools=self.settings.tool_names
+        return await self._settings.planner.acall(
+            requirements=self._requirement, files=files, tools=self._settings.tool_names
         )
 
     async def _thought_of(self, key: str, make: Callable[[], Awaitable[Plan]]) -> Plan:
@@ -201,7 +201,7 @@ class PlanRun:
             made[text] = plan
             return text
 
-        text = await thought_of(key, written, self.dispatcher, self.ledger)
+        text = await thought_of(key, written, self._resuming.dispatcher, self._ledger)
         return made.get(text) or Plan.parse(text, check=False)
 
     async def _work_off(self, schedule: Schedule) -> None:
@@ -214,7 +214,7 @@ class PlanRun:
             async with anyio.create_task_group() as group:
                 while True:
                     for step in schedule.take_ready():
-                        group.start_soon(self._one_step, step, send)
+                        group.start_soon(self._one_step, schedule.plan, step, send)
                         running += 1
                     if running:
                         self._settle(schedule, await receive.receive())
@@ -222,35 +222,37 @@ class PlanRun:
                     elif not await self._replanned(schedule):
                         return
 
-    async def _one_step(self, step: PlanStep, ended: MemoryObjectSendStream[str]) -> None:
-        async with self.limiter:
-            self.events.state(step.id, StepState.RUNNING.value)
-            await StepRun(self, self.results[step.id]).carry_out()
+    async def _one_step(
+        self, plan: Plan, step: PlanStep, ended: MemoryObjectSendStream[str]
+    ) -> None:
+        async with self._limiter:
+            self._events.state(step.id, StepState.RUNNING.value)
+            await StepRun(self._state, plan, self._results[step.id]).carry_out()
         ended.send_nowait(step.id)
 
     def _settle(self, schedule: Schedule, step_id: str) -> None:
         """Take note of a step that ended."""
-        result = self.results[step_id]
+        result = self._results[step_id]
         if result.status is StepState.SUCCEEDED:
-            self.made[step_id] = result.artifacts
+            self._state.made[step_id] = result.artifacts
             schedule.succeeded(step_id)
         else:
             for skipped in schedule.failed(step_id):
-                waiting = self.results[skipped]
+                waiting = self._results[skipped]
                 waiting.status, waiting.because = StepState.SKIPPED, schedule.because[skipped]
-                self.events.ended(waiting)
-        self.events.ended(result)
+                self._events.ended(waiting)
+        self._events.ended(result)
 
     async def _replanned(self, schedule: Schedule) -> bool:
         """Put other steps in the place of those that failed, if that may and can be done."""
         undone = schedule.undone()
-        failed = [name for name in undone if self.results[name].error is not None]
+        failed = [name for name in undone if self._results[name].error is not None]
         if not failed or self._spent_all(failed):
             return False
-        may = self._result.replans < self.settings.max_replans and self.settings.can_replan
+        may = self._result.replans < self._settings.max_replans and self._settings.can_replan
         choice = "replan" if may else "give up"
         told = FunctionStep("decision", "after_failure", _AFTER_FAILURE, ("replan", "give up"))
-        with self.recorded.step(told, {"failed": failed, "undone": undone}) as decision:
+        with self._state.recorded.step(told, {"failed": failed, "undone": undone}) as decision:
             decision.outcome = choice
         if not may:
             return False
@@ -258,10 +260,10 @@ class PlanRun:
         try:
             steps = await self._new_steps(schedule, undone, failed)
         except OutOfBudget as stop:
-            self.events.tell(StepEventType.ERROR, message=str(stop.error))
+            self._events.tell(StepEventType.ERROR, message=str(stop.error))
             return False
         except Exception as error:  # the failure stands; what is done stays done
-            self.events.tell(StepEventType.ERROR, message=f"no new plan: {error}")
+            self._events.tell(StepEventType.ERROR, message=f"no new plan: {error}")
             return False
         self._adopt(schedule, steps)
         return True
@@ -281,28 +283,27 @@ class PlanRun:
             return steps
 
         async def ask() -> Plan:
-            steps = await self.settings.planner.replan(
-                self.requirement,
-                _finished([self.results[name] for name in self.results if name in done]),
+            steps = await self._settings.planner.replan(
+                self._requirement,
+                _finished([self._results[name] for name in self._results if name in done]),
                 Plan(steps=[schedule.plan.step(name) for name in undone]),
-                "\n".join(f"{name}: {self.results[name].error}" for name in failed),
+                "\n".join(f"{name}: {self._results[name].error}" for name in failed),
                 accept,
             )
             return Plan(steps=steps)
 
-        return (await self._thought_of(self.resuming.replan(self._result.replans), ask)).steps
+        return (await self._thought_of(self._resuming.replan(self._result.replans), ask)).steps
 
     def _adopt(self, schedule: Schedule, steps: list[PlanStep]) -> None:
         replaced = schedule.undone()
         schedule.replace_undone(steps)
         for name in replaced:
-            self.results[name].status = StepState.REPLACED
-        self.results |= {step.id: StepResult(step) for step in steps}
-        self.plan = schedule.plan
-        self._tell_plan()
+            self._results[name].status = StepState.REPLACED
+        self._results |= {step.id: StepResult(step) for step in steps}
+        self._tell_plan(schedule)
 
     def _spent_all(self, failed: list[str]) -> bool:
-        errors = [self.results[name].error for name in failed]
+        errors = [self._results[name].error for name in failed]
         return any(getattr(error, "limit", None) in ("max_tokens", "max_cost") for error in errors)
 
     def _judge(self) -> None:
@@ -316,21 +317,21 @@ class PlanRun:
             return
         self._note_unfinished()
         if result.error is None and result.status == "failed":
-            result.error = PlanIncompleteError(summed_up(self.results.values()))
+            result.error = PlanIncompleteError(summed_up(self._results.values()))
         self._ending = result.error or PlanIncompleteError(result.status)
         raise self._ending
 
     def _note_unfinished(self) -> None:
         """Mark what had not begun, or was broken off."""
-        for each in self.results.values():
+        for each in self._results.values():
             if each.status in (StepState.WAITING, StepState.RUNNING):
                 each.status = StepState.CANCELLED
 
     def _told_outcome(self) -> dict[str, Any]:
         return {
-            "plan": self.plan.to_text() if self.plan is not None else None,
-            "artifacts": self.made,
-            "steps": {name: each.status.value for name, each in self.results.items()},
+            "plan": self._plan_text(),
+            "artifacts": self._state.made,
+            "steps": self._statuses(),
         }
 
     async def _end(self, begun: float) -> None:
@@ -341,12 +342,13 @@ class PlanRun:
             with anyio.CancelScope(shield=True):
                 await self._roll_back()
             await self._end_round()
-        result.plan, result.steps = self.plan, list(self.results.values())
-        result.token_usage = usage = TokenUsage.of(self.ledger.calls)
+        result.plan = result.plan if self._schedule is None else self._schedule.plan
+        result.steps = list(self._results.values())
+        result.token_usage = usage = TokenUsage.of(self._ledger.calls)
         for each in result.steps:
             each.spent = usage.steps.get(each.id, each.spent)
         result.duration_ms = round((time.perf_counter() - begun) * 1000, 3)
-        self.events.tell(
+        self._events.tell(
             _FINAL[result.status],
             status=result.status,
             metrics=usage.total.model_dump(exclude_none=True),
@@ -355,8 +357,8 @@ class PlanRun:
 
     async def _roll_back(self) -> None:
         """Bring the workspace back if that was asked for; failing at it is part of the result."""
-        result, workspace = self._result, self.settings.workspace
-        if self.settings.on_failure != "rollback" or workspace is None or result.snapshot is None:
+        result, workspace = self._result, self._settings.workspace
+        if self._settings.on_failure != "rollback" or workspace is None or result.snapshot is None:
             return
         try:
             await run_sync(workspace.rollback, result.snapshot)
@@ -374,21 +376,18 @@ class PlanRun:
         """Let the same key try again what did not succeed."""
         try:
             with anyio.fail_after(_PATIENCE_SECONDS, shield=True):
-                await self.resuming.end_round()
+                await self._resuming.end_round()
         except Exception as error:  # the result is worth more than the next round
-            self.events.tell(StepEventType.ERROR, message=f"the end was not noted: {error!r}")
+            self._events.tell(StepEventType.ERROR, message=f"the end was not noted: {error!r}")
 
-    def _tell_plan(self) -> None:
-        if self.plan is not None:
-            states = {name: each.status.value for name, each in self.results.items()}
-            self.events.planned(self.plan, states)
+    def _tell_plan(self, schedule: Schedule) -> None:
+        self._events.planned(schedule.plan, self._statuses())
 
+    def _plan_text(self) -> str | None:
+        return None if self._schedule is None else self._schedule.plan.to_text()
 
-_AFTER_FAILURE = "What to do now that steps have failed and nothing else can run"
-
-
-class PlanIncompleteError(StepsError):
-    """How a plan ends of which steps did not succeed."""
+    def _statuses(self) -> dict[str, str]:
+        return {name: each.status.value for name, each in self._results.items()}
 
 
 def _finished(results: list[StepResult]) -> str:

@@ -1,63 +1,110 @@
-"""How plans are run: everything an orchestrator was told, in one value."""
+"""Settings of an orchestrator: its arguments, checked once and resolved, for all parts of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
-from hybridagi_steps.errors import InvalidSettingError
-from hybridagi_steps.planning.artifacts import ArtifactTypes
-from hybridagi_steps.planning.worker import Executor
-from hybridagi_steps.protocols import TokenCounter
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from hybridagi_steps.errors import InvalidSettingError, StepsError
+from hybridagi_steps.recording.step_writer import check_memory
 from hybridagi_steps.records.event import StepEvent
-from hybridagi_steps.records.redaction import Redact
+from hybridagi_steps.token_counters import token_counter
+from hybridagi_steps.validation import Redact
 from hybridagi_steps.workspace.workspace import Workspace
 
+M = TypeVar("M", bound=BaseModel)
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Settings of an orchestrator; see its arguments."""
+Listener = Callable[[StepEvent], Any]
+Count = Annotated[int, Field(ge=0, strict=True)]
+AtLeastOne = Annotated[int, Field(ge=1, strict=True)]
+Amount = Annotated[float, Field(ge=0, strict=True)]
+Counter = Annotated[Any, BeforeValidator(token_counter)]
 
-    execute: Executor
-    predictors: tuple[Any, ...]
-    """Predictors that `execute` asks: memory tells of them by the tools that they called."""
-    planner: Any
-    tool_names: tuple[str, ...]
-    artifact_types: ArtifactTypes
-    workspace: Workspace | None
-    memory: Any
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "string": "a text"}
+
+
+def checked(kind: type[M], **values: object) -> M:
+    """Return a model of settings."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise _refusal(error) from error
+
+
+def _refusal(error: ValidationError) -> StepsError:
+    """Return what is wrong with the first setting that is."""
+    fault = error.errors(include_url=False)[0]
+    context, value = fault.get("ctx", {}), fault["input"]
+    if isinstance(own := context.get("error"), StepsError):
+        return own
+    if "ge" in context:
+        wanted, shown = f"at least {context['ge']:g}", f"{value}"
+    else:
+        kind = _KINDS.get(fault["type"].split("_")[0], fault["msg"])
+        wanted, shown = context.get("expected", kind), f"{value!r:.80}"
+    return InvalidSettingError(f"{fault['loc'][0]} is {wanted}, not {shown}.")
+
+
+def _workspace(given: object) -> Workspace | None:
+    """Return a workspace, made of a path if need be."""
+    if isinstance(given, str | Path):
+        return Workspace(given)
+    if not isinstance(given, Workspace | None):
+        raise InvalidSettingError(
+            f"workspace is a Workspace or the path of a directory, not {given!r:.80}."
+        )
+    return given
+
+
+def _memory(given: Any) -> Any:
+    return None if given is None else check_memory(given)
+
+
+class Settings(BaseModel):
+    """The arguments of an `Orchestrator`, which says what they mean."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    tools: Any
+    workspace: Annotated[Workspace | None, BeforeValidator(_workspace)]
+    memory: Annotated[Any, AfterValidator(_memory)]
     lm: Any
-    max_parallel: int
-    max_attempts: int
-    max_replans: int
-    max_tokens: int | None
-    max_cost: float | None
-    step_timeout_seconds: float | None
-    timeout_seconds: float | None
+    planner: Any
+    executor: Any
+    system_context: str
+    artifact_types: Mapping[str, Any] | None
+    max_parallel: AtLeastOne
+    max_attempts: AtLeastOne
+    max_replans: Count
+    max_tokens: Count | None
+    max_cost: Amount | None
+    step_timeout_seconds: Amount | None
+    timeout_seconds: Amount | None
     on_failure: Literal["keep", "rollback"]
     reuse: bool
+    durable: Any
     progress: bool
-    on_event: Callable[[StepEvent], Any] | None
+    on_event: Listener | None
     session_id: str | None
-    counter: TokenCounter
+    counter: Counter
 
-    @property
+    execute: Any = None
+    """Carries out an attempt: what `executor` came to."""
+    predictors: tuple[Any, ...] = ()
+    """Predictors that `execute` asks: memory tells of them by the tools that they called."""
+    tool_names: tuple[str, ...] = ()
+    """Of all tools that a step may call."""
+
+    @cached_property
     def redact(self) -> Redact | None:
         """What the memory lets nobody keep."""
         return getattr(self.memory, "redact", None)
 
-    @property
+    @cached_property
     def can_replan(self) -> bool:
         """Whether the planner knows how to change a plan."""
         return hasattr(self.planner, "replan")
-
-
-def check_number(name: str, value: Any, *, least: int = 0, whole: bool = True) -> None:
-    """Pass if a setting is a number that means something."""
-    kinds = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds):
-        wanted = "a whole number" if whole else "a number"
-        raise InvalidSettingError(f"{name} is {wanted}, not {value!r:.80}.")
-    if not value >= least:
-        raise InvalidSettingError(f"{name} is at least {least}, not {value}.")

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import anyio
 import orjson
@@ -24,28 +25,55 @@ from hybridagi_steps.errors import (
     LimitReachedError,
     WorkspaceError,
 )
-from hybridagi_steps.planning.artifacts import (
-    artifacts_for,
-    checked_artifacts,
+from hybridagi_steps.planning.plan import Plan
+from hybridagi_steps.planning.plan_memory import (
+    DIGEST_KEY,
+    WORK_KEY,
+    earlier_work,
     handed_on_digest,
     work_key,
 )
-from hybridagi_steps.planning.plan_memory import DIGEST_KEY, WORK_KEY, earlier_work
-from hybridagi_steps.planning.results import StepResult
-from hybridagi_steps.planning.resume_keys import work_of
+from hybridagi_steps.planning.queued_steps import Resuming, work_of
+from hybridagi_steps.planning.results import EventLine, StepResult
 from hybridagi_steps.planning.scheduler import StepState
+from hybridagi_steps.planning.settings import Settings
 from hybridagi_steps.planning.usage import PLANNING, Ledger, LMCall, Purpose, spending_on
-from hybridagi_steps.planning.worker import Dispatcher, Finished, Outcome, Problem, Work
+from hybridagi_steps.planning.worker import (
+    Dispatcher,
+    Finished,
+    Outcome,
+    Problem,
+    Work,
+    artifacts_for,
+    checked_artifacts,
+)
 from hybridagi_steps.recording.call_steps import FunctionStep
+from hybridagi_steps.recording.manual_steps import RunSteps
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.running.stopping import own_cancellation
 
-if TYPE_CHECKING:
-    from hybridagi_steps.planning.plan_run import PlanRun
-
 _BUDGETS = ("max_tokens", "max_cost")
 _RETRY = "What to do after an attempt that failed"
+
+
+@dataclass
+class RunState:
+    """What all steps of one run share."""
+
+    settings: Settings
+    events: EventLine
+    ledger: Ledger
+    requirement: str
+    """What the user asked for."""
+    key: str
+    """Names the run within all runs."""
+    resuming: Resuming
+    """What was done before, and where work is done."""
+    recorded: RunSteps
+    merging: anyio.Lock = field(default_factory=anyio.Lock)
+    made: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """Artifacts by the id of the step that made them."""
 
 
 class StepRun:
@@ -53,11 +81,12 @@ class StepRun:
 
     Args:
         run: The run of the plan.
+        plan: The plan as it stands.
         result: Filled in with what becomes of the step.
     """
 
-    def __init__(self, run: PlanRun, result: StepResult) -> None:
-        self._run, self._result, self._step = run, result, result.step
+    def __init__(self, run: RunState, plan: Plan, result: StepResult) -> None:
+        self._run, self._plan, self._result, self._step = run, plan, result, result.step
         self._conflicts = 0
         self._round = run.resuming.round
 
@@ -67,7 +96,7 @@ class StepRun:
         result, step = self._result, self._step
         result.status = StepState.RUNNING
         try:
-            seen = artifacts_for(step, self._run.plan_now, self._run.made)
+            seen = artifacts_for(step, self._plan, self._run.made)
             key = await self._work_key(seen)
             own, notes = self._run.settings.predictors, self._notes(key)
             told = FunctionStep("program", step.id, step.goal, own=own, notes=notes)
@@ -97,7 +126,7 @@ class StepRun:
         self._round = run.resuming.round_of(work)
         while True:
             result.attempts += 1
-            outcome = await run.dispatcher.do(self._work(seen, feedback))
+            outcome = await run.resuming.dispatcher.do(self._work(seen, feedback))
             run.ledger.add(outcome.calls)
             result.problems += outcome.problems
             error = outcome.error
@@ -137,7 +166,7 @@ class StepRun:
         if workspace is None or changes is None:
             return
         if changes:
-            dispatcher = self._run.dispatcher
+            dispatcher = self._run.resuming.dispatcher
             async with self._run.merging:
                 key = self._run.resuming.merge(self._key(), workspace.rollback_id)
                 if await dispatcher.known(key) is None:

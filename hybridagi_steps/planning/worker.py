@@ -2,28 +2,40 @@
 
 The work is given and its outcome taken as values, so it does not matter whether a plan's own
 process or another one does it. The workspace itself is only read here; who gave out the work merges
-what was changed.
+what was changed. Artifacts are plain JSON values under names: those of earlier steps go in, and
+what goes out is checked against the shapes of the plan and the Python types of the program.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import anyio
 from anyio.to_thread import run_sync
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from hybridagi_steps import errors
-from hybridagi_steps.errors import InvalidSettingError, LimitReachedError, StepsError
-from hybridagi_steps.planning.artifacts import ArtifactTypes, checked_artifacts
-from hybridagi_steps.planning.plan import PlanStep
+from hybridagi_steps.errors import (
+    ArtifactError,
+    InvalidSettingError,
+    LimitReachedError,
+    StepsError,
+)
+from hybridagi_steps.planning.artifact_types import shape_problem
+from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.usage import LMCall, OutOfBudget
+from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.running.stopping import own_cancellation
 from hybridagi_steps.workspace.snapshot import Changes
 from hybridagi_steps.workspace.workspace import Overlay, Workspace
+
+_MOST_FAULTS = 10
+
+ArtifactTypes = Mapping[str, Any]
+"""Types that artifacts must have, by name: pydantic models, or whatever a TypeAdapter takes."""
 
 
 class StepWorker:
@@ -241,3 +253,68 @@ class InProcess:
     async def known(self, key: str) -> str | None:  # noqa: ARG002
         """Know nothing of other runs."""
         return None
+
+
+def checked_artifacts(
+    step: PlanStep, given: Mapping[str, Any], types: ArtifactTypes | None = None
+) -> dict[str, Any]:
+    """Return the artifacts of a step as plain JSON values, once they are what was promised.
+
+    What was not promised is left out: nobody downstream asked for it.
+    """
+    faults: list[str] = []
+    found: dict[str, Any] = {}
+    for name in step.artifacts:
+        if name not in given:
+            faults.append(f"the artifact {name!r} is missing")
+            continue
+        repairs: list[str] = []
+        value = json_value(given[name], repairs, name)
+        problem = shape_problem(step.shapes.get(name), value) or _type_problem(name, value, types)
+        if problem:
+            changed = f" (it cannot be kept as given: {'; '.join(repairs)})" if repairs else ""
+            faults.append(f"the artifact {name!r} has the wrong shape: {problem}{changed}")
+        found[name] = value
+    if faults:
+        shown = "; ".join(faults[:_MOST_FAULTS])
+        raise ArtifactError(f"step {step.id!r}: {shown}")
+    return found
+
+
+def artifacts_for(
+    step: PlanStep, plan: Plan, made: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return what a step sees of earlier steps: each artifact once, by `step.artifact`.
+
+    Those of its direct dependencies, and those it names in `needs` from further back.
+
+    Args:
+        step: The step that is about to run.
+        plan: The plan it belongs to.
+        made: Artifacts by the id of the step that made them.
+    """
+    direct = list(dict.fromkeys(step.dependencies))
+    seen = {
+        f"{maker}.{name}": value for maker in direct for name, value in made.get(maker, {}).items()
+    }
+    near = {name for maker in direct for name in made.get(maker, {})}
+    further = [name for name in step.needs if name not in near]
+    if further:
+        upstream = plan.upstream(step.id)
+        for maker in (other.id for other in plan.steps if other.id in upstream):
+            own = made.get(maker, {})
+            seen |= {f"{maker}.{name}": own[name] for name in further if name in own}
+    return seen
+
+
+def _type_problem(name: str, value: Any, types: ArtifactTypes | None) -> str | None:
+    if types is None or name not in types:
+        return None
+    try:
+        TypeAdapter[Any](types[name]).validate_python(value)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False, include_context=False)
+        return "; ".join(
+            f"{'.'.join(map(str, fault['loc'])) or name}: {fault['msg']}" for fault in faults
+        )
+    return None

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -357,12 +358,10 @@ def test_a_file_that_is_no_queue_is_refused(done: Done, tmp_path: Path) -> None:
 
 
 def test_without_the_extra_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delitem(sys.modules, "hybridagi_steps.durable.engine", raising=False)
+    for name in ("engine", "session_runs"):
+        monkeypatch.delitem(sys.modules, f"hybridagi_steps.durable.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "dbos", None)
-    with (
-        StepMemory(tmp_path / "steps.db", embedder="hashing") as memory,
-        pytest.raises(MissingExtraError, match=r"hybridagi-steps\[durable\]"),
-    ):
-        DurableRunner(memory=memory)
+    with pytest.raises(MissingExtraError, match=r"hybridagi-steps\[durable\]"):
+        import_module("hybridagi_steps.durable.session_runs")

@@ -109,13 +109,13 @@ def test_a_killed_process_goes_on_where_it_stopped(folder: Path, processes: Proc
 
 def test_a_killed_worker_loses_nothing(folder: Path, processes: Processes) -> None:
     (folder / "wait").touch()
-    worker = processes.start("serve", folder, "worker-1")
+    worker = processes.start("serve", folder)
     planner = processes.start("plan", folder)
     wait_for(folder, "begin", "slow", process=planner)
     wait_for(folder, "end", "right", process=planner)
     kill(worker)
     (folder / "wait").unlink()
-    processes.start("serve", folder, "worker-1")
+    processes.start("serve", folder)
     finished(planner)
     check_each_once_but_slow(folder)
     workers = {line[2] for line in logged(folder)}

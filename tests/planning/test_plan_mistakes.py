@@ -25,6 +25,13 @@ from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.worker import Finished, Work
 from hybridagi_steps.workspace.workspace import Workspace
 
+_HOLDER = """
+import fcntl, sys
+with open(sys.argv[1], "r+") as file:
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    print("held", flush=True)
+    sys.stdin.read()
+"""
 PLAN = Plan(steps=[PlanStep(id="a", goal="g")])
 
 
@@ -184,12 +191,21 @@ class TestDurable:
         with DurableQueue("q.sqlite", poll_seconds=0.02) as queue:
             assert Orchestrator(executor=nothing, durable=queue).run(plan=PLAN).success
 
-    def test_work_is_taken_over_by_an_open_queue_only(self) -> None:
+    def test_a_name_of_a_running_worker_is_refused(self) -> None:
         from hybridagi_steps.durable.plan_steps import DurableQueue
 
-        with DurableQueue("q.sqlite", poll_seconds=0.02) as queue:
-            with pytest.raises(errors.InvalidSettingError, match="not open"):
-                queue.take_over("worker-1")
-            orchestrator = Orchestrator(executor=nothing, durable=queue)
-            queue.open(orchestrator.worker, orchestrator.settings)
-            assert queue.take_over("worker-1") == 0
+        Path("q.sqlite.worker-1.lock").touch()
+        holder = subprocess.Popen(
+            [sys.executable, "-c", _HOLDER, "q.sqlite.worker-1.lock"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        with holder:
+            assert holder.stdout is not None
+            assert holder.stdout.readline()
+            queue = DurableQueue("q.sqlite", worker_id="worker-1", poll_seconds=0.02)
+            with pytest.raises(errors.InvalidSettingError, match="is the worker 'worker-1'"):
+                Orchestrator(executor=nothing, durable=queue).run(plan=PLAN)
+            holder.kill()
+        with queue:
+            assert Orchestrator(executor=nothing, durable=queue).run(plan=PLAN).success

@@ -1,0 +1,287 @@
+"""Steps of plans as work in a queue: handed out, done and recorded elsewhere, and resumed by key.
+
+A key belongs to one requirement, plan and workspace. A run that was cut short goes on in the round
+it was in. One that failed or was cancelled is tried again in a round of its own: steps that had
+succeeded are taken as they were, all others get new attempts. What was merged counts only until the
+workspace is rolled back. Names cannot collide: their parts are joined by a letter that none of them
+holds, and the second part says what is named. The queue keeps JSON texts; it lies in durable/ and
+knows no plans.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import dspy
+import orjson
+from anyio.to_thread import run_sync
+
+from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.planning.plan import PlanStep
+from hybridagi_steps.planning.settings import Settings
+from hybridagi_steps.planning.usage import Ledger, LMCall
+from hybridagi_steps.planning.worker import (
+    Dispatcher,
+    Finished,
+    Outcome,
+    Problem,
+    StepWorker,
+    Work,
+)
+from hybridagi_steps.recording import record
+from hybridagi_steps.recording.call_steps import FunctionStep
+from hybridagi_steps.recording.manual_steps import RunSteps
+from hybridagi_steps.recording.scopes import overriding
+from hybridagi_steps.records.json_values import json_value
+from hybridagi_steps.validation import Redact, redacted
+from hybridagi_steps.workspace.snapshot import Change, Changes, Entry
+
+if TYPE_CHECKING:
+    from hybridagi_steps.durable.plan_steps import DurableQueue
+
+
+class Resuming:
+    """What one run keeps, and what it finds of the time before.
+
+    Args:
+        dispatcher: Keeps it.
+        key: Names the run.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, key: str) -> None:
+        self.dispatcher, self.key = dispatcher, key
+        self.round = 0
+        self._run = quote(key, safe="")
+        self._before: dict[str, int] = {}
+        self._succeeded: dict[str, int] = {}
+
+    async def claim(self, **about: str) -> None:
+        """Bind the key to what the run is about."""
+
+        async def said() -> str:
+            return json.dumps(about)
+
+        known = json.loads(await self.dispatcher.remember(f"{self._run}:about", said))
+        other = [name for name in about if known.get(name) != about[name]]
+        if other:
+            raise InvalidSettingError(
+                f"the key {self.key!r} belongs to another run: it had another "
+                f"{', '.join(other)}. Use another key; nothing was run."
+            )
+
+    async def open(self) -> None:
+        """Find out which round this is, and what had succeeded before it."""
+        while (ended := await self.dispatcher.known(self._in_round("ended"))) is not None:
+            self._before = json.loads(ended)
+            self.round += 1
+
+    async def end_round(self) -> None:
+        """End a round that did not succeed, so that the same key begins another one."""
+
+        async def succeeded() -> str:
+            return json.dumps(self._succeeded)
+
+        await self.dispatcher.remember(self._in_round("ended"), succeeded)
+
+    def round_of(self, work: str) -> int:
+        """Return the round whose attempts of some work count."""
+        return self._before.get(work, self.round)
+
+    def succeeded(self, work: str, in_round: int) -> None:
+        """Note that some work succeeded."""
+        self._succeeded[work] = in_round
+
+    def snapshot(self, rollback_id: str) -> str:
+        """Name the snapshot that was taken after a rollback, or before there was one."""
+        return f"{self._run}:snapshot:{rollback_id}"
+
+    def plan(self) -> str:
+        """Name the plan."""
+        return f"{self._run}:plan"
+
+    def replan(self, number: int) -> str:
+        """Name a plan that was made after failures."""
+        return self._in_round(f"replan:{number}")
+
+    def attempt(self, step_id: str, in_round: int, number: int) -> str:
+        """Name an attempt of a step."""
+        return f"{self._run}:step:{in_round}:{step_id}:{number}"
+
+    def merge(self, attempt: str, rollback_id: str) -> str:
+        """Name the merge of what an attempt changed, after a rollback or before there was one."""
+        return f"{attempt}:merged:{rollback_id}"
+
+    def _in_round(self, name: str) -> str:
+        return f"{self._run}:round:{self.round}:{name}"
+
+
+def work_of(requirement: str, step: PlanStep, seen: dict[str, Any]) -> str:
+    """Return what tells a step's work from other work: the step itself and all that it sees."""
+    data = [requirement, step.model_dump(mode="json"), seen]
+    text = json.dumps(data, sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class QueueDispatcher:
+    """Hands work to a queue and waits for what comes of it.
+
+    Args:
+        queue: It is open.
+        settings: Of the plan: what must not reach the queue, and where files are kept.
+    """
+
+    def __init__(self, queue: DurableQueue, settings: Settings) -> None:
+        self._queue, self._settings = queue, settings
+        self.known = queue.known
+
+    async def do(self, work: Work) -> Outcome:
+        """Have an attempt done, by this process or another; not again if it was done before."""
+
+        def find(names: list[str]) -> dict[str, bytes]:
+            workspace = self._settings.workspace
+            return {} if workspace is None else workspace.handed_on(work.run_id, names)
+
+        text = await self._queue.do(work.key, work.model_dump_json())
+        return await run_sync(read_outcome, text, find)
+
+    async def remember(self, key: str, make: Callable[[], Awaitable[str]]) -> str:
+        """Return what was remembered under a key; make and store it first if nothing was."""
+
+        async def make_plain() -> str:
+            text, redact = await make(), self._settings.redact
+            return text if redact is None else _redacted_note(text, redact)
+
+        return await self._queue.remember(key, make_plain)
+
+
+class QueueWorker:
+    """Does attempts from a queue, where nothing of the plan's own process is at hand."""
+
+    def __init__(self, worker: StepWorker, settings: Settings) -> None:
+        self._worker, self._settings = worker, settings
+        self.at_once = settings.max_parallel
+
+    def note_queue(self, address: str) -> None:
+        """Let the memory know where to erase."""
+        note = getattr(self._settings.memory, "note_queue", None)
+        if note is not None:
+            note(address)
+
+    async def do(self, text: str) -> str:
+        """Do an attempt, as JSON in and out."""
+        work, workspace = Work.model_validate_json(text), self._settings.workspace
+
+        def keep(contents: Mapping[str, bytes]) -> None:
+            if workspace is not None:
+                workspace.hand_on(work.run_id, contents)
+
+        outcome = await self._recorded(work)
+        return await run_sync(write_outcome, outcome, keep, self._settings.redact)
+
+    async def _recorded(self, work: Work) -> Outcome:
+        settings, ledger = self._settings, Ledger(work.tokens_left, work.cost_left)
+        notes = {"plan_run": work.run_id, "plan_step": work.step.id, "attempt": work.attempt}
+        with ExitStack() as stack:
+            if settings.lm is not None:
+                stack.enter_context(overriding(lm=settings.lm))
+            if settings.memory is not None:
+                stack.enter_context(record(settings.memory, settings.session_id))
+            callbacks: list[Any] = list(dspy.settings.get("callbacks", []))
+            stack.enter_context(overriding(callbacks=[ledger, *callbacks]))
+            told = FunctionStep(
+                "program", "StepWorker", work.step.goal, own=settings.predictors, notes=notes
+            )
+            steps = RunSteps(settings.memory)
+            with steps.step(told, {"step": work.step.id, "attempt": work.attempt}) as opened:
+                outcome = await self._worker.do(work)
+                opened.outcome = {"error": str(outcome.error)} if outcome.error else {}
+        outcome.calls = ledger.calls
+        return outcome
+
+
+def _redacted_note(text: str, redact: Redact) -> str:
+    """Return a note without what `redact` takes out; what was JSON is JSON still."""
+    try:
+        note = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        note = text
+    kept = redacted(note, redact)
+    return kept if isinstance(kept, str) else orjson.dumps(kept).decode()
+
+
+def write_outcome(
+    outcome: Outcome,
+    keep: Callable[[Mapping[str, bytes]], None],
+    redact: Redact | None = None,
+) -> str:
+    """Return an outcome as JSON, without the contents of files.
+
+    Args:
+        outcome: What became of an attempt.
+        keep: Keeps the contents of new files, by their hash, elsewhere.
+        redact: What is said of it goes through this; names of files do not.
+    """
+    if outcome.changes is not None:
+        keep(outcome.changes.contents)
+    said: dict[str, Any] = {
+        "finished": outcome.finished and outcome.finished.model_dump(mode="json"),
+        "error": None if outcome.error is None else Problem.of(outcome.error).model_dump(),
+        "problems": [problem.model_dump() for problem in outcome.problems],
+        "calls": [call.model_dump(mode="json") for call in outcome.calls],
+    }
+    said = json_value(said, [])
+    said = said if redact is None else redacted(said, redact)
+    changes = None if outcome.changes is None else json_value(_changes(outcome.changes), [])
+    return orjson.dumps({**said, "changes": changes}).decode()
+
+
+def read_outcome(text: str, find: Callable[[list[str]], dict[str, bytes]]) -> Outcome:
+    """Return an outcome from its JSON.
+
+    Args:
+        text: What `write_outcome` gave.
+        find: Returns the contents that it kept.
+    """
+    data: dict[str, Any] = orjson.loads(text)
+    finished, error, changes = data["finished"], data["error"], data["changes"]
+    return Outcome(
+        finished=None if finished is None else Finished.model_validate(finished),
+        error=None if error is None else Problem.model_validate(error).error(),
+        changes=None if changes is None else _read_changes(changes, find),
+        problems=[Problem.model_validate(problem) for problem in data["problems"]],
+        calls=[LMCall.model_validate(call) for call in data["calls"]],
+    )
+
+
+def _changes(changes: Changes) -> dict[str, Any]:
+    return {
+        "paths": {path: [change.before, change.after] for path, change in changes.paths.items()},
+        "contents": sorted(changes.contents),
+    }
+
+
+def _read_changes(data: dict[str, Any], find: Callable[[list[str]], dict[str, bytes]]) -> Changes:
+    paths: dict[str, Any] = data["paths"]
+    kept: dict[str, str] | list[str] = data["contents"]
+    if isinstance(kept, dict):  # as earlier versions wrote it
+        contents = {name: base64.b64decode(content) for name, content in kept.items()}
+    else:
+        contents = find(kept)
+    return Changes(
+        {path: Change(_entry(before), _entry(after)) for path, (before, after) in paths.items()},
+        contents,
+    )
+
+
+def _entry(data: Any) -> Entry | None:
+    return None if data is None else Entry(*data)
