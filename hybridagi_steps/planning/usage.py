@@ -1,4 +1,4 @@
-"""What the language model calls of a plan cost: each call, each step, planning, the whole.
+"""Usage of a plan: what its language model calls cost, each call, each step, planning, the whole.
 
 Counts come from the model's own usage; a figure that no provider reported stays None. The ledger
 listens to DSPy, so that no call escapes it: format fallbacks, retries and calls that tools make are
@@ -17,45 +17,33 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, cast
 
-from dspy.utils.callback import BaseCallback
 from pydantic import BaseModel, ConfigDict, Field
 
 from hybridagi_steps.errors import LimitReachedError
 from hybridagi_steps.protocols import TokenCounter
-from hybridagi_steps.recording.usage import Usage
+from hybridagi_steps.recording.usage import MeteringCallback, Usage
 from hybridagi_steps.token_counters import MessageCounter, is_estimate
 
 PLANNING = "(planning)"
 """The part of a plan's cost that went into making and changing the plan."""
 
-CACHE_READ_WEIGHT = 0.1
-CACHE_WRITE_WEIGHT = 1.25
-"""What a cached prompt token costs beside a fresh one.
+LAST = 6
+"""Messages that the rival with the last messages keeps, beside instructions and requirement."""
 
-Reference: Anthropic, "Prompt caching", pricing: writes 1.25, reads 0.1 of the input price."""
+Spent = Usage
+"""A sum over calls, of a step or the whole."""
 
 
-class LMCall(BaseModel):
+class LMCall(Usage):
     """One language model call: what it was for, what it cost, what was sent."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
 
     part: str
     """Id of the plan's step, or `(planning)`."""
     attempt: int = 1
     """Which attempt of the step it belongs to."""
+    calls: int = 1
     model_name: str | None = None
     """The model that was asked."""
-    input_tokens: int | None = None
-    """Prompt tokens, tool schemas and cached ones included."""
-    output_tokens: int | None = None
-    """Generated tokens."""
-    cache_read_tokens: int | None = None
-    """Prompt tokens that the provider read from its cache."""
-    cache_write_tokens: int | None = None
-    """Prompt tokens that the provider wrote to its cache."""
-    cost: float | None = None
-    """Price in US dollars."""
     duration_ms: float = 0.0
     """Wall time."""
     cache_hit: bool = False
@@ -73,54 +61,12 @@ class LMCall(BaseModel):
     files: dict[str, str] = Field(default_factory=dict[str, str], repr=False)
     """The files that the brief shows."""
 
-
-class Spent(BaseModel):
-    """A sum over calls; None where no call reported the figure."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    calls: int = 0
-    """Calls made."""
-    input_tokens: int | None = None
-    """Prompt tokens."""
-    output_tokens: int | None = None
-    """Generated tokens."""
-    total_tokens: int | None = None
-    """Both."""
-    cache_read_tokens: int | None = None
-    """Prompt tokens read from the provider's cache."""
-    cache_write_tokens: int | None = None
-    """Prompt tokens written to it."""
-    weighted_tokens: float | None = None
-    """Tokens by what they cost: a cached prompt token counts 0.1, one written to the cache 1.25."""
-    cost: float | None = None
-    """Price in US dollars."""
-    unreported: int = 0
-    """Calls whose usage nobody reported; they count nothing above."""
-
-    @classmethod
-    def of(cls, calls: Iterable[LMCall]) -> Spent:
-        """Return the sum of some calls."""
-        total = cls()
-        for call in calls:
-            total.add(call)
-        return total
-
-    def add(self, call: LMCall) -> None:
-        """Add one call."""
-        self.calls += 1
-        given, made = call.input_tokens, call.output_tokens
-        if given is None and made is None:
-            self.unreported += not call.cache_hit
-            return
-        for name in ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens"):
-            setattr(self, name, _sum(getattr(self, name), getattr(call, name)))
-        self.cost = _sum(self.cost, call.cost)
-        self.total_tokens = (self.total_tokens or 0) + (given or 0) + (made or 0)
-        read, written = call.cache_read_tokens or 0, call.cache_write_tokens or 0
-        fresh = (given or 0) - read - written + (made or 0)
-        weighted = fresh + CACHE_READ_WEIGHT * read + CACHE_WRITE_WEIGHT * written
-        self.weighted_tokens = (self.weighted_tokens or 0.0) + weighted
+    def model_post_init(self, _: object) -> None:
+        """Derive what the call says of itself as a sum."""
+        if self.input_tokens is None and self.output_tokens is None:
+            self.unreported = int(not self.cache_hit)
+        elif self.total_tokens is None:
+            self.total_tokens = (self.input_tokens or 0) + (self.output_tokens or 0)
 
 
 class TokenUsage(BaseModel):
@@ -178,7 +124,7 @@ class OutOfBudget(BaseException):
         self.error = error
 
 
-class Ledger(BaseCallback):
+class Ledger(MeteringCallback):
     """Counts every call and refuses those for which nothing is left.
 
     A call that has begun is paid for, so calls side by side may together end above a limit.
@@ -189,13 +135,10 @@ class Ledger(BaseCallback):
     """
 
     def __init__(self, max_tokens: int | None = None, max_cost: float | None = None) -> None:
+        super().__init__()
         self.max_tokens, self.max_cost = max_tokens, max_cost
         self.calls: list[LMCall] = []
         self.spent = Spent()
-        self._open: dict[str, tuple[Any, LMCall, float]] = {}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Ledger:
-        return self
 
     def add(self, calls: Iterable[LMCall]) -> None:
         """Add calls that another process made."""
@@ -225,39 +168,34 @@ class Ledger(BaseCallback):
             None if cost is None else max(0.0, cost - (self.spent.cost or 0.0)),
         )
 
-    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+    def begin(self, inputs: dict[str, Any]) -> tuple[float, dict[str, Any]]:
         """Refuse the call if nothing is left, else note what is sent."""
         try:
             self.check()
         except LimitReachedError as error:
             raise OutOfBudget(error) from error
         purpose = _PURPOSE.get(Purpose("(other)"))
-        call = LMCall(
-            part=purpose.part,
-            attempt=purpose.attempt,
-            model_name=getattr(instance, "model", None),
-            messages=_given(inputs, "messages"),
-            tools=_given(inputs, "tools"),
-            fresh=purpose.fresh,
-            files=purpose.files or {},
-        )
-        self._open[call_id] = (instance, call, time.perf_counter())
+        sent = {name: _given(inputs, name) for name in ("messages", "tools")}
+        about = purpose._asdict() | {"files": purpose.files or {}}
+        return time.perf_counter(), sent | about
 
-    def on_lm_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
+    def end(
+        self,
+        begun: tuple[float, dict[str, Any]],
+        usage: Usage,
+        outputs: Any,
+        exception: BaseException | None,
+    ) -> None:
         """Add what the call cost."""
-        found = self._open.pop(call_id, None)
-        if found is None:
-            return
-        model, call, begun = found
-        usage = Usage()
-        usage.add_call(model, outputs)
-        call.input_tokens, call.output_tokens = usage.input_tokens, usage.output_tokens
-        call.cache_read_tokens = usage.cache_read_tokens
-        call.cache_write_tokens = usage.cache_write_tokens
-        call.cost, call.cache_hit = usage.cost, bool(usage.cache_hits)
-        call.failed = exception is not None
-        call.duration_ms = round((time.perf_counter() - begun) * 1000, 3)
-        call.answer = _answer(outputs)
+        began, about = begun
+        call = LMCall(
+            **about,
+            **{name: getattr(usage, name) for name in Usage.model_fields},
+            cache_hit=bool(usage.cache_hits),
+            failed=exception is not None,
+            duration_ms=round((time.perf_counter() - began) * 1000, 3),
+            answer=_answer(outputs),
+        )
         self.add([call])
 
 
@@ -289,16 +227,6 @@ def _plain_call(call: Any) -> dict[str, Any]:
     function = call.function
     plain = {"name": function.name, "arguments": function.arguments}
     return {"id": call.id, "type": "function", "function": plain}
-
-
-def _sum(known: Any, more: Any) -> Any:
-    if more is None:
-        return known
-    return more if known is None else known + more
-
-
-LAST = 6
-"""Messages that the rival with the last messages keeps, beside instructions and requirement."""
 
 
 class Comparison(BaseModel):

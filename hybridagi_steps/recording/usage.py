@@ -1,4 +1,4 @@
-"""What language model calls cost, added up for the step they were made for.
+"""Usage: what language model calls cost, and the callback that every meter of them stands on.
 
 DSPy tells a callback what a model answered, not what it cost; the cost stands in the model's
 history. One step may take several calls: a format fallback, a retry, a tool that asks a model.
@@ -6,80 +6,134 @@ history. One step may take several calls: a format fallback, a retry, a tool tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
+
+from dspy.utils.callback import BaseCallback
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.records.message import StepMetrics
 
+CACHE_READ_WEIGHT = 0.1
+CACHE_WRITE_WEIGHT = 1.25
+"""What a cached prompt token costs beside a fresh one.
+
+Reference: Anthropic, "Prompt caching", pricing: writes 1.25, reads 0.1 of the input price."""
+
 _ENTRIES_SEARCHED = 256
+_DETAILS = ("prompt_tokens_details", "input_tokens_details")
 
 # A tool may ask several models at once.
 _sums = ForkSafeLock()
 
 
-@dataclass(slots=True)
-class Usage:
+class TokenCounts(NamedTuple):
+    """What one LM call used; None where the provider did not say."""
+
+    input_tokens: int | None
+    output_tokens: int | None
+    total_tokens: int | None
+    cache_read_tokens: int | None
+    cache_write_tokens: int | None
+
+
+_SUMMED = ("calls", *TokenCounts._fields, "cost", "unreported", "cache_hits")
+
+
+class Usage(BaseModel):
     """A sum over LM calls; None where no call reported the figure."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
+
     calls: int = 0
+    """Calls made."""
     input_tokens: int | None = None
+    """Prompt tokens, tool schemas and cached ones included."""
     output_tokens: int | None = None
+    """Generated tokens."""
     total_tokens: int | None = None
+    """Both."""
     cache_read_tokens: int | None = None
+    """Prompt tokens read from the provider's cache."""
     cache_write_tokens: int | None = None
+    """Prompt tokens written to it."""
     cost: float | None = None
-    cache_hits: int = 0
-    model_name: str | None = None
-    provider: str | None = None
+    """Price in US dollars."""
+    unreported: int = 0
+    """Calls whose usage nobody reported; they count nothing above."""
+    cache_hits: int = Field(default=0, exclude=True)
+    """Calls that the client answered from its own cache; nothing was spent on them."""
+    model_name: str | None = Field(default=None, exclude=True)
+    """The model that was asked last."""
+    provider: str | None = Field(default=None, exclude=True)
+    """Who serves it."""
+
+    @computed_field
+    @property
+    def weighted_tokens(self) -> float | None:
+        """Tokens by what they cost: a cached prompt token counts 0.1, one written to it 1.25."""
+        if self.input_tokens is None and self.output_tokens is None:
+            return None
+        read, written = self.cache_read_tokens or 0, self.cache_write_tokens or 0
+        fresh = (self.input_tokens or 0) + (self.output_tokens or 0) - read - written
+        return fresh + CACHE_READ_WEIGHT * read + CACHE_WRITE_WEIGHT * written
+
+    @classmethod
+    def of(cls, parts: Iterable[Usage]) -> Self:
+        """Return the sum of some parts."""
+        total = cls()
+        for part in parts:
+            total.add(part)
+        return total
+
+    @classmethod
+    def of_call(cls, model: Any, outputs: Any) -> Self:
+        """Return what a finished LM call cost.
+
+        Args:
+            model: The model.
+            outputs: The very object that DSPy handed out; None when the call failed.
+        """
+        name = getattr(model, "model", None)
+        used = cls(calls=1)
+        if isinstance(name, str):
+            used.model_name = name
+            used.provider = name.split("/", 1)[0] if "/" in name else None
+        entry = None if outputs is None else _history_entry(model, outputs)
+        reported: Mapping[str, Any] | None = None if entry is None else entry.get("usage")
+        if entry is not None and not reported:
+            used.cache_hits = 1
+        elif entry is not None and reported:
+            used._count(reported)
+            cost = entry.get("cost")
+            used.cost = cost if isinstance(cost, int | float) else None
+        known = used.cache_hits or used.input_tokens is not None or used.output_tokens is not None
+        used.unreported = int(not known)
+        return used
+
+    @classmethod
+    def reported(cls, usage: Mapping[str, Any], model_name: str | None = None) -> Self:
+        """Return what one call cost by what its provider reported, in whatever dialect."""
+        used = cls(calls=1, model_name=model_name)
+        used._count(usage)
+        return used
 
     def add_call(self, model: Any, outputs: Any) -> None:
-        """Add one finished LM call; `outputs` is the very object that DSPy handed out."""
-        entry = None if outputs is None else _history_entry(model, outputs)
+        """Add one finished LM call; see `of_call`."""
+        used = Usage.of_call(model, outputs)
         with _sums:
-            self._add_call(model, entry)
-
-    def _add_call(self, model: Any, entry: Mapping[str, Any] | None) -> None:
-        self.calls += 1
-        name = getattr(model, "model", None)
-        if isinstance(name, str):
-            self.model_name = name
-            self.provider = name.split("/", 1)[0] if "/" in name else None
-        if entry is None:
-            return
-        usage: Mapping[str, Any] = entry.get("usage") or {}
-        if not usage:
-            self.cache_hits += 1
-            return
-        self._add_tokens(tokens_of(usage))
-        cost = entry.get("cost")
-        if isinstance(cost, int | float):
-            self.cost = (self.cost or 0.0) + cost
-
-    def add_reported(self, usage: Mapping[str, Any], model_name: str | None = None) -> None:
-        """Add one call by the usage a provider reported for it, in whatever dialect."""
-        with _sums:
-            self.calls += 1
-            self.model_name = model_name or self.model_name
-            self._add_tokens(tokens_of(usage))
-
-    def _add_tokens(self, tokens: TokenCounts) -> None:
-        for name, count in tokens._asdict().items():
-            setattr(self, name, _sum(getattr(self, name), count))
+            self.add(used)
 
     def add(self, other: Usage) -> None:
         """Add all calls of another sum."""
-        self.calls += other.calls
-        self.cache_hits += other.cache_hits
-        self.input_tokens = _sum(self.input_tokens, other.input_tokens)
-        self.output_tokens = _sum(self.output_tokens, other.output_tokens)
-        self.total_tokens = _sum(self.total_tokens, other.total_tokens)
-        self.cache_read_tokens = _sum(self.cache_read_tokens, other.cache_read_tokens)
-        self.cache_write_tokens = _sum(self.cache_write_tokens, other.cache_write_tokens)
-        if other.cost is not None:
-            self.cost = (self.cost or 0.0) + other.cost
+        for name in _SUMMED:
+            known, more = getattr(self, name), getattr(other, name)
+            if more:
+                setattr(self, name, more + (known or 0))
+            elif known is None:
+                setattr(self, name, more)
         self.model_name = other.model_name or self.model_name
         self.provider = other.provider or self.provider
 
@@ -100,18 +154,37 @@ class Usage:
             llm_calls=self.calls or None,
         )
 
-
-class TokenCounts(NamedTuple):
-    """What one LM call used; None where the provider did not say."""
-
-    input_tokens: int | None
-    output_tokens: int | None
-    total_tokens: int | None
-    cache_read_tokens: int | None
-    cache_write_tokens: int | None
+    def _count(self, usage: Mapping[str, Any]) -> None:
+        for name, count in tokens_of(usage)._asdict().items():
+            setattr(self, name, count)
 
 
-_DETAILS = ("prompt_tokens_details", "input_tokens_details")
+class MeteringCallback(BaseCallback):
+    """Hears of LM calls; a meter says what is to be done when one begins and when it has ended."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[Any, Any]] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        """Note a call that begins, unless the meter refuses it."""
+        self._open[call_id] = instance, self.begin(inputs)
+
+    def on_lm_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
+        """Count a call that was noted."""
+        model, begun = self._open.pop(call_id, (None, None))
+        if model is not None:
+            self.end(begun, Usage.of_call(model, outputs), outputs, exception)
+
+    def begin(self, inputs: dict[str, Any]) -> Any:
+        """Note a call and return what `end` is to know of it; an error keeps it from being made."""
+        raise NotImplementedError
+
+    def end(self, begun: Any, usage: Usage, outputs: Any, exception: BaseException | None) -> None:
+        """Count a call."""
+        raise NotImplementedError
 
 
 def tokens_of(usage: Mapping[str, Any]) -> TokenCounts:
@@ -161,9 +234,3 @@ def _detail(details: Any, name: str) -> Any:
     if isinstance(details, Mapping):
         return cast("Mapping[str, Any]", details).get(name)
     return getattr(details, name, None)
-
-
-def _sum(known: int | None, more: Any) -> int | None:
-    if not isinstance(more, int):
-        return known
-    return more if known is None else known + more

@@ -7,6 +7,7 @@ long as the slowest of them, while their tokens and their price add up all the s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -81,14 +82,13 @@ class RunMetrics(BaseModel):
             raise ValueError(f"how is 'sequential' or 'parallel', not {how!r}.")
         longest = how == "parallel"
         merged: dict[str, Any] = {
-            name: _sum(getattr(self, name), getattr(other, name)) for name in _COUNTS
+            name: _fold(max if longest and name in _DURATIONS else sum, mine, theirs)
+            for name in (*_COUNTS, *_DURATIONS)
+            for mine, theirs in [(getattr(self, name), getattr(other, name))]
         }
-        for name in _DURATIONS:
-            mine, theirs = getattr(self, name), getattr(other, name)
-            merged[name] = _largest(mine, theirs) if longest else _sum(mine, theirs)
         mine, theirs = self.first_token_latency_ms, other.first_token_latency_ms
         first = mine if mine is not None else theirs
-        merged["first_token_latency_ms"] = _smallest(mine, theirs) if longest else first
+        merged["first_token_latency_ms"] = _fold(min, mine, theirs) if longest else first
         merged["model_names"] = list(dict.fromkeys([*self.model_names, *other.model_names]))
         return RunMetrics(**merged)
 
@@ -106,18 +106,7 @@ def _of_one(metrics: StepMetrics | None) -> RunMetrics:
     )
 
 
-def _measured(*values: float | None) -> list[float]:
-    return [value for value in values if value is not None]
-
-
-def _sum(*values: float | None) -> float | None:
-    measured = _measured(*values)
-    return sum(measured) if measured else None
-
-
-def _largest(*values: float | None) -> float | None:
-    return max(_measured(*values), default=None)
-
-
-def _smallest(*values: float | None) -> float | None:
-    return min(_measured(*values), default=None)
+def _fold(fold: Callable[[list[float]], float], *values: float | None) -> float | None:
+    """Return the sum, least or largest of what was measured, None when nothing was."""
+    measured = [value for value in values if value is not None]
+    return fold(measured) if measured else None

@@ -16,38 +16,32 @@ from typing import Any
 
 import anyio.from_thread
 import dspy
-from dspy.utils.callback import ACTIVE_CALL_ID, BaseCallback
+from dspy.utils.callback import ACTIVE_CALL_ID
 
 from hybridagi_steps.messages.parts import is_call_id
 from hybridagi_steps.recording import step_shapes as shapes
 from hybridagi_steps.recording.scopes import override
+from hybridagi_steps.recording.usage import MeteringCallback, Usage
 from hybridagi_steps.running.active_run import ActiveRun
 from hybridagi_steps.running.token_stream import CLOSING_TOOLS
 from hybridagi_steps.running.turn import ToolTurn
 
 
-class SpendingCallback(BaseCallback):
+class SpendingCallback(MeteringCallback):
     """Counts what a run's models cost."""
 
     def __init__(self, run: ActiveRun) -> None:
+        super().__init__()
         self._run = run
-        self._models: dict[str, Any] = {}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> SpendingCallback:
-        return self
-
-    def on_lm_start(self, call_id: str, instance: object, inputs: dict[str, Any]) -> None:
+    def begin(self, inputs: dict[str, Any]) -> None:
         """Count the call."""
         self._run.meter.ask()
-        self._models[call_id] = instance
 
-    def on_lm_end(
-        self, call_id: str, outputs: object, exception: BaseException | None = None
-    ) -> None:
+    def end(self, begun: None, usage: Usage, outputs: Any, exception: BaseException | None) -> None:
         """Add what it cost."""
-        model = self._models.pop(call_id, None)
-        if model is not None and exception is None:
-            self._run.meter.answered(model, outputs)
+        if exception is None:
+            self._run.meter.answered(usage)
 
 
 class RunCallback(SpendingCallback):

@@ -158,18 +158,17 @@ class Meter:
             if self._run_first_token_ms is None:
                 self._run_first_token_ms = _ms(time.perf_counter() - self._began)
 
-    def answered(self, model: Any, outputs: Any) -> None:
-        """Add what an LM call cost; `outputs` is the very object that DSPy handed out."""
-        self._message.add_call(model, outputs)
-        self._total.add_call(model, outputs)
+    def answered(self, usage: Usage) -> None:
+        """Add what an LM call cost."""
+        with self._lock:
+            self._message.add(usage)
+            self._total.add(usage)
         self._look_for_price()
 
     def reported(self, usage: dict[str, Any], model_name: str | None) -> None:
         """Add an LM call that DSPy did not make, by its provider's usage."""
         self.ask()
-        self._message.add_reported(usage, model_name)
-        self._total.add_reported(usage, model_name)
-        self._look_for_price()
+        self.answered(Usage.reported(usage, model_name))
 
     def _look_for_price(self) -> None:
         """Say once that a limit on money holds nothing back."""
