@@ -376,13 +376,7 @@ def _ending(status: Any) -> dict[str, Any] | None:
 
 
 class SessionWorker:
-    """Carries out runs that a queue hands out.
-
-    Args:
-        runner: Does them.
-        client: Reads what the database says of them.
-        engine: Takes them from the queue.
-    """
+    """Carries out runs that a queue hands out."""
 
     def __init__(self, runner: StepRunner, client: Any, engine: Engine) -> None:
         self._runner, self._client, self._engine = runner, client, engine

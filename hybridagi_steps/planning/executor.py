@@ -15,6 +15,7 @@ import inspect
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -63,6 +64,10 @@ from hybridagi_steps.running.stopping import own_cancellation
 from hybridagi_steps.workspace.tools import workspace_tools
 from hybridagi_steps.workspace.workspace import Workspace
 
+T = TypeVar("T")
+
+MOST_CHARACTERS = 40_000
+"""Of a tool's answer, as a model sees it."""
 _IDLE_TURNS = 3
 """Answers without a tool call, one after the other, until an attempt is given up."""
 
@@ -148,16 +153,14 @@ class StepExecutor(dspy.Module):
         )
         own = [dspy.Tool(tool) for tool in workspace_tools(workspace)] if workspace else []
         finish = _FinishTool(work.step, self.artifact_types)
-        known = tools_by_name([*own, *self.tools, finish.tool])
+        tools = [*own, *self.tools, finish.tool]
+        refuse_same_names(str(tool.name) for tool in tools)
+        known = {str(tool.name): tool for tool in tools}
         caller = ToolCaller(known, FINISH_TOOL, work.problems)
         purpose = Purpose(work.step.id, work.attempt, brief.rest, brief.files)
         with spending_on(purpose), overriding(adapter=WorkAdapter()):
-            await self._turns(brief.text, list(known.values()), caller, finish)
-        return Finished(
-            summary=finish.summary,
-            artifacts=finish.artifacts or {},
-            cut=brief.cut,
-        )
+            await self._turns(brief.text, tools, caller, finish)
+        return Finished(summary=finish.summary, artifacts=finish.artifacts or {}, cut=brief.cut)
 
     async def _turns(
         self, brief: str, tools: list[dspy.Tool], caller: ToolCaller, finish: _FinishTool
@@ -235,12 +238,7 @@ class _FinishTool:
 
 
 def _as_object(artifacts: Any, beside: list[str]) -> dict[str, Any]:
-    """Return artifacts by name, also from the text of a JSON object.
-
-    Args:
-        artifacts: What a model gave as such.
-        beside: Names of what it gave outside of it.
-    """
+    """Return artifacts by name, also from a JSON text; `beside` are names of what stood outside."""
     if beside:
         raise ArtifactError(
             f"{', '.join(beside)} stood beside `artifacts`; put what is handed on inside it: "
@@ -259,13 +257,6 @@ def _as_object(artifacts: Any, beside: list[str]) -> dict[str, Any]:
             '{"name": value}'
         )
     return given
-
-
-def tools_by_name(tools: Iterable[dspy.Tool]) -> dict[str, dspy.Tool]:
-    """Return tools by name."""
-    listed = list(tools)
-    refuse_same_names(str(tool.name) for tool in listed)
-    return {str(tool.name): tool for tool in listed}
 
 
 def refuse_same_names(names: Iterable[str]) -> None:
@@ -313,20 +304,8 @@ def _message(call: Any) -> dict[str, Any]:
     }
 
 
-T = TypeVar("T")
-
-MOST_CHARACTERS = 40_000
-"""Of a tool's answer, as a model sees it."""
-
-
 class ToolCaller:
-    """Runs the tools of one attempt.
-
-    Args:
-        tools: The tools by name.
-        finish: Name of the tool that ends the step; the step's own end tells of it.
-        problems: Errors that tools raise are added to it.
-    """
+    """Runs the tools of one attempt; errors that they raise are added to `problems`."""
 
     def __init__(
         self, tools: Mapping[str, dspy.Tool], finish: str, problems: list[Problem]
@@ -348,7 +327,7 @@ class ToolCaller:
             problem = Problem.of(error, name)
             self.problems.append(problem)
             return inert(f"{problem.type}: {problem.message}")
-        text = result if isinstance(result, str) else _json_text(result)
+        text = result if isinstance(result, str) else orjson.dumps(json_value(result, [])).decode()
         if len(text) > MOST_CHARACTERS:
             return f"{text[:MOST_CHARACTERS]}\n… {len(text) - MOST_CHARACTERS:,} characters cut"
         return text
@@ -362,35 +341,27 @@ class ToolCaller:
             if _is_async(tool.func):
                 step.outcome = await tool.acall(**arguments)
             else:
-                step.outcome = await in_own_thread(partial(tool, **arguments))
+                call = in_own_thread(partial(tool, **arguments), "plan-step-tool")
+                step.outcome = await asyncio.wrap_future(call)
             return step.outcome
 
 
-async def in_own_thread(call: Callable[[], T]) -> T:
-    """Return what a call gives, from a thread that ends with the process if it must."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
+def in_own_thread(call: Callable[[], T], name: str) -> Future[T]:
+    """Start a call in a thread that ends with the process if it must."""
+    answer: Future[T] = Future()
+    answer.set_running_or_notify_cancel()
     context = copy_context()
 
     def work() -> None:
         try:
-            result = context.run(call)
-        except StopIteration as error:  # a future takes no such exception
-            told, given = answer.set_exception, RuntimeError(f"StopIteration: {error}")
+            answer.set_result(context.run(call))
+        except StopIteration as error:  # nobody can await such an exception
+            answer.set_exception(RuntimeError(f"StopIteration: {error}"))
         except BaseException as error:
-            told, given = answer.set_exception, error
-        else:
-            told, given = answer.set_result, result
-        with suppress(RuntimeError):  # the loop is closed: the step was given up long ago
-            loop.call_soon_threadsafe(_settle, answer, told, given)
+            answer.set_exception(error)
 
-    threading.Thread(target=work, daemon=True, name="plan-step-tool").start()
-    return await answer
-
-
-def _settle(answer: asyncio.Future[Any], told: Callable[[Any], None], given: Any) -> None:
-    if not answer.done():
-        told(given)
+    threading.Thread(target=work, daemon=True, name=name).start()
+    return answer
 
 
 def _check_arguments(tool: dspy.Tool, arguments: Mapping[str, Any]) -> None:
@@ -411,7 +382,3 @@ def _is_async(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - an object may have an async __call__
     )
-
-
-def _json_text(value: Any) -> str:
-    return orjson.dumps(json_value(value, [])).decode()

@@ -181,11 +181,6 @@ def new_steps(plan: Plan, done: set[str], taken: set[str]) -> list[PlanStep]:
 
     A model that was asked for new steps often writes the whole plan again: what is done is left
     out, and a step under an id that is taken gets another one.
-
-    Args:
-        plan: What the model wrote.
-        done: Ids of steps that have succeeded.
-        taken: Ids that were used before.
     """
     new = [step for step in plan.steps if step.id not in done]
     names: dict[str, str] = {}

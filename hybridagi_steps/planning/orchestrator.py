@@ -8,11 +8,9 @@ event loop, and works inside of one, too, as in a notebook.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from contextvars import copy_context
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 from uuid import uuid4
@@ -23,7 +21,7 @@ from anyio.to_thread import run_sync
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.planning.example_tasks import FINISH_TOOL
-from hybridagi_steps.planning.executor import StepExecutor, refuse_same_names
+from hybridagi_steps.planning.executor import StepExecutor, in_own_thread, refuse_same_names
 from hybridagi_steps.planning.generator import PlanGenerator
 from hybridagi_steps.planning.plan import Plan
 from hybridagi_steps.planning.plan_run import PlanRun
@@ -36,6 +34,11 @@ from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.validation import redacted
 from hybridagi_steps.workspace.tools import workspace_tools
 from hybridagi_steps.workspace.workspace import Workspace
+
+T = TypeVar("T")
+
+_PATIENCE_SECONDS = 5.0
+"""How long a run that was stopped may take to put things in order."""
 
 
 class Orchestrator:
@@ -312,61 +315,26 @@ def _queue(durable: Any) -> Any:
     return durable if isinstance(durable, DurableQueue) else DurableQueue(durable)
 
 
-T = TypeVar("T")
-
-_PATIENCE_SECONDS = 5.0
-"""How long a run that was stopped may take to put things in order."""
-
-
 def run_blocking(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine to its end, in a thread if this one has an event loop already."""
-    if not _has_event_loop():
-        return anyio.run(start)
-    beside = _Beside(start)
-    try:
-        return beside.answer.result()
-    except KeyboardInterrupt:
-        beside.stop()
-        wait([beside.answer], _PATIENCE_SECONDS)
-        raise
-
-
-class _Beside:
-    """A coroutine in a thread; the thread ends with the process if it must."""
-
-    def __init__(self, start: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        self.answer: Future[Any] = Future()
-        self._start = start
-        self._stopped = threading.Event()
-        self._scope: tuple[asyncio.AbstractEventLoop, anyio.CancelScope] | None = None
-        work = copy_context().run
-        threading.Thread(target=work, args=(self._work,), daemon=True, name="plan").start()
-
-    def stop(self) -> None:
-        """Cancel the coroutine, also if it has not begun."""
-        self._stopped.set()
-        if self._scope is not None:
-            loop, scope = self._scope
-            with suppress(RuntimeError):  # the loop is closed: it has ended by itself
-                loop.call_soon_threadsafe(scope.cancel)
-
-    def _work(self) -> None:
-        try:
-            self.answer.set_result(anyio.run(self._cancellable))
-        except BaseException as error:
-            self.answer.set_exception(error)
-
-    async def _cancellable(self) -> Any:
-        with anyio.CancelScope() as scope:
-            self._scope = (asyncio.get_running_loop(), scope)
-            if self._stopped.is_set():
-                scope.cancel()
-            return await self._start()
-
-
-def _has_event_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return anyio.run(start)
+    running: Future[tuple[asyncio.AbstractEventLoop, anyio.CancelScope]] = Future()
+
+    async def cancellable() -> T:
+        with anyio.CancelScope() as scope:
+            running.set_result((asyncio.get_running_loop(), scope))
+            return await start()
+        raise asyncio.CancelledError  # nobody waits for it any more
+
+    answer = in_own_thread(lambda: anyio.run(cancellable), "plan")
+    try:
+        return answer.result()
+    except KeyboardInterrupt:
+        loop, scope = running.result(_PATIENCE_SECONDS)
+        with suppress(RuntimeError):  # the loop is closed: it has ended by itself
+            loop.call_soon_threadsafe(scope.cancel)
+        wait([answer], _PATIENCE_SECONDS)
+        raise

@@ -85,14 +85,7 @@ def _end_of(memory: Any, call: AgentStep) -> AgentStep | None:
 
 
 def work_key(requirement: str, step: PlanStep, artifacts: Mapping[str, Any], state: Any) -> str:
-    """Return a hash of all that the outcome of a step depends on.
-
-    Args:
-        requirement: What the user asked for.
-        step: The step.
-        artifacts: What it sees of earlier steps.
-        state: What the workspace holds, as JSON data.
-    """
+    """Return a hash of all that the outcome of a step depends on."""
     data = [requirement, step.model_dump(mode="json"), dict(artifacts), state]
     encoded = orjson.dumps(json_value(data, []), option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(encoded).hexdigest()
@@ -101,10 +94,7 @@ def work_key(requirement: str, step: PlanStep, artifacts: Mapping[str, Any], sta
 def handed_on_digest(key: str, summary: str, artifacts: Mapping[str, Any]) -> str:
     """Return a hash of what a step handed on, to see later whether a record of it is whole.
 
-    Args:
-        key: The step's work key; without it equal secrets in different places would look equal.
-        summary: What was done.
-        artifacts: As they were handed on.
+    The work key is in it, or equal secrets in different places would look equal.
     """
     data = [key, summary, json_value(dict(artifacts), [])]
     return hashlib.sha256(orjson.dumps(data, option=orjson.OPT_SORT_KEYS)).hexdigest()

@@ -118,14 +118,7 @@ class _Value(NamedTuple):
 
 
 def read_plan(text: str) -> tuple[dict[str, Any], list[dict[str, int]]]:
-    """Return what a text says of a plan, and for each step the lines its fields stand in.
-
-    Args:
-        text: Text or JSON form, at most 1,000,000 characters.
-
-    Returns:
-        Data for `Plan`, which is still to be checked; the lines are empty for JSON.
-    """
+    """Return what a text says of a plan, and for each step the lines its fields stand in."""
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlanParseError(f"expected the text of a plan, got {type(text).__name__}")
     if len(text) > MOST_CHARACTERS:
@@ -465,12 +458,7 @@ def _artifact(item: Any, *, plain: bool) -> Artifact:
 
 
 def _items(text: str, *, whole: re.Pattern[str] | None = None) -> list[str]:
-    """Return the items of a list in whatever way it is written, `none` and the like left out.
-
-    Args:
-        text: The value of a field, several lines allowed.
-        whole: A bulleted line that begins like this is one item, commas and all.
-    """
+    """Return the items of a list in whatever way it is written, `none` and the like left out."""
     items: list[str] = []
     for line in _split(_unbracketed(text), "\n"):
         bullet = _BULLET.match(line)

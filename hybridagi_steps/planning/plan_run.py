@@ -52,16 +52,7 @@ class PlanIncompleteError(StepsError):
 
 
 class PlanRun:
-    """Runs one plan once.
-
-    Args:
-        settings: How.
-        dispatcher: Where the work of steps is done.
-        events: Told what happens.
-        requirement: What the user asked for.
-        plan: The plan; None to have one made.
-        key: Names the run within all runs.
-    """
+    """Runs one plan once."""
 
     def __init__(
         self,

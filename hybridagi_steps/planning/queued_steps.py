@@ -44,19 +44,15 @@ from hybridagi_steps.recording.manual_steps import RunSteps
 from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.validation import Redact, redacted
-from hybridagi_steps.workspace.snapshot import Change, Changes, Entry
+from hybridagi_steps.workspace.changes import Change, Changes
+from hybridagi_steps.workspace.snapshot import Entry
 
 if TYPE_CHECKING:
     from hybridagi_steps.durable.plan_steps import DurableQueue
 
 
 class Resuming:
-    """What one run keeps, and what it finds of the time before.
-
-    Args:
-        dispatcher: Keeps it.
-        key: Names the run.
-    """
+    """What one run keeps, and what it finds of the time before."""
 
     def __init__(self, dispatcher: Dispatcher, key: str) -> None:
         self.dispatcher, self.key = dispatcher, key
@@ -133,12 +129,7 @@ def work_of(requirement: str, step: PlanStep, seen: dict[str, Any]) -> str:
 
 
 class QueueDispatcher:
-    """Hands work to a queue and waits for what comes of it.
-
-    Args:
-        queue: It is open.
-        settings: Of the plan: what must not reach the queue, and where files are kept.
-    """
+    """Hands work to a queue and waits for what comes of it."""
 
     def __init__(self, queue: DurableQueue, settings: Settings) -> None:
         self._queue, self._settings = queue, settings
@@ -224,13 +215,7 @@ def write_outcome(
     keep: Callable[[Mapping[str, bytes]], None],
     redact: Redact | None = None,
 ) -> str:
-    """Return an outcome as JSON, without the contents of files.
-
-    Args:
-        outcome: What became of an attempt.
-        keep: Keeps the contents of new files, by their hash, elsewhere.
-        redact: What is said of it goes through this; names of files do not.
-    """
+    """Return an outcome as JSON; contents of files go to `keep`, what is said through `redact`."""
     if outcome.changes is not None:
         keep(outcome.changes.contents)
     said: dict[str, Any] = {
@@ -246,12 +231,7 @@ def write_outcome(
 
 
 def read_outcome(text: str, find: Callable[[list[str]], dict[str, bytes]]) -> Outcome:
-    """Return an outcome from its JSON.
-
-    Args:
-        text: What `write_outcome` gave.
-        find: Returns the contents that it kept.
-    """
+    """Return an outcome from its JSON."""
     data: dict[str, Any] = orjson.loads(text)
     finished, error, changes = data["finished"], data["error"], data["changes"]
     return Outcome(

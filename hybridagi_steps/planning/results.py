@@ -196,13 +196,7 @@ class PlanResult:
 
 
 class EventLine:
-    """Numbers the events of one run and hands them to a listener.
-
-    Args:
-        run_id: The run.
-        session_id: The session that it belongs to, if any.
-        listeners: Given each event, in order; they must not block.
-    """
+    """Numbers the events of one run and hands them to a listener."""
 
     def __init__(self, run_id: str, session_id: str | None, listeners: list[Listener]) -> None:
         self.run_id, self.session_id = run_id, session_id

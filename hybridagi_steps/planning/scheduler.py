@@ -31,11 +31,7 @@ _UNDONE = (StepState.FAILED, StepState.SKIPPED, StepState.CANCELLED)
 
 
 class Schedule:
-    """The states of all steps of one plan.
-
-    Args:
-        plan: A plan that passes `check`.
-    """
+    """The states of all steps of one plan."""
 
     def __init__(self, plan: Plan) -> None:
         plan.check()

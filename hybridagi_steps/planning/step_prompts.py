@@ -111,17 +111,7 @@ def make_brief(
     file_tokens: int = FILE_TOKENS,
     feedback: str = "",
 ) -> Brief:
-    """Return the brief of a step.
-
-    Args:
-        requirement: What the user asked for.
-        step: The step.
-        artifacts: What it sees of earlier steps, by name.
-        workspace: Where its files are.
-        counter: Counts the tokens of files.
-        file_tokens: What the files may take together.
-        feedback: Why the attempt before this one failed.
-    """
+    """Return the brief of a step."""
     shown, cut = _files(step, workspace, counter, file_tokens)
     task = _task(step)
     files = [f"## {path}\n{text}" for path, text in shown.items()]

@@ -77,13 +77,7 @@ class RunState:
 
 
 class StepRun:
-    """Runs one step.
-
-    Args:
-        run: The run of the plan.
-        plan: The plan as it stands.
-        result: Filled in with what becomes of the step.
-    """
+    """Runs one step."""
 
     def __init__(self, run: RunState, plan: Plan, result: StepResult) -> None:
         self._run, self._plan, self._result, self._step = run, plan, result, result.step
@@ -255,14 +249,7 @@ async def _merged() -> str:
 async def thought_of(
     key: str, make: Callable[[], Awaitable[str]], dispatcher: Dispatcher, ledger: Ledger
 ) -> str:
-    """Return the text of a plan, made now or before a crash, with what it cost counted.
-
-    Args:
-        key: Names the text within all runs.
-        make: Asks the planner.
-        dispatcher: Keeps what was made.
-        ledger: Counts.
-    """
+    """Return the text of a plan, made now or before a crash, with what it cost counted."""
     before = len(ledger.calls)
 
     async def make_and_count() -> str:

@@ -128,10 +128,6 @@ class Ledger(MeteringCallback):
     """Counts every call and refuses those for which nothing is left.
 
     A call that has begun is paid for, so calls side by side may together end above a limit.
-
-    Args:
-        max_tokens: Tokens that may be spent, prompts and answers together.
-        max_cost: US dollars that may be spent.
     """
 
     def __init__(self, max_tokens: int | None = None, max_cost: float | None = None) -> None:
@@ -272,14 +268,7 @@ class Comparison(BaseModel):
 def compare(
     calls: Iterable[LMCall], order: Sequence[str], counter: TokenCounter, last: int = LAST
 ) -> Comparison:
-    """Count a plan's calls as they were, and as they would have been with other contexts.
-
-    Args:
-        calls: Every call of the plan.
-        order: The ids of its steps; the conversation follows it.
-        counter: Counts all ways.
-        last: Messages that the rival with the last messages keeps.
-    """
+    """Count a plan's calls as they were, and as they would have been with other contexts."""
     listed = [call for call in calls if call.answer is not None]
     place = {step_id: number for number, step_id in enumerate(order)}
     working = [call for call in listed if call.part in place]

@@ -29,7 +29,7 @@ from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.usage import LMCall, OutOfBudget
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.running.stopping import own_cancellation
-from hybridagi_steps.workspace.snapshot import Changes
+from hybridagi_steps.workspace.changes import Changes
 from hybridagi_steps.workspace.workspace import Overlay, Workspace
 
 _MOST_FAULTS = 10
@@ -39,14 +39,7 @@ ArtifactTypes = Mapping[str, Any]
 
 
 class StepWorker:
-    """Does attempts of steps.
-
-    Args:
-        execute: Carries out an attempt.
-        workspace: Where steps work; each attempt gets a copy.
-        timeout_seconds: When an attempt is given up; None for never.
-        artifact_types: Types that artifacts must have, by name, beside the shapes in the plan.
-    """
+    """Does attempts of steps."""
 
     def __init__(
         self,
@@ -233,11 +226,7 @@ class Dispatcher(Protocol):
 
 
 class InProcess:
-    """Does all work in this process.
-
-    Args:
-        worker: Does it.
-    """
+    """Does all work in this process."""
 
     def __init__(self, worker: StepWorker) -> None:
         self._worker = worker
@@ -287,11 +276,6 @@ def artifacts_for(
     """Return what a step sees of earlier steps: each artifact once, by `step.artifact`.
 
     Those of its direct dependencies, and those it names in `needs` from further back.
-
-    Args:
-        step: The step that is about to run.
-        plan: The plan it belongs to.
-        made: Artifacts by the id of the step that made them.
     """
     direct = list(dict.fromkeys(step.dependencies))
     seen = {

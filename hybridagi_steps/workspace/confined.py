@@ -65,11 +65,7 @@ def path_parts(path: str) -> tuple[str, ...]:
 
 
 class ConfinedDirectory:
-    """The files below one directory.
-
-    Args:
-        root: The directory; a symbolic link here is followed once, now.
-    """
+    """The files below one directory."""
 
     def __init__(self, root: Path | str) -> None:
         if not isinstance(root, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -170,12 +166,7 @@ class ConfinedDirectory:
                 raise
 
     def walk(self, path: str = ".", *, skip: frozenset[str] = frozenset()) -> Iterator[Found]:
-        """Yield what is below a directory, by name, a directory before what is in it.
-
-        Args:
-            path: Where to begin; not yielded itself.
-            skip: Names of files and directories that are left out, with all below.
-        """
+        """Yield what is below a directory, by name, a directory before what is in it."""
         parts = path_parts(path)
         with self._directory(parts, path) as descriptor:
             yield from _walk(descriptor, "".join(f"{part}/" for part in parts), skip, len(parts))

@@ -26,13 +26,7 @@ class FoundLine(NamedTuple):
 
 
 def list_files(directory: ConfinedDirectory, pattern: str) -> list[str]:
-    """Return the regular files that match a pattern, sorted.
-
-    Args:
-        directory: Where.
-        pattern: `*` stands for anything within a name, `?` for one letter, `**` for any number of
-            directories; the name of a directory stands for all below it.
-    """
+    """Return the regular files that match a pattern, sorted."""
     matches = _matcher(pattern)
     walked = directory.walk(skip=HIDDEN)
     return sorted(found.path for found in walked if found.kind == "file" and matches(found.path))
@@ -41,15 +35,7 @@ def list_files(directory: ConfinedDirectory, pattern: str) -> list[str]:
 def search_lines(
     directory: ConfinedDirectory, text: str, pattern: str, *, ignore_case: bool, limit: int
 ) -> Iterator[FoundLine]:
-    """Yield the lines that hold a text, by file and line.
-
-    Args:
-        directory: Where.
-        text: Taken literally.
-        pattern: Which files, as in `list_files`.
-        ignore_case: Whether `A` is `a`.
-        limit: Files with more bytes are passed over, as are binary ones.
-    """
+    """Yield the lines that hold a text, by file and line."""
     if not text:
         raise WorkspaceError("a text to search for is needed; got nothing")
     wanted = text.casefold() if ignore_case else text

@@ -13,14 +13,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from hybridagi_steps.errors import ArtifactConflictError, WorkspaceError
+from hybridagi_steps.errors import WorkspaceError
 from hybridagi_steps.outside_files import StateFolder, private_opener
 from hybridagi_steps.workspace.confined import ConfinedDirectory
 
@@ -59,30 +57,17 @@ class Limits(NamedTuple):
     total_bytes: int = 1_000_000_000
     files: int = 50_000
 
-    def too_many(self) -> WorkspaceError:
-        """Return the error of too many files."""
+    def refusal(self, files: int, total_bytes: int) -> WorkspaceError | None:
+        """Return why so much may not be held, None when it may."""
+        if files > self.files:
+            told = f"{self.files:,} files"
+        elif total_bytes > self.total_bytes:
+            told = f"{self.total_bytes:,} bytes"
+        else:
+            return None
         return WorkspaceError(
-            f"the workspace holds more than {self.files:,} files; remove some, or give "
-            "Workspace(limits=…)."
+            f"the workspace holds more than {told}; remove some, or give Workspace(limits=…)."
         )
-
-    def too_large(self) -> WorkspaceError:
-        """Return the error of too many bytes."""
-        return WorkspaceError(
-            f"the workspace holds more than {self.total_bytes:,} bytes; remove some, or give "
-            "Workspace(limits=…)."
-        )
-
-    def check(self, sizes: Mapping[str, int]) -> None:
-        """Pass if so much may be held.
-
-        Args:
-            sizes: Bytes by path; directories and links hold none.
-        """
-        if len(sizes) > self.files:
-            raise self.too_many()
-        if sum(sizes.values()) > self.total_bytes:
-            raise self.too_large()
 
 
 def take_manifest(
@@ -90,31 +75,25 @@ def take_manifest(
     limits: Limits | None,
     keep: Callable[[str, Entry, bytes], None] | None = None,
 ) -> Manifest:
-    """Return what a directory holds.
-
-    Args:
-        directory: The directory; sockets, pipes and devices in it are passed over.
-        limits: What it may hold; None for whatever it holds.
-        keep: Called with path, entry and content of every file.
-    """
+    """Return what a directory holds, but for sockets, pipes and devices; `keep` gets every file."""
     manifest: Manifest = {}
     total = 0
     for found in directory.walk(skip=IGNORED):
-        if limits is not None and len(manifest) >= limits.files:
-            raise limits.too_many()
-        if found.kind == "dir":
-            manifest[found.path] = Entry("dir", found.mode, "")
-        elif found.kind == "link":
-            manifest[found.path] = Entry("link", 0, directory.read_link(found.path))
+        entry, content = Entry(found.kind, found.mode, ""), b""
+        if found.kind == "link":
+            entry = Entry("link", 0, directory.read_link(found.path))
         elif found.kind == "file":
             most = found.size_bytes if limits is None else limits.file_bytes
             content = directory.read_bytes(found.path, most)
-            total += len(content)
-            if limits is not None and total > limits.total_bytes:
-                raise limits.too_large()
-            entry = manifest[found.path] = Entry("file", found.mode, digest(content))
-            if keep is not None:
-                keep(found.path, entry, content)
+            entry = entry._replace(content=digest(content))
+        elif found.kind != "dir":
+            continue
+        manifest[found.path] = entry
+        total += len(content)
+        if limits is not None and (refusal := limits.refusal(len(manifest), total)):
+            raise refusal
+        if keep is not None and entry.kind == "file":
+            keep(found.path, entry, content)
     return manifest
 
 
@@ -130,13 +109,7 @@ def difference(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> dict[
 
 
 class ChangeLog:
-    """Keeps contents, manifests, and the one change that may be under way.
-
-    Args:
-        folder: Where; made when first needed. It must be outside of `directory`.
-        directory: The directory that changes are made to.
-        sync: Whether what is kept is on the disk on return.
-    """
+    """Keeps contents, manifests, and the one change that may be under way."""
 
     def __init__(self, folder: Path, directory: ConfinedDirectory, *, sync: bool) -> None:
         self.folder, self._directory, self._sync = folder, directory, sync
@@ -206,9 +179,7 @@ class ChangeLog:
     def apply(self, changes: Mapping[str, Entry | None], now: Manifest) -> None:
         """Make a change whole: written down first, then done, then struck out.
 
-        Args:
-            changes: Entries to write, their contents kept; None removes.
-            now: What the directory holds. If a part of the change fails, it is brought back to it.
+        Contents of entries must be kept; None removes. If a part fails, all is as it was `now`.
         """
         if not changes:
             return
@@ -222,10 +193,10 @@ class ChangeLog:
                 self.keep(name, content)
             self._note(before)
             self._redo(before)
-            self._strike()
+            self._pending_file.unlink()
             self.drop_unnamed(contents)
             raise
-        self._strike()
+        self._pending_file.unlink()
 
     def recover(self) -> bool:
         """Finish a change that was cut short; return whether there was one."""
@@ -238,15 +209,12 @@ class ChangeLog:
         changes = {path: None if entry is None else Entry(*entry) for path, entry in stored.items()}
         self._directory.sweep()
         self._redo(changes)
-        self._strike()
+        self._pending_file.unlink()
         self.drop_unnamed(path.name for path in self.folder.glob("objects/*/*"))
         return True
 
     def _note(self, changes: Mapping[str, Entry | None]) -> None:
         self._write(self._pending_file, _encoded(changes))
-
-    def _strike(self) -> None:
-        self._pending_file.unlink()
 
     def _contents_of(self, entries: Mapping[str, Entry | None]) -> dict[str, bytes]:
         """Return the contents of files that are about to change, by hash."""
@@ -349,150 +317,3 @@ def _encoded(value: Mapping[str, Entry | None]) -> bytes:
 
 def _ignored(path: str) -> bool:
     return any(part in IGNORED for part in path.split("/"))
-
-
-_MOST_NAMED = 20
-
-
-class Change(NamedTuple):
-    """One path before and after; None where there was or is nothing."""
-
-    before: Entry | None
-    after: Entry | None
-
-
-@dataclass(frozen=True)
-class Changes:
-    """Everything a step added, changed and deleted."""
-
-    paths: Mapping[str, Change]
-    """Every path that differs, directories included."""
-    contents: Mapping[str, bytes]
-    """The new contents, by their hash."""
-
-    @property
-    def added(self) -> list[str]:
-        """Files and links that are new, sorted."""
-        return self._named(before=False, after=True)
-
-    @property
-    def changed(self) -> list[str]:
-        """Files and links with another content, kind or permissions, sorted."""
-        return self._named(before=True, after=True)
-
-    @property
-    def deleted(self) -> list[str]:
-        """Files and links that are gone, sorted."""
-        return self._named(before=True, after=False)
-
-    def __bool__(self) -> bool:
-        """Whether anything differs."""
-        return bool(self.paths)
-
-    def _named(self, *, before: bool, after: bool) -> list[str]:
-        """Return the paths at which a file or link stood before, or stands after, or both."""
-        return sorted(
-            path
-            for path, change in self.paths.items()
-            if (_is_file(change.before), _is_file(change.after)) == (before, after)
-        )
-
-
-def make_changes(before: Manifest, after: Manifest, contents: Mapping[str, bytes]) -> Changes:
-    """Return what differs between two states, with the contents that the later one needs."""
-    paths = {
-        path: Change(before.get(path), after.get(path))
-        for path in sorted({*before, *after})
-        if not _same(before.get(path), after.get(path))
-    }
-    needed = {change.after.content for change in paths.values() if change.after}
-    return Changes(paths, {name: contents[name] for name in needed if name in contents})
-
-
-def merged(changes: Changes, now: Manifest) -> dict[str, Entry | None]:
-    """Return what has to be written and removed to take changes over.
-
-    Args:
-        changes: What a step did to the state it was given.
-        now: What the workspace holds by now.
-    """
-    clashes = [
-        path for path, change in changes.paths.items() if _clashes(path, change, changes, now)
-    ]
-    if clashes:
-        shown = ", ".join(clashes[:_MOST_NAMED]) + (" …" if len(clashes) > _MOST_NAMED else "")
-        raise ArtifactConflictError(
-            f"changed by another step meanwhile: {shown}. Nothing was merged; run the step again "
-            "on what is there now.",
-            files=clashes,
-        )
-    return {
-        path: change.after
-        for path, change in changes.paths.items()
-        if not _same(now.get(path), change.after)
-    }
-
-
-def sizes_after(
-    entries: Mapping[str, Entry | None], changes: Changes, now: Mapping[str, int]
-) -> dict[str, int]:
-    """Return how many bytes every path would hold once changes are taken over.
-
-    Args:
-        entries: What is to be written and removed.
-        changes: Hold the new contents.
-        now: Bytes of every path now.
-    """
-    sizes = {path: size for path, size in now.items() if path not in entries}
-    for path, entry in entries.items():
-        if entry is not None:
-            sizes[path] = len(changes.contents.get(entry.content, b""))
-    return sizes
-
-
-def refuse_links_out(changes: Changes) -> None:
-    """Pass if no new link leads out of the workspace, where a command would follow it."""
-    for path, change in changes.paths.items():
-        if change.after is None or change.after.kind != "link":
-            continue
-        target = change.after.content
-        reached = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
-        if reached.startswith("/") or reached.split("/")[0] == "..":
-            raise WorkspaceError(f"the link {path!r} leads out of the workspace, to {target!r}")
-
-
-def _clashes(path: str, change: Change, changes: Changes, now: Manifest) -> bool:
-    current = now.get(path)
-    if _same(current, change.after):
-        return False
-    if not _same(current, change.before):
-        # A directory that is gone here and was to go, or to be made, there: nobody's loss.
-        only_directories = _is_directory(change.before) and change.after is None
-        return not only_directories or current is not None
-    return change.after is not None and _in_the_way(path, change.after, changes, now)
-
-
-def _in_the_way(path: str, after: Entry, changes: Changes, now: Manifest) -> bool:
-    """Whether something new here stands where a change has to go."""
-    above = [path[:place] for place, letter in enumerate(path) if letter == "/"]
-    for parent in above:
-        current = now.get(parent)
-        if current is not None and current.kind != "dir" and parent not in changes.paths:
-            return True
-    if after.kind == "dir" or not _is_directory(now.get(path)):
-        return False
-    below = path + "/"
-    return any(inner.startswith(below) and inner not in changes.paths for inner in now)
-
-
-def _same(one: Entry | None, other: Entry | None) -> bool:
-    """Whether two states of a path are the same; permissions of directories are not looked at."""
-    return one == other or (_is_directory(one) and _is_directory(other))
-
-
-def _is_directory(entry: Entry | None) -> bool:
-    return entry is not None and entry.kind == "dir"
-
-
-def _is_file(entry: Entry | None) -> bool:
-    return entry is not None and entry.kind != "dir"

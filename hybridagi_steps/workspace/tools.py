@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from typing import Any
 
 from hybridagi_steps.errors import CommandNotAllowedError
 from hybridagi_steps.workspace.workspace import Workspace
@@ -19,7 +18,7 @@ MOST_LISTED = 500
 _LONGEST_LINE = 500
 
 
-def workspace_tools(workspace: Workspace) -> list[Callable[..., Any]]:
+def workspace_tools(workspace: Workspace) -> list[Callable[..., str]]:
     """Return the tools of a workspace.
 
     Args:
@@ -28,16 +27,7 @@ def workspace_tools(workspace: Workspace) -> list[Callable[..., Any]]:
     Returns:
         read_file, write_file, list_files, search_files, and run_command if any command is allowed.
     """
-    tools: list[Callable[..., Any]] = [
-        _read_file(workspace),
-        _write_file(workspace),
-        _list_files(workspace),
-        _search_files(workspace),
-    ]
-    return [*tools, _run_command(workspace)] if workspace.commands.listed else tools
 
-
-def _read_file(workspace: Workspace) -> Callable[..., str]:
     def read_file(path: str, first_line: int = 1, last_line: int | None = None) -> str:
         """Return a text file of the workspace, or the lines from first_line to last_line."""
         lines = workspace.read(path).splitlines(keepends=True)
@@ -48,38 +38,22 @@ def _read_file(workspace: Workspace) -> Callable[..., str]:
             text += f"\n… lines {last + 1} to {len(lines)} left out; ask with first_line={last + 1}"
         return text
 
-    return read_file
-
-
-def _write_file(workspace: Workspace) -> Callable[..., str]:
     def write_file(path: str, content: str) -> str:
         """Write a text file of the workspace, whole; directories are made as needed."""
         workspace.write(path, content)
         return f"wrote {len(content.encode()):,} bytes to {path}"
 
-    return write_file
-
-
-def _list_files(workspace: Workspace) -> Callable[..., str]:
     def list_files(pattern: str = "**") -> str:
         """Return the paths of the files that match a pattern such as src/**/*.py, one a line."""
         found = workspace.list(pattern)
         return _listed(found, MOST_LISTED) or f"no file matches {pattern}"
 
-    return list_files
-
-
-def _search_files(workspace: Workspace) -> Callable[..., str]:
     def search_files(text: str, pattern: str = "**", ignore_case: bool = False) -> str:
         """Return the lines that contain a text, as path:line: text."""
         found = workspace.search(text, pattern, ignore_case=ignore_case, limit=MOST_FOUND + 1)
         lines = [f"{hit.path}:{hit.line}: {hit.text[:_LONGEST_LINE]}" for hit in found]
         return _listed(lines, MOST_FOUND) or f"{text!r} is in no file that matches {pattern}"
 
-    return search_files
-
-
-def _run_command(workspace: Workspace) -> Callable[..., str]:
     def run_command(command: str) -> str:
         try:
             argv = shlex.split(command)
@@ -95,7 +69,8 @@ def _run_command(workspace: Workspace) -> Callable[..., str]:
         "Run a command in the workspace, without a shell; return exit code and output. "
         f"Allowed beginnings: {workspace.commands}"
     )
-    return run_command
+    tools: list[Callable[..., str]] = [read_file, write_file, list_files, search_files]
+    return [*tools, run_command] if workspace.commands.listed else tools
 
 
 def _listed(lines: list[str], limit: int) -> str:

@@ -24,20 +24,22 @@ from uuid import uuid4
 
 from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.errors import WorkspaceError
+from hybridagi_steps.workspace.changes import (
+    Changes,
+    make_changes,
+    merged,
+    refuse_links_out,
+    sizes_after,
+)
 from hybridagi_steps.workspace.command import AllowedCommands, CommandResult, run_command
 from hybridagi_steps.workspace.confined import ConfinedDirectory, path_parts
 from hybridagi_steps.workspace.file_search import FoundLine, list_files, search_lines
 from hybridagi_steps.workspace.snapshot import (
     ChangeLog,
-    Changes,
     Entry,
     Limits,
     Manifest,
     difference,
-    make_changes,
-    merged,
-    refuse_links_out,
-    sizes_after,
     take_manifest,
 )
 
@@ -271,7 +273,9 @@ class Workspace:
                 lambda path, _, content: sizes.update({path: len(content)}),
             )
             entries = merged(changes, now)
-            self.limits.check(sizes_after(entries, changes, dict.fromkeys(now, 0) | sizes))
+            after = sizes_after(entries, changes, dict.fromkeys(now, 0) | sizes)
+            if refusal := self.limits.refusal(len(after), sum(after.values())):
+                raise refusal
             for name, content in changes.contents.items():
                 self._log.keep(name, content)
             self._log.apply(entries, now)
@@ -285,20 +289,15 @@ class Workspace:
     @contextmanager
     def _alone(self) -> Generator[None]:
         """Keep other threads and processes from changing the workspace as a whole."""
-        with self._lock, self._file_lock():
-            if self._log.pending:  # by a process that was killed
-                self._log.recover()
-            yield
-
-    @contextmanager
-    def _file_lock(self) -> Generator[None]:
-        with ExitStack() as stack:
+        with self._lock, ExitStack() as stack:
             try:
                 stack.enter_context(self._log.state.locked())
             except OSError as error:
                 raise WorkspaceError(
                     f"{self.state} cannot be written; give state=…: {error}"
                 ) from error
+            if self._log.pending:  # by a process that was killed
+                self._log.recover()
             yield
 
 

@@ -1,0 +1,150 @@
+"""Changes of one step in its copy of a workspace, and whether they can be taken over.
+
+Compares states path by path. A path that somebody else has changed meanwhile, to something else, is
+a conflict; then nothing is merged. Reads and writes no file: snapshot.py does.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hybridagi_steps.errors import ArtifactConflictError, WorkspaceError
+from hybridagi_steps.workspace.snapshot import Entry, Manifest
+
+_MOST_NAMED = 20
+
+
+class Change(NamedTuple):
+    """One path before and after; None where there was or is nothing."""
+
+    before: Entry | None
+    after: Entry | None
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Everything a step added, changed and deleted."""
+
+    paths: Mapping[str, Change]
+    """Every path that differs, directories included."""
+    contents: Mapping[str, bytes]
+    """The new contents, by their hash."""
+
+    @property
+    def added(self) -> list[str]:
+        """Files and links that are new, sorted."""
+        return self._named(before=False, after=True)
+
+    @property
+    def changed(self) -> list[str]:
+        """Files and links with another content, kind or permissions, sorted."""
+        return self._named(before=True, after=True)
+
+    @property
+    def deleted(self) -> list[str]:
+        """Files and links that are gone, sorted."""
+        return self._named(before=True, after=False)
+
+    def __bool__(self) -> bool:
+        """Whether anything differs."""
+        return bool(self.paths)
+
+    def _named(self, *, before: bool, after: bool) -> list[str]:
+        """Return the paths at which a file or link stood before, or stands after, or both."""
+        return sorted(
+            path
+            for path, change in self.paths.items()
+            if (_is_file(change.before), _is_file(change.after)) == (before, after)
+        )
+
+
+def make_changes(before: Manifest, after: Manifest, contents: Mapping[str, bytes]) -> Changes:
+    """Return what differs between two states, with the contents that the later one needs."""
+    paths = {
+        path: Change(before.get(path), after.get(path))
+        for path in sorted({*before, *after})
+        if not _same(before.get(path), after.get(path))
+    }
+    needed = {change.after.content for change in paths.values() if change.after}
+    return Changes(paths, {name: contents[name] for name in needed if name in contents})
+
+
+def merged(changes: Changes, now: Manifest) -> dict[str, Entry | None]:
+    """Return what has to be written and removed to take changes over."""
+    clashes = [
+        path for path, change in changes.paths.items() if _clashes(path, change, changes, now)
+    ]
+    if clashes:
+        shown = ", ".join(clashes[:_MOST_NAMED]) + (" …" if len(clashes) > _MOST_NAMED else "")
+        raise ArtifactConflictError(
+            f"changed by another step meanwhile: {shown}. Nothing was merged; run the step again "
+            "on what is there now.",
+            files=clashes,
+        )
+    return {
+        path: change.after
+        for path, change in changes.paths.items()
+        if not _same(now.get(path), change.after)
+    }
+
+
+def sizes_after(
+    entries: Mapping[str, Entry | None], changes: Changes, now: Mapping[str, int]
+) -> dict[str, int]:
+    """Return how many bytes every path would hold once changes are taken over."""
+    sizes = {path: size for path, size in now.items() if path not in entries}
+    for path, entry in entries.items():
+        if entry is not None:
+            sizes[path] = len(changes.contents.get(entry.content, b""))
+    return sizes
+
+
+def refuse_links_out(changes: Changes) -> None:
+    """Pass if no new link leads out of the workspace, where a command would follow it."""
+    for path, change in changes.paths.items():
+        if change.after is None or change.after.kind != "link":
+            continue
+        target = change.after.content
+        reached = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+        if reached.startswith("/") or reached.split("/")[0] == "..":
+            raise WorkspaceError(f"the link {path!r} leads out of the workspace, to {target!r}")
+
+
+def _clashes(path: str, change: Change, changes: Changes, now: Manifest) -> bool:
+    current = now.get(path)
+    if _same(current, change.after):
+        return False
+    if not _same(current, change.before):
+        # A directory that is gone here and was to go, or to be made, there: nobody's loss.
+        only_directories = _is_directory(change.before) and change.after is None
+        return not only_directories or current is not None
+    return change.after is not None and _in_the_way(path, change.after, changes, now)
+
+
+def _in_the_way(path: str, after: Entry, changes: Changes, now: Manifest) -> bool:
+    """Whether something new here stands where a change has to go."""
+    above = [path[:place] for place, letter in enumerate(path) if letter == "/"]
+    for parent in above:
+        current = now.get(parent)
+        if current is not None and current.kind != "dir" and parent not in changes.paths:
+            return True
+    if after.kind == "dir" or not _is_directory(now.get(path)):
+        return False
+    below = path + "/"
+    return any(inner.startswith(below) and inner not in changes.paths for inner in now)
+
+
+def _same(one: Entry | None, other: Entry | None) -> bool:
+    """Whether two states of a path are the same; permissions of directories are not looked at."""
+    return one == other or (_is_directory(one) and _is_directory(other))
+
+
+def _is_directory(entry: Entry | None) -> bool:
+    return entry is not None and entry.kind == "dir"
+
+
+def _is_file(entry: Entry | None) -> bool:
+    return entry is not None and entry.kind != "dir"
