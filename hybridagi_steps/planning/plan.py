@@ -8,7 +8,6 @@ what others write. Nothing is refused on construction that a person may want to 
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -29,13 +28,7 @@ from pydantic_core import PydanticSerializationError
 
 from hybridagi_steps.errors import InvalidPlanError, PlanParseError
 from hybridagi_steps.planning.artifact_types import check_shape, clean_name
-from hybridagi_steps.planning.plan_parser import (
-    STEP_ID,
-    escaped,
-    quoted,
-    read_plan,
-    refusal,
-)
+from hybridagi_steps.planning.plan_parser import STEP_ID, read_plan, refusal, write_plan
 
 MOST_CIRCLES_NAMED = 10
 MOST_NAMES_LISTED = 20
@@ -173,10 +166,7 @@ class Plan(BaseModel):
 
     def to_text(self) -> str:
         """Return the plan in its text form; `parse` gives back an equal plan."""
-        lines = [_field("PLAN", self.name) or "PLAN:", _field("DESCRIPTION", self.description)]
-        for step in self.steps:
-            lines += ["", *_step_fields(step)]
-        return "\n".join([*(line for line in lines if line is not None), "", "END_PLAN"]) + "\n"
+        return write_plan(self.model_dump(mode="json"))
 
     def check(self) -> None:
         """Pass if the plan can be run.
@@ -331,32 +321,6 @@ class Plan(BaseModel):
         ids, around = self._ids(), circle[:-1]
         start = min(range(len(around)), key=lambda place: ids[around[place]])
         return " → ".join([*around[start:], *around[:start], around[start]])
-
-
-def _step_fields(step: PlanStep) -> list[str | None]:
-    artifacts = "".join(f"\n- {_artifact_text(step, name)}" for name in step.artifacts)
-    return [
-        f"STEP: {step.id}",
-        _field("NAME", step.name),
-        _field("TYPE", step.type.value),
-        _field("GOAL", step.goal),
-        _field("DESCRIPTION", step.description),
-        _field("FILES", ", ".join(map(quoted, step.files))),
-        _field("DEPENDENCIES", ", ".join(map(quoted, step.dependencies))),
-        _field("NEEDS", ", ".join(map(quoted, step.needs))),
-        f"ARTIFACTS:{artifacts}" if artifacts else None,
-    ]
-
-
-def _artifact_text(step: PlanStep, name: str) -> str:
-    text, shape, note = quoted(name), step.shapes.get(name), step.notes.get(name)
-    if shape is not None:
-        text += f": {shape if isinstance(shape, str) else json.dumps(shape, ensure_ascii=False)}"
-    return f"{text} - {note}" if note else text
-
-
-def _field(key: str, value: str) -> str | None:
-    return f"{key}: {escaped(value)}" if value else None
 
 
 def file_problem(path: str) -> str | None:

@@ -153,10 +153,36 @@ def refusal(error: ValidationError, lines: list[dict[str, int]]) -> PlanParseErr
     return PlanParseError(message, line=step.get(name.lower(), step["id"]), field=name)
 
 
-# Names and texts, in a plan and around it.
+# Writing: names and texts are marked where reading would take them for something else.
 
 
-def quoted(name: str) -> str:
+def write_plan(plan: dict[str, Any]) -> str:
+    """Return the text of a plan from its fields, as `Plan.model_dump` gives them."""
+    lines = [_field("PLAN", plan["name"]) or "PLAN:", _field("DESCRIPTION", plan["description"])]
+    for step in plan["steps"]:
+        lines += ["", f"STEP: {step['id']}"]
+        lines += [_field(key.upper(), step[key]) for key in ("name", "type", "goal", "description")]
+        lines += [
+            _field(key.upper(), ", ".join(map(_quoted, step[key])))
+            for key in ("files", "dependencies", "needs")
+        ]
+        if step["artifacts"]:
+            lines += ["ARTIFACTS:", *(f"- {_artifact_text(step, n)}" for n in step["artifacts"])]
+    return "\n".join([*(line for line in lines if line is not None), "", "END_PLAN"]) + "\n"
+
+
+def _artifact_text(step: dict[str, Any], name: str) -> str:
+    text, shape, note = _quoted(name), step["shapes"].get(name), step["notes"].get(name)
+    if shape is not None:
+        text += f": {shape if isinstance(shape, str) else json.dumps(shape, ensure_ascii=False)}"
+    return f"{text} - {note}" if note else text
+
+
+def _field(key: str, value: str) -> str | None:
+    return f"{key}: {_escaped(value)}" if value else None
+
+
+def _quoted(name: str) -> str:
     """Return a name as it stands in a list: in quotes where it could be misread."""
     bare = _BARE.fullmatch(name) and not name.startswith("./")
     if bare and _NOTHING.fullmatch(name) is None and key_of(f"{name}:") is None:
@@ -164,8 +190,10 @@ def quoted(name: str) -> str:
     return json.dumps(name, ensure_ascii=False)
 
 
-def escaped(text: str) -> str:
+def _escaped(text: str) -> str:
     """Return a text whose lines after the first cannot be taken for keys, ends or fences."""
+    if "\n" not in text:
+        return text
     first, *more = text.split("\n")
     unpaired = _fence_pairs(more)[1]
     for n, line in enumerate(more):
@@ -385,8 +413,6 @@ def _identify(step: dict[str, Any]) -> set[str]:
 
 def _step(step: dict[str, Any], known: Mapping[str, str]) -> dict[str, Any]:
     fields = {**step, **{name: _names(step[name]) for name in _NAME_LISTS & step.keys()}}
-    if isinstance(step.get("files"), str):
-        fields["files"] = [name.removeprefix("./") or name for name in fields["files"]]
     if isinstance(kind := step.get("type"), str):
         word = re.search(r"[^\W\d_]+", kind.lower())
         fields["type"] = _TYPES.get(word[0], kind) if word else kind
@@ -401,11 +427,16 @@ def _step(step: dict[str, Any], known: Mapping[str, str]) -> dict[str, Any]:
 
 def _names(value: Any) -> Any:
     if isinstance(value, str):
-        return [name for item in _items(value) if (name := read_name(item))]
+        return [name for item in _items(value) if (name := _list_name(item))]
     if isinstance(value, list):
         values = cast("list[Any]", value)
         return [str(item) if isinstance(item, int) else item for item in values]
     return value
+
+
+def _list_name(item: str) -> str:
+    name = read_name(item)
+    return name if item[0] == '"' else name.removeprefix("./") or name  # quoted: to the letter
 
 
 def _slug(text: Any) -> str:
