@@ -45,7 +45,8 @@ def orchestrator(folder: Path, *, serves: bool) -> Orchestrator:
             log.write(f"end {work.step.id} {os.getpid()}\n")
         return Finished(summary="done", artifacts={"by": os.getpid()})
 
-    queue = DurableQueue(folder / "queue.sqlite", poll_seconds=0.05, serves=serves)
+    database = os.environ.get("PLAN_QUEUE", str(folder / "queue.sqlite"))
+    queue = DurableQueue(database, poll_seconds=0.05, serves=serves)
     workspace = Workspace(folder / "files", state=folder / "state")
     return Orchestrator(executor=execute, workspace=workspace, durable=queue)
 

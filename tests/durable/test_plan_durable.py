@@ -107,7 +107,16 @@ def test_a_killed_process_goes_on_where_it_stopped(folder: Path, processes: Proc
     check_each_once_but_slow(folder)
 
 
-def test_a_killed_worker_loses_nothing(folder: Path, processes: Processes) -> None:
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+def test_a_killed_worker_loses_nothing(
+    folder: Path,
+    processes: Processes,
+    database: str,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if database == "postgres":
+        monkeypatch.setenv("PLAN_QUEUE", request.getfixturevalue("postgres_address"))
     (folder / "wait").touch()
     worker = processes.start("serve", folder)
     planner = processes.start("plan", folder)
