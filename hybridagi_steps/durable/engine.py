@@ -153,18 +153,6 @@ class QueueDatabase(NamedTuple):
             )
 
 
-class WorkerNames(Protocol):
-    """Names that one living process at a time can hold."""
-
-    def take(self, name: str) -> bool:
-        """Take a name if no living process holds it."""
-        ...
-
-    def release(self, name: str) -> None:
-        """Let others have a name."""
-        ...
-
-
 class _FileNames:
     """Names held by locks on files beside a database.
 
@@ -237,16 +225,11 @@ class Engine:
         self._stopping = threading.Event()
         self._watch = threading.Thread(target=self._recover, daemon=True, name=f"{prefix}recovery")
         self._stack = ExitStack()
-        self._names: WorkerNames
+        self._names: _FileNames | _ServerNames
         self.name = ""
 
-    @property
-    def worker(self) -> Worker | None:
-        """Who does the work."""
-        return _process.worker
-
-    @worker.setter
-    def worker(self, worker: Worker) -> None:
+    def serve_as(self, worker: Worker) -> None:
+        """Have the work done by another worker from now on."""
         _process.worker = worker
 
     def start(

@@ -16,7 +16,6 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import anyio
@@ -120,7 +119,7 @@ class DurableQueue:
                     "this process has another durable queue open: close() it first."
                 )
             if _process.engine is not None:
-                _process.engine.worker = worker
+                _process.engine.serve_as(worker)
                 return
             _process.engine, _process.queue = self._started(worker), self
         file = self.database.file
@@ -137,12 +136,7 @@ class DurableQueue:
     def __enter__(self) -> DurableQueue:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def do(self, key: str, work: str) -> str:

@@ -28,7 +28,7 @@ from hybridagi_steps.planning.plan_run import PlanRun
 from hybridagi_steps.planning.queued_steps import QueueDispatcher, QueueWorker
 from hybridagi_steps.planning.results import EventLine, PlanResult, ProgressBar
 from hybridagi_steps.planning.settings import Listener, Settings, checked
-from hybridagi_steps.planning.worker import ArtifactTypes, Executor, InProcess, StepWorker
+from hybridagi_steps.planning.worker import ArtifactTypes, Executor, StepWorker
 from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.validation import redacted
@@ -232,7 +232,7 @@ class Orchestrator:
         if settings.progress:
             told.append(ProgressBar())
         events = EventLine(name, settings.session_id, told)
-        run = PlanRun(settings, InProcess(self.worker), events, requirement, parsed, name)
+        run = PlanRun(settings, self.worker, events, requirement, parsed, name)
         entry = (run, asyncio.get_running_loop())
         if self._running.setdefault(name, entry) is not entry:
             raise InvalidSettingError(f"a run with the key {name!r} is under way already.")

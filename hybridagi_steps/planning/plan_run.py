@@ -16,6 +16,7 @@ from typing import Any
 
 import anyio
 import dspy
+import orjson
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
@@ -27,15 +28,25 @@ from hybridagi_steps.planning.queued_steps import Resuming
 from hybridagi_steps.planning.results import EventLine, PlanResult, StepResult, summed_up
 from hybridagi_steps.planning.scheduler import Schedule, StepState
 from hybridagi_steps.planning.settings import Settings
-from hybridagi_steps.planning.step_run import RunState, StepRun, thought_of
-from hybridagi_steps.planning.usage import Ledger, OutOfBudget, TokenUsage
+from hybridagi_steps.planning.step_run import RunState, StepRun
+from hybridagi_steps.planning.usage import (
+    PLANNING,
+    Ledger,
+    LMCall,
+    OutOfBudget,
+    Purpose,
+    TokenUsage,
+    spending_on,
+)
 from hybridagi_steps.planning.worker import Dispatcher
 from hybridagi_steps.recording import record
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import RunSteps
 from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.records.event import StepEventType
-from hybridagi_steps.records.redaction import redacted
+from hybridagi_steps.records.json_values import json_value
+from hybridagi_steps.running.stopping import own_cancellation
+from hybridagi_steps.validation import redacted
 
 _PATIENCE_SECONDS = 30.0
 """How long a queue may take to note that a run has ended."""
@@ -183,16 +194,22 @@ class PlanRun:
         )
 
     async def _thought_of(self, key: str, make: Callable[[], Awaitable[Plan]]) -> Plan:
-        """Return a plan; only one that was made before a crash, or elsewhere, is read again."""
-        made: dict[str, Plan] = {}
+        """Return a plan, made now or before a crash, with what it cost counted."""
+        ledger, made = self._ledger, dict[str, Plan]()
+        before = len(ledger.calls)
 
-        async def written() -> str:
-            plan = await make()
+        async def make_and_count() -> str:
+            with spending_on(Purpose(PLANNING)), own_cancellation("the planner"):
+                plan = await make()
             text = plan.to_text()
             made[text] = plan
-            return text
+            calls = [call.model_dump(mode="json") for call in ledger.calls[before:]]
+            return orjson.dumps({"plan": text, "calls": json_value(calls, [])}).decode()
 
-        text = await thought_of(key, written, self._resuming.dispatcher, self._ledger)
+        kept = orjson.loads(await self._resuming.dispatcher.remember(key, make_and_count))
+        if len(ledger.calls) == before:
+            ledger.add(LMCall.model_validate(call) for call in kept["calls"])
+        text: str = kept["plan"]
         return made.get(text) or Plan.parse(text, check=False)
 
     async def _work_off(self, schedule: Schedule) -> None:

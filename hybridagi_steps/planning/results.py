@@ -24,7 +24,7 @@ from hybridagi_steps.planning.usage import Comparison, Spent, TokenUsage, compar
 from hybridagi_steps.planning.worker import Problem
 from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.records.event import StepEvent, StepEventType
-from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
+from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.token_counters import EstimatingCounter
 
 _MOST_TOLD = 200
@@ -226,21 +226,13 @@ class EventLine:
         """Tell that a step ended, and how."""
         if not self._listeners:
             return
-        spent = result.spent
         told = Step(
             session_id=self.session_id or self.run_id,
             run_id=self.run_id,
             role=MessageRole.ASSISTANT,
             content=result.summary or (str(result.error) if result.error else None),
             metadata={"plan_step": result.to_dict()},
-            metrics=StepMetrics(
-                duration_ms=result.duration_ms,
-                input_tokens=spent.input_tokens,
-                output_tokens=spent.output_tokens,
-                total_tokens=spent.total_tokens,
-                cost=spent.cost,
-                llm_calls=spent.calls or None,
-            ),
+            metrics=result.spent.metrics(result.duration_ms),
         )
         self._send(
             StepEvent(
@@ -298,19 +290,18 @@ def summed_up(results: Iterable[StepResult]) -> str:
 
 def _node(result: StepResult) -> dict[str, Any]:
     said = str(result.error) if result.error is not None else result.summary
-    failed = result.status in (StepState.FAILED, StepState.CANCELLED)
+    kind = "skipped"
+    if result.status in (StepState.FAILED, StepState.CANCELLED):
+        kind = "error"
+    elif result.status is StepState.SUCCEEDED:
+        kind = result.step.type.value
     return {
         "id": result.id,
         "label": result.step.title,
-        "kind": "error" if failed else _kind(result),
+        "kind": kind,
         "detail": result.status.value,
         "title": said or result.step.goal,
     }
-
-
-def _kind(result: StepResult) -> str:
-    done = result.status is StepState.SUCCEEDED
-    return result.step.type.value if done else "skipped"
 
 
 def _line(result: StepResult) -> str:

@@ -10,12 +10,10 @@ there now. A failed attempt is repeated with what was wrong, unless that cannot 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
-import orjson
 from anyio.to_thread import run_sync
 
 from hybridagi_steps.errors import (
@@ -37,9 +35,8 @@ from hybridagi_steps.planning.queued_steps import Resuming, work_of
 from hybridagi_steps.planning.results import EventLine, StepResult
 from hybridagi_steps.planning.scheduler import StepState
 from hybridagi_steps.planning.settings import Settings
-from hybridagi_steps.planning.usage import PLANNING, Ledger, LMCall, Purpose, spending_on
+from hybridagi_steps.planning.usage import Ledger
 from hybridagi_steps.planning.worker import (
-    Dispatcher,
     Finished,
     Outcome,
     Problem,
@@ -50,8 +47,6 @@ from hybridagi_steps.planning.worker import (
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import RunSteps
 from hybridagi_steps.records.event import StepEventType
-from hybridagi_steps.records.json_values import json_value
-from hybridagi_steps.running.stopping import own_cancellation
 
 _BUDGETS = ("max_tokens", "max_cost")
 _RETRY = "What to do after an attempt that failed"
@@ -244,21 +239,3 @@ def _may_help(error: BaseException) -> bool:
 
 async def _merged() -> str:
     return "merged"
-
-
-async def thought_of(
-    key: str, make: Callable[[], Awaitable[str]], dispatcher: Dispatcher, ledger: Ledger
-) -> str:
-    """Return the text of a plan, made now or before a crash, with what it cost counted."""
-    before = len(ledger.calls)
-
-    async def make_and_count() -> str:
-        with spending_on(Purpose(PLANNING)), own_cancellation("the planner"):
-            text = await make()
-        calls = [call.model_dump(mode="json") for call in ledger.calls[before:]]
-        return orjson.dumps({"plan": text, "calls": json_value(calls, [])}).decode()
-
-    kept = orjson.loads(await dispatcher.remember(key, make_and_count))
-    if len(ledger.calls) == before:
-        ledger.add(LMCall.model_validate(call) for call in kept["calls"])
-    return kept["plan"]

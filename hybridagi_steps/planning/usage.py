@@ -157,11 +157,10 @@ class Ledger(MeteringCallback):
 
     def left(self) -> tuple[int | None, float | None]:
         """Return the tokens and dollars that may still be spent; None without a limit."""
-        tokens = self.max_tokens
-        cost = self.max_cost
+        used, paid = self.spent.total_tokens or 0, self.spent.cost or 0.0
         return (
-            None if tokens is None else max(0, tokens - (self.spent.total_tokens or 0)),
-            None if cost is None else max(0.0, cost - (self.spent.cost or 0.0)),
+            None if self.max_tokens is None else max(0, self.max_tokens - used),
+            None if self.max_cost is None else max(0.0, self.max_cost - paid),
         )
 
     def begin(self, inputs: dict[str, Any]) -> tuple[float, dict[str, Any]]:
@@ -282,7 +281,7 @@ def compare(
         calls=len(listed),
         ours=sum(map(count.call, working)) + planning + aside,
         planning=planning,
-        tool_schemas=sum(count.tools(call.tools) for call in listed),
+        tool_schemas=sum(count.tools(call) for call in listed),
         full_history=full + aside,
         last_messages=recent + aside,
         last=last,
@@ -294,18 +293,13 @@ def compare(
 def _with_history(calls: Sequence[LMCall], count: _Counter, last: int) -> tuple[int, int]:
     """Return the tokens of all calls with the full history, and with its last messages."""
     full = recent = 0
-    head: list[dict[str, Any]] = []
     said: list[dict[str, Any]] = []
     shown: dict[str, str] = {}
     before: LMCall | None = None
     for call in calls:
-        if before is None:
-            head = call.messages[:1]
-            said = call.messages[1:]
-            shown = dict(call.files)
-        else:
-            said += _new_messages(before, call, shown)
-        fixed = count.messages(head) + count.tools(call.tools) + count.answer(call)
+        said += call.messages[1:] if before is None else _new_messages(before, call, shown)
+        shown |= call.files
+        fixed = count.messages(calls[0].messages[:1]) + count.tools(call) + count.answer(call)
         full += fixed + count.messages(said)
         recent += fixed + count.messages(_tail(said, last))
         before = call
@@ -320,7 +314,6 @@ def _new_messages(before: LMCall, call: LMCall, shown: dict[str, str]) -> list[d
         new = call.messages[len(before.messages) :]
         return new if new and new[0]["role"] == "assistant" else [*answer, *new]
     files = {path: text for path, text in call.files.items() if shown.get(path) != text}
-    shown |= call.files
     parts = [call.fresh or "", *(f"## {path}\n{text}" for path, text in files.items())]
     return [*answer, {"role": "user", "content": "\n\n".join(filter(None, parts))}]
 
@@ -336,28 +329,19 @@ def _tail(said: list[dict[str, Any]], last: int) -> list[dict[str, Any]]:
     return [*said[:1], *said[begin:]]
 
 
-class _Counter:
-    """Counts calls, and remembers what it has counted."""
-
-    def __init__(self, counter: TokenCounter) -> None:
-        self._messages = MessageCounter(counter)
-        self._schemas: dict[str, int] = {}
+class _Counter(MessageCounter):
+    """Counts calls."""
 
     def call(self, call: LMCall) -> int:
         """Return the tokens of a call as it was made."""
-        return self.messages(call.messages) + self.tools(call.tools) + self.answer(call)
+        return self.messages(call.messages) + self.tools(call) + self.answer(call)
 
     def messages(self, messages: Iterable[dict[str, Any]]) -> int:
-        return sum(map(self._messages.message, messages))
+        return sum(map(self.message, messages))
 
     def answer(self, call: LMCall) -> int:
-        return 0 if call.answer is None else self._messages.message(call.answer)
+        return 0 if call.answer is None else self.message(call.answer)
 
-    def tools(self, tools: list[dict[str, Any]]) -> int:
+    def tools(self, call: LMCall) -> int:
         """Return the tokens of tool schemas, counted as JSON text."""
-        if not tools:
-            return 0
-        text = json.dumps(tools, ensure_ascii=False)
-        if text not in self._schemas:
-            self._schemas[text] = self._messages.text(text)
-        return self._schemas[text]
+        return self.text(json.dumps(call.tools, ensure_ascii=False)) if call.tools else 0

@@ -64,6 +64,14 @@ class StepWorker:
             return Outcome(error=error, problems=work.problems)
         return Outcome(finished, changes=changes, problems=work.problems)
 
+    async def remember(self, key: str, make: Callable[[], Awaitable[str]]) -> str:  # noqa: ARG002 - each run is the first
+        """Make it: as a dispatcher, a worker does all work in this process."""
+        return await make()
+
+    async def known(self, key: str) -> str | None:  # noqa: ARG002
+        """Know nothing of other runs."""
+        return None
+
     async def _within_time(self, work: Work) -> tuple[Finished, Changes | None]:
         with anyio.move_on_after(self.timeout_seconds):
             return await self._in_copy(work)
@@ -223,25 +231,6 @@ class Dispatcher(Protocol):
     async def known(self, key: str) -> str | None:
         """Return what was remembered under a key, None when nothing was."""
         ...
-
-
-class InProcess:
-    """Does all work in this process."""
-
-    def __init__(self, worker: StepWorker) -> None:
-        self._worker = worker
-
-    async def do(self, work: Work) -> Outcome:
-        """Do an attempt."""
-        return await self._worker.do(work)
-
-    async def remember(self, key: str, make: Callable[[], Awaitable[str]]) -> str:  # noqa: ARG002 - each run is the first
-        """Make it."""
-        return await make()
-
-    async def known(self, key: str) -> str | None:  # noqa: ARG002
-        """Know nothing of other runs."""
-        return None
 
 
 def checked_artifacts(

@@ -19,7 +19,6 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from uuid import uuid4
 
 from hybridagi_steps._concurrency import ForkSafeLock
@@ -346,12 +345,7 @@ class Overlay(Workspace):
     def __enter__(self) -> Overlay:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
