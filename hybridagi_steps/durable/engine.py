@@ -254,9 +254,16 @@ class Engine:
         """
         with ExitStack() as stack, self.database.opening():
             stack.enter_context(only_engine(worker))
+            # Before DBOS is launched, which may take work at once.
+            client = self.database.client()
+            client.register_queue(
+                self.queue,
+                worker_concurrency=at_once,
+                partition_concurrency=per_partition,
+                polling_interval_sec=poll_seconds,
+            )
+            client.destroy()
             file = self.database.file
-            if file is not None:
-                make_private(file)
             self._names = _ServerNames(self.database.address) if file is None else _FileNames(file)
             self._take_name(worker_id)
             undo = stack.enter_context(ExitStack())
@@ -265,13 +272,6 @@ class Engine:
             DBOS(config=self._config(poll_seconds))
             DBOS.listen_queues([self.queue] if serves else [])
             DBOS.launch()
-            DBOS.register_queue(
-                self.queue,
-                worker_concurrency=at_once,
-                partition_concurrency=per_partition,
-                polling_interval_sec=poll_seconds,
-                on_conflict="always_update",
-            )
             undo.pop_all()
             self._stack = stack.pop_all()
         self._watch.start()

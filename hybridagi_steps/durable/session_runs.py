@@ -288,7 +288,7 @@ class DurableRunner:
         return await in_thread(read)
 
 
-def order_of(session: Any, message: Any, inputs: Any, redact: Redact | None) -> Order:
+def order_of(session: object, message: Any, inputs: object, redact: Redact | None) -> Order:
     """Return what a run is asked to do, refused here if a runner would refuse it."""
     named = session_of(session)
     Labels.of(named.session_id, named.user_id, None, None)

@@ -85,12 +85,12 @@ _TOKEN = re.compile(
 class Artifact(NamedTuple):
     """One entry of a list of artifacts."""
 
-    name: Any
-    shape: Any
-    note: Any
+    name: object
+    shape: object
+    note: object
 
 
-def shape_problem(shape: Any, value: Any) -> str | None:
+def shape_problem(shape: object, value: object) -> str | None:
     """Return what is wrong with a value, None when it has the shape.
 
     Args:
@@ -110,7 +110,7 @@ def shape_problem(shape: Any, value: Any) -> str | None:
     return None
 
 
-def check_shape(shape: Any) -> Any:
+def check_shape(shape: object) -> Any:
     """Return the shape in the words of this module, once it is known to be one."""
     if shape is None:
         return None
@@ -145,7 +145,7 @@ def named_shape(text: str, depth: int = 0) -> Any:
     return "list" if shape is None else [shape]
 
 
-def clean_name(value: Any) -> Any:
+def clean_name(value: object) -> Any:
     """Return a text as one line without the quotes, brackets or emphasis around it."""
     if not isinstance(value, str):
         return value
@@ -267,7 +267,7 @@ def _in_own_words(shape: Any, depth: int = 0) -> Any:
     if isinstance(shape, dict):
         fields = cast("dict[str, Any]", shape)
         return {name: _in_own_words(inner, depth + 1) for name, inner in fields.items()}
-    raise _no_shape(shape)
+    raise _no_shape(cast("object", shape))
 
 
 def _text_in_own_words(text: str, depth: int) -> Any:
@@ -283,7 +283,7 @@ def _text_in_own_words(text: str, depth: int) -> Any:
     return shape
 
 
-def _adapter(shape: Any) -> TypeAdapter[Any]:
+def _adapter(shape: object) -> TypeAdapter[Any]:
     """Return what checks a shape that is in this module's words."""
     kind = _as_type(shape)
     # A model brings its own configuration and refuses another.
@@ -311,7 +311,7 @@ def _as_type(shape: Any) -> Any:
     return Annotated[str, StringConstraints(pattern=rf"\A(?:{pattern})\z")]
 
 
-def _no_shape(found: Any) -> ValueError:
+def _no_shape(found: object) -> ValueError:
     return ValueError(
         f'not a shape: {found!r}. Use {", ".join(KINDS)}, "/pattern/", {{"field": shape}} or '
         "[shape]."

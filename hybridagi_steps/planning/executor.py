@@ -61,6 +61,7 @@ from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.recording.step_shapes import first_line
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.running.stopping import own_cancellation
+from hybridagi_steps.token_counters import CounterChoice
 from hybridagi_steps.workspace.tools import workspace_tools
 from hybridagi_steps.workspace.workspace import Workspace
 
@@ -104,7 +105,7 @@ class StepExecutor(dspy.Module):
         file_tokens: int = FILE_TOKENS,
         artifact_types: ArtifactTypes | None = None,
         system_context: str = "",
-        counter: Any = "auto",
+        counter: CounterChoice = "auto",
     ) -> None:
         super().__init__()
         settings = checked(_Settings, max_turns=max_turns, file_tokens=file_tokens, counter=counter)
@@ -225,7 +226,7 @@ class _FinishTool:
             arg_types={"summary": Any, "artifacts": Any},
         )
 
-    def _finish(self, summary: str = "", artifacts: Any = None, **beside: Any) -> str:
+    def _finish(self, summary: str = "", artifacts: object = None, **beside: object) -> str:
         try:
             # Where nothing was promised, nobody minds how it was left out.
             given = _as_object(artifacts, list(beside)) if self._step.artifacts else {}
@@ -378,7 +379,7 @@ def _check_arguments(tool: dspy.Tool, arguments: Mapping[str, Any]) -> None:
         raise ToolInputError(f"{tool.name} needs {', '.join(missing)}.")
 
 
-def _is_async(function: Any) -> bool:
+def _is_async(function: object) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - an object may have an async __call__
     )

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from hybridagi_steps.errors import PlanError
 from hybridagi_steps.graph.run_state import Request, Work, adriven, driven
+from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.fences import fenced, inert
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.plan_memory import similar_plan
@@ -92,7 +93,11 @@ class PlanGenerator(dspy.Module):
     """
 
     def __init__(
-        self, memory: Any = None, *, max_repairs: int = MAX_REPAIRS, min_similarity: float = 0.3
+        self,
+        memory: StepMemory | None = None,
+        *,
+        max_repairs: int = MAX_REPAIRS,
+        min_similarity: float = 0.3,
     ) -> None:
         super().__init__()
         settings = checked(_Settings, max_repairs=max_repairs, min_similarity=min_similarity)

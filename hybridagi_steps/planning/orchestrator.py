@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from uuid import uuid4
 
 import anyio
@@ -31,9 +31,13 @@ from hybridagi_steps.planning.settings import Listener, Settings, checked
 from hybridagi_steps.planning.worker import ArtifactTypes, Executor, StepWorker
 from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.records.event import StepEvent
+from hybridagi_steps.token_counters import CounterChoice
 from hybridagi_steps.validation import redacted
 from hybridagi_steps.workspace.tools import workspace_tools
 from hybridagi_steps.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from hybridagi_steps.durable.plan_steps import DurableQueue
 
 T = TypeVar("T")
 
@@ -99,11 +103,11 @@ class Orchestrator:
         timeout_seconds: float | None = None,
         on_failure: Literal["keep", "rollback"] = "keep",
         reuse: bool = False,
-        durable: Any = None,
+        durable: DurableQueue | Path | str | None = None,
         progress: bool = False,
         on_event: Listener | None = None,
         session_id: str | None = None,
-        counter: Any = "auto",
+        counter: CounterChoice = "auto",
     ) -> None:
         given = {name: value for name, value in locals().items() if name != "self"}
         settings = checked(Settings, **given)
@@ -266,7 +270,7 @@ async def run_step_executor(
     return await orchestrator.arun(requirements)
 
 
-def _check_given(requirements: Any, plan: Any, key: Any) -> None:
+def _check_given(requirements: object, plan: object, key: object) -> None:
     """Pass if a run was given what it can take."""
     if isinstance(requirements, Plan):
         raise InvalidSettingError("a plan is given by name: run(plan=…).")
@@ -307,7 +311,7 @@ def named_model(name: str, api_base: str | None = None) -> Any:
     return dspy.LM(name, api_base=api_base, api_key="none")
 
 
-def _queue(durable: Any) -> Any:
+def _queue(durable: DurableQueue | Path | str | None) -> DurableQueue | None:
     if durable is None:
         return None
     from hybridagi_steps.durable.plan_steps import DurableQueue

@@ -68,7 +68,7 @@ class PlanStepType(StrEnum):
     CLEANUP = "cleanup"
 
 
-def clean_text(value: Any) -> Any:
+def clean_text(value: object) -> object:
     """Return a text with plain line ends, no blanks before them, no blank edges; else as it is."""
     if not isinstance(value, str):
         return value

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.planning.plan import PlanStep
 from hybridagi_steps.recording_hooks import active_user_id, note_steps, unnoted
 from hybridagi_steps.records.agent_step import AgentStep
@@ -29,7 +30,7 @@ DIGEST_KEY = "handed_on_digest"
 _CANDIDATES = 10
 
 
-def similar_plan(memory: Any, requirement: str, min_similarity: float = 0.0) -> str | None:
+def similar_plan(memory: StepMemory, requirement: str, min_similarity: float = 0.0) -> str | None:
     """Return the text of the plan that succeeded for the most similar requirement.
 
     Args:
@@ -53,7 +54,7 @@ def similar_plan(memory: Any, requirement: str, min_similarity: float = 0.0) -> 
     return None
 
 
-def earlier_work(memory: Any, key: str) -> AgentStep | None:
+def earlier_work(memory: StepMemory, key: str) -> AgentStep | None:
     """Return the newest ProgramEnd of the same work, if it succeeded and changed no file."""
     where = {"step_types": ["ProgramEnd"], "status": ["ok"], "metadata": {WORK_KEY: key}}
     where |= _own(memory)
@@ -65,13 +66,13 @@ def earlier_work(memory: Any, key: str) -> AgentStep | None:
     return steps[0]
 
 
-def _own(memory: Any) -> dict[str, Any]:
+def _own(memory: StepMemory) -> dict[str, Any]:
     """Return the condition that a step is of the user whose run this is, if it is anybody's."""
     user_id = active_user_id(memory)
     return {} if user_id is None else {"user_id": user_id}
 
 
-def _end_of(memory: Any, call: AgentStep) -> AgentStep | None:
+def _end_of(memory: StepMemory, call: AgentStep) -> AgentStep | None:
     """Return the end of a plan's run that succeeded: it holds the plan."""
     if call.run_id is None:
         return None
@@ -84,7 +85,7 @@ def _end_of(memory: Any, call: AgentStep) -> AgentStep | None:
     return None
 
 
-def work_key(requirement: str, step: PlanStep, artifacts: Mapping[str, Any], state: Any) -> str:
+def work_key(requirement: str, step: PlanStep, artifacts: Mapping[str, Any], state: object) -> str:
     """Return a hash of all that the outcome of a step depends on."""
     data = [requirement, step.model_dump(mode="json"), dict(artifacts), state]
     encoded = orjson.dumps(json_value(data, []), option=orjson.OPT_SORT_KEYS)

@@ -425,7 +425,7 @@ def _step(step: dict[str, Any], known: Mapping[str, str]) -> dict[str, Any]:
     return {**fields, **_artifacts(step)}
 
 
-def _names(value: Any) -> Any:
+def _names(value: object) -> object:
     if isinstance(value, str):
         return [name for item in _items(value) if (name := _list_name(item))]
     if isinstance(value, list):
@@ -439,7 +439,7 @@ def _list_name(item: str) -> str:
     return name if item[0] == '"' else name.removeprefix("./") or name  # quoted: to the letter
 
 
-def _slug(text: Any) -> str:
+def _slug(text: object) -> str:
     return re.sub(r"[^\w.\-]+", "_", str(text).lower()).strip("_.-")
 
 
@@ -475,7 +475,7 @@ def _artifacts(fields: dict[str, Any]) -> dict[str, Any]:
     return {"artifacts": [each.name for each in read], **found}
 
 
-def _artifact(item: Any, *, plain: bool) -> Artifact:
+def _artifact(item: object, *, plain: bool) -> Artifact:
     """Return name, shape and note; a `plain` text is a name and nothing else."""
     if isinstance(item, dict) and isinstance(name := cast("Any", item).get("name"), str):
         entry = cast("dict[str, Any]", item)

@@ -203,7 +203,7 @@ class EventLine:
         self._listeners = listeners
         self._number = 0
 
-    def tell(self, kind: StepEventType, step_id: str | None = None, **data: Any) -> None:
+    def tell(self, kind: StepEventType, step_id: str | None = None, **data: object) -> None:
         """Tell that something happened."""
         if self._listeners:
             self._send(StepEvent(type=kind, run_id=self.run_id, step_id=step_id, data=data))
@@ -218,7 +218,7 @@ class EventLine:
         ]
         self.tell(StepEventType.STEP_DELTA, plan=plan.to_text(), steps=steps, states=states)
 
-    def state(self, step_id: str, status: str, **data: Any) -> None:
+    def state(self, step_id: str, status: str, **data: object) -> None:
         """Tell that a step has another state."""
         self.tell(StepEventType.STEP_DELTA, step_id, status=status, **data)
 

@@ -178,7 +178,7 @@ class Ledger(MeteringCallback):
         self,
         begun: tuple[float, dict[str, Any]],
         usage: Usage,
-        outputs: Any,
+        outputs: object,
         exception: BaseException | None,
     ) -> None:
         """Add what the call cost."""
@@ -199,7 +199,7 @@ def _given(inputs: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return list(cast("list[dict[str, Any]]", value)) if isinstance(value, list) else []
 
 
-def _answer(outputs: Any) -> dict[str, Any] | None:
+def _answer(outputs: object) -> dict[str, Any] | None:
     """Return what a model answered as a message."""
     if not isinstance(outputs, list) or not outputs:
         return None

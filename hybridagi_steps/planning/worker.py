@@ -280,7 +280,7 @@ def artifacts_for(
     return seen
 
 
-def _type_problem(name: str, value: Any, types: ArtifactTypes | None) -> str | None:
+def _type_problem(name: str, value: object, types: ArtifactTypes | None) -> str | None:
     if types is None or name not in types:
         return None
     try:

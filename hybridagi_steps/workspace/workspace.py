@@ -10,13 +10,10 @@ is opened again.
 from __future__ import annotations
 
 import builtins
-import fcntl
 import hashlib
 import os
-import shutil
-import tempfile
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from uuid import uuid4
@@ -33,6 +30,7 @@ from hybridagi_steps.workspace.changes import (
 from hybridagi_steps.workspace.command import AllowedCommands, CommandResult, run_command
 from hybridagi_steps.workspace.confined import ConfinedDirectory, path_parts
 from hybridagi_steps.workspace.file_search import FoundLine, list_files, search_lines
+from hybridagi_steps.workspace.overlay_folder import OverlayFolder
 from hybridagi_steps.workspace.snapshot import (
     ChangeLog,
     Entry,
@@ -375,54 +373,3 @@ def _default_state(root: Path) -> Path:
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     name = hashlib.sha256(os.fsencode(root)).hexdigest()[:24]
     return Path(home).resolve() / "hybridagi_steps" / "workspaces" / name
-
-
-_PREFIX = "steps-overlay-"
-_LOCK = "lock"
-_OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-
-
-class OverlayFolder:
-    """A new folder for temporary files; it goes with `close`, or when the next one is made."""
-
-    def __init__(self) -> None:
-        for left in _left_behind():
-            shutil.rmtree(left, ignore_errors=True)
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        unnamed = self.path / f"{_LOCK}.new"
-        self._descriptor = os.open(unnamed, _OPEN | os.O_CREAT | os.O_EXCL, 0o600)
-        with suppress(OSError):  # no locks on this file system: nobody removes it but we
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            unnamed.rename(self.path / _LOCK)
-
-    def close(self) -> None:
-        """Remove the folder."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
-def _left_behind() -> Iterator[Path]:
-    """Yield the folders of this user whose process is gone."""
-    with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
-        for entry in entries:
-            if entry.name.startswith(_PREFIX) and _is_free(entry):
-                yield Path(entry.path)
-
-
-def _is_free(entry: os.DirEntry[str]) -> bool:
-    try:
-        status = entry.stat(follow_symlinks=False)
-        if not entry.is_dir(follow_symlinks=False) or status.st_uid != os.getuid():
-            return False
-        descriptor = os.open(Path(entry.path) / _LOCK, _OPEN)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
