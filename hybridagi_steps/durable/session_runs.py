@@ -42,6 +42,7 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.recording.call_tree import Labels
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import MessageRole, Step, new_id
+from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.running.limits import AgentSession
 from hybridagi_steps.running.results import RunResult
 from hybridagi_steps.running.runner import StepRunner

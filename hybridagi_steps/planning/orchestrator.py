@@ -31,8 +31,8 @@ from hybridagi_steps.planning.settings import Listener, Settings, checked
 from hybridagi_steps.planning.worker import ArtifactTypes, Executor, StepWorker
 from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.records.event import StepEvent
+from hybridagi_steps.records.redaction import redacted
 from hybridagi_steps.token_counters import CounterChoice
-from hybridagi_steps.validation import redacted
 from hybridagi_steps.workspace.tools import workspace_tools
 from hybridagi_steps.workspace.workspace import Workspace
 

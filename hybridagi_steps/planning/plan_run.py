@@ -45,8 +45,8 @@ from hybridagi_steps.recording.manual_steps import RunSteps
 from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.json_values import json_value
+from hybridagi_steps.records.redaction import redacted
 from hybridagi_steps.running.stopping import own_cancellation
-from hybridagi_steps.validation import redacted
 
 _PATIENCE_SECONDS = 30.0
 """How long a queue may take to note that a run has ended."""

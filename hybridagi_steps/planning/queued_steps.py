@@ -43,7 +43,7 @@ from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import RunSteps
 from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.records.json_values import json_value
-from hybridagi_steps.validation import Redact, redacted
+from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.workspace.changes import Change, Changes
 from hybridagi_steps.workspace.snapshot import Entry
 

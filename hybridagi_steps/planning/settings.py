@@ -12,8 +12,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from hybridagi_steps.errors import InvalidSettingError, StepsError
 from hybridagi_steps.recording.step_writer import check_memory
 from hybridagi_steps.records.event import StepEvent
+from hybridagi_steps.records.redaction import Redact
 from hybridagi_steps.token_counters import token_counter
-from hybridagi_steps.validation import Redact
 from hybridagi_steps.workspace.workspace import Workspace
 
 M = TypeVar("M", bound=BaseModel)
