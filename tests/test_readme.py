@@ -80,6 +80,7 @@ OF_EXTRAS = (
     "hybridagi_steps.durable.plan_steps",
     "hybridagi_steps.durable.engine",
     "hybridagi_steps.durable.session_runs",
+    "hybridagi_steps.durable.session_worker",
     "hybridagi_steps.server.",
 )
 """Modules that may need what only an extra installs."""
