@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.revocation import Revocation
@@ -34,12 +35,6 @@ from hybridagi_steps.records.store_values import (
     VectorRow,
 )
 
-StepKey = Literal[
-    "user_id", "program_id", "program", "call_id", "tool", "step_type", "scope", "status",
-    "created_at", "source",
-]  # fmt: skip
-"""What a filter looks at and what never changes; `program` is that which a ProgramCall or
-ProgramEnd names, `call_id` the id of a ProgramCall, `source` what `source_of` says."""
 Durability = Literal["normal", "full"]
 """`normal`: an acknowledged step survives kill -9. `full`: it survives a power loss, too."""
 NEWEST = 2**62

@@ -6,12 +6,19 @@ is better, and means something only among the hits of one query.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 
 from hybridagi_steps.errors import InvalidFilterError
 from hybridagi_steps.records.agent_step import (
@@ -21,6 +28,7 @@ from hybridagi_steps.records.agent_step import (
     id_text,
     shown,
 )
+from hybridagi_steps.records.filter_fields import FILTER_FIELDS, KEY_FIELDS, StepKey
 from hybridagi_steps.records.message import from_local, in_utc
 
 EVERY_SCOPE = "*"
@@ -38,73 +46,64 @@ _OPEN: dict[str, Any] = {
 _LEVELS: tuple[Trust, ...] = ("imported", "team", "own")
 
 
+def _one_or_more(value: Any) -> Any:
+    if isinstance(value, set | frozenset | tuple):
+        return list(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return value if value is None or isinstance(value, list) else [value]  # pyright: ignore[reportUnknownVariableType]
+
+
+def _no_boolean(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a score is a number")
+    return value
+
+
+def _id_text(value: Any) -> Any:
+    return id_text(value) if isinstance(value, UUID) else value
+
+
+def _described(schema: dict[str, Any]) -> None:
+    for field in FILTER_FIELDS:
+        schema["properties"][field.name]["description"] = field.help
+
+
+_Id = Annotated[str | None, BeforeValidator(_id_text)]
+_Texts = Annotated[list[str] | None, BeforeValidator(_one_or_more)]
+_Types = Annotated[list[AgentStepType] | None, BeforeValidator(_one_or_more)]
+_Statuses = Annotated[list[StepStatus] | None, BeforeValidator(_one_or_more)]
+_Score = Annotated[float | None, BeforeValidator(_no_boolean), Field(allow_inf_nan=False)]
+_Time = Annotated[
+    datetime | None,
+    BeforeValidator(from_local),
+    AfterValidator(lambda value: None if value is None else in_utc(value)),
+]
+
+
 class StepFilter(BaseModel):
-    """Which steps to look at. Conditions add up; a list means any of its members."""
+    """Which steps to look at. Conditions add up; a list means any of its members.
 
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid", frozen=True)
+    What each condition does is said once, in `records/filter_fields.py`. A datetime without a zone
+    is local, a text without one UTC.
+    """
 
-    session_id: str | None = None
-    """Steps of this session's lineage."""
-    run_id: str | None = None
-    """Steps of this run."""
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_described)
+
+    session_id: _Id = None
+    run_id: _Id = None
     program: str | None = None
-    """Steps that call, end or stand directly inside a program of this name."""
-    program_id: str | None = None
-    """Steps directly inside this ProgramCall."""
-    step_types: list[AgentStepType] | None = None
-    """Steps of these types."""
-    tools: list[str] | None = None
-    """Actions that used one of these tools."""
-    status: list[StepStatus] | None = None
-    """Steps that ended like this."""
-    min_score: float | None = Field(default=None, allow_inf_nan=False)
-    """Steps whose score, or whose run's score, is at least this."""
-    since: datetime | None = None
-    """Steps made at or after this time; a datetime without a zone is local, a text is UTC."""
-    until: datetime | None = None
-    """Steps made before this time; a datetime without a zone is local, a text is UTC."""
+    program_id: _Id = None
+    step_types: _Types = None
+    tools: _Texts = None
+    status: _Statuses = None
+    min_score: _Score = None
+    since: _Time = None
+    until: _Time = None
     scope: str | None = None
-    """None for a user's own history, `*` for everything, else one scope's name."""
-    exclude_run_id: list[str] | None = None
-    """Not the steps of these runs."""
+    exclude_run_id: _Texts = None
     user_id: str | None = None
-    """Steps of this user."""
     metadata: dict[str, str | int | float | bool | None] | None = None
-    """Top-level metadata keys with exactly these values."""
-    sources: list[str] | None = None
-    """Steps that came from one of these: a file's name, or `mcp`."""
+    sources: _Texts = None
     trust: Trust | None = None
-    """Least trust: `own` (recorded here by `user_id`, without one by nobody), `team` (recorded here
-    by anybody), `imported` (all)."""
-
-    @field_validator("step_types", "tools", "status", "exclude_run_id", "sources", mode="before")
-    @classmethod
-    def _one_or_more(cls, value: Any) -> Any:
-        if isinstance(value, set | frozenset | tuple):
-            return list(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-        return value if value is None or isinstance(value, list) else [value]  # pyright: ignore[reportUnknownVariableType]
-
-    @field_validator("min_score", mode="before")
-    @classmethod
-    def _no_boolean(cls, value: Any) -> Any:
-        if isinstance(value, bool):
-            raise ValueError("a score is a number")
-        return value
-
-    @field_validator("program_id", "run_id", "session_id", mode="before")
-    @classmethod
-    def _id_text(cls, value: Any) -> Any:
-        return id_text(value) if isinstance(value, UUID) else value
-
-    @field_validator("since", "until", mode="before")
-    @classmethod
-    def _local_time(cls, value: Any) -> Any:
-        return from_local(value)
-
-    @field_validator("since", "until")
-    @classmethod
-    def _in_utc(cls, value: datetime | None) -> datetime | None:
-        return None if value is None else in_utc(value)
 
     def __init__(self, **conditions: Any) -> None:
         """Make a filter.
@@ -146,6 +145,19 @@ class StepFilter(BaseModel):
         """Whether no condition leaves any step out; trial runs are not counted as left out."""
         asked = self.model_dump(exclude_none=True)
         return all(value == _OPEN.get(key) for key, value in asked.items())
+
+    def equalities(self) -> Iterator[tuple[StepKey, list[str | None]]]:
+        """Yield step keys that must have one of some values, those first that leave least."""
+        for field in KEY_FIELDS:
+            asked: str | list[str] | None = getattr(self, field.name)
+            if field.name == "program_id" and self.program_id is not None:
+                asked = list({self.program_id: None, id_text(self.program_id): None})
+            if asked is not None and field.key is not None:
+                yield field.key, [asked] if isinstance(asked, str) else list(map(str, asked))
+        if self.trust in ("own", "team"):
+            yield "source", [None]
+        if self.trust == "own" and self.user_id is None:
+            yield "user_id", [None]
 
     def and_(self, other: StepFilter) -> StepFilter | None:
         """Return a filter in which both hold, None when no step can pass both.

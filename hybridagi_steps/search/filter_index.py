@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps.protocols import IndexedStore, StepKey
-from hybridagi_steps.records.agent_step import id_text
+from hybridagi_steps.protocols import IndexedStore
+from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.store_values import (
     ABANDONED,
@@ -298,24 +298,9 @@ def _names(where: StepFilter) -> list[StepKey]:
     return list(names)
 
 
-def _equalities(where: StepFilter) -> Iterator[tuple[StepKey, Sequence[str | None]]]:
+def _equalities(where: StepFilter) -> Iterator[tuple[StepKey, list[str | None]]]:
     """Yield keys that must have one of some values, those first that leave least as a rule."""
-    if where.program_id is not None:
-        yield "program_id", [where.program_id, id_text(where.program_id)]
-    if where.user_id is not None:
-        yield "user_id", [where.user_id]
-    if where.tools is not None:
-        yield "tool", where.tools
-    if where.status is not None:
-        yield "status", where.status
-    if where.step_types is not None:
-        yield "step_type", where.step_types
-    if where.sources is not None:
-        yield "source", where.sources
-    if where.trust in ("own", "team"):
-        yield "source", [None]
-    if where.trust == "own" and where.user_id is None:
-        yield "user_id", [None]
+    yield from where.equalities()
     if where.scope not in (EVERY_SCOPE, UNREVOKED):
         yield "scope", [where.scope]
 

@@ -16,8 +16,8 @@ import numpy as np
 import orjson
 
 from hybridagi_steps.errors import DuplicateStepError
-from hybridagi_steps.protocols import StepKey
 from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.store_values import BranchPosition, Rows
 from hybridagi_steps.stores.body import encode_body
@@ -34,7 +34,7 @@ from hybridagi_steps.stores.sql.tables import (
     many,
     namespace_id,
 )
-from hybridagi_steps.stores.sql.where import KEY_COLUMNS, Condition, PlainValue
+from hybridagi_steps.stores.sql.where import Condition, PlainValue, key_columns
 from hybridagi_steps.stores.sql.writing import StepWriting
 
 
@@ -80,6 +80,14 @@ _SAVE_VECTOR = """INSERT INTO embedding
         s.scope IS NOT NULL
     FROM agent_step s JOIN namespace n ON n.id = s.namespace
     WHERE s.namespace = ? AND s.row = ? ON CONFLICT (row) DO NOTHING"""
+# PostgreSQL reads no JSON with a NUL in any text (its backslash may be an escaped one), and chr(26)
+# is escaped in what a text is compared with, as `database.teach` writes it.
+_BODY = r"CAST(replace(replace(replace(s.body, '\\', chr(1)), '\u0000', ''), chr(1), '\\') AS json)"
+_IN_BODY = f"""(SELECT CASE WHEN strpos(s.body, '"{{key}}":"') > 0
+        AND json_typeof({_BODY} -> '{{key}}') = 'string'
+        THEN replace({_BODY} ->> '{{key}}', chr(26), chr(26) || '1') END
+    FROM agent_step s WHERE s.row = k.row)"""  # noqa: S608 - keys are ours
+_KEY_COLUMNS = key_columns(_IN_BODY, call_id="CASE WHEN k.step_type = 'ProgramCall' THEN k.id END")
 _RECALLED = """CASE WHEN strpos(s.body, '"recalled":[') > 0
     THEN CAST(s.body AS json) -> 'metadata' ->> 'recalled' END"""
 _GONE = "namespace = :namespace AND row IN (SELECT value FROM json_each(:rows))"
@@ -108,7 +116,7 @@ class PostgresSteps(PostgresTables, StepWriting):
     """What PostgreSQL says about steps and messages in its own way."""
 
     _runs = _RUNS
-    _recalled = _RECALLED
+    _columns, _recalled = _KEY_COLUMNS, _RECALLED
     _save_text = _SAVE_TEXT
     _save_vector = _SAVE_VECTOR
     _forget_rows, _forget_namespace, _empty_rows = _FORGET_ROWS, FORGET_NAMESPACE, _EMPTY
@@ -205,10 +213,6 @@ def _number(score: float | None) -> float | None:
     return None if score is None or not math.isfinite(score) else float(score)
 
 
-_COLUMNS_where: dict[StepKey, str] = {
-    **KEY_COLUMNS,
-    "call_id": "CASE WHEN k.step_type = 'ProgramCall' THEN k.id END",
-}
 _INTEGERS = range(-(2**63), 2**63)
 
 
@@ -240,7 +244,7 @@ def keys_query(names: Sequence[StepKey]) -> str:
 
     An array is read several times as fast as so many rows.
     """
-    asked = ", ".join(["k.row AS row", *(f"{_COLUMNS_where[name]} AS {name}" for name in names)])
+    asked = ", ".join(["k.row AS row", *(f"{_KEY_COLUMNS[name]} AS {name}" for name in names)])
     arrays = ", ".join(f"array_agg({name} ORDER BY row)" for name in ("row", *names))
     return f"""SELECT {arrays} FROM (SELECT {asked}
         FROM step_view k WHERE k.namespace = ? AND k.row > ? ORDER BY k.row LIMIT ?) page"""  # noqa: S608 - columns are ours

@@ -13,6 +13,7 @@ import numpy as np
 
 from hybridagi_steps.errors import InvalidStepError, UnknownRunError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import Hidden, Rows, RunSummary
 from hybridagi_steps.stores.checksums import checked_vector, damaged, row_checksum
@@ -20,7 +21,6 @@ from hybridagi_steps.stores.sql.lineage import steps_of
 from hybridagi_steps.stores.sql.tables import Connection, Tables, is_storable, many
 from hybridagi_steps.stores.sql.where import (
     HIDDEN_ROWS,
-    KEY_COLUMNS,
     REVOKED_ROWS,
     SOME_HIDDEN,
     Condition,
@@ -55,8 +55,8 @@ class StepReading(Tables):
 
     _runs: str
     """Names the runs of a namespace, the one begun last first; `:limit`, `:offset`."""
-    _source: str = KEY_COLUMNS["source"]
-    """SQL of where row `k` of `step_view` comes from, NULL when it was recorded here."""
+    _columns: Mapping[StepKey, str]
+    """SQL of each step key for a row `k` of `step_view`."""
 
     @abstractmethod
     def _late_revoked(self, connection: Connection) -> list[str]:
@@ -178,7 +178,7 @@ class StepReading(Tables):
         lines, asked = self._lines(connection), where.session_id
         if asked is not None:
             lines = lines._replace(pinned=steps_of(connection, self._namespace, asked))
-        return condition(where, self._namespace, lines, self._of_metadata, self._source)
+        return condition(where, self._namespace, lines, self._of_metadata, self._columns)
 
     def _lines(self, connection: Connection) -> Lines:
         key = (self._namespace, self._namespace)

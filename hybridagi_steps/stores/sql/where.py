@@ -1,17 +1,17 @@
 """A StepFilter as SQL over `step_view`. Every value and every metadata key is a bound parameter.
 
-Tests compare what it finds with a filter in plain Python, `tests/conformance/filter_oracle.py`. How
-metadata is looked into is the back-end's to say.
+Conditions that compare a key of a step come from `records/filter_fields.py`; the others have a
+meaning of their own, which stands here. How metadata is looked into, and where in a body a key
+lies, is the back-end's to say. Tests compare what it finds with a filter in plain Python,
+`tests/conformance/filter_oracle.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any, NamedTuple
 
-from hybridagi_steps.protocols import StepKey
-from hybridagi_steps.records.agent_step import id_text
+from hybridagi_steps.records.filter_fields import KEY_FIELDS, StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.store_values import ABANDONED, REVOKED, UNREVOKED
 from hybridagi_steps.stores.sql.tables import is_storable, many
@@ -42,22 +42,9 @@ REVOKED_ROWS = """SELECT s.row FROM revoked m
 _OF_SESSION = """k.row IN (SELECT value FROM json_each(?) UNION ALL
     SELECT u.row FROM step_view u
     WHERE u.namespace = ? AND u.session_id = ? AND u.branch_id IS NULL)"""
+_NOTHING: Condition = ("FALSE", [])
 _SCORE = """coalesce(k.score, (
     SELECT score FROM run r WHERE r.namespace = k.namespace AND r.run_id = k.run_id))"""
-KEY_COLUMNS: dict[StepKey, str] = {
-    "user_id": "k.user_id",
-    "program_id": "k.program_id",
-    "program": "k.program",
-    "call_id": """CASE WHEN k.step_type = 'ProgramCall'
-        THEN (SELECT s.id FROM agent_step s WHERE s.row = k.row) END""",
-    "tool": "k.tool",
-    "step_type": "k.step_type",
-    "scope": "k.scope",
-    "status": "k.status",
-    "created_at": "k.created_at",
-    "source": "k.source",
-}
-"""Each step key as a column of `k`, a row of `step_view`."""
 
 
 class Lines(NamedTuple):
@@ -71,25 +58,43 @@ class Lines(NamedTuple):
     """Rows of the steps in the lineage of the session asked for, if any."""
 
 
+def key_columns(in_body: str, **own: str) -> dict[StepKey, str]:
+    """Return the SQL of each step key for a row `k` of `step_view`.
+
+    Args:
+        in_body: SQL of a text in the body of row `k`, `{key}` standing for its key.
+        own: Keys that the back-end has in its own way.
+    """
+    columns = {key: f"k.{key}" for key in ("program", "scope", "created_at")}
+    columns |= {
+        field.key: in_body.format(key=field.key) if field.in_body else f"k.{field.key}"
+        for field in KEY_FIELDS
+        if field.key
+    }
+    return columns | own
+
+
 def condition(
-    where: StepFilter, namespace: int, lines: Lines, of_metadata: OfMetadata, source: str
+    where: StepFilter,
+    namespace: int,
+    lines: Lines,
+    of_metadata: OfMetadata,
+    columns: Mapping[StepKey, str],
 ) -> Condition:
-    """Return the WHERE clause for rows `k` of `step_view`; `source` says how they tell theirs."""
-    parts = [*_conditions(where, namespace, lines), *_from_source(where, source)]
+    """Return the WHERE clause for rows `k` of `step_view`, whose keys are these columns."""
+    parts = list(_conditions(where, namespace, lines))
+    parts += [_one_of(columns[key], values) for key, values in where.equalities()]
     parts += of_metadata(where.metadata or {})
     sql = " AND ".join(part for part, _ in parts)
     return sql, [value for _, values in parts for value in values]
 
 
 def _conditions(where: StepFilter, namespace: int, lines: Lines) -> Iterator[Condition]:
+    """Yield the conditions that are no comparison of a step key."""
     yield "k.namespace = ?", [namespace]
     yield from _in_scope(where.scope, namespace, lines)
-    yield from _equal("k.run_id", where.run_id)
-    yield from _of_session(where.session_id, namespace, lines.pinned)
-    yield from _equal("k.user_id", where.user_id)
-    yield from _one_of("k.step_type", where.step_types)
-    yield from _one_of("k.status", where.status)
-    yield from _one_of("k.tool", where.tools)
+    if where.session_id is not None:
+        yield _of_session(where.session_id, namespace, lines.pinned)
     if where.exclude_run_id is not None:
         excluded = [run_id for run_id in where.exclude_run_id if is_storable(run_id)]
         yield (
@@ -98,18 +103,15 @@ def _conditions(where: StepFilter, namespace: int, lines: Lines) -> Iterator[Con
         )
     if where.min_score is not None:
         yield f"{_SCORE} >= ?", [where.min_score]
+    # Bodies write times so that the order of texts is that of times.
     if where.since is not None:
-        yield "k.created_at >= ?", [_time_text(where.since)]
+        yield "k.created_at >= ?", [where.since.isoformat()]
     if where.until is not None:
-        yield "k.created_at < ?", [_time_text(where.until)]
-    if where.program_id is not None:
-        yield from _one_of("k.program_id", [where.program_id, id_text(where.program_id)])
+        yield "k.created_at < ?", [where.until.isoformat()]
     if where.program is not None:
-        if is_storable(where.program):
-            values = [where.program, namespace, where.program]
-            yield f"(k.program = ? OR {_CALLS_OF_PROGRAM})", values
-        else:
-            yield "FALSE", []
+        values = [where.program, namespace, where.program]
+        named = f"(k.program = ? OR {_CALLS_OF_PROGRAM})"
+        yield (named, values) if is_storable(where.program) else _NOTHING
 
 
 def _in_scope(scope: str | None, namespace: int, lines: Lines) -> Iterator[Condition]:
@@ -128,42 +130,23 @@ def _in_scope(scope: str | None, namespace: int, lines: Lines) -> Iterator[Condi
     elif scope == REVOKED and lines.late is not None:
         yield f"(k.scope = ? OR {revoked[0]})", [scope, *revoked[1]]
     elif scope not in (EVERY_SCOPE, UNREVOKED):
-        yield from _equal("k.scope", scope)
+        yield _one_of("k.scope", [scope])
     if lines.late is not None and scope not in (EVERY_SCOPE, REVOKED):
         yield f"NOT {revoked[0]}", revoked[1]
 
 
-def _from_source(where: StepFilter, source: str) -> Iterator[Condition]:
-    yield from _one_of(source, where.sources)
-    if where.trust in ("own", "team"):
-        yield f"{source} IS NULL", []
-    if where.trust == "own" and where.user_id is None:
-        yield "k.user_id IS NULL", []
-
-
-def _of_session(session_id: str | None, namespace: int, pinned: list[int]) -> Iterator[Condition]:
+def _of_session(session_id: str, namespace: int, pinned: list[int]) -> Condition:
     """The steps of a session's lineage, and those recorded under its name without messages."""
-    if session_id is None:
-        return
     if not is_storable(session_id):
-        yield "FALSE", []
-        return
-    yield _OF_SESSION, [many(pinned), namespace, session_id]
+        return _NOTHING
+    return _OF_SESSION, [many(pinned), namespace, session_id]
 
 
-def _equal(column: str, value: str | None) -> Iterator[Condition]:
-    if value is None:
-        return
-    yield (f"{column} = ?", [value]) if is_storable(value) else ("FALSE", [])
-
-
-def _one_of(column: str, values: Sequence[str] | None) -> Iterator[Condition]:
-    if values is None:
-        return
-    storable = [value for value in values if is_storable(value)]
-    yield f"{column} IN (SELECT value FROM json_each(?))", [many(storable)]  # noqa: S608 - column is ours
-
-
-def _time_text(moment: datetime) -> str:
-    """Return a time as bodies write it, so that text order is time order."""
-    return moment.isoformat()
+def _one_of(column: str, values: Sequence[str | None]) -> Condition:
+    """A column has one of some values; None alone means that it has none."""
+    if values == [None]:
+        return f"{column} IS NULL", []
+    storable = [value for value in values if value is not None and is_storable(value)]
+    if len(storable) == 1:
+        return f"{column} = ?", storable
+    return f"{column} IN (SELECT value FROM json_each(?))", [many(storable)]  # noqa: S608 - column is ours

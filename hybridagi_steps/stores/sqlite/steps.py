@@ -15,8 +15,8 @@ import numpy as np
 import orjson
 
 from hybridagi_steps.errors import DuplicateStepError, StorageError
-from hybridagi_steps.protocols import StepKey
 from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.provenance import CHAT_FORMATS
 from hybridagi_steps.records.store_values import BranchPosition, Rows
 from hybridagi_steps.stores.body import encode_body
@@ -33,7 +33,7 @@ from hybridagi_steps.stores.sql.tables import (
     namespace_id,
     runs_of,
 )
-from hybridagi_steps.stores.sql.where import KEY_COLUMNS, Condition, PlainValue
+from hybridagi_steps.stores.sql.where import Condition, PlainValue, key_columns
 from hybridagi_steps.stores.sql.writing import StepWriting
 from hybridagi_steps.stores.sqlite.database import Database
 from hybridagi_steps.stores.sqlite.in_memory import InMemoryDatabase
@@ -135,7 +135,12 @@ SOURCE = f"""CASE WHEN json_type(k.metadata, '$.source.kind') = 'text' THEN coal
 RECALLED = """CASE WHEN instr(k.metadata, '"recalled"')
     THEN json_extract(k.metadata, '$.recalled') END"""
 """What a step recalled."""
-_COLUMNS: dict[StepKey, str] = {**KEY_COLUMNS, "source": SOURCE}
+_IN_BODY = """(SELECT CASE WHEN instr(s.body, '"{key}":"')
+        AND json_type(s.body, '$.{key}') = 'text' THEN json_extract(s.body, '$.{key}') END
+    FROM agent_step s WHERE s.row = k.row)"""
+_CALL_ID = """CASE WHEN k.step_type = 'ProgramCall'
+    THEN (SELECT s.id FROM agent_step s WHERE s.row = k.row) END"""
+_COLUMNS = key_columns(_IN_BODY, source=SOURCE, call_id=_CALL_ID)
 
 
 _MOST_TERMS = 100
@@ -249,7 +254,7 @@ class SqliteSteps(SqliteTables, StepWriting):
     """What SQLite says about steps and messages in its own way."""
 
     _runs = _RUNS
-    _source, _recalled = SOURCE, RECALLED
+    _columns, _recalled = _COLUMNS, RECALLED
     _save_text = _SAVE_TEXT
     _save_vector = _SAVE_VECTOR
     _forget_rows, _forget_namespace, _empty_rows = _FORGET_ROWS, _FORGET_ALL, _EMPTY

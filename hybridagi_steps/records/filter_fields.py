@@ -1,0 +1,122 @@
+"""The fields of a StepFilter: one declaration, from which everything that filters is derived.
+
+The SQL of both back-ends, the filter index, the options of the command line, the parameters of HTTP
+and MCP, and the table in the documentation read it; so a field is added by a line here and one in
+`StepFilter` for its type. Loads nothing: the command line's `--help` needs it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Kind = Literal["text", "texts", "choice", "choices", "number", "time", "json"]
+"""What a condition is given: one text or any of several; one or any of some words; a number; a
+time; keys with plain values."""
+
+StepKey = str
+"""Names a value of a step that filters compare and that never changes: what a `FilterField` names,
+and `program` (which a ProgramCall or ProgramEnd names), `call_id` (the id of a ProgramCall),
+`created_at` and `scope`."""
+
+
+class FilterField(NamedTuple):
+    """One condition that a filter may set."""
+
+    name: str
+    """The key of `StepFilter`."""
+    option: str
+    """The command line's option."""
+    kind: Kind
+    help: str
+    key: StepKey | None = None
+    """The step key that must be one of the values; None: the condition has a meaning of its own."""
+    in_body: bool = False
+    """Whether the value lies in the step's JSON body, under `key`, and not in a column."""
+    metavar: str | None = None
+
+
+FILTER_FIELDS = (
+    FilterField(
+        "session_id", "--session", "text", "Steps of this session's lineage.", metavar="ID"
+    ),
+    FilterField("run_id", "--run", "text", "Steps of this run.", "run_id", metavar="ID"),
+    FilterField(
+        "program",
+        "--program",
+        "text",
+        "Steps that call, end or stand directly inside a program of this name.",
+        metavar="NAME",
+    ),
+    FilterField(
+        "program_id",
+        "--program-id",
+        "text",
+        "Steps directly inside this ProgramCall.",
+        "program_id",
+        metavar="ID",
+    ),
+    FilterField(
+        "step_types",
+        "--type",
+        "choices",
+        "Steps of these types: Action, Decision, ProgramCall or ProgramEnd.",
+        "step_type",
+        metavar="TYPE",
+    ),
+    FilterField(
+        "tools", "--tool", "texts", "Actions that used one of these tools.", "tool", metavar="NAME"
+    ),
+    FilterField(
+        "status",
+        "--status",
+        "choices",
+        "Steps that ended like this: ok, error, partial or cancelled.",
+        "status",
+    ),
+    FilterField(
+        "min_score",
+        "--rated",
+        "number",
+        "Steps whose score, or whose run's score, is at least this.",
+    ),
+    FilterField("since", "--since", "time", "Steps made at or after this time.", metavar="DATE"),
+    FilterField("until", "--until", "time", "Steps made before this time.", metavar="DATE"),
+    FilterField(
+        "scope",
+        "--scope",
+        "text",
+        "A user's own history without it; trial runs of this scope, or `*` for everything.",
+    ),
+    FilterField(
+        "exclude_run_id", "--not-run", "texts", "Not the steps of these runs.", metavar="ID"
+    ),
+    FilterField("user_id", "--user", "text", "Steps of this user.", "user_id", metavar="ID"),
+    FilterField(
+        "metadata",
+        "--metadata",
+        "json",
+        "Steps with exactly these values of top-level metadata keys.",
+        metavar="KEY=VALUE",
+    ),
+    FilterField(
+        "sources",
+        "--source",
+        "texts",
+        "Steps that came from one of these: a file's name, or `mcp`.",
+        "source",
+        metavar="NAME",
+    ),
+    FilterField(
+        "trust",
+        "--trust",
+        "choice",
+        "Least trust: `own` (recorded here by the user asked for), `team` (recorded here by "
+        "anybody), `imported` (all).",
+    ),
+)
+"""In the order in which they are listed."""
+
+_BREADTH = ("text", "texts", "choice", "choices")
+KEY_FIELDS = sorted((f for f in FILTER_FIELDS if f.key), key=lambda f: _BREADTH.index(f.kind))
+"""Those that compare a step key; first those that leave least as a rule."""
+KEYS_IN_BODY = frozenset(field.key for field in FILTER_FIELDS if field.key and field.in_body)
