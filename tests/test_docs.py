@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 import hybridagi_steps as hs
 from hybridagi_steps.cli.app import app
 from hybridagi_steps.plots.step_map import MOST_POINTS
+from hybridagi_steps.records.filter_fields import FILTER_FIELDS
 from hybridagi_steps.records.json_values import MAX_DEPTH
 from hybridagi_steps.search.lineage import FOLLOWING
 from hybridagi_steps.stores.body import MAX_STEP_BYTES
@@ -109,9 +110,10 @@ def test_every_public_name_stands_in_the_reference() -> None:
         assert {f"{home}.{name}" for name in module.__all__} <= listed
 
 
-def test_every_filter_key_is_named() -> None:
+def test_the_table_of_filter_keys_is_that_of_the_code() -> None:
     text = (DOCS / "searching.md").read_text("utf-8")
-    assert [key for key in hs.StepFilter.model_fields if f"`{key}`" not in text] == []
+    rows = [f"| `{f.name}` | `{f.option}` | {f.help} |" for f in FILTER_FIELDS]
+    assert "\n".join(rows) in text, "\n".join(["write into searching.md:", *rows])
 
 
 def test_numbers_in_the_text_are_those_of_the_code() -> None:

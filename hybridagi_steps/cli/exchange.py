@@ -11,25 +11,16 @@ from hybridagi_steps.cli.options import (
     DEFAULT_DB,
     AsJson,
     Db,
-    Metadata,
     Namespace,
     Redact,
-    Run,
-    Scope,
-    Session,
-    Since,
-    Sources,
-    Status,
-    Tools,
-    Trust,
-    Types,
-    Until,
-    User,
     existing,
     named,
     opened,
-    step_filter,
+    with_filter,
 )
+
+if TYPE_CHECKING:
+    from hybridagi_steps.records.filters import StepFilter
 
 Salvage = Annotated[
     bool,
@@ -39,9 +30,6 @@ Salvage = Annotated[
         "something is not whole.",
     ),
 ]
-if TYPE_CHECKING:
-    from hybridagi_steps.records.filters import StepFilter
-
 NAMED = 10
 """Skipped records shown; --json shows more."""
 
@@ -110,7 +98,9 @@ def _index(db: str, namespace: str) -> None:
         typer.echo(f"imported, not indexed yet: {error}", err=True)
 
 
+@with_filter
 def export_steps(
+    where: StepFilter,
     file: Annotated[str, typer.Argument(metavar="FILE", help="- is standard output.")] = "-",
     format_name: Annotated[
         str,
@@ -122,38 +112,13 @@ def export_steps(
     ] = "auto",
     vectors: Annotated[bool, typer.Option("--vectors", help="Write embeddings too.")] = False,
     salvage: Salvage = False,
-    run: Run = None,
-    session: Session = None,
-    user: User = None,
-    types: Types = None,
-    tools: Tools = None,
-    status: Status = None,
-    since: Since = None,
-    until: Until = None,
-    scope: Scope = None,
-    metadata: Metadata = None,
-    sources: Sources = None,
-    trust: Trust = None,
     db: Db = DEFAULT_DB,
     namespace: Namespace = "default",
 ) -> None:
     """Write steps to a file, by default all of them as JSONL."""
-    where = step_filter(
-        run_id=run,
-        session_id=session,
-        user_id=user,
-        step_types=types,
-        tools=tools,
-        status=status,
-        since=since,
-        until=until,
-        scope=scope,
-        metadata=metadata,
-        sources=sources,
-        trust=trust,
-    )
     if salvage:
-        if vectors or format_name not in ("auto", "jsonl") or where != step_filter():
+        filtered = bool(where.model_dump(exclude_none=True))
+        if vectors or format_name not in ("auto", "jsonl") or filtered:
             raise typer.BadParameter(
                 "--salvage writes everything that is whole, as jsonl; choose among it on import."
             )

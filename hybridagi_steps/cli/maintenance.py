@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,23 +10,14 @@ from hybridagi_steps.cli.options import (
     DEFAULT_DB,
     AsJson,
     Db,
-    Metadata,
     Namespace,
-    Run,
-    Scope,
-    Session,
-    Since,
-    Sources,
-    Status,
-    Tools,
-    Trust,
-    Types,
-    Until,
-    User,
     existing,
     named,
-    step_filter,
+    with_filter,
 )
+
+if TYPE_CHECKING:
+    from hybridagi_steps.records.filters import StepFilter
 
 
 def stats(db: Db = DEFAULT_DB, namespace: Namespace = "default", as_json: AsJson = False) -> None:
@@ -91,20 +82,10 @@ def vacuum(db: Db = DEFAULT_DB, namespace: Namespace = "default") -> None:
     typer.echo(f"{named(db)}: {before:,} bytes before, {after:,} now.")
 
 
+@with_filter
 def purge(
+    where: StepFilter,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    run: Run = None,
-    session: Session = None,
-    user: User = None,
-    types: Types = None,
-    tools: Tools = None,
-    status: Status = None,
-    since: Since = None,
-    until: Until = None,
-    scope: Scope = None,
-    metadata: Metadata = None,
-    sources: Sources = None,
-    trust: Trust = None,
     db: Db = DEFAULT_DB,
     namespace: Namespace = "default",
     as_json: AsJson = False,
@@ -113,20 +94,6 @@ def purge(
     from hybridagi_steps.cli import render as output
     from hybridagi_steps.erasure import doomed_by, meant_by
 
-    where = step_filter(
-        run_id=run,
-        session_id=session,
-        user_id=user,
-        step_types=types,
-        tools=tools,
-        status=status,
-        since=since,
-        until=until,
-        scope=scope,
-        metadata=metadata,
-        sources=sources,
-        trust=trust,
-    )
     if where.passes_everything:
         raise typer.BadParameter("purge needs a filter: --run, --session, --user, --until, …")
     with existing(db, namespace) as memory:

@@ -5,8 +5,9 @@ A command that only reads refuses a file that is not there instead of creating a
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hybridagi_steps.records.filter_fields import FILTER_FIELDS, FilterField
+
 if TYPE_CHECKING:
     from hybridagi_steps.memory import StepMemory
-    from hybridagi_steps.records.filters import StepFilter
 
 DEFAULT_DB = "steps.db"
 
@@ -39,56 +41,6 @@ Redact = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Run = Annotated[str | None, typer.Option("--run", help="Only steps of this run.", metavar="ID")]
-Session = Annotated[
-    str | None, typer.Option("--session", help="Only steps of this session.", metavar="ID")
-]
-User = Annotated[str | None, typer.Option("--user", help="Only steps of this user.", metavar="ID")]
-Types = Annotated[
-    list[str] | None,
-    typer.Option("--type", help="Only Action, Decision, ProgramCall or ProgramEnd; repeatable."),
-]
-Tools = Annotated[
-    list[str] | None, typer.Option("--tool", help="Only uses of this tool; repeatable.")
-]
-Status = Annotated[
-    list[str] | None,
-    typer.Option("--status", help="Only ok, error, partial or cancelled; repeatable."),
-]
-Since = Annotated[
-    str | None, typer.Option("--since", help="Only steps made at or after it.", metavar="DATE")
-]
-Until = Annotated[
-    str | None, typer.Option("--until", help="Only steps made before it.", metavar="DATE")
-]
-Scope = Annotated[
-    str | None, typer.Option("--scope", help="Trial runs of this scope; * shows everything.")
-]
-Rated = Annotated[
-    float | None,
-    typer.Option("--rated", help="Only steps with at least this score, their own or their run's."),
-]
-NotRun = Annotated[
-    list[str] | None,
-    typer.Option("--not-run", help="Not steps of this run; repeatable.", metavar="ID"),
-]
-Metadata = Annotated[
-    list[str] | None,
-    typer.Option("--metadata", help="Only with this value; repeatable.", metavar="KEY=VALUE"),
-]
-
-Sources = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--source", help="Only what came from this file, or mcp; repeatable.", metavar="NAME"
-    ),
-]
-Trust = Annotated[
-    str | None,
-    typer.Option(
-        "--trust", help="Only own (recorded here by --user), team (by anybody) or imported (all)."
-    ),
-]
 
 
 def existing(db: str, namespace: str) -> AbstractContextManager[StepMemory]:
@@ -130,29 +82,62 @@ def named(db: str) -> str:
     return shown_address(db)
 
 
-def step_filter(
-    *,
-    since: str | None = None,
-    until: str | None = None,
-    metadata: Sequence[str] | None = None,
-    **conditions: Any,
-) -> StepFilter:
-    """Return the filter that options ask for; absent ones add no condition."""
-    from hybridagi_steps.records.filters import StepFilter
+def with_filter(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for each field of a filter, which it is called with as `where`."""
+    names = {**command.__globals__, "StepFilter": object}  # loaded when a command runs
+    own = inspect.signature(command, eval_str=True, globals=names).parameters
+    parameters = [own[name] for name in own if name != "where"] + list(_FILTER_OPTIONS.values())
 
-    asked = {
-        **conditions,
-        "since": _date("--since", since),
-        "until": _date("--until", until),
-        "metadata": dict(_pair(text) for text in metadata) if metadata else None,
-    }
-    return StepFilter.of({key: value for key, value in asked.items() if value not in (None, [])})
+    def run(**options: Any) -> None:
+        from hybridagi_steps.records.filters import StepFilter
+
+        asked = {name: options.pop(option.name) for name, option in _FILTER_OPTIONS.items()}
+        command(StepFilter.of(_conditions(asked)), **options)
+
+    run.__doc__, run.__annotations__ = command.__doc__, {p.name: p.annotation for p in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    return run
 
 
-def _date(option: str, text: str | None) -> datetime | None:
+_REPEATABLE = ("texts", "choices", "json")
+
+
+def _option(field: FilterField) -> inspect.Parameter:
+    """Return the option of a field as a command's parameter."""
+    text = field.help.replace("`", "")
+    if text.startswith(("Steps", "Actions")):
+        text = f"Only {text[0].lower()}{text[1:]}"
+    kind: Any = float | None if field.kind == "number" else str | None
+    if field.kind in _REPEATABLE:
+        kind, text = list[str] | None, f"{text.removesuffix('.')}; repeatable."
+    option = typer.Option(field.option, help=text, metavar=field.metavar)
+    name = f"where_{field.name}"  # a command may have a parameter of the field's name
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option]
+    )
+
+
+_FILTER_OPTIONS = {field.name: _option(field) for field in FILTER_FIELDS}
+
+
+def _conditions(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what options ask for as a filter takes it; absent ones add no condition."""
+    read: dict[str, Any] = {}
+    for field in FILTER_FIELDS:
+        if (value := asked[field.name]) is None or value == []:
+            continue
+        if field.kind == "time":
+            value = _date(field.option, value)
+        elif field.kind == "json":
+            value = dict(_pair(field.option, text) for text in value)
+        read[field.name] = value
+    return read
+
+
+def _date(option: str, text: str) -> datetime:
     try:
-        read = datetime.fromisoformat(text) if text is not None else None
-        return read.astimezone(UTC) if read is not None and read.tzinfo is not None else read
+        read = datetime.fromisoformat(text)
+        return read.replace(tzinfo=UTC) if read.tzinfo is None else read.astimezone(UTC)
     except (ValueError, OverflowError) as error:
         raise typer.BadParameter(
             f"{option}: {text!r} is no date; write 2026-01-31 or 2026-01-31T10:00 (UTC)."
@@ -166,11 +151,11 @@ def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def _pair(text: str) -> tuple[str, Any]:
+def _pair(option: str, text: str) -> tuple[str, Any]:
     """Read KEY=VALUE; numbers, true, false and null (or as Python writes them), else text."""
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise typer.BadParameter(f"--metadata: {text!r} is not KEY=VALUE.")
+        raise typer.BadParameter(f"{option}: {text!r} is not KEY=VALUE.")
     if value in _PYTHONS_OWN:
         return key, _PYTHONS_OWN[value]
     try:

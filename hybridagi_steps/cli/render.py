@@ -35,11 +35,11 @@ def hits_table(hits: Sequence[StepHit]) -> Table:
     made.columns[2].ratio = 1
     made.expand = True
     for rank, hit in enumerate(hits, start=1):
-        view = step_view(_data(hit.step))
+        view = _view(hit.step)
         body = [_headline(view, (f"  {view.id}", "dim")), *_below(view)]
         if hit.why:
             body.append(_cut(styled((hit.why, "dim italic"))))
-        body += [_cut(styled(("  ↳ ", "dim"), *_short(step_view(_data(s))))) for s in hit.context]
+        body += [_cut(styled(("  ↳ ", "dim"), *_short(_view(s)))) for s in hit.context]
         made.add_row(str(rank), _bar(hit.score), Group(*body))
     return made
 
@@ -68,7 +68,7 @@ def run_tree(steps: Sequence[AgentStep]) -> RenderableType:
     count = f"{len(steps):,} step{'' if len(steps) == 1 else 's'}"
     run_id = steps[0].run_id if steps else None
     tree = Tree(styled((f"run {run_id}" if run_id else count, "bold"), (f"  {count}", "dim")))
-    _grow(tree, tree_view([_data(step) for step in steps[:_MOST_IN_TREE]]))
+    _grow(tree, tree_view([step_data(step) for step in steps[:_MOST_IN_TREE]]))
     if (hidden := len(steps) - _MOST_IN_TREE) > 0:
         tree.add(styled((f"… and {hidden:,} more; --json shows all", "dim")))
     return tree
@@ -78,7 +78,7 @@ def step_page(
     step: AgentStep, parents: Sequence[AgentStep], children: Sequence[AgentStep]
 ) -> RenderableType:
     """Return everything about one step: what led to it, what it was, what followed."""
-    view = step_view(_data(step))
+    view = _view(step)
     parts: list[RenderableType] = [_headline(view)]
     parts += [*_kin("after", parents), *_kin("before", children)]
     for name, text in view.sections:
@@ -89,7 +89,7 @@ def step_page(
 def _kin(label: str, steps: Sequence[AgentStep]) -> list[Text]:
     rows: list[Text] = []
     for step in steps[:_MOST_KIN]:
-        view = step_view(_data(step))
+        view = _view(step)
         rows.append(_cut(styled((f"  {label} {view.id}  ", "dim"), *_short(view))))
     if (hidden := len(steps) - _MOST_KIN) > 0:
         rows.append(styled((f"  and {hidden:,} more", "dim")))
@@ -134,7 +134,7 @@ def _short(view: StepView) -> list[tuple[object, str]]:
 
 
 def _beginning(step: AgentStep) -> list[tuple[object, str]]:
-    view = step_view(_data(step))
+    view = _view(step)
     return [(view.title, "bold"), (f"  {view.purpose}" if view.purpose else "", "")]
 
 
@@ -150,8 +150,13 @@ def _cut(text: Text) -> Text:
     return text
 
 
-def _data(step: AgentStep) -> dict[str, Any]:
+def step_data(step: AgentStep) -> dict[str, Any]:
+    """Return a step as JSON data, without its vector."""
     return step.model_dump(mode="json", exclude={"vector"})
+
+
+def _view(step: AgentStep) -> StepView:
+    return step_view(step_data(step))
 
 
 _KEPT_UNPRINTABLE = {"\n", "\t", "\u200d"}

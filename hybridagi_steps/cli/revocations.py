@@ -11,66 +11,31 @@ from hybridagi_steps.cli.options import (
     DEFAULT_DB,
     AsJson,
     Db,
-    Metadata,
     Namespace,
-    Run,
-    Scope,
-    Session,
-    Since,
-    Sources,
-    Status,
-    Tools,
-    Trust,
-    Types,
-    Until,
-    User,
     existing,
     named,
-    step_filter,
+    with_filter,
 )
 
 if TYPE_CHECKING:
+    from hybridagi_steps.records.filters import StepFilter
     from hybridagi_steps.records.revocation import Revocation
 
 
+@with_filter
 def revoke(
+    where: StepFilter,
     undo: Annotated[
         str | None, typer.Option("--undo", help="Take this revocation back.", metavar="ID")
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="List what was revoked.")] = False,
     reason: Annotated[str | None, typer.Option("--reason", help="Why, for the list.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is hit.")] = False,
-    run: Run = None,
-    session: Session = None,
-    user: User = None,
-    types: Types = None,
-    tools: Tools = None,
-    status: Status = None,
-    since: Since = None,
-    until: Until = None,
-    scope: Scope = None,
-    metadata: Metadata = None,
-    sources: Sources = None,
-    trust: Trust = None,
     db: Db = DEFAULT_DB,
     namespace: Namespace = "default",
     as_json: AsJson = False,
 ) -> None:
     """Hide what a filter names, and all that descends from it, from every search."""
-    where = step_filter(
-        run_id=run,
-        session_id=session,
-        user_id=user,
-        step_types=types,
-        tools=tools,
-        status=status,
-        since=since,
-        until=until,
-        scope=scope,
-        metadata=metadata,
-        sources=sources,
-        trust=trust,
-    )
     filtered = bool(where.model_dump(exclude_none=True))
     if (undo is not None) + listed + filtered != 1:
         raise typer.BadParameter("give a filter (--source, --run, --user, …), --undo ID or --list.")

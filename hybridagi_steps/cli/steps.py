@@ -11,35 +11,22 @@ from hybridagi_steps.cli.options import (
     DEFAULT_DB,
     AsJson,
     Db,
-    Metadata,
     Namespace,
-    NotRun,
-    Rated,
-    Run,
-    Scope,
-    Session,
-    Since,
-    Sources,
-    Status,
-    Tools,
-    Trust,
-    Types,
-    Until,
-    User,
     existing,
-    step_filter,
+    with_filter,
 )
 
 if TYPE_CHECKING:
     from hybridagi_steps.memory import StepMemory
-    from hybridagi_steps.records.agent_step import AgentStep
-    from hybridagi_steps.records.filters import StepHit
+    from hybridagi_steps.records.filters import StepFilter, StepHit
 
 _MANY = 2_000
 """Pending texts and vectors that take longer than people wait without a sign."""
 
 
+@with_filter
 def search(
+    where: StepFilter,
     text: Annotated[str | None, typer.Argument(metavar="TEXT", help="What to look for.")] = None,
     like: Annotated[
         str | None, typer.Option("--like", help="Find steps like this one.", metavar="ID")
@@ -52,41 +39,11 @@ def search(
     min_score: Annotated[
         float | None, typer.Option("--min-score", help="Least score of a hit, 0 to 1.")
     ] = None,
-    run: Run = None,
-    session: Session = None,
-    user: User = None,
-    types: Types = None,
-    tools: Tools = None,
-    status: Status = None,
-    since: Since = None,
-    until: Until = None,
-    scope: Scope = None,
-    metadata: Metadata = None,
-    sources: Sources = None,
-    trust: Trust = None,
-    rated: Rated = None,
-    not_run: NotRun = None,
     db: Db = DEFAULT_DB,
     namespace: Namespace = "default",
     as_json: AsJson = False,
 ) -> None:
     """Find steps by meaning and words, or by likeness."""
-    where = step_filter(
-        run_id=run,
-        session_id=session,
-        user_id=user,
-        step_types=types,
-        tools=tools,
-        status=status,
-        since=since,
-        until=until,
-        scope=scope,
-        metadata=metadata,
-        sources=sources,
-        trust=trust,
-        min_score=rated,
-        exclude_run_id=not_run,
-    )
     if min_score is not None and not 0 <= min_score <= 1:
         raise typer.BadParameter(f"--min-score is a number from 0 to 1, not {min_score}.")
     if (text is None) == (like is None):
@@ -114,7 +71,7 @@ def show(
         found = find(memory, step_id)
         if isinstance(found, list):
             if as_json:
-                render.print_json([_data(step) for step in found])
+                render.print_json([render.step_data(step) for step in found])
             else:
                 render.console().print(render.run_tree(found))
             return
@@ -122,9 +79,9 @@ def show(
     if as_json:
         render.print_json(
             {
-                "step": _data(found),
-                "parents": [_data(step) for step in parents],
-                "children": [_data(step) for step in children],
+                "step": render.step_data(found),
+                "parents": [render.step_data(step) for step in parents],
+                "children": [render.step_data(step) for step in children],
             }
         )
         return
@@ -190,7 +147,3 @@ def _print_hits(hits: list[StepHit], *, as_json: bool) -> None:
         render.console().print(render.hits_table(hits))
     else:
         typer.echo("no steps found.")
-
-
-def _data(step: AgentStep) -> dict[str, Any]:
-    return step.model_dump(mode="json", exclude={"vector"})

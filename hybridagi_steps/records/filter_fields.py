@@ -85,7 +85,7 @@ FILTER_FIELDS = (
         "scope",
         "--scope",
         "text",
-        "A user's own history without it; trial runs of this scope, or `*` for everything.",
+        "Trial runs of this scope, or everything (`*`); without it a user's own history.",
     ),
     FilterField(
         "exclude_run_id", "--not-run", "texts", "Not the steps of these runs.", metavar="ID"

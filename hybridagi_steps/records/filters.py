@@ -82,8 +82,8 @@ _Time = Annotated[
 class StepFilter(BaseModel):
     """Which steps to look at. Conditions add up; a list means any of its members.
 
-    What each condition does is said once, in `records/filter_fields.py`. A datetime without a zone
-    is local, a text without one UTC.
+    What each key does is listed on the page about searching, and in the JSON schema. A datetime
+    without a zone is local, a text without one UTC.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_described)

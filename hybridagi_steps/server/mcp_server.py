@@ -8,6 +8,7 @@ protocol.
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -24,6 +25,7 @@ from hybridagi_steps.errors import StepsError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.fences import inert, inert_json
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, id_text
+from hybridagi_steps.records.filter_fields import FILTER_FIELDS
 from hybridagi_steps.records.provenance import from_outside
 from hybridagi_steps.server.views import filled, hit_data, hits_for, run_data
 
@@ -122,14 +124,15 @@ def _search_steps(memory: StepMemory) -> Callable[..., Any]:
             like: Or the id of a step, to find others like it.
             k: Most hits wanted, 1 to 200.
             mode: By meaning and words, or one of them.
-            where: Conditions: session_id, run_id, program, program_id, step_types, tools, status,
-                min_score, since, until, scope, exclude_run_id, user_id, metadata, sources, trust.
+            where: Conditions: {keys}.
         """
         hits = await _asked(
             lambda: hits_for(memory, k, query=query, like=like, where=where, mode=mode)
         )
         return {"hits": [inert_json(hit_data(hit)) for hit in hits]}
 
+    described = inspect.getdoc(search_steps) or ""
+    search_steps.__doc__ = described.format(keys=", ".join(field.name for field in FILTER_FIELDS))
     return search_steps
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Generator
@@ -18,6 +19,7 @@ from exchange_shelf import unsourced
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.cli import main
 from hybridagi_steps.cli.render import plain
+from hybridagi_steps.records.filter_fields import FILTER_FIELDS
 
 DATA = str(files("hybridagi_steps.data") / "steps.jsonl")
 REFUND = "compensation for a canceled flight"
@@ -161,6 +163,23 @@ def test_filters_hold(run: Run, filled: str, option: str, value: str, path: list
 def test_dates_bound_a_search(run: Run, filled: str) -> None:
     assert run("search", REFUND, "--db", filled, "--until", "2020-01-01").out == "no steps found.\n"
     assert "tau-airline" in run("search", REFUND, "--db", filled, "--since", "2020-01-01").out
+
+
+def test_a_date_without_a_zone_is_utc_wherever_it_is_typed(tmp_path: Path) -> None:
+    path = tmp_path / "steps.db"
+    with StepMemory(path, embedder="hashing") as memory:
+        memory.add(AgentStep(id="noon", step_type="Action", created_at="2026-01-31T12:00Z"))  # pyright: ignore[reportArgumentType]
+    here = {**os.environ, "TZ": "Asia/Tokyo"}
+    asked = ["export", "--db", str(path), "--since", "2026-01-31T11:59", "--until", "2026-01-31T13"]
+    command = [sys.executable, "-m", "hybridagi_steps", *asked]
+    done = subprocess.run(command, env=here, capture_output=True, text=True, check=True)
+    assert '"id":"noon"' in done.stdout
+
+
+@pytest.mark.parametrize("command", ["search", "export", "purge", "revoke"])
+def test_every_filter_has_its_option(run: Run, command: str) -> None:
+    offered = run(command, "--help").out
+    assert [field.option for field in FILTER_FIELDS if f"{field.option} " not in offered] == []
 
 
 def test_steps_like_one_leave_that_one_out(run: Run, filled: str) -> None:

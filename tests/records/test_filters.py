@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from hybridagi_steps.errors import InvalidFilterError
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.filter_fields import FILTER_FIELDS
 from hybridagi_steps.records.filters import StepFilter, StepHit
 
 
@@ -31,6 +32,16 @@ def test_one_value_stands_for_a_list_of_one() -> None:
     assert (where.tools, where.status, where.exclude_run_id) == (["search"], ["error"], ["r"])
     assert StepFilter.of({"tools": ("a", "b")}).tools == ["a", "b"]
     assert sorted(StepFilter.of({"tools": {"a", "b"}}).tools or []) == ["a", "b"]
+
+
+def test_every_field_is_declared_and_described() -> None:
+    assert [field.name for field in FILTER_FIELDS] == list(StepFilter.model_fields)
+    described = StepFilter.model_json_schema()["properties"]
+    assert {name: each["description"] for name, each in described.items()} == {
+        field.name: field.help for field in FILTER_FIELDS
+    }
+    options = [field.option for field in FILTER_FIELDS]
+    assert len({*options}) == len(options)
 
 
 def test_ids_may_be_uuids() -> None:

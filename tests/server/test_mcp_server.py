@@ -20,6 +20,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.types import TextContent
 
 from hybridagi_steps import StepMemory
+from hybridagi_steps.records.filter_fields import FILTER_FIELDS
 
 HELLO = {
     "protocolVersion": "2025-06-18",
@@ -71,6 +72,7 @@ def test_a_client_adds_finds_and_reads(tmp_path: Path) -> None:
         assert all(tool.description for tool in listed.tools)
         assert all(tool.input_schema["additionalProperties"] is False for tool in listed.tools)
         (search,) = [tool for tool in listed.tools if tool.name == "search_steps"]
+        assert all(field.name in str(search.description) for field in FILTER_FIELDS)
         k = search.input_schema["properties"]["k"]
         assert (k["minimum"], k["maximum"], k["default"]) == (1, 200, 5)
         call = await tools(

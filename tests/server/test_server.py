@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -158,6 +160,14 @@ class TestSearch:
     def test_every_condition_narrows(self, still: Served, where: dict[str, Any]) -> None:
         found = still.client.get("/search", params={"q": "refund the ticket", **where}).json()
         assert [hit["step"]["id"] for hit in found["hits"]] == ["act"]
+
+    def test_a_time_without_a_zone_is_utc(self) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TZ", "Asia/Tokyo")
+            time.tzset()
+            asked = SearchAsked.model_validate({"q": "x", "since": "2026-01-31T12:00"})
+            assert asked.where().since == datetime(2026, 1, 31, 12, tzinfo=UTC)
+        time.tzset()
 
     def test_it_offers_every_key_of_a_filter(self) -> None:
         assert set(StepFilter.model_fields) <= set(SearchAsked.model_fields)

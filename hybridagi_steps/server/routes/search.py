@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Query, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from hybridagi_steps.records.agent_step import AgentStepType, StepStatus
-from hybridagi_steps.records.filters import StepFilter, Trust
+from hybridagi_steps.records.filter_fields import FILTER_FIELDS, FilterField
+from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.problems import problems
 from hybridagi_steps.server.schemas import answer, unambiguous_json
@@ -24,11 +23,44 @@ router = APIRouter(tags=["search"], route_class=WorkRoute)
 MOST_HITS = 200
 _LONGEST_QUERY = 4_000
 """Characters; percent-encoded they still fit into a request's first line."""
-_OWN = ("q", "like", "k", "mode", "expand", "min_hit_score")
 Text = Annotated[str, Field(max_length=512)]
+JsonText = Annotated[
+    str,
+    Field(
+        max_length=1_000,
+        json_schema_extra={
+            "contentMediaType": "application/json",
+            "contentSchema": {
+                "type": "object",
+                "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
+            },
+        },
+    ),
+]
+_KINDS: dict[str, Any] = {
+    "text": Text | None,  # pyright: ignore[reportOperatorIssue] - a type as a value
+    "texts": list[Text] | None,
+    "json": JsonText | None,  # pyright: ignore[reportOperatorIssue] - likewise
+}
+"""What a query parameter is where it is not what `StepFilter` takes."""
 
 
-class SearchAsked(BaseModel):
+def _parameter(field: FilterField) -> tuple[Any, Any]:
+    """Return a field of a filter as a query parameter: its type and what is known of it."""
+    said = field.help
+    if field.kind in ("texts", "choices"):
+        said = f"{said.removesuffix('.')}; repeat it for several."
+    elif field.kind == "json":
+        said = f"{said.removesuffix('.')}, as a JSON object."
+    kind: Any = StepFilter.model_fields[field.name].rebuild_annotation()
+    return _KINDS.get(field.kind, kind), Field(default=None, description=said)
+
+
+_PARAMETERS: dict[str, Any] = {field.name: _parameter(field) for field in FILTER_FIELDS}
+_Conditions: type[BaseModel] = create_model("_Conditions", **_PARAMETERS)
+
+
+class SearchAsked(_Conditions):
     """A search: `q` or `like`, and every condition of a StepFilter."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid")
@@ -45,53 +77,13 @@ class SearchAsked(BaseModel):
     """What each hit brings along in `context`."""
     min_hit_score: float | None = Field(default=None, ge=0, le=1)
     """Least score of a hit."""
-    session_id: Text | None = None
-    """Steps of this session's lineage."""
-    run_id: Text | None = None
-    """Steps of this run."""
-    program: Text | None = None
-    """Steps that call, end or stand directly inside a program of this name."""
-    program_id: Text | None = None
-    """Steps directly inside this ProgramCall."""
-    step_types: list[AgentStepType] | None = None
-    """Steps of these types; repeat it for several."""
-    tools: list[Text] | None = None
-    """Actions that used one of these tools; repeat it for several."""
-    status: list[StepStatus] | None = None
-    """Steps that ended like this; repeat it for several."""
-    min_score: float | None = Field(default=None, allow_inf_nan=False)
-    """Steps whose own or whose run's score is at least this."""
-    since: datetime | None = None
-    """Steps made at or after this time."""
-    until: datetime | None = None
-    """Steps made before this time."""
-    scope: Text | None = None
-    """Trial runs of this scope; `*` shows everything."""
-    exclude_run_id: list[Text] | None = None
-    """Not the steps of these runs; repeat it for several."""
-    user_id: Text | None = None
-    """Steps of this user."""
-    sources: list[Text] | None = None
-    """Steps that came from one of these: a file's name, or `mcp`; repeat it for several."""
-    trust: Trust | None = None
-    """Least trust: recorded here by the user (`own`), by anybody (`team`), or all (`imported`)."""
-    metadata: Annotated[str, Field(max_length=1_000)] | None = Field(
-        default=None,
-        json_schema_extra={
-            "contentMediaType": "application/json",
-            "contentSchema": {
-                "type": "object",
-                "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
-            },
-        },
-    )
-    """Top-level metadata keys with exactly these values, as a JSON object."""
 
     def where(self) -> StepFilter:
         """Return the conditions."""
-        conditions = self.model_dump(exclude_none=True, exclude={*_OWN, "metadata"})
-        if self.metadata is not None:
-            conditions["metadata"] = _object("metadata", self.metadata)
+        conditions = self.model_dump(include={*_PARAMETERS}, exclude_none=True)
+        for field in FILTER_FIELDS:
+            if field.kind == "json" and field.name in conditions:
+                conditions[field.name] = _object(field.name, conditions[field.name])
         return StepFilter.of(conditions)
 
 
