@@ -24,7 +24,7 @@ from hybridagi_steps.errors import (
     StepsError,
     StepTooDeepError,
 )
-from hybridagi_steps.records.agent_step import AgentStep, id_text, repaired
+from hybridagi_steps.records.agent_step import ID_FIELDS, AgentStep, id_text, repaired
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.json_values import (
     MAX_DEPTH,
@@ -39,7 +39,6 @@ from hybridagi_steps.records.store_values import UNREVOKED
 
 MAX_ID_LENGTH = 128
 
-_IDS = ("id", "parent_id", "run_id", "session_id", "user_id", "program_id", "scope")
 _VALUES = ("inputs", "outputs", "metadata")
 
 
@@ -82,7 +81,7 @@ def _admitted(step: AgentStep, redact: Redact | None) -> AgentStep:
     if not isinstance(step, AgentStep):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
         raise InvalidStepError(f"expected an AgentStep, got {type(step).__name__}.")
     fields = vars(step)
-    for name in _IDS:
+    for name in ID_FIELDS:
         value = fields.get(name)
         if value is not None and type(value) is not UUID:
             _check_id(step, name, value)

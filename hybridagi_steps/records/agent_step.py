@@ -183,6 +183,12 @@ class AgentStep(BaseModel):
         return step_html(shown(self))
 
 
+NAME_FIELDS = tuple(
+    name for name, field in AgentStep.model_fields.items() if field.annotation == (str | None)
+)
+"""Fields that hold a name or nothing."""
+ID_FIELDS = ("id", "parent_id", *NAME_FIELDS)
+"""Fields whose texts are compared as they are: no redaction touches them, and NUL is refused."""
 _FIELDS = frozenset(AgentStep.model_fields)
 _JSON_FIELDS = frozenset({"inputs", "outputs", "metadata", "score"})
 

@@ -15,12 +15,11 @@ from uuid import UUID, uuid5
 
 from pydantic import ValidationError
 
-from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.agent_step import ID_FIELDS, AgentStep
 
 JsonObject = dict[str, Any]
 
 _NAMESPACE = UUID("6d1f0f43-0c39-5b8e-9c0d-6a5d5c1f7a52")
-_TEXTS = ("id", "parent_id", "session_id", "user_id", "run_id", "program_id", "scope")
 _TIME_KEYS = ("created_at", "timestamp", "created", "create_time")
 _MILLISECONDS_FROM = 1e11
 """Epoch numbers above this are milliseconds: as seconds they would lie after the year 5100."""
@@ -161,7 +160,7 @@ def agent_step(fields: JsonObject) -> AgentStep:
 
 def _check_texts(step: AgentStep) -> None:
     """Refuse lone surrogates where nothing repairs them: no file and no database takes them."""
-    texts: JsonObject = {name: getattr(step, name) for name in _TEXTS}
+    texts: JsonObject = {name: getattr(step, name) for name in ID_FIELDS}
     texts |= {name: name for name in step.model_extra or {}}
     if step.metrics is not None:
         texts |= {"model_name": step.metrics.model_name, "provider": step.metrics.provider}

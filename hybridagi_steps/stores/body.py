@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from hybridagi_steps.errors import InvalidStepError, StepTooLargeError
-from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, as_id, id_text
+from hybridagi_steps.records.agent_step import ID_FIELDS, AgentStep, AgentStepType, as_id, id_text
 from hybridagi_steps.records.json_values import defaults_of, unvalidated
 from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
 
@@ -26,7 +26,6 @@ MAX_STEP_BYTES = 8 * 1024 * 1024
 _FIELDS = frozenset(AgentStep.model_fields)
 _DEFAULTS = defaults_of(AgentStep)
 _TYPES: dict[str, AgentStepType] = {kind.value: kind for kind in AgentStepType}
-_NAMES = ("parent_id", "run_id", "session_id", "user_id", "program_id", "scope")
 
 
 def encode_body(step: AgentStep) -> str:
@@ -74,7 +73,7 @@ def _plain(value: object) -> Any:
 
 
 def _refuse_nul(step: AgentStep) -> None:
-    for name in ("id", *_NAMES):
+    for name in ID_FIELDS:
         if "\x00" in str(getattr(step, name)):
             raise InvalidStepError(
                 f"the {name} of step {id_text(step.id)!r} holds a NUL character, which databases "

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from hybridagi_steps.errors import ExchangeError, MissingExtraError
 from hybridagi_steps.exchange.origins import VECTOR_EMBEDDER, origin_of
 from hybridagi_steps.exchange.records import Parsed, Record, Skipped, read_each
-from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.agent_step import NAME_FIELDS, AgentStep, id_text
 from hybridagi_steps.records.json_reading import BadRecordError, agent_step, as_object
 
 MAGIC = b"PAR1"
@@ -30,7 +30,7 @@ MAGIC = b"PAR1"
 BATCH = 1_000
 """Rows read or written at once."""
 
-_TEXTS = ("session_id", "user_id", "run_id", "program_id", "scope", "status")
+_TEXTS = (*NAME_FIELDS, "status")
 _JSON = ("inputs", "outputs", "metadata", "metrics")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
