@@ -92,6 +92,8 @@ class AgentStep(BaseModel):
     """The run the step belongs to."""
     program_id: str | None = None
     """Id of the enclosing ProgramCall step."""
+    predictor: str | None = None
+    """The DSPy predictor that made the step, by its name inside the program."""
     scope: str | None = None
     """None for a user's own history, else `compile:…` or `evaluate:…`."""
     status: StepStatus = "ok"

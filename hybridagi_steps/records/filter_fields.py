@@ -107,6 +107,15 @@ FILTER_FIELDS = (
         metavar="NAME",
     ),
     FilterField(
+        "predictors",
+        "--predictor",
+        "texts",
+        "Steps that one of these DSPy predictors made.",
+        "predictor",
+        in_body=True,
+        metavar="NAME",
+    ),
+    FilterField(
         "trust",
         "--trust",
         "choice",

@@ -103,6 +103,7 @@ class StepFilter(BaseModel):
     user_id: str | None = None
     metadata: dict[str, str | int | float | bool | None] | None = None
     sources: _Texts = None
+    predictors: _Texts = None
     trust: Trust | None = None
 
     def __init__(self, **conditions: Any) -> None:

@@ -31,6 +31,7 @@ STEPS = st.fixed_dictionaries(
         "run_id": st.none() | FEW,
         "session_id": st.none() | FEW,
         "program_id": st.none() | st.sampled_from(IDS),
+        "predictor": st.none() | FEW,
         "scope": st.sampled_from([None, None, "compile:1", "abandoned"]),
         "status": st.sampled_from(["ok", "error"]),
         "score": st.none() | st.floats(0, 1),
@@ -58,6 +59,7 @@ FILTERS = st.fixed_dictionaries(
         "exclude_run_id": st.lists(FEW, max_size=2),
         "metadata": st.dictionaries(FEW, SCALARS, max_size=1),
         "sources": st.lists(st.sampled_from(["f", "openai", "import"]), max_size=2),
+        "predictors": st.lists(FEW, max_size=2),
         "trust": st.sampled_from(["own", "team", "imported"]),
     },
 )
@@ -107,6 +109,7 @@ def _passes(step: AgentStep, where: StepFilter) -> bool:
         and (where.since is None or step.created_at >= where.since)
         and (where.until is None or step.created_at < where.until)
         and (where.tools is None or _input(step, "tool") in where.tools)
+        and (where.predictors is None or step.predictor in where.predictors)
     )
 
 

@@ -41,6 +41,7 @@ OFTEN: list[dict[str, Any]] = [
     {"user_id": "a"},
     {"status": "ok", "scope": "*"},
     {"tools": ["a", "b"]},
+    {"predictors": ["a", "ä"]},
     {"program": "a"},
     {"scope": "abandoned"},
     {"scope": "* but revoked", "trust": "team"},

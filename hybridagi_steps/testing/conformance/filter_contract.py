@@ -82,6 +82,20 @@ class FilterContract:
         assert self.matching(store, status=["error", "partial"]) == ["a", "c"]
         assert self.matching(store, step_types="Decision") == ["b"]
 
+    def test_a_key_in_the_body(self, store: StepStore) -> None:
+        inside = {"predictor": "p", "result": "\x00 and \\u0000"}
+        store.append(
+            [
+                step(id="a", predictor="p", outputs=inside),
+                step(id="b", predictor="q", outputs=inside),
+                step(id="c", outputs=inside, metadata={"predictor": "p"}),
+            ]
+        )
+        assert self.matching(store, predictors="p") == ["a"]
+        assert self.matching(store, predictors=["q", "p"]) == ["a", "b"]
+        assert self.matching(store, predictors=["q", "\ud800"]) == ["b"]
+        assert self.matching(store, predictors=[]) == []
+
     def test_a_program_is_its_calls_ends_and_what_stands_directly_inside(
         self, store: StepStore
     ) -> None:
