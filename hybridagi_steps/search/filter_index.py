@@ -11,7 +11,7 @@ what is no plain key (metadata). Not thread-safe by itself.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -27,7 +27,6 @@ from hybridagi_steps.records.store_values import (
     UNREVOKED,
     Hidden,
     Rows,
-    TextRow,
 )
 
 PAGE = 100_000
@@ -317,146 +316,3 @@ def _microseconds(moment: str | datetime | None) -> int:
         return np.iinfo(np.int64).min
     made = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
     return (made - _EPOCH) // timedelta(microseconds=1)
-
-
-NO_ROW = -1
-"""Stands where a step has no parent, or a row is not held."""
-
-_NAMES = ("rows", "parent_rows", "text_hashes", "purpose_hashes")
-
-
-class StepColumns:
-    """Hashes and parent links of steps, by row."""
-
-    def __init__(self) -> None:
-        self._columns: dict[str, Rows] = {name: np.empty(0, np.int64) for name in _NAMES}
-        self._size = 0
-        self._sorted: dict[str, tuple[Rows, Rows]] = {}
-
-    def __len__(self) -> int:
-        """Number of steps held."""
-        return int(np.count_nonzero(self._column("rows") != NO_ROW))
-
-    def add(self, texts: Iterable[TextRow]) -> None:
-        """Add steps; a row already held is replaced."""
-        fresh = [
-            (t.row, NO_ROW if t.parent_row is None else t.parent_row, t.text_hash, t.purpose_hash)
-            for t in texts
-        ]
-        if not fresh:
-            return
-        table = np.array(fresh, np.int64)
-        self.remove(table[:, 0])
-        self._reserve(len(table))
-        for number, name in enumerate(_NAMES):
-            self._columns[name][self._size : self._size + len(table)] = table[:, number]
-        first = self._size
-        self._size += len(table)
-        self._insert_sorted(first)
-
-    def remove(self, rows: Rows) -> None:
-        """Forget rows; unknown ones are skipped."""
-        positions = self._find("rows", rows)
-        positions = positions[positions != NO_ROW]
-        if not len(positions):
-            return
-        if not self._columns["rows"].flags.writeable:
-            self._columns = {name: column.copy() for name, column in self._columns.items()}
-        for name, gone in zip(_NAMES, (NO_ROW, NO_ROW, 0, 0), strict=True):
-            self._columns[name][positions] = gone
-        self._sorted.clear()
-
-    def held(self) -> Rows:
-        """Return all rows, ascending."""
-        rows = self._order("rows")[0]
-        return rows[np.searchsorted(rows, NO_ROW, side="right") :]
-
-    def saying(self, text_hash: int) -> Rows:
-        """Return the rows whose own text, or else whose purpose, has this hash, newest first."""
-        for name in ("text_hashes", "purpose_hashes"):
-            known, order = self._order(name)
-            first, last = (np.searchsorted(known, text_hash, side) for side in ("left", "right"))
-            found = self._column("rows")[order[first:last]]
-            found = found[found != NO_ROW]
-            if len(found):
-                return np.sort(found)[::-1]
-        return np.empty(0, np.int64)
-
-    def text_hashes(self, rows: Rows) -> Rows:
-        """Return the hash of each row's own text, 0 where it is not held."""
-        return self._look_up("text_hashes", rows, missing=0)
-
-    def parents(self, rows: Rows) -> Rows:
-        """Return each row's parent row, `NO_ROW` where there is none."""
-        return self._look_up("parent_rows", rows, missing=NO_ROW)
-
-    def children(self, rows: Rows) -> tuple[Rows, Rows]:
-        """Return all children of `rows` and, beside each, its parent."""
-        known, order = self._order("parent_rows")
-        first, last = np.searchsorted(known, rows), np.searchsorted(known, rows, side="right")
-        runs = [order[start:end] for start, end in zip(first, last, strict=True) if end > start]
-        if not runs:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        positions = np.concatenate(runs)
-        return self._column("rows")[positions], self._column("parent_rows")[positions]
-
-    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the columns without the gaps of removed rows."""
-        held = self._column("rows") != NO_ROW
-        return {name: self._column(name)[held] for name in _NAMES}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> StepColumns:
-        """Return the columns that `to_arrays` described."""
-        columns = cls()
-        columns._columns = {name: arrays[name] for name in _NAMES}
-        columns._size = len(arrays["rows"])
-        return columns
-
-    def _column(self, name: str) -> Rows:
-        return self._columns[name][: self._size]
-
-    def _order(self, name: str) -> tuple[Rows, Rows]:
-        """Return a column sorted, and the position each value came from."""
-        if name not in self._sorted:
-            order = np.argsort(self._column(name), kind="stable")
-            self._sorted[name] = self._column(name)[order], order
-        return self._sorted[name]
-
-    def _insert_sorted(self, first: int) -> None:
-        """Insert what stands from position `first` on into the columns sorted so far.
-
-        A search after every append would otherwise sort whole columns of random hashes each time.
-        """
-        for name, (known, order) in self._sorted.items():
-            fresh = self._column(name)[first:]
-            turn = np.argsort(fresh, kind="stable")
-            places = np.searchsorted(known, fresh[turn], side="right")
-            self._sorted[name] = (
-                np.insert(known, places, fresh[turn]),
-                np.insert(order, places, turn + first),
-            )
-
-    def _find(self, name: str, values: Rows) -> Rows:
-        """Return the position of each value in a column, `NO_ROW` where it is missing."""
-        known, order = self._order(name)
-        if not len(known):
-            return np.full(len(values), NO_ROW, np.int64)
-        found = np.minimum(np.searchsorted(known, values), len(known) - 1)
-        return np.where((known[found] == values) & (values != NO_ROW), order[found], NO_ROW)
-
-    def _look_up(self, name: str, rows: Rows, *, missing: int) -> Rows:
-        positions = self._find("rows", rows)
-        if not self._size:
-            return np.full(len(rows), missing, np.int64)
-        return np.where(positions == NO_ROW, missing, self._column(name)[positions])
-
-    def _reserve(self, more: int) -> None:
-        need = self._size + more
-        if need <= len(self._columns["rows"]):
-            return
-        room = max(need, 2 * self._size, 1024)
-        for name in _NAMES:
-            grown = np.zeros(room, np.int64)
-            grown[: self._size] = self._column(name)
-            self._columns[name] = grown

@@ -18,8 +18,6 @@ Nearest Neighbor Search with Product Quantization Fast Scan"; the layout is FAIS
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from math import ceil, isqrt
@@ -29,7 +27,6 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps._concurrency import rest_first_at_fork
 from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.records.store_values import FloatMatrix, FloatVector
 from hybridagi_steps.search.vector_rows import Positions
@@ -238,59 +235,3 @@ def _sample(vectors: FloatMatrix, size: int) -> FloatMatrix:
     """Return at most `size` of the vectors, evenly spaced."""
     chosen = np.linspace(0, len(vectors) - 1, min(size, len(vectors))).astype(np.intp)
     return vectors[chosen]
-
-
-log = logging.getLogger("hybridagi_steps")
-
-
-class CodeBuild:
-    """Drives a build to its end.
-
-    Args:
-        pieces: The build.
-        adopt: Called with the codes when they are ready, unless the build was abandoned before.
-    """
-
-    def __init__(self, pieces: Building, adopt: Callable[[ScanCodes, CodeBuild], None]) -> None:
-        self._pieces, self._adopt = pieces, adopt
-        self._abandoned = threading.Event()
-        self._piece = threading.Lock()
-        self.failed = False
-        rest_first_at_fork(self)
-        # No daemon: a thread that is in the middle of foreign code when Python ends may crash it.
-        self._thread = threading.Thread(target=self._run, name="hybridagi-steps-index")
-        self._thread.start()
-
-    @property
-    def going_on(self) -> bool:
-        """Whether there is still something to wait for in this process."""
-        return self._thread.is_alive() and not self._abandoned.is_set()
-
-    def abandon(self) -> None:
-        """Let it end after the piece at hand; nothing is adopted any more."""
-        self._abandoned.set()
-
-    def wait(self) -> None:
-        """Wait for its end. The caller must hold no lock that `adopt` takes."""
-        self._thread.join()
-
-    def before_fork(self) -> None:
-        """Wait for the piece at hand."""
-        self._piece.acquire()
-
-    def after_fork(self) -> None:
-        """Go on."""
-        self._piece.release()
-
-    def _run(self) -> None:
-        try:
-            while not self._abandoned.is_set() and threading.main_thread().is_alive():
-                with self._piece:
-                    try:
-                        next(self._pieces)
-                    except StopIteration as end:
-                        self._adopt(end.value, self)
-                        return
-        except (RuntimeError, MemoryError) as error:  # FAISS raises no others
-            self.failed = True
-            log.warning("codes were not built, searches stay exact but slower: %s", error)

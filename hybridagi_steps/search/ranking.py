@@ -20,7 +20,7 @@ import numpy.typing as npt
 from hybridagi_steps.records.step_text import text_hash, tokens, written_words
 from hybridagi_steps.records.store_values import FloatVector, Rows
 from hybridagi_steps.search.bm25 import Match
-from hybridagi_steps.search.filter_index import NO_ROW
+from hybridagi_steps.search.step_columns import NO_ROW
 from hybridagi_steps.search.step_index import Shard, StepIndex
 
 Mode = Literal["hybrid", "dense", "lexical"]

@@ -20,8 +20,9 @@ from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.protocols import IndexedStore
 from hybridagi_steps.records.store_values import Changes, Position, TextRow, VectorRow
 from hybridagi_steps.search.bm25 import Document, LexicalIndex
-from hybridagi_steps.search.filter_index import FilterColumns, StepColumns
+from hybridagi_steps.search.filter_index import FilterColumns
 from hybridagi_steps.search.index_cache import erase_cache, load_cache, save_cache
+from hybridagi_steps.search.step_columns import StepColumns
 from hybridagi_steps.search.vector_index import FaissIndex
 from hybridagi_steps.stores.address import is_server
 

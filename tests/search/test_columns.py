@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridagi_steps.records.store_values import TextRow
-from hybridagi_steps.search.filter_index import NO_ROW, StepColumns
+from hybridagi_steps.search.step_columns import NO_ROW, StepColumns
 
 rows = st.integers(1, 20)
 texts = st.builds(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,15 @@ def test_program_calls_are_found_by_what_they_are_for(
         assert memory.search(purpose)[0].step.purpose == purpose
     assert memory.search("cello", mode="lexical")[0].step.purpose == purposes[2]
     assert len(memory.search("desk", 9, mode="lexical")) == 3
+
+
+def test_a_small_memory_is_searched_without_loading_faiss() -> None:
+    code = (
+        "import sys; from hybridagi_steps import AgentStep, StepMemory; "
+        "memory = StepMemory(':memory:', embedder='hashing'); "
+        "memory.add(AgentStep(step_type='Action', inputs={'purpose': 'refund'})); "
+        "assert memory.search('refund'); memory.close(); "
+        "sys.exit('faiss was loaded' if 'faiss' in sys.modules else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
