@@ -9,7 +9,6 @@ import typer
 from hybridagi_steps import __version__
 from hybridagi_steps.cli import demo, exchange, plan, revocations, serve, sessions
 from hybridagi_steps.cli import maintenance as keeping
-from hybridagi_steps.cli import serve as worker
 from hybridagi_steps.cli import steps as reading
 
 app = typer.Typer(
@@ -57,4 +56,4 @@ app.command("revoke")(revocations.revoke)
 app.command("plan")(plan.plan)
 app.command("serve")(serve.serve)
 app.command("mcp")(serve.mcp)
-app.command("worker")(worker.worker)
+app.command("worker")(serve.worker)

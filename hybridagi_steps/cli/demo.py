@@ -61,30 +61,29 @@ def demo(
     ] = "steps-demo.db",
 ) -> None:
     """See it all at work: offline, no key."""
-    from hybridagi_steps.cli import render as output
-    from hybridagi_steps.cli import render as shown
+    from hybridagi_steps.cli import render
     from hybridagi_steps.display.view import plural
     from hybridagi_steps.stores.address import is_server
 
     if is_server(db):
         raise typer.BadParameter("the demo fills a file of its own, no database.")
-    screen = output.console()
+    screen = render.console()
     with opened(db, "default") as memory:
         past, anew = _recorded_runs()
         _load(memory, past, screen)
         screen.print()
-        screen.print(output.styled(("2  Record", "bold"), ("  a DSPy agent while it works", "")))
+        screen.print(render.styled(("2  Record", "bold"), ("  a DSPy agent while it works", "")))
         steps = _run_agent(memory, anew)
         calls = plural(len(anew), "recorded tool call")
         _tell(screen, f"A dspy.ReAct agent under hs.record(memory); its model replays {calls}.")
         screen.print()
-        screen.print(shown.run_tree(steps))
+        screen.print(render.run_tree(steps))
         _ask(memory, steps, db, screen)
         _say_what_next(memory, steps, db, screen)
 
 
 def _load(memory: StepMemory, past: list[AgentStep], screen: Console) -> None:
-    from hybridagi_steps.cli import render as output
+    from hybridagi_steps.cli import render
 
     started = time.monotonic()
     known = {str(step.id) for step in memory.get_steps([str(step.id) for step in past])}
@@ -93,10 +92,10 @@ def _load(memory: StepMemory, past: list[AgentStep], screen: Console) -> None:
     for run_id, score in _outcomes().items():
         if run_id != REPLAYED:
             memory.score(run_id, score)
-    with output.progress("embedding and indexing") as watch:
+    with render.progress("embedding and indexing") as watch:
         memory.flush(watch)
     runs = len({step.run_id for step in past})
-    screen.print(output.styled(("1  Load", "bold"), ("  what other agents did before", "")))
+    screen.print(render.styled(("1  Load", "bold"), ("  what other agents did before", "")))
     _tell(
         screen,
         f"{len(past):,} real steps of {runs} runs (airline service, questions, code, APIs), "
@@ -109,6 +108,7 @@ def _load(memory: StepMemory, past: list[AgentStep], screen: Console) -> None:
 def _run_agent(memory: StepMemory, recorded: list[AgentStep]) -> list[AgentStep]:
     """Run the agent, score its run as the recording was scored, and return its steps."""
     from hybridagi_steps.programs.replay import replay
+    from hybridagi_steps.server.views import run_steps
 
     run = replay(memory, recorded, session_id=SESSION, tags={"replay_of": REPLAYED})
     run.score(_outcomes()[REPLAYED])
@@ -116,16 +116,15 @@ def _run_agent(memory: StepMemory, recorded: list[AgentStep]) -> list[AgentStep]
 
 
 def _ask(memory: StepMemory, steps: list[AgentStep], db: str, screen: Console) -> None:
-    from hybridagi_steps.cli import render as output
-    from hybridagi_steps.cli import render as shown
+    from hybridagi_steps.cli import render
 
     screen.print()
-    screen.print(output.styled(("3  Find", "bold"), ("  the past steps that matter now", "")))
+    screen.print(render.styled(("3  Find", "bold"), ("  the past steps that matter now", "")))
     for question in _questions(steps):
         screen.print()
         _tell(screen, question.kind)
-        screen.print(output.styled((f"   {question.command(db)}", "green")), soft_wrap=True)
-        screen.print(shown.hits_table(question.hits(memory)))
+        screen.print(render.styled((f"   {question.command(db)}", "green")), soft_wrap=True)
+        screen.print(render.hits_table(question.hits(memory)))
 
 
 def _questions(steps: list[AgentStep]) -> list[Question]:
@@ -155,17 +154,17 @@ def _questions(steps: list[AgentStep]) -> list[Question]:
 
 
 def _say_what_next(memory: StepMemory, steps: list[AgentStep], db: str, screen: Console) -> None:
-    from hybridagi_steps.cli import render as output
+    from hybridagi_steps.cli import render
 
     size = memory.stats()["bytes"] / 1e6
     screen.print()
     screen.print(
-        output.styled(("4  Go on", "bold"), (f"  the memory is {Path(db).absolute()}", ""))
+        render.styled(("4  Go on", "bold"), (f"  the memory is {Path(db).absolute()}", ""))
     )
     screen.print(f"   {size:.1f} MB, one file. Type next:\n")
     run_id = str(steps[0].run_id)
     for words in (["runs"], ["show", run_id], ["search", "refund after a delay"], ["stats"]):
-        screen.print(output.styled((f"   {_command(*words, db=db)}", "green")), soft_wrap=True)
+        screen.print(render.styled((f"   {_command(*words, db=db)}", "green")), soft_wrap=True)
     screen.print("\n   In your own program:\n")
     for line in (
         "import hybridagi_steps as hs",
@@ -174,7 +173,7 @@ def _say_what_next(memory: StepMemory, steps: list[AgentStep], db: str, screen: 
         '    your_program(question="…")',
         'memory.search("what we did when …")',
     ):
-        screen.print(output.styled((f"   {line}", "cyan")))
+        screen.print(render.styled((f"   {line}", "cyan")))
     screen.print()
 
 

@@ -59,25 +59,25 @@ def import_steps(
     as_json: AsJson = False,
 ) -> None:
     """Store the steps of a file; twice is harmless."""
-    from hybridagi_steps.cli import render as output
+    from hybridagi_steps.cli import render
     from hybridagi_steps.errors import ExchangeError
     from hybridagi_steps.exchange import check_file, import_file
 
     check_file(file)  # what cannot be read must not leave an empty memory behind
-    with opened(db, namespace, redact) as memory, output.progress("importing") as watch:
+    with opened(db, namespace, redact) as memory, render.progress("importing") as watch:
         report = import_file(
             memory, file, format=format_name, session_id=session, user_id=user, progress=watch
         )
     _index(db, namespace)
     if as_json:
-        output.print_json(report._asdict())
+        render.print_json(report._asdict())
     else:
         already = f", {report.already_there:,} were there already" if report.already_there else ""
         typer.echo(f"{report.added:,} steps added to {named(db)}{already}.")
         for note in report.notes:
-            typer.echo(f"  {output.plain(note)}", err=True)
+            typer.echo(f"  {render.plain(note)}", err=True)
         for line, reason in report.skipped[:NAMED]:
-            typer.echo(f"  line {line} skipped: {output.plain(reason)}", err=True)
+            typer.echo(f"  line {line} skipped: {render.plain(reason)}", err=True)
         if (hidden := report.skipped_count - NAMED) > 0:
             typer.echo(f"  and {hidden:,} more records skipped", err=True)
     if report.skipped_count == report.read:
@@ -88,11 +88,11 @@ def import_steps(
 
 def _index(db: str, namespace: str) -> None:
     """Make the first search quick; steps that cannot be embedded now will be when searched."""
-    from hybridagi_steps.cli import render as output
+    from hybridagi_steps.cli import render
     from hybridagi_steps.errors import EmbedderError
 
     try:
-        with existing(db, namespace) as memory, output.progress("indexing") as watch:
+        with existing(db, namespace) as memory, render.progress("indexing") as watch:
             memory.flush(watch)
     except EmbedderError as error:
         typer.echo(f"imported, not indexed yet: {error}", err=True)
@@ -148,7 +148,7 @@ def _export(
 
 def _salvage(file: str, db: str, namespace: str) -> None:
     """Write what is whole, name what is not."""
-    from hybridagi_steps.cli import render as output
+    from hybridagi_steps.cli import render
     from hybridagi_steps.exchange import salvage_file
 
     lost = 0
@@ -156,7 +156,7 @@ def _salvage(file: str, db: str, namespace: str) -> None:
     def name(line: str) -> None:
         nonlocal lost
         lost += 1
-        typer.echo(f"  {output.plain(line)}", err=True)
+        typer.echo(f"  {render.plain(line)}", err=True)
 
     with existing(db, namespace) as memory:
         count = salvage_file(memory, file, damaged=name)

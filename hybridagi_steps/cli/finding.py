@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hybridagi_steps.errors import InvalidQueryError, UnknownSessionError, UnknownStepError
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.server.views import hits_for, run_steps
 
 if TYPE_CHECKING:
     from hybridagi_steps.memory import StepMemory
@@ -78,8 +79,7 @@ def steps_like(memory: StepMemory, text: str, k: int, **options: Any) -> list[St
     step = find(memory, text)
     if isinstance(step, list):
         raise InvalidQueryError(f"{text} is a run; --like needs the id of a step.")
-    hits = memory.search(step, k + 1, **options)
-    return [hit for hit in hits if hit.step.id != step.id][:k]
+    return hits_for(memory, k, like=id_text(step.id), **options)
 
 
 def _by_prefix(memory: StepMemory, prefix: str) -> AgentStep | list[AgentStep]:

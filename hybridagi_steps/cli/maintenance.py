@@ -24,32 +24,32 @@ def stats(db: Db = DEFAULT_DB, namespace: Namespace = "default", as_json: AsJson
     """Say what a memory holds."""
     from rich.table import Table
 
-    from hybridagi_steps.cli import render as output
+    from hybridagi_steps.cli import render
 
     with existing(db, namespace) as memory:
         found = memory.stats()
     if as_json:
-        output.print_json(found)
+        render.print_json(found)
         return
     shown = Table.grid(padding=(0, 2))
     for key, value in found.items():
         number = f"{value:,}" if isinstance(value, int) else value
-        shown.add_row(output.styled((key.replace("_", " "), "dim")), output.plain(number))
-    output.console().print(shown)
+        shown.add_row(render.styled((key.replace("_", " "), "dim")), render.plain(number))
+    render.console().print(shown)
 
 
 def verify(db: Db = DEFAULT_DB, namespace: Namespace = "default", as_json: AsJson = False) -> None:
     """Check that a memory holds together (else exit code 1)."""
-    from hybridagi_steps.cli import render as output
+    from hybridagi_steps.cli import render
 
     with existing(db, namespace) as memory:
         problems = memory.verify()
         steps = memory.stats()["steps"]
     if as_json:
-        output.print_json({"steps": steps, "problems": problems})
+        render.print_json({"steps": steps, "problems": problems})
     else:
         for problem in problems:
-            typer.echo(output.plain(problem))
+            typer.echo(render.plain(problem))
         if not problems:
             typer.echo(f"all well: {steps:,} steps in {named(db)} hold together.")
     if problems:
@@ -65,9 +65,9 @@ def reembed(
     namespace: Namespace = "default",
 ) -> None:
     """Embed every step anew, with this embedder."""
-    from hybridagi_steps.cli import render as output
+    from hybridagi_steps.cli import render
 
-    with existing(db, namespace) as memory, output.progress("embedding") as watch:
+    with existing(db, namespace) as memory, render.progress("embedding") as watch:
         memory.reembed(embedder, watch)
         after = memory.stats()
     typer.echo(f"{after['steps']:,} steps embedded with {after['embedder']}.")
@@ -91,7 +91,7 @@ def purge(
     as_json: AsJson = False,
 ) -> None:
     """Erase what a filter names, for good; of --session or --user alone the messages, too."""
-    from hybridagi_steps.cli import render as output
+    from hybridagi_steps.cli import render
     from hybridagi_steps.erasure import doomed_by, meant_by
 
     if where.passes_everything:
@@ -104,12 +104,12 @@ def purge(
             _confirm(count, sessions, named(db))
         erased = memory.purge(where)
     if as_json:
-        output.print_json({"erased": int(erased), "unreached": list(erased.unreached)})
+        render.print_json({"erased": int(erased), "unreached": list(erased.unreached)})
         return
     found = "" if erased else "nothing matched: "
     typer.echo(f"{found}{int(erased):,} steps and messages erased from {named(db)}.")
     for place in erased.unreached:
-        typer.echo(output.plain(f"not reached, and may still hold some of it: {place}"), err=True)
+        typer.echo(render.plain(f"not reached, and may still hold some of it: {place}"), err=True)
 
 
 def _confirm(count: int, sessions: int, db: str) -> None:

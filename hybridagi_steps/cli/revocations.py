@@ -71,19 +71,19 @@ def _outcome(done: Revocation, db: str, *, dry_run: bool) -> str:
 
 
 def _show(found: list[Revocation], *, as_json: bool) -> None:
-    from hybridagi_steps.cli import render as output
+    from hybridagi_steps.cli import render
 
     if as_json:
-        output.print_json([_told(each) for each in found])
+        render.print_json([_told(each) for each in found])
         return
-    table = output.table("id", "when", "steps", "filter", "reason", "undone", right=("steps",))
+    table = render.table("id", "when", "steps", "filter", "reason", "undone", right=("steps",))
     for each in found:
         undone = "" if each.undone_at is None else f"{each.undone_at:%Y-%m-%d %H:%M}"
         conditions = ", ".join(f"{key}={value}" for key, value in each.where.items())
         counts = f"{each.matched:,} + {each.descended:,}"
         row = (each.id or "", f"{each.created_at:%Y-%m-%d %H:%M}", counts, conditions)
-        table.add_row(*map(output.plain, (*row, each.reason or "", undone)))
-    output.console().print(table)
+        table.add_row(*map(render.plain, (*row, each.reason or "", undone)))
+    render.console().print(table)
 
 
 def _told(revocation: Revocation) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def sessions(
     as_json: AsJson = False,
 ) -> None:
     """List sessions, the one written last first; or read the messages of one."""
-    from hybridagi_steps.cli import render as output
+    from hybridagi_steps.cli import render
 
     with existing(db, namespace) as memory:
         store = memory.repository().store
@@ -41,11 +41,11 @@ def sessions(
             data = [step.model_dump(mode="json", exclude_none=True) for step in found]
             shown = _messages(found[:limit])
     if as_json:
-        output.print_json(data[:limit])
+        render.print_json(data[:limit])
     elif not data:
         typer.echo("no sessions." if session_id is None else "no messages.")
     else:
-        output.console().print(shown)
+        render.console().print(shown)
         if len(data) > limit:
             typer.echo(f"--offset {offset + limit} shows more.")
 
@@ -66,14 +66,14 @@ def fork(
     """
     import asyncio
 
-    from hybridagi_steps.cli import render as output
+    from hybridagi_steps.cli import render
 
     with existing(db, namespace) as memory:
         made = asyncio.run(memory.repository().fork(session_id, sequence, new_id))
     if as_json:
-        output.print_json({"new_session_id": made.session_id, "sequence": made.sequence})
+        render.print_json({"new_session_id": made.session_id, "sequence": made.sequence})
         return
-    typer.echo(output.plain(made.session_id))
+    typer.echo(render.plain(made.session_id))
 
 
 def _sessions(listed: list[SessionSummary]) -> Table:

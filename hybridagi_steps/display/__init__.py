@@ -9,13 +9,10 @@ the page's own, so that light and dark themes both work.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hybridagi_steps.display.rendering import render
 from hybridagi_steps.display.view import hit_view, plural, step_view, tree_view
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 __all__ = ["hits_html", "step_html", "steps_html"]
 
@@ -29,7 +26,7 @@ def step_html(step: Mapping[str, Any]) -> str:
     Args:
         step: An AgentStep as JSON data; unknown keys are ignored, missing ones left out.
     """
-    return _render("step", nodes=[step_view(step)], opened=True, title="", hidden=0)
+    return render("step", nodes=[step_view(step)], opened=True, title="", hidden=0)
 
 
 def steps_html(
@@ -45,7 +42,7 @@ def steps_html(
     heading = plural(len(steps), "step") if title is None else title
     nodes = tree_view(steps[:limit])
     hidden = max(0, len(steps) - limit)
-    return _render("step", nodes=nodes, opened=False, title=heading, hidden=hidden)
+    return render("step", nodes=nodes, opened=False, title=heading, hidden=hidden)
 
 
 def hits_html(hits: Sequence[Mapping[str, Any]], *, limit: int = MAX_SHOWN) -> str:
@@ -57,26 +54,4 @@ def hits_html(hits: Sequence[Mapping[str, Any]], *, limit: int = MAX_SHOWN) -> s
     """
     shown = [hit_view(rank, hit) for rank, hit in enumerate(hits[:limit], start=1)]
     title = plural(len(hits), "hit") if hits else "no hits"
-    return _render("hits", hits=shown, title=title, hidden=max(0, len(hits) - limit))
-
-
-def _render(name: str, **values: Any) -> str:
-    html = _environment().get_template(name).render(**values)
-    return html.encode("utf-8", "replace").decode()  # a notebook cannot store lone surrogates
-
-
-@lru_cache(maxsize=1)
-def _environment() -> Environment:
-    from jinja2 import DictLoader, Environment, StrictUndefined
-
-    from hybridagi_steps.display.templates import STYLE, TEMPLATES
-
-    environment = Environment(
-        autoescape=True,
-        loader=DictLoader(TEMPLATES),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals["style"] = STYLE  # pyright: ignore[reportArgumentType]
-    return environment
+    return render("hits", hits=shown, title=title, hidden=max(0, len(hits) - limit))

@@ -1,4 +1,4 @@
-"""The HTML of steps and hits, and its style.
+"""The HTML of steps, hits and contexts, and its style.
 
 Strings in a module, so that a notebook needs no file beside the code. Colours are mixed from the
 page's own text colour, with one restrained tint per step type, so nothing here asks which theme is
@@ -167,5 +167,36 @@ _HITS = """{% import "macros" as show %}
 </div>
 """
 
-TEMPLATES = {"macros": _MACROS, "step": _STEP, "hits": _HITS}
+_CONTEXT = """{% import "macros" as show %}
+{{ style }}
+<div class="hs">
+<div class="hs-head">{{ title }}</div>
+{% if messages %}
+<div class="hs-list">
+{% for message in messages %}
+<div class="hs-step"><details><summary>
+<span class="hs-mark" aria-hidden="true">›</span>
+<span class="hs-chip hs-{{ message.style }}">{{ message.role }}</span>
+<span class="hs-rest">{{ message.line }}</span>
+</summary><div class="hs-body"><pre class="hs-text">{{ message.text }}</pre></div></details></div>
+{% endfor %}
+</div>
+{% endif %}
+{% for name, entries, hidden in sections %}
+<details class="hs-around"{{ " open" if loop.first and not messages }}><summary>
+<span class="hs-mark" aria-hidden="true">›</span>{{ name }}</summary>
+{% for entry in entries %}
+<div class="hs-rank"><span class="hs-title">{{ entry.id }}</span>
+<span class="hs-why" title="{{ entry.why }}">{{ entry.why }}</span>
+<span class="hs-facts">{{ "{:,}".format(entry.tokens) }}</span></div>
+{% endfor %}
+{{ show.more(hidden) }}
+</details>
+{% endfor %}
+{% for note in notes %}<div class="hs-more">{{ note }}</div>
+{% endfor %}
+</div>
+"""
+
+TEMPLATES = {"macros": _MACROS, "step": _STEP, "hits": _HITS, "context": _CONTEXT}
 """Name → template source."""

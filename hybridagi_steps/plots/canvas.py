@@ -1,4 +1,4 @@
-"""What the plots share: where they draw, and which colour means what.
+"""What the plots share: where they draw, which colour means what, and whose steps they show.
 
 The palette is that of Okabe and Ito, which people of every kind of colour vision can tell apart;
 groups differ in their markers too. More groups than it has colours are drawn as "other", in grey.
@@ -12,15 +12,19 @@ Reference: Okabe and Ito 2008, "Color Universal Design".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from hybridagi_steps.display.view import line
 from hybridagi_steps.errors import MissingExtraError
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.filters import StepFilter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from hybridagi_steps.memory import StepMemory
+    from hybridagi_steps.validation import Where
 
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, RED, BLACK, GREY = "#56B4E9", "#D55E00", "#333333", "#B8B8B8"
@@ -130,3 +134,11 @@ def nothing_to_show(ax: Axes, why: str) -> Axes:
 def type_of(step: AgentStep) -> str:
     """Return a step's type as text; steps made without validation may hold either."""
     return str(getattr(step.step_type, "value", step.step_type))
+
+
+def own_steps(memory: StepMemory, where: Where) -> Iterator[AgentStep]:
+    """Yield the steps that match; those of trial runs only when `where` names a scope."""
+    asked = StepFilter.of(where)
+    for step in memory.iter_steps(asked):
+        if asked.scope is not None or step.scope is None:
+            yield step

@@ -27,9 +27,9 @@ from hybridagi_steps.plots.canvas import (
     finish,
     groups_of,
     nothing_to_show,
+    own_steps,
     type_of,
 )
-from hybridagi_steps.plots.own_steps import own_steps
 from hybridagi_steps.records.agent_step import AgentStep
 
 if TYPE_CHECKING:
