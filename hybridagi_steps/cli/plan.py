@@ -109,7 +109,7 @@ def plan(
         if dry_run:
             typer.echo(render.plain(_planned(wanted, written, options)))
             return
-        _tell(_run(wanted, written, key, options, quiet=as_json), as_json=as_json)
+        _end(_run(wanted, written, key, options, quiet=as_json), as_json=as_json)
 
 
 def _run(
@@ -135,19 +135,19 @@ def _planned(wanted: str, written: str | None, options: dict[str, Any]) -> str:
     return Orchestrator(**options).make_plan(wanted).to_text()
 
 
-def _tell(result: PlanResult, *, as_json: bool) -> None:
+def _end(result: PlanResult, *, as_json: bool) -> None:
     """Say how it ended and what it cost; end with an exit code that tells whether it succeeded."""
     from hybridagi_steps.cli import render
 
     if as_json:
         render.print_json(result.to_dict())
     else:
-        _tell_people(result)
+        _print_outcome(result)
     if not result.success:
         raise typer.Exit(FAILED)
 
 
-def _tell_people(result: PlanResult) -> None:
+def _print_outcome(result: PlanResult) -> None:
     from hybridagi_steps.cli.render import plain
 
     spent = result.token_usage.total

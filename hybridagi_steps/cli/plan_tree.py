@@ -44,7 +44,7 @@ class PlanTree:
 
         self._title = title
         self._states: dict[str, str] = {}
-        self._said: dict[str, str] = {}
+        self._outcomes: dict[str, str] = {}
         self._names: dict[str, str] = {}
         self._before: dict[str, list[str]] = {}
         self._console = console
@@ -97,7 +97,7 @@ class PlanTree:
         name = str(event.step_id)
         self._states[name] = data["status"]
         if event.snapshot is not None:
-            self._said[name] = str(event.snapshot.content or "")
+            self._outcomes[name] = str(event.snapshot.content or "")
             self._say(self._line(name))
 
     def _say(self, line: Text) -> None:
@@ -106,6 +106,6 @@ class PlanTree:
 
     def _line(self, name: str) -> Text:
         sign, style = _LOOKS[self._states.get(name, "waiting")]
-        said = " ".join(self._said.get(name, "").split())[:_MOST_LETTERS]
+        outcome = " ".join(self._outcomes.get(name, "").split())[:_MOST_LETTERS]
         shown = self._names.get(name, name)
-        return styled((f"{sign} {shown}", style), (f"  {said}" if said else "", "dim"))
+        return styled((f"{sign} {shown}", style), (f"  {outcome}" if outcome else "", "dim"))

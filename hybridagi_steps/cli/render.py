@@ -185,7 +185,7 @@ def console() -> Console:
     return PipeConsole(highlight=False, markup=False, emoji=False, width=_asked_width() or width)
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print a value as JSON, indented, as it is."""
     json.dump(value, sys.stdout, indent=2, ensure_ascii=False, default=str)
     sys.stdout.write("\n")

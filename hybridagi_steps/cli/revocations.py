@@ -74,7 +74,7 @@ def _show(found: list[Revocation], *, as_json: bool) -> None:
     from hybridagi_steps.cli import render
 
     if as_json:
-        render.print_json([_told(each) for each in found])
+        render.print_json([_json_data(each) for each in found])
         return
     table = render.table("id", "when", "steps", "filter", "reason", "undone", right=("steps",))
     for each in found:
@@ -86,7 +86,7 @@ def _show(found: list[Revocation], *, as_json: bool) -> None:
     render.console().print(table)
 
 
-def _told(revocation: Revocation) -> dict[str, Any]:
+def _json_data(revocation: Revocation) -> dict[str, Any]:
     """Return a revocation as JSON, times as ISO texts."""
     values = asdict(revocation)
     for name in ("created_at", "undone_at"):

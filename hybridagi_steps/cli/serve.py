@@ -192,7 +192,7 @@ def worker(
         opened(db, namespace, redact) as memory,
         DurableRunner(load_runner(program, memory), database=queue) as durable,
     ):
-        _end_when_told(stop)
+        _stop_on_signal(stop)
         typer.echo(f"worker: {program} takes runs from {durable.database}; stop with Ctrl-C.")
         ended = durable.run_worker(stop, at_once=at_once, grace_seconds=grace)
         if not ended:
@@ -202,12 +202,12 @@ def worker(
             os._exit(0)
 
 
-def _end_when_told(stop: threading.Event) -> None:
+def _stop_on_signal(stop: threading.Event) -> None:
     """Let the first Ctrl-C or SIGTERM end the worker, and a second one end it at once."""
 
-    def told(number: int, _: FrameType | None) -> None:
+    def stopped(number: int, _: FrameType | None) -> None:
         stop.set()
         signal.signal(number, signal.SIG_DFL)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, told)
+        signal.signal(number, stopped)

@@ -159,7 +159,7 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def line(value: Any, length: int = LINE) -> str:
+def line(value: object, length: int = LINE) -> str:
     """Return any value as one line of at most `length` characters."""
     text = value if isinstance(value, str) else _json(value, indent=None)
     flat = " ".join(text[: length * 4].split())
@@ -201,7 +201,7 @@ def _sections(
     return [*sections, ("step", origin)] if origin else sections
 
 
-def block(value: Any) -> str:
+def block(value: object) -> str:
     """Return a value over several lines, at most `BLOCK` characters, saying what is cut."""
     text = value if isinstance(value, str) else _readable(value)
     if len(text) <= BLOCK:
@@ -209,7 +209,7 @@ def block(value: Any) -> str:
     return f"{text[:BLOCK]}\n… {len(text) - BLOCK:,} more characters"
 
 
-def _readable(value: Any) -> str:
+def _readable(value: object) -> str:
     """Return JSON data as an indented outline that keeps texts as they are."""
     if not isinstance(value, dict):
         return _json(value, indent=2)
@@ -222,7 +222,7 @@ def _readable(value: Any) -> str:
     return "\n".join(lines)
 
 
-def _compact(value: Any) -> str:
+def _compact(value: object) -> str:
     """Return JSON data on one line if it is short, else indented."""
     text = _json(value, indent=None)
     return text if len(text) <= _SHORT else _json(value, indent=2)
@@ -246,31 +246,31 @@ def _depth(step: str, enclosing: dict[str, str]) -> int:
     return depth
 
 
-def _named(value: Any) -> str:
+def _named(value: object) -> str:
     """Return what something is called, in one line; empty when it is not said."""
     return "" if value is None else line(value)
 
 
-def _dict(value: Any) -> dict[str, Any]:
+def _dict(value: object) -> dict[str, Any]:
     """Return fields by name; what has none is shown as the one it is."""
     if isinstance(value, dict):
         return cast("dict[str, Any]", value)
     return {} if value is None else {"value": value}
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     """Return a number of ordinary size, None for anything else."""
     return float(value) if isinstance(value, int | float) and abs(value) < _HUGE else None
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     try:
         return "" if value is None else str(value)
     except Exception as error:  # noqa: BLE001, RUF100 - what is shown may be anybody's class
         return f"<{type(value).__name__}: {type(error).__name__} in str()>"
 
 
-def _json(value: Any, indent: int | None) -> str:
+def _json(value: object, indent: int | None) -> str:
     try:
         return json.dumps(value, indent=indent, ensure_ascii=False, default=_text)
     except Exception:  # noqa: BLE001, RUF100 - keys that are no text, cycles, odd mappings

@@ -64,10 +64,10 @@ class DspyEmbedder:
             EmbedderError: The embedder raised, or gave something else than one vector per text.
             DimensionMismatchError: It gave vectors of another length than before.
         """
-        said = [at for at, text in enumerate(texts) if text.strip()]
+        spoken = [at for at, text in enumerate(texts) if text.strip()]
         vectors = np.zeros((len(texts), self.dimension), np.float32)
-        if said:
-            vectors[said] = self._call([texts[at] for at in said], self.dimension)
+        if spoken:
+            vectors[spoken] = self._call([texts[at] for at in spoken], self.dimension)
         return vectors
 
     def embed_queries(self, texts: Sequence[str]) -> FloatMatrix:

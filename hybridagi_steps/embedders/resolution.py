@@ -94,13 +94,13 @@ def _by_name(name: str) -> Embedder:
     factory = _factory(kind)
     if colon and not argument.strip():
         raise EmbedderError(f"{name!r} names no model: say which after the colon.")
-    given = [argument] if colon else []
+    arguments = [argument] if colon else []
     try:
-        signature(factory).bind(*given)
+        signature(factory).bind(*arguments)
     except TypeError as error:
-        wrong = f"write {kind!r} alone" if given else f"say which model: '{kind}:MODEL'"
+        wrong = f"write {kind!r} alone" if arguments else f"say which model: '{kind}:MODEL'"
         raise EmbedderError(f"{name!r} does not name an embedder: {wrong}.") from error
-    return factory(*given)
+    return factory(*arguments)
 
 
 def _factory(kind: str) -> Callable[..., Embedder]:

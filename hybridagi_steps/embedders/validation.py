@@ -6,7 +6,7 @@ shape is an error; rows without direction are only marked, since the other rows 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ class CheckedVectors(NamedTuple):
     """Shape (n,): finite and not all zero."""
 
 
-def checked_vectors(vectors: Any, count: int, dimension: int | None) -> CheckedVectors:
+def checked_vectors(vectors: object, count: int, dimension: int | None) -> CheckedVectors:
     """Turn what an embedder returned into a float32 matrix.
 
     Args:

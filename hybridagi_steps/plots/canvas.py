@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from hybridagi_steps.display.view import line
 from hybridagi_steps.errors import MissingExtraError
@@ -43,7 +43,7 @@ _MARK_AREA = 26.0
 class _Sized(Protocol):
     """A legend's mark for points, which would be as small as they are."""
 
-    def set_sizes(self, sizes: Any) -> None: ...
+    def set_sizes(self, sizes: object) -> None: ...
 
 
 class Group(NamedTuple):

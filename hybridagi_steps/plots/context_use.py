@@ -59,10 +59,10 @@ def context_use(contexts: Context | Iterable[Context], ax: Axes | None = None) -
 
 
 def _receipts(contexts: Context | Iterable[Context]) -> list[Receipt]:
-    given = [contexts] if hasattr(contexts, "receipt") else contexts
-    if not isinstance(given, Iterable):
+    drawn = [contexts] if hasattr(contexts, "receipt") else contexts
+    if not isinstance(drawn, Iterable):
         raise InvalidSettingError(f"contexts are drawn here, not {type(contexts).__name__}.")
-    receipts = [getattr(context, "receipt", None) for context in given]
+    receipts = [getattr(context, "receipt", None) for context in drawn]
     found = [receipt for receipt in receipts if receipt is not None]
     if len(found) < len(receipts):
         raise InvalidSettingError("one of these is no context: ContextBuilder.build() makes them.")

@@ -190,11 +190,11 @@ def _height(bar: Bar) -> float:
 
 def _say_durations(axes: Axes, bars: list[Bar], origin: float, unit_ms: float) -> None:
     for row, bar in enumerate(bars):
-        said = [duration(bar.ends - bar.begins)] if bar.measured else []
+        words = [duration(bar.ends - bar.begins)] if bar.measured else []
         if bar.status != "ok":
-            said.append(bar.status)
+            words.append(bar.status)
         axes.annotate(
-            ", ".join(said),
+            ", ".join(words),
             ((bar.ends - origin) / unit_ms, row),
             xytext=(6, 0),
             textcoords="offset points",
@@ -223,8 +223,8 @@ def _steps_of_run(steps: Any, run_id: str | None) -> list[AgentStep]:
         wanted = newest[0].run_id if newest else run_id
         found = memory.run_steps(wanted) if wanted is not None else []
     else:
-        given = cast("list[AgentStep]", list(getattr(steps, "steps", steps)))
-        found = [step for step in given if run_id in (None, step.run_id)]
+        listed = cast("list[AgentStep]", list(getattr(steps, "steps", steps)))
+        found = [step for step in listed if run_id in (None, step.run_id)]
     if run_id is not None and not found:
         raise UnknownRunError(run_id)
     runs = {step.run_id for step in found}

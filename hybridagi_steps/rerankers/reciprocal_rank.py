@@ -47,8 +47,8 @@ class ReciprocalRank:
         ranks = {name: order[place] for name, order in orders.items() if place in order}
         best_possible = len(orders) / (self.k + 1)
         score = sum(1 / (self.k + rank) for rank in ranks.values()) / best_possible
-        said = ", ".join(f"{name} {rank}" for name, rank in ranks.items()) or "in neither order"
-        return rescored(hit, score, f"reciprocal rank: {said}")
+        places = ", ".join(f"{name} {rank}" for name, rank in ranks.items()) or "in neither order"
+        return rescored(hit, score, f"reciprocal rank: {places}")
 
 
 def _ranks(scores: list[float | None]) -> dict[int, int]:

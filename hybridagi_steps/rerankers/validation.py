@@ -22,7 +22,7 @@ from hybridagi_steps.records.filters import StepHit
 
 def reranked(reranker: Reranker, query: str, hits: Sequence[StepHit]) -> list[StepHit]:
     """Return hits in a reranker's order."""
-    made: Any = reranker.rerank(query, hits)
+    made: object = reranker.rerank(query, hits)
     wrong = _wrong(made, hits)
     if wrong is not None:
         raise RerankerError(
@@ -32,7 +32,7 @@ def reranked(reranker: Reranker, query: str, hits: Sequence[StepHit]) -> list[St
     return list(made)
 
 
-def _wrong(made: Any, hits: Sequence[StepHit]) -> str | None:
+def _wrong(made: object, hits: Sequence[StepHit]) -> str | None:
     """Return what is wrong with a reranker's answer, in words; None if nothing is."""
     if inspect.iscoroutine(made):
         made.close()

@@ -198,7 +198,7 @@ class _Halves:
 
 def _score(index: StepIndex, query: SearchQuery, match: _Halves, rows: Rows, mode: Mode) -> _Scored:
     """Score the candidates, and with them whoever stands next to them or says the same."""
-    same = match.visible(index.columns.saying(text_hash(query.whole or query.text)))[-POOL:]
+    same = match.visible(index.columns.with_text(text_hash(query.whole or query.text)))[-POOL:]
     if query.itself is not None:
         same = np.union1d(same, match.visible(np.array([query.itself])))
     rows = np.union1d(rows, same)

@@ -84,7 +84,7 @@ class Searcher:
 
     def search(
         self,
-        query: Any,
+        query: object,
         k: int,
         where: StepFilter,
         *,
@@ -246,12 +246,12 @@ class Searcher:
     def _row_of(self, item: str | AgentStep) -> int | None:
         """Return the row of the stored step that a query is: itself, or its prompt text."""
         if isinstance(item, AgentStep):
-            said = whole_text(item)
+            text = whole_text(item)
         elif found := _TEMPLATE.match(item):
-            said = found["purpose"]
+            text = found["purpose"]
         else:
             return None
-        rows = self._index.columns.saying(text_hash(said)).tolist()
+        rows = self._index.columns.with_text(text_hash(text)).tolist()
         for start in range(0, len(rows), _READ_AT_ONCE):
             steps = self._store.read(rows[start : start + _READ_AT_ONCE])
             for row, step in steps.items():
@@ -299,7 +299,7 @@ def _is(item: str | AgentStep, step: AgentStep) -> bool:
 
 
 def _checked(
-    query: Any, k: int, mode: str, expand: str | None, min_score: float | None
+    query: object, k: int, mode: str, expand: str | None, min_score: float | None
 ) -> list[str | AgentStep]:
     """Return the queries one by one, or say what is wrong with the call."""
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:  # pyright: ignore[reportUnnecessaryIsInstance]

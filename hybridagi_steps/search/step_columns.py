@@ -66,7 +66,7 @@ class StepColumns:
         rows = self._order("rows")[0]
         return rows[np.searchsorted(rows, NO_ROW, side="right") :]
 
-    def saying(self, text_hash: int) -> Rows:
+    def with_text(self, text_hash: int) -> Rows:
         """Return the rows whose own text, or else whose purpose, has this hash, newest first."""
         for name in ("text_hashes", "purpose_hashes"):
             known, order = self._order(name)

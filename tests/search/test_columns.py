@@ -58,14 +58,14 @@ def test_columns_say_what_dictionaries_would(
     )
     for value in range(1, 5):
         wanted = sorted((r for r, t in held.items() if t.text_hash == value), reverse=True)
-        assert columns.saying(value).tolist() == wanted
+        assert columns.with_text(value).tolist() == wanted
     for value in range(11, 14):
         wanted = sorted((r for r, t in held.items() if t.purpose_hash == value), reverse=True)
-        assert columns.saying(value).tolist() == wanted
+        assert columns.with_text(value).tolist() == wanted
 
 
 def test_the_largest_hash_is_found() -> None:
     columns = StepColumns()
     columns.add([TextRow(1, None, "", 2**63 - 1, -(2**63), scoped=False)])
-    assert columns.saying(2**63 - 1).tolist() == [1]
-    assert columns.saying(-(2**63)).tolist() == [1]
+    assert columns.with_text(2**63 - 1).tolist() == [1]
+    assert columns.with_text(-(2**63)).tolist() == [1]
