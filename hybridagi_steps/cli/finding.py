@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hybridagi_steps.errors import InvalidQueryError, UnknownSessionError, UnknownStepError
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.server.views import hits_for, run_steps
+from hybridagi_steps.server.views import hits_for
 
 if TYPE_CHECKING:
     from hybridagi_steps.memory import StepMemory
