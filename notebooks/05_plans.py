@@ -26,8 +26,7 @@ from matplotlib.figure import Figure
 
 import hybridagi_steps as hs
 from hybridagi_steps import errors
-from hybridagi_steps.planning.example_tasks import replaying_lm
-from hybridagi_steps.planning.example_tasks import task, tasks
+from hybridagi_steps.planning.example_tasks import replaying_lm, task, tasks
 from hybridagi_steps.planning.worker import Finished
 from hybridagi_steps.workspace.workspace import Workspace
 

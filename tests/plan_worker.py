@@ -56,10 +56,12 @@ def main() -> None:
     command, folder = sys.argv[1], Path(sys.argv[2])
     if command == "serve":
         made = orchestrator(folder, serves=True)
+        assert made.durable is not None
         made.durable.serve(made)
         return
     made = orchestrator(folder, serves=command == "run")
     result = made.run(plan=plan(), key=KEY)
+    assert made.durable is not None
     made.durable.close()
     print(result)
     sys.exit(0 if result.success else 1)

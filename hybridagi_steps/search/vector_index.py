@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.errors import DamagedFileError, VectorError
-from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows, ScoredRows
+from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
 from hybridagi_steps.search.code_build import CodeBuild
 from hybridagi_steps.search.vector_rows import (
     Mask,

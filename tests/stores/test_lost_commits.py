@@ -20,6 +20,7 @@ from faults.processes import piped
 
 from hybridagi_steps import StepMemory
 from hybridagi_steps.stores.sqlite import SqliteStepStore
+from hybridagi_steps.stores.sqlite.database import Database
 from hybridagi_steps.stores.sqlite.lost_commits import lost_commits
 from hybridagi_steps.testing.conformance.samples import EVERYTHING, step
 
@@ -124,6 +125,7 @@ def test_who_holds_the_lock_is_not_waited_for(killed: Path) -> None:
     log[32 + 2_000] ^= 1
     (killed / "steps.db-wal").write_bytes(log)
     with closing(SqliteStepStore(killed / "steps.db")) as first:
+        assert isinstance(first._db, Database)
         with first._db.exclusive(), closing(SqliteStepStore(killed / "steps.db")) as second:
             assert second.verify() == []
         assert len(first.verify()) == 1
