@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from hybridagi_steps.records.event import StepDelta, StepEvent, StepEventType
     from hybridagi_steps.records.filters import StepFilter, StepHit
     from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
-    from hybridagi_steps.records.revocation import Revocation
+    from hybridagi_steps.records.provenance import Revocation
     from hybridagi_steps.records.run import RunMetrics
     from hybridagi_steps.running.hooks import RunHook
     from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig, ToolRequest
@@ -182,7 +182,7 @@ _HOMES: dict[str, str | None] = {
     "QueryList": "dspy_types",
     "QueryWithSteps": "dspy_types",
     "Recorded": "recording",
-    "Revocation": "records.revocation",
+    "Revocation": "records.provenance",
     "RunHook": "running.hooks",
     "RunMetrics": "records.run",
     "RunVetoed": "running.stopping",

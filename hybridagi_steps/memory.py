@@ -28,8 +28,8 @@ from hybridagi_steps.protocols import Durability, Embedder, StoreBackend
 from hybridagi_steps.recording_hooks import note_steps
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
+from hybridagi_steps.records.provenance import Revocation
 from hybridagi_steps.records.redaction import Redact, redacted
-from hybridagi_steps.records.revocation import Revocation
 from hybridagi_steps.records.store_values import RunSummary
 from hybridagi_steps.search.embedder_binding import AUTO, EmbedderBinding
 from hybridagi_steps.search.indexing import START_AT

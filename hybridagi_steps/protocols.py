@@ -17,7 +17,7 @@ from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.message import Step
-from hybridagi_steps.records.revocation import Revocation
+from hybridagi_steps.records.provenance import Revocation
 from hybridagi_steps.records.store_values import (
     Attempt,
     BranchPosition,

@@ -19,7 +19,7 @@ from hybridagi_steps.cli.options import (
 
 if TYPE_CHECKING:
     from hybridagi_steps.records.filters import StepFilter
-    from hybridagi_steps.records.revocation import Revocation
+    from hybridagi_steps.records.provenance import Revocation
 
 
 @with_filter

@@ -2,12 +2,15 @@
 
 `metadata.source` says that a step came from outside: `kind` (`import`, `mcp`), and of an import
 `format`, `name` (the file), `at` (UTC) and `before` (what the file itself said there). A step that
-was recorded here has no such key. `metadata.recalled` lists ids of steps and messages.
+was recorded here has no such key. `metadata.recalled` lists ids of steps and messages. A `Revocation`
+takes a source and all that descends from it out of recall; the store keeps the marks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, cast
 
 SOURCE, RECALLED = "source", "recalled"
@@ -55,3 +58,26 @@ def _cut(before: object, kept: int) -> Any:
     history = cast("dict[str, Any]", before)
     rest = {key: value for key, value in history.items() if key != "before"}
     return {**rest, "before": _cut(history["before"], kept - 1)} if kept > 1 else rest
+
+
+@dataclass(frozen=True, slots=True)
+class Revocation:
+    """One revocation, in force or undone."""
+
+    id: str | None
+    """Its id; None of a dry run, and of one that matched nothing: those are not kept."""
+    where: dict[str, Any]
+    """The filter that named the source."""
+    reason: str | None
+    """Why, in the words of who revoked it."""
+    created_at: datetime
+    """When, UTC."""
+    matched: int
+    """Steps that the filter matched."""
+    descended: int
+    """Steps that were hidden because they descend from those, later ones included."""
+    undone_at: datetime | None = None
+    """When it was taken back, UTC; None as long as it is in force."""
+    step_ids: list[str] = field(default_factory=list[str])
+    """In the answer of `revoke` ids of the steps it hides, those matched first; in the answer of
+    `reinstate` of those that no revocation hides any more; else empty."""

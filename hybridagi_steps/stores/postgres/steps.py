@@ -24,7 +24,6 @@ from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.postgres.database import PostgresDatabase
 from hybridagi_steps.stores.postgres.schema import DURABLY
 from hybridagi_steps.stores.sql.lineage import Row, in_range, row_checksums
-from hybridagi_steps.stores.sql.step_values import program_called, scalar_kind, tool_used
 from hybridagi_steps.stores.sql.tables import (
     FORGET_NAMESPACE,
     Connection,
@@ -34,7 +33,14 @@ from hybridagi_steps.stores.sql.tables import (
     many,
     namespace_id,
 )
-from hybridagi_steps.stores.sql.where import Condition, PlainValue, key_columns
+from hybridagi_steps.stores.sql.where import (
+    Condition,
+    PlainValue,
+    key_columns,
+    program_called,
+    scalar_kind,
+    tool_used,
+)
 from hybridagi_steps.stores.sql.writing import StepWriting
 
 

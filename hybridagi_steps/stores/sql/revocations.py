@@ -19,8 +19,7 @@ import orjson
 from hybridagi_steps.errors import UnknownRevocationError
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import new_id, utc_now
-from hybridagi_steps.records.provenance import RECALLED, recalled_by
-from hybridagi_steps.records.revocation import Revocation
+from hybridagi_steps.records.provenance import RECALLED, Revocation, recalled_by
 from hybridagi_steps.stores.sql.steps import StepReading
 from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
 

@@ -8,9 +8,11 @@ lies, is the back-end's to say. Tests compare what it finds with a filter in pla
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filter_fields import KEY_FIELDS, StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.store_values import ABANDONED, REVOKED, UNREVOKED
@@ -150,3 +152,44 @@ def _one_of(column: str, values: Sequence[str | None]) -> Condition:
     if len(storable) == 1:
         return f"{column} = ?", storable
     return f"{column} IN (SELECT value FROM json_each(?))", [many(storable)]  # noqa: S608 - column is ours
+
+
+ScalarKind = Literal["null", "true", "false", "number", "text", "other"]
+
+_CALL_TYPES = ("ProgramCall", "ProgramEnd")
+_INTEGERS = range(-(2**63), 2**63)
+
+
+def scalar_kind(value: object) -> tuple[ScalarKind, str | int | float | None]:
+    """Return the JSON kind of a value and the value to compare within that kind.
+
+    Integers that a database column cannot hold are compared as floats everywhere.
+    """
+    if value is None:
+        return "null", None
+    if isinstance(value, bool):
+        return ("true", None) if value else ("false", None)
+    if isinstance(value, int):
+        return "number", value if value in _INTEGERS else _as_float(value)
+    if isinstance(value, float):
+        return "number", value
+    return ("text", value) if isinstance(value, str) else ("other", None)
+
+
+def program_called(step: AgentStep) -> str | None:
+    """Return the program that a ProgramCall or ProgramEnd names."""
+    name = (step.inputs or {}).get("program")
+    return name if str(step.step_type) in _CALL_TYPES and isinstance(name, str) else None
+
+
+def tool_used(step: AgentStep) -> str | None:
+    """Return the tool that an Action names, if it is a text."""
+    name = (step.inputs or {}).get("tool")
+    return name if isinstance(name, str) else None
+
+
+def _as_float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

@@ -22,7 +22,6 @@ from hybridagi_steps.records.store_values import BranchPosition, Rows
 from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.checksums import damaged
 from hybridagi_steps.stores.sql.lineage import TAKE_NUMBER, Row, row_checksums
-from hybridagi_steps.stores.sql.step_values import scalar_kind
 from hybridagi_steps.stores.sql.tables import (
     FORGET_NAMESPACE,
     Connection,
@@ -33,7 +32,7 @@ from hybridagi_steps.stores.sql.tables import (
     namespace_id,
     runs_of,
 )
-from hybridagi_steps.stores.sql.where import Condition, PlainValue, key_columns
+from hybridagi_steps.stores.sql.where import Condition, PlainValue, key_columns, scalar_kind
 from hybridagi_steps.stores.sql.writing import StepWriting
 from hybridagi_steps.stores.sqlite.database import Database
 from hybridagi_steps.stores.sqlite.in_memory import InMemoryDatabase
