@@ -229,7 +229,7 @@ class MessageCounter:
             tokens += _CALL_TOKENS + self.text(str(name)) + self.text(str(arguments))
         return tokens
 
-    def content(self, content: Any) -> int:
+    def content(self, content: object) -> int:
         """Return the number of tokens in a message's content: a text, or a list of parts."""
         if isinstance(content, str):
             return self.text(content)

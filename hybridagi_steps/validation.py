@@ -201,7 +201,7 @@ def check_id(name: str, value: object) -> None:
         raise InvalidStepError(f"{name} {value!r} holds NUL or a lone surrogate.")
 
 
-def _admitted_message(message: object, session_id: str, redact: Redact | None) -> Step:
+def _admitted_message(message: Any, session_id: str, redact: Redact | None) -> Step:
     step = message if isinstance(message, Step) else _from_dict(message, session_id)
     _check_shape(step)
     values = {name: getattr(step, name, None) for name in _MESSAGE_VALUES}

@@ -88,7 +88,7 @@ def with_filter(command: Callable[..., None]) -> Callable[..., None]:
     own = inspect.signature(command, eval_str=True, globals=names).parameters
     parameters = [own[name] for name in own if name != "where"] + list(_FILTER_OPTIONS.values())
 
-    def run(**options: Any) -> None:
+    def run(**options: object) -> None:
         from hybridagi_steps.records.filters import StepFilter
 
         asked = {name: options.pop(option.name) for name, option in _FILTER_OPTIONS.items()}

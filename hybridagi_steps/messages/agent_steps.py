@@ -178,7 +178,7 @@ def _as_list(steps: Steps) -> list[AgentStep]:
     return all_of(AgentStep, getattr(steps, "steps", steps), "AgentSteps")
 
 
-def all_of(kind: type[Record], given: Any, wanted: str) -> list[Record]:
+def all_of(kind: type[Record], given: object, wanted: str) -> list[Record]:
     """Return records as a list."""
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         name = type(cast("object", given)).__name__

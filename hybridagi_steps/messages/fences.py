@@ -112,7 +112,7 @@ def inert(text: str) -> str:
     return " ".join(text[start:end] for start, end in pairwise(cuts))
 
 
-def inert_json(value: Any) -> Any:
+def inert_json(value: object) -> Any:
     """Return a JSON value in whose texts no mark acts."""
     return transformed(
         value,

@@ -78,7 +78,7 @@ class _Reader:
         self._open: OpenCalls[str] = OpenCalls()
         self._open_names: dict[str, list[str]] = {}
 
-    def read(self, place: int, message: object) -> None:
+    def read(self, place: int, message: Any) -> None:
         """Read one message."""
         if not isinstance(message, Mapping):
             raise MessageError(f"message {place}: an object is wanted, not {_kind(message)}.")
@@ -130,7 +130,7 @@ class _Reader:
             return waiting.pop(0) if waiting else call_id(place, name)
         return self._answered(place, "tool_call_id", fields.get("tool_call_id"))
 
-    def _answered(self, place: int, field: str, given: object) -> str:
+    def _answered(self, place: int, field: str, given: Any) -> str:
         """Return the id of the call that a result answers; its own if none waits."""
         if not isinstance(given, str) or not given:
             raise MessageError(f"message {place}: {field}: {given!r:.60} is no call's id.")
@@ -179,9 +179,7 @@ class _Reader:
             self._open_names.setdefault(str(name), []).append(calls[-1]["id"])
         return calls
 
-    def _call(
-        self, place: int, number: int, given: object, name: object, arguments: object
-    ) -> JsonObject:
+    def _call(self, place: int, number: int, given: Any, name: Any, arguments: Any) -> JsonObject:
         if not isinstance(name, str) or not name:
             raise MessageError(f"message {place}: call {number + 1}: name: {name!r:.60} is none.")
         if given is not None and not isinstance(given, str):

@@ -160,7 +160,7 @@ def _call_block(call: JsonObject) -> JsonObject:
     return {"type": "tool_use", "id": sound["id"], "name": function["name"], "input": arguments}
 
 
-def _content_blocks(content: Any, role: MessageRole) -> list[JsonObject]:
+def _content_blocks(content: object, role: MessageRole) -> list[JsonObject]:
     if isinstance(content, str):
         return [_text_block(content)] if content.strip() else []
     parts = [anthropic_part(part, role) for part in cast("list[JsonObject]", content or [])]

@@ -178,7 +178,7 @@ class Ledger(MeteringCallback):
         self,
         begun: tuple[float, dict[str, Any]],
         usage: Usage,
-        outputs: object,
+        outputs: Any,
         exception: BaseException | None,
     ) -> None:
         """Add what the call cost."""

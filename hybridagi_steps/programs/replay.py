@@ -88,7 +88,7 @@ def _tools(steps: Sequence[AgentStep]) -> list[dspy.Tool]:
 
 
 def _tool(name: str, answers: deque[Any], arguments: list[str]) -> dspy.Tool:
-    def answer(**_: Any) -> Any:
+    def answer(**_: object) -> Any:
         return answers.popleft()
 
     return dspy.Tool(

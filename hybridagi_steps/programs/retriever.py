@@ -53,7 +53,7 @@ class SearchableMemory(Protocol):
     """What a retriever needs of a memory."""
 
     def search(
-        self, query: Any, k: int = 5, *, where: Where = None, mode: Mode = "hybrid"
+        self, query: object, k: int = 5, *, where: Where = None, mode: Mode = "hybrid"
     ) -> list[StepHit]:
         """Return up to k hits, best first."""
         ...
@@ -116,8 +116,8 @@ class StepRetriever(dspy.Module):
 
     if TYPE_CHECKING:
         # DSPy's own annotations promise no more than a Prediction.
-        def __call__(self, *args: Any, **kwargs: Any) -> QueryWithSteps: ...  # noqa: D102
-        async def acall(self, *args: Any, **kwargs: Any) -> QueryWithSteps: ...  # noqa: D102
+        def __call__(self, *args: object, **kwargs: object) -> QueryWithSteps: ...  # noqa: D102
+        async def acall(self, *args: object, **kwargs: object) -> QueryWithSteps: ...  # noqa: D102
 
     def forward(
         self,
@@ -162,7 +162,7 @@ class StepRetriever(dspy.Module):
         """Search in a thread, so that the event loop goes on; otherwise as `forward`."""
         return await asyncio.to_thread(type(self).forward, self, *args, **kwargs)
 
-    def _found(self, question: Any, wanted: int, scope: StepFilter) -> list[StepHit]:
+    def _found(self, question: object, wanted: int, scope: StepFilter) -> list[StepHit]:
         """Return at least `wanted` hits that are worth recalling, if there are as many."""
         far = None if self.mode == "lexical" else self.max_distance
         pool = wanted if self.reranker is None else wanted * _POOL
@@ -231,7 +231,7 @@ def _question(asked: Recallable | None) -> tuple[Any, list[str]]:
     return texts[0] if len(texts) == 1 else texts, texts
 
 
-def _texts(asked: Any) -> list[str]:
+def _texts(asked: object) -> list[str]:
     if asked is None:
         return []
     if isinstance(asked, str):

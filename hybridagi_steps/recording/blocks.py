@@ -210,11 +210,11 @@ def _without_closed(callbacks: Sequence[Any]) -> list[Any]:
     return left
 
 
-def _is_closed(callback: Any) -> bool:
+def _is_closed(callback: object) -> bool:
     return isinstance(callback, StepRecorder) and callback.closed
 
 
-def _here(callback: Any) -> Any:
+def _here(callback: object) -> Any:
     return callback.here if isinstance(callback, StepRecorder) else callback
 
 

@@ -117,7 +117,7 @@ class Recorded(dspy.Module):
             setattr(self.program, name, value)
 
 
-def _checked(program: Any) -> Any:
+def _checked(program: object) -> Any:
     if isinstance(program, dspy.Module):
         return program
     given = f"the class {program.__name__}" if isinstance(program, type) else repr(program)[:80]

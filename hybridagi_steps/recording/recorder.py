@@ -187,7 +187,7 @@ class StepRecorder(BaseCallback):
         return _reopened, (self.memory, self._labels)
 
     @_guarded
-    def on_module_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+    def on_module_start(self, call_id: str, instance: object, inputs: dict[str, Any]) -> None:
         """Begin a program or a predictor."""
         name = type(instance).__name__
         if self._told_by_caller(instance):
@@ -233,13 +233,15 @@ class StepRecorder(BaseCallback):
             self._shared.writer.copy_inputs(call)
 
     @_guarded
-    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+    def on_lm_start(self, call_id: str, instance: object, inputs: dict[str, Any]) -> None:
         """Remember which model is asked."""
         if self._pass_through(call_id):
             self._shared.models[call_id] = instance
 
     @_guarded
-    def on_lm_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
+    def on_lm_end(
+        self, call_id: str, outputs: object, exception: BaseException | None = None
+    ) -> None:
         """Add what it cost to the step it was asked for."""
         model = self._shared.models.pop(call_id, None)
         call = self._shared.tree.find(call_id)
@@ -249,17 +251,17 @@ class StepRecorder(BaseCallback):
             call.state.said = shapes.said(outputs)
 
     @_guarded
-    def on_evaluate_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+    def on_evaluate_start(self, call_id: str, instance: object, inputs: dict[str, Any]) -> None:
         """Set an evaluation's steps apart."""
         self._set_apart(call_id, f"evaluate:{call_id}")
 
     @_guarded
-    def on_compile_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+    def on_compile_start(self, call_id: str, instance: object, inputs: dict[str, Any]) -> None:
         """Set an optimiser's trials apart."""
         self._set_apart(call_id, f"compile:{type(instance).__name__}:{call_id}")
 
     @_guarded
-    def _on_level_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+    def _on_level_start(self, call_id: str, instance: object, inputs: dict[str, Any]) -> None:
         """Follow a call that leaves no step."""
         self._pass_through(call_id)
 
@@ -267,7 +269,9 @@ class StepRecorder(BaseCallback):
     on_interpreter_execute_start = on_interpreter_tool_call_start = _on_level_start
 
     @_guarded
-    def _on_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
+    def _on_end(
+        self, call_id: str, outputs: object, exception: BaseException | None = None
+    ) -> None:
         """End a call, and write its last step if it leaves any."""
         call = self._shared.tree.close(call_id)
         if call is not None:
@@ -287,7 +291,7 @@ class StepRecorder(BaseCallback):
     def _parent(self) -> Call | None:
         return self._shared.tree.find(ACTIVE_CALL_ID.get())
 
-    def _told_by_caller(self, instance: Any) -> bool:
+    def _told_by_caller(self, instance: object) -> bool:
         """Whether the step of the call around it tells what `instance` does."""
         parent = self._parent()
         caller = parent.subject if parent is not None else None
@@ -339,7 +343,7 @@ class StepRecorder(BaseCallback):
         return self.run or parent.run, parent.scope or self._labels.scope or current_scope()
 
 
-def active_run_ids(memory: Any) -> list[str]:
+def active_run_ids(memory: object) -> list[str]:
     """Return the ids of the runs that the running code is being recorded into, in `memory`.
 
     What recalls from a memory leaves these out: a run has nothing to learn from itself.

@@ -52,7 +52,7 @@ def choice_of(signature: Any) -> Choice | None:
     return None if options is None else Choice(name, options)
 
 
-def options_of(annotation: Any) -> list[str] | None:
+def options_of(annotation: object) -> list[str] | None:
     """Return the texts of a closed set of values, None when the set is open."""
     if annotation is bool:
         return ["True", "False"]
@@ -63,19 +63,19 @@ def options_of(annotation: Any) -> list[str] | None:
     return None
 
 
-def choice_text(value: Any) -> str:
+def choice_text(value: object) -> str:
     """Return a choice as it stands among the options."""
     return str(value.value if isinstance(value, Enum) else value)
 
 
-def choice_fields(outputs: Any) -> dict[str, Any]:
+def choice_fields(outputs: object) -> dict[str, Any]:
     """Return a Decision's outputs from what a function gave: a choice, or fields with one."""
     if isinstance(outputs, dict) and "choice" in outputs:
         return dict(outputs)
     return {"choice": choice_text(outputs)}
 
 
-def purpose_of(module: Any) -> str:
+def purpose_of(module: object) -> str:
     """Return what a module is for: its own `purpose`, its instructions, its docstring, its name."""
     own = getattr(module, "purpose", None)
     if isinstance(own, str) and own:
@@ -93,7 +93,7 @@ def first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
-def module_arguments(module: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def module_arguments(module: object, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a module was called with, by name."""
     named: dict[str, Any] = dict(inputs.get("kwargs") or {})
     positional = inputs.get("args") or ()
@@ -106,7 +106,7 @@ def module_arguments(module: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return function_arguments(forward, (module, *positional), named)
 
 
-def predict_arguments(predict: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def predict_arguments(predict: object, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return a predictor's input fields, without the options of the call itself."""
     fields = signature_of(predict, inputs).input_fields
     named: dict[str, Any] = inputs.get("kwargs") or {}
@@ -127,7 +127,7 @@ def signature_of(predict: Any, inputs: Mapping[str, Any]) -> Any:
     return own if isinstance(own, type) else predict.signature
 
 
-def decided(choice: Choice, prediction: Any) -> dict[str, Any]:
+def decided(choice: Choice, prediction: object) -> dict[str, Any]:
     """Return a Decision's outputs: the choice first, then whatever else was said."""
     fields = output_fields(prediction)
     return {"choice": choice_text(fields.pop(choice.field, None)), **fields}
@@ -147,7 +147,7 @@ def output_fields(outputs: Any) -> dict[str, Any]:
     return dict(outputs) if isinstance(outputs, dict) else {"result": outputs}  # pyright: ignore[reportUnknownVariableType]
 
 
-def _with_trace(outputs: Any) -> bool:
+def _with_trace(outputs: object) -> bool:
     """Whether an optimiser has patched `forward` to return (prediction, trace)."""
     if not isinstance(outputs, tuple) or len(outputs) != 2:
         return False
@@ -166,7 +166,7 @@ def error_fields(error: BaseException) -> dict[str, Any]:
     return {"error": {"type": type(error).__name__, "message": message}}
 
 
-def said(outputs: Any) -> str:
+def said(outputs: object) -> str:
     """Return the text of a model's answer, without an adapter's field marks.
 
     Beside native tool calls DSPy keeps the calls and drops the text; it is what the model thought.

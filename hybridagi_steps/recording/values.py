@@ -83,7 +83,7 @@ def plain_fields(
     return copied, copy.size <= _SURELY_SMALL
 
 
-def steps_held(value: Any) -> dict[str, str | None]:
+def steps_held(value: object) -> dict[str, str | None]:
     """Return the ids of the steps and messages anywhere in a value, each with its run."""
     seen: dict[str, str | None] = {}
     plain_fields({"": value}, [], seen=seen)
@@ -148,7 +148,7 @@ class _Copy:
         finally:
             self._inside.discard(id(value))
 
-    def _cut(self, value: Any, why: str) -> str:
+    def _cut(self, value: object, why: str) -> str:
         self._note(why)
         return f"<{type(value).__name__}: {why}>"
 
@@ -181,7 +181,7 @@ class _Copy:
             copied.append(self.of(item, depth + 1))
         return copied
 
-    def _foreign(self, value: Any, depth: int) -> Any:
+    def _foreign(self, value: object, depth: int) -> Any:
         """Turn an object into data: its own short form, else its fields, else its description."""
         if isinstance(value, dspy.History):
             return self._history(value, depth)
@@ -220,10 +220,10 @@ class _Copy:
         del self._cuts[notes:]
         return self._left_out(f"history of {len(value.messages)} messages")
 
-    def _stood_for(self, words: str, content: Any) -> str:
+    def _stood_for(self, words: str, content: object) -> str:
         return self._left_out(words) if content else f"<{words}>"
 
-    def _medium(self, value: Any) -> str:
+    def _medium(self, value: object) -> str:
         kind = type(value).__name__.lower()
         source = getattr(value, "url", None) or getattr(value, "filename", None)
         data = getattr(value, "data", None) or getattr(value, "file_data", None)
@@ -244,7 +244,7 @@ class _Copy:
             return self.of(value.tolist(), depth + 1)
         return self._left_out(f"{type(value).__name__} of shape {tuple(value.shape)}")
 
-    def _leaf(self, value: Any) -> Any:
+    def _leaf(self, value: object) -> Any:
         """Return what JSON repair knows how to turn into text, or a description of the rest."""
         kind = type(value)
         name = getattr(value, "__qualname__", None)
@@ -267,7 +267,7 @@ class _Copy:
         return text
 
 
-def _short_form(value: Any) -> Any:
+def _short_form(value: object) -> Any:
     """Return the few words that stand for steps, tools and models, else None."""
     if isinstance(value, AgentStep):
         return {"step": str(value.id)}
@@ -289,14 +289,14 @@ def _short_form(value: Any) -> Any:
     return None
 
 
-def _steps_in(value: Any) -> list[AgentStep] | None:
+def _steps_in(value: object) -> list[AgentStep] | None:
     """Return the steps that a value stands for."""
     if isinstance(value, AgentStep | StepHit):
         return [value.step if isinstance(value, StepHit) else value]
     return _steps(value)
 
 
-def _steps(value: Any) -> list[AgentStep] | None:
+def _steps(value: object) -> list[AgentStep] | None:
     """Return the steps of an AgentStepList, a QueryWithSteps or a StepContext."""
     if not isinstance(value, dspy.Example | dspy.Type):
         return None
@@ -306,7 +306,7 @@ def _steps(value: Any) -> list[AgentStep] | None:
     return steps if all(isinstance(step, AgentStep) for step in steps) else None
 
 
-def _fields(value: Any) -> Mapping[Any, Any] | None:
+def _fields(value: object) -> Mapping[Any, Any] | None:
     """Return an object's fields without embeddings, None when it is no record."""
     if isinstance(value, dspy.Example):
         fields = {key: value[key] for key in value.keys()}  # noqa: SIM118 - an Example is no dict
@@ -351,7 +351,7 @@ def fitted(fields: dict[str, Any], cuts: list[str]) -> dict[str, Any]:
     return {name: left_out if value else value for name, value in fields.items()}
 
 
-def _shortened(kept: int, cuts: list[str], value: Any, path: str) -> Any:
+def _shortened(kept: int, cuts: list[str], value: object, path: str) -> Any:
     if not isinstance(value, str) or len(value) <= kept:
         return value
     if len(cuts) < _MOST_NOTES:

@@ -46,19 +46,19 @@ _OPEN: dict[str, Any] = {
 _LEVELS: tuple[Trust, ...] = ("imported", "team", "own")
 
 
-def _one_or_more(value: Any) -> Any:
+def _one_or_more(value: object) -> Any:
     if isinstance(value, set | frozenset | tuple):
         return list(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     return value if value is None or isinstance(value, list) else [value]  # pyright: ignore[reportUnknownVariableType]
 
 
-def _no_boolean(value: Any) -> Any:
+def _no_boolean(value: object) -> Any:
     if isinstance(value, bool):
         raise ValueError("a score is a number")
     return value
 
 
-def _id_text(value: Any) -> Any:
+def _id_text(value: object) -> Any:
     return id_text(value) if isinstance(value, UUID) else value
 
 
@@ -106,7 +106,7 @@ class StepFilter(BaseModel):
     predictors: _Texts = None
     trust: Trust | None = None
 
-    def __init__(self, **conditions: Any) -> None:
+    def __init__(self, **conditions: object) -> None:
         """Make a filter.
 
         Raises:

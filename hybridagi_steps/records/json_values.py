@@ -28,7 +28,7 @@ _JSON_TYPES = frozenset({str, int, float, bool, type(None), dict, list})
 
 
 def transformed(
-    value: Any,
+    value: object,
     replace: Callable[[Any, str], Any],
     names: Callable[[dict[Any, Any], str], Iterable[Any]] | None = None,
     *,
@@ -75,7 +75,7 @@ def transformed(
     return value
 
 
-def json_value(value: Any, repairs: list[str], path: str = "") -> Any:
+def json_value(value: object, repairs: list[str], path: str = "") -> Any:
     """Return `value` as plain JSON data, appending one note per repair to `repairs`.
 
     Args:

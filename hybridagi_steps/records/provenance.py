@@ -2,8 +2,9 @@
 
 `metadata.source` says that a step came from outside: `kind` (`import`, `mcp`), and of an import
 `format`, `name` (the file), `at` (UTC) and `before` (what the file itself said there). A step that
-was recorded here has no such key. `metadata.recalled` lists ids of steps and messages. A `Revocation`
-takes a source and all that descends from it out of recall; the store keeps the marks.
+was recorded here has no such key. `metadata.recalled` lists ids of steps and messages.
+
+A `Revocation` takes a source and all that descends from it out of recall; the store keeps the marks.
 """
 
 from __future__ import annotations

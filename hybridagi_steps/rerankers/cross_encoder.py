@@ -47,7 +47,7 @@ class CrossEncoder:
     Reference: Nogueira and Cho 2019, "Passage re-ranking with BERT".
     """
 
-    def __init__(self, model: str | PairModel = DEFAULT_MODEL, **load_arguments: Any) -> None:
+    def __init__(self, model: str | PairModel = DEFAULT_MODEL, **load_arguments: object) -> None:
         if not isinstance(model, str) and (
             isinstance(model, type) or not callable(getattr(model, "predict", None))
         ):

@@ -66,7 +66,7 @@ class SessionRepository:
         redact: Redact | None = None,
         admit: Callable[[Sequence[AgentStep]], list[AgentStep]] | None = None,
         stored: Callable[[int], None] | None = None,
-        memory: Any = None,
+        memory: object = None,
     ) -> None:
         """Keep sessions in `store`; `memory.repository()` is how people get one.
 

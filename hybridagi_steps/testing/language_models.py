@@ -72,7 +72,7 @@ class ScriptedLM(dspy.LM):
         delay_seconds: float = 0.0,
         cache: bool = False,
         model: str = "scripted/model",
-        **options: Any,
+        **options: object,
     ) -> None:
         engine = _Engine(script, delay_seconds)
         super().__init__(
@@ -260,7 +260,7 @@ def _reply(script: Script, request: Request, place: int) -> Reply:
     return script[place]
 
 
-def _parts(reply: Any, request: Request, place: int) -> list[Any]:
+def _parts(reply: object, request: Request, place: int) -> list[Any]:
     if isinstance(reply, str):
         return [TextPart(reply)]
     if isinstance(reply, Mapping):

@@ -277,7 +277,7 @@ class PostgresDatabase:
             raise
         return raw
 
-    def _note_restart(self, began: Any) -> None:
+    def _note_restart(self, began: object) -> None:
         """Count the server's lives: what one lost, with `normal`, the next may number anew."""
         with self._pool:
             if self._server_began not in (None, began):

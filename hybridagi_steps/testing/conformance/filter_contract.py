@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -20,7 +19,7 @@ from hybridagi_steps.testing.conformance.samples import EVERYTHING, NASTY, ids, 
 class FilterContract:
     """`find`, `rows` and `iter_steps` under every key of a StepFilter."""
 
-    def matching(self, store: StepStore, **where: Any) -> list[str]:
+    def matching(self, store: StepStore, **where: object) -> list[str]:
         """Ask all three ways, which must agree."""
         asked = StepFilter.of(where)
         found = ids(store.find(asked, limit=1000))

@@ -39,12 +39,12 @@ NASTY = [
 ]
 
 
-def step(**values: Any) -> AgentStep:
+def step(**values: object) -> AgentStep:
     """Make an Action, or what `values` say."""
     return AgentStep.model_validate({"step_type": "Action", **values})
 
 
-def message(content: Any = "hello", role: str = "user", **values: Any) -> Step:
+def message(content: object = "hello", role: str = "user", **values: object) -> Step:
     """Make a message that belongs nowhere yet."""
     return Step.model_validate({"session_id": "-", "role": role, "content": content, **values})
 
