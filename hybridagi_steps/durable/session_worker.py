@@ -5,7 +5,6 @@ so nothing is stored twice. Handing runs out and looking at them is session_runs
 """
 
 # DBOS is loaded on first use, by name.
-# pyright: reportUnknownArgumentType=false
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ recording was closed is not taken up, what was in flight then is told to its end
 
 
 # ruff: noqa: ARG002 - the handlers' signatures are DSPy's
-# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownVariableType=false
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ would be refused for its size; whatever was left out or cut is named. This modul
 types; it does not know what a step means.
 """
 
-# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownVariableType=false
 
 from __future__ import annotations
 

@@ -5,9 +5,8 @@ predictor, know adapters by their family and not by their name, read JSON as JSO
 reasoning and tool calls that arrive beside the text.
 """
 
-# pyright: reportAttributeAccessIssue=false, reportFunctionMemberAccess=false
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
+# pyright: reportAttributeAccessIssue=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 

@@ -6,9 +6,6 @@ scripted model answers from a list or a function; a replaying one with what a re
 said. Token counts are estimates (4 characters each) and stable from run to run.
 """
 
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownParameterType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import asyncio
