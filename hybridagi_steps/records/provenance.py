@@ -4,7 +4,7 @@
 `format`, `name` (the file), `at` (UTC) and `before` (what the file itself said there). A step that
 was recorded here has no such key. `metadata.recalled` lists ids of steps and messages.
 
-A `Revocation` takes a source and all that descends from it out of recall; the store keeps the marks.
+A `Revocation` takes a source and all that descends from it out of recall; stores keep the marks.
 """
 
 from __future__ import annotations
