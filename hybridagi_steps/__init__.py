@@ -25,13 +25,13 @@ if TYPE_CHECKING:
         StepContext,
     )
     from hybridagi_steps.durable.session_runs import DurableRunner
-    from hybridagi_steps.graph.interpreter import GraphInterpreter
-    from hybridagi_steps.graph.program_memory import ProgramMemory
-    from hybridagi_steps.graph.ready_agents import (
+    from hybridagi_steps.graph.interpreter import (
+        GraphInterpreter,
         ready_agent,
         ready_agents,
         ready_programs,
     )
+    from hybridagi_steps.graph.program_memory import ProgramMemory
     from hybridagi_steps.graph.run_state import AgentOutput, ProgramSession
     from hybridagi_steps.memory import StepMemory
     from hybridagi_steps.messages.agent_steps import to_agent_steps, to_messages
@@ -220,9 +220,9 @@ _HOMES: dict[str, str | None] = {
     "in_context": "recording",
     "note_recalled": "recording_hooks",
     "plots": None,
-    "ready_agent": "graph.ready_agents",
-    "ready_agents": "graph.ready_agents",
-    "ready_programs": "graph.ready_agents",
+    "ready_agent": "graph.interpreter",
+    "ready_agents": "graph.interpreter",
+    "ready_programs": "graph.interpreter",
     "record": "recording",
     "record_step": "recording",
     "rerankers": None,

@@ -204,7 +204,7 @@ counts
 # user what it does not know, and recalls the answer in a later run.
 
 # %%
-from hybridagi_steps.graph.ready_agents import ready_programs
+from hybridagi_steps.graph.interpreter import ready_programs
 
 ready_programs("episodic_recall")[0]
 

@@ -10,12 +10,15 @@ It knows nothing of language models or of who runs it.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote, unquote
 from uuid import uuid4
 
+from hybridagi_steps.display.graph import graph_svg
 from hybridagi_steps.errors import (
     InvalidProgramError,
     ProgramError,
@@ -24,7 +27,6 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.graph import writer
 from hybridagi_steps.graph.checks import listed, problems
-from hybridagi_steps.graph.drawing import program_svg, shown_in_notebook
 from hybridagi_steps.graph.nodes import (
     END,
     START,
@@ -331,3 +333,41 @@ def files_in(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise UnknownProgramError(str(folder))
     return sorted(folder.glob(f"*{SUFFIX}"))
+
+
+def program_svg(program: ProgramGraph) -> str:
+    """Return a program as an SVG drawing; it loads nothing and runs no script."""
+    nodes = [_drawn(name, node) for name, node in program.nodes.items()]
+    edges = [
+        {"source": edge.source, "target": edge.target, "label": edge.label or ""}
+        for edge in program.edges
+    ]
+    title = f"{program.name}: {program.description}" if program.description else program.name
+    return graph_svg(nodes, edges, title=title)
+
+
+def shown_in_notebook(value: Any) -> bool:
+    """Show a value in the notebook that runs this code; return whether there is one."""
+    # Whoever runs in a notebook has loaded IPython; nobody else pays for looking.
+    ipython = sys.modules.get("IPython")
+    shell: Any = ipython.get_ipython() if ipython is not None else None
+    if shell is None or not hasattr(shell, "kernel"):
+        return False
+    display: Any = import_module("IPython.display").display
+    display(value)
+    return True
+
+
+def _drawn(name: str, node: Node) -> dict[str, str]:
+    kind = type(node).__name__
+    drawn = {"id": name, "label": node.id, "kind": kind.lower(), "title": node.id}
+    if isinstance(node, Action):
+        drawn["detail"] = f"{node.tool} · {node.purpose}"
+        drawn["title"] = f"{kind} {node.id}: {node.tool}\n{node.purpose}\n\n{node.prompt}"
+    elif isinstance(node, Decision):
+        drawn["detail"] = node.question or node.purpose
+        drawn["title"] = f"{kind} {node.id}\n{node.purpose}\n\n{node.question}"
+    elif isinstance(node, Program):
+        drawn["detail"] = f"{node.program} · {node.purpose}"
+        drawn["title"] = f"{kind} {node.id}: {node.program}\n{node.purpose}"
+    return drawn

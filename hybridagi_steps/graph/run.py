@@ -21,11 +21,17 @@ from hybridagi_steps.errors import (
     UnknownToolError,
 )
 from hybridagi_steps.graph.checks import label_key
-from hybridagi_steps.graph.decision_labels import chosen, fallback_of, offered
-from hybridagi_steps.graph.library import EntryGuard
 from hybridagi_steps.graph.nodes import END, START, Action, Decision, Node, Program
-from hybridagi_steps.graph.predictors import asked, place_of, predictor_of
+from hybridagi_steps.graph.predictors import (
+    asked,
+    chosen,
+    fallback_of,
+    offered,
+    place_of,
+    predictor_of,
+)
 from hybridagi_steps.graph.program import GraphProgram
+from hybridagi_steps.graph.program_memory import EntryGuard
 from hybridagi_steps.graph.prompts import recorded_text, rendered, shown_text
 from hybridagi_steps.graph.run_state import (
     AgentOutput,

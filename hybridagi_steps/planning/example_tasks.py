@@ -23,7 +23,7 @@ from hybridagi_steps.errors import WorkspaceError
 from hybridagi_steps.planning.plan import Plan
 from hybridagi_steps.testing import Reply, ScriptedLM, ToolCall
 from hybridagi_steps.workspace.command import CommandResult, run_command
-from hybridagi_steps.workspace.snapshot import IGNORED
+from hybridagi_steps.workspace.confined import IGNORED
 
 FINISH_TOOL = "finish_step"
 """The call that ends a step in a replay; its arguments are `summary` and `artifacts`."""

@@ -20,19 +20,7 @@ from uuid import uuid4
 
 from hybridagi_steps.errors import WorkspaceError
 from hybridagi_steps.outside_files import StateFolder, private_opener
-from hybridagi_steps.workspace.confined import ConfinedDirectory
-
-IGNORED = frozenset(
-    {
-        "__pycache__",
-        ".pytest_cache",
-        ".ruff_cache",
-        ".mypy_cache",
-        ".hypothesis",
-        ".ipynb_checkpoints",
-    }
-)
-"""Caches that programs write beside sources: never part of a snapshot, a listing or a change."""
+from hybridagi_steps.workspace.confined import IGNORED, ConfinedDirectory
 
 
 class Entry(NamedTuple):

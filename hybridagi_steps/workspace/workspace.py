@@ -22,15 +22,20 @@ from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.errors import WorkspaceError
 from hybridagi_steps.workspace.changes import (
     Changes,
+    OverlayFolder,
     make_changes,
     merged,
     refuse_links_out,
     sizes_after,
 )
 from hybridagi_steps.workspace.command import AllowedCommands, CommandResult, run_command
-from hybridagi_steps.workspace.confined import ConfinedDirectory, path_parts
-from hybridagi_steps.workspace.file_search import FoundLine, list_files, search_lines
-from hybridagi_steps.workspace.overlay_folder import OverlayFolder
+from hybridagi_steps.workspace.confined import (
+    ConfinedDirectory,
+    FoundLine,
+    list_files,
+    path_parts,
+    search_lines,
+)
 from hybridagi_steps.workspace.snapshot import (
     ChangeLog,
     Entry,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridagi_steps.graph.checks import label_key
-from hybridagi_steps.graph.decision_labels import chosen, fallback_of, offered
+from hybridagi_steps.graph.predictors import chosen, fallback_of, offered
 
 _WORDS = st.text(string.ascii_uppercase, min_size=2, max_size=8)
 _LABELS = st.lists(

@@ -16,7 +16,7 @@ import pytest
 import hybridagi_steps as hs
 from hybridagi_steps import errors
 from hybridagi_steps.graph.checks import check_programs
-from hybridagi_steps.graph.ready_agents import ready_agent, ready_agents, ready_programs
+from hybridagi_steps.graph.interpreter import ready_agent, ready_agents, ready_programs
 from hybridagi_steps.graph.run_state import AgentOutput
 from hybridagi_steps.programs.tools import AskUser, Speak
 from hybridagi_steps.testing import request_text, scripted_lm

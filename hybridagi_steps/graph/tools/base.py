@@ -18,8 +18,8 @@ import dspy
 from dspy.signatures import make_signature
 
 from hybridagi_steps.errors import ToolInputError
-from hybridagi_steps.graph.library import ProgramLibrary
 from hybridagi_steps.graph.program import GraphProgram
+from hybridagi_steps.graph.program_memory import ProgramLibrary
 from hybridagi_steps.graph.run_state import ProgramSession
 
 INPUTS: Mapping[str, str] = {

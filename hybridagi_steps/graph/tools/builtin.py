@@ -14,7 +14,7 @@ import dspy
 
 from hybridagi_steps.dspy_types import QueryWithSteps
 from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError
-from hybridagi_steps.graph.library import ProgramLibrary, open_to_agents
+from hybridagi_steps.graph.program_memory import ProgramLibrary, open_to_agents
 from hybridagi_steps.graph.prompts import shown_text
 from hybridagi_steps.graph.tools.base import (
     Asked,

@@ -10,7 +10,7 @@ from typing import Any
 import dspy
 
 from hybridagi_steps.errors import InvalidSettingError, ToolInputError, UnknownToolError
-from hybridagi_steps.graph.decision_labels import chosen
+from hybridagi_steps.graph.predictors import chosen
 from hybridagi_steps.graph.tools.base import INPUTS, Asked, GraphTool, ToolUse, node_signature
 from hybridagi_steps.graph.tools.functions import CallTool, named_arguments, tools_by_name
 
