@@ -155,6 +155,6 @@ hs.plots.outcomes(memory)
 # A planner with a memory is shown the most similar plan that has succeeded.
 
 # %%
-from hybridagi_steps.planning.plan_memory import similar_plan
+from hybridagi_steps.planning.generator import similar_plan
 
 print(similar_plan(memory, "The listing loses its last page")[:300])

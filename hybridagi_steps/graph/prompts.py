@@ -35,7 +35,7 @@ from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.json_values import transformed
 
-_KEPT_TEMPLATES = 1024
+_KEPT_TEMPLATES = 2048
 
 
 def rendered(
@@ -68,7 +68,7 @@ def rendered(
         )
     names = {*var_in, *PROVIDED}
     values = {name: variables[name] for name in names if name in variables}
-    filled = _prompt_template(template, where)
+    filled = _compiled(_TO_PROMPT, template, where)
     shown = transformed(values, functools.partial(_standing, shown_text))
     if shown is not values:
         noted = transformed(values, functools.partial(_standing, recorded_text))
@@ -78,7 +78,7 @@ def rendered(
         if not for_model or inert(remembered) == remembered:
             return remembered, remembered
     if for_model:
-        filled = _model_template(template, where)
+        filled = _compiled(_TO_MODEL, template, where)
     return _filled(filled, values, where), remembered
 
 
@@ -192,15 +192,6 @@ _TO_PROMPT, _TO_MODEL = _sandbox(_finalized), _sandbox(_finalized_for_model)
 
 
 @functools.lru_cache(maxsize=_KEPT_TEMPLATES)
-def _prompt_template(template: str, where: str) -> Template:
-    return _compiled(_TO_PROMPT, template, where)
-
-
-@functools.lru_cache(maxsize=_KEPT_TEMPLATES)
-def _model_template(template: str, where: str) -> Template:
-    return _compiled(_TO_MODEL, template, where)
-
-
 def _compiled(environment: Sandbox, template: str, where: str) -> Template:
     try:
         return environment.from_string(template)

@@ -2,15 +2,17 @@
 
 A DSPy module with two predictors, so optimisers can improve both. What the model writes is read by
 the tolerant parser and checked before anything is run; what is wrong with it goes back to the model
-a bounded number of times. It may begin with the most similar plan that once succeeded. Running
-plans is no concern of this module.
+a bounded number of times. It may begin with the most similar plan that once succeeded: a plan's run
+is a ProgramCall of `Orchestrator` that holds the requirement, and a ProgramEnd that holds the plan
+as it stood when it had succeeded. So a plan is found as any other step is; in a run that is
+recorded for a user, only that user's. Running plans is no concern of this module.
 """
 
 # pyright: reportUnknownVariableType=false
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import dspy
@@ -22,10 +24,15 @@ from hybridagi_steps.graph.run_state import Request, Work, adriven, driven
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.fences import fenced, inert
 from hybridagi_steps.planning.plan import Plan, PlanStep
-from hybridagi_steps.planning.plan_memory import similar_plan
 from hybridagi_steps.planning.settings import Amount, Count, checked
+from hybridagi_steps.recording_hooks import active_user_id, note_steps, unnoted
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.filters import StepHit
 
 MAX_REPAIRS = 2
+ORCHESTRATOR = "Orchestrator"
+"""The program that a plan's run is in memory."""
+_CANDIDATES = 10
 _MOST_FILES = 200
 
 _FORM = """\
@@ -224,3 +231,46 @@ def _surroundings(files: Sequence[str], tools: Sequence[str]) -> str:
     listed = "\n".join(files[:_MOST_FILES]) or "none"
     more = f"\n… and {len(files) - _MOST_FILES} more" if len(files) > _MOST_FILES else ""
     return f"Files:\n{listed}{more}\nTools: {', '.join(tools) or 'none'}"
+
+
+def similar_plan(memory: StepMemory, requirement: str, min_similarity: float = 0.0) -> str | None:
+    """Return the text of the plan that succeeded for the most similar requirement.
+
+    Args:
+        memory: Where plans were recorded.
+        requirement: What is wanted now.
+        min_similarity: How similar the requirements must be, 0 to 1.
+    """
+    if not requirement.strip():
+        return None
+    where = {"program": ORCHESTRATOR, "step_types": ["ProgramCall"], **of_this_user(memory)}
+    with unnoted():
+        hits: Iterable[StepHit] = memory.search(requirement, k=_CANDIDATES, where=where)
+    for hit in hits:
+        if hit.score < min_similarity:
+            break
+        if (hit.step.inputs or {}).get("program") != ORCHESTRATOR:
+            continue
+        if (end := _end_of(memory, hit.step)) is not None:
+            note_steps([hit.step, end])
+            return str((end.outputs or {})["plan"])
+    return None
+
+
+def of_this_user(memory: StepMemory) -> dict[str, Any]:
+    """Return the condition that a step is of the user whose run this is, if it is anybody's."""
+    user_id = active_user_id(memory)
+    return {} if user_id is None else {"user_id": user_id}
+
+
+def _end_of(memory: StepMemory, call: AgentStep) -> AgentStep | None:
+    """Return the end of a plan's run that succeeded: it holds the plan."""
+    if call.run_id is None:
+        return None
+    ends = {"run_id": str(call.run_id), "step_types": ["ProgramEnd"], "program": ORCHESTRATOR}
+    found: list[AgentStep] = memory.find(ends).steps
+    for end in found:
+        plan = (end.outputs or {}).get("plan")
+        if end.status == "ok" and str(end.program_id) == str(call.id) and isinstance(plan, str):
+            return end
+    return None

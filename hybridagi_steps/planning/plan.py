@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -28,7 +28,10 @@ from pydantic_core import PydanticSerializationError
 
 from hybridagi_steps.errors import InvalidPlanError, PlanParseError
 from hybridagi_steps.planning.artifact_types import check_shape, clean_name
-from hybridagi_steps.planning.plan_parser import STEP_ID, read_plan, refusal, write_plan
+from hybridagi_steps.planning.plan_fields import STEP_ID
+from hybridagi_steps.planning.plan_parser import read_plan, refusal, write_plan
+
+T = TypeVar("T")
 
 MOST_CIRCLES_NAMED = 10
 MOST_NAMES_LISTED = 20
@@ -68,7 +71,7 @@ class PlanStepType(StrEnum):
     CLEANUP = "cleanup"
 
 
-def clean_text(value: object) -> object:
+def clean_text(value: T) -> T | str:
     """Return a text with plain line ends, no blanks before them, no blank edges; else as it is."""
     if not isinstance(value, str):
         return value

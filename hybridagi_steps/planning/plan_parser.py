@@ -1,10 +1,9 @@
 """Reading plans: what people and language models write as text or as JSON, as data for `Plan`.
 
-Text and JSON give the same fields, and one way leads from there. Knows keys, markdown and the many
-forms of lists; what a plan must hold it leaves to the models of plan.py. A reader of lines rather
-than a grammar: models wrap plans in markdown, leave lines out and add prose, so nearly every line
-is valid as text, and what a line means hangs on lines far away (fences, keys in capitals). Every
-pattern is bounded, so no text takes more than linear time.
+Text and JSON give the same fields, which plan_fields.py reads; what a plan must hold it leaves to
+the models of plan.py. A reader of lines rather than a grammar: models wrap plans in markdown, leave
+lines out and add prose, so nearly every line is valid as text, and what a line means hangs on lines
+far away (fences, keys in capitals). Every pattern is bounded, so reading takes linear time.
 """
 
 from __future__ import annotations
@@ -13,26 +12,17 @@ import json
 import re
 from bisect import bisect
 from collections.abc import Mapping, Sequence
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from textwrap import dedent
 from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
 
 from hybridagi_steps.errors import PlanParseError
-from hybridagi_steps.planning.artifact_types import (
-    DESCRIBED,
-    STRING,
-    Artifact,
-    clean_name,
-    read_artifact,
-    read_name,
-)
+from hybridagi_steps.planning.plan_fields import NAME_LISTS, NOTHING, read_steps
 
 MOST_CHARACTERS = 1_000_000
 """Longest text read as a plan."""
-STEP_ID = re.compile(r"\w[\w.\-]{0,99}")
-"""What a step may be called, so that a list of ids needs no quotes."""
 
 FIELDS = {
     "id": ("id", "step_id", "step"),
@@ -56,16 +46,7 @@ _KEYS = {"plan": "plan", "plan_name": "plan"} | {
     name: field for field, names in FIELDS.items() for name in names if name != "id"
 }
 _TEXT_NAMES = {"id": "STEP", "shapes": "ARTIFACTS", "notes": "ARTIFACTS"}
-_NAME_LISTS = {"files", "dependencies", "needs"}
-_LISTS = {*_NAME_LISTS, "artifacts"}
-_SYNONYMS = {
-    "analyze": "analyze analyse analysis examine inspect investigate research review",
-    "generate": "generate generation create implement build write add",
-    "modify": "modify modification update edit change fix refactor",
-    "validate": "validate validation verify verification test check",
-    "cleanup": "cleanup clean optimize optimise document finalize finalise",
-}
-_TYPES = {word: kind for kind, words in _SYNONYMS.items() for word in words.split()}
+_LISTS = {*NAME_LISTS, "artifacts"}
 
 _HEAD = 90
 _KEY = re.compile(
@@ -80,19 +61,8 @@ _END = re.compile(r"[\s>#*_`=-]{0,20}END[ _-]?(?:OF[ _-])?PLAN[\s*_`.=:-]{0,20}"
 _FENCE = re.compile(r"\s{0,40}`{3,}(?P<info>[^`]*)")
 _RULE = re.compile(r"\s{0,40}(?:-{3,}|={3,}|\*{3,}|_{3,}|\.{3,}|…)\s*")
 
-_NOTHING = re.compile(
-    r"(?:none|n/?a|null|nil|empty|nothing|not applicable|[-–—]+)\.?"
-    r"(?:\s+(?:required|needed|yet|\([^()]*\)|[-–—].*))?",
-    re.IGNORECASE,
-)
-_BULLET = re.compile(r"(?:[-*+•]|\d{1,4}[.)])\s+")
 _BULLETS = ("-", "*", "•", "+")
 _BARE = re.compile(r"[\w./@+][\w./@+\-]*")
-_MARK = re.compile(
-    rf"{STRING}|(?<=:)[^\S\n]*/(?:[^/\\\n]|\\[^\n])+/"  # what holds no marks
-    r'|(?P<mark>[()\[\]{},;\n]|"[^\n]*)'
-)
-_DEPTH = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 _JSON_START = re.compile(r"\s*[{\[]")
 _JSON_FENCED = re.compile(
     r"^[ \t]{0,80}```(?:json|JSON)?[ \t]{0,80}\n\s{0,200}(?=[{\[])", re.MULTILINE
@@ -130,7 +100,7 @@ def read_plan(text: str) -> tuple[dict[str, Any], list[dict[str, int]]]:
     plan = {
         "name": about["plan"] or about.get("name", ""),
         "description": about["description"],
-        "steps": _steps([_fields(step, "id") for step in steps]),
+        "steps": read_steps([_fields(step, "id") for step in steps]),
     }
     return plan, [{name: value.line for name, value in step.items()} for step in steps]
 
@@ -162,10 +132,7 @@ def write_plan(plan: dict[str, Any]) -> str:
     for step in plan["steps"]:
         lines += ["", f"STEP: {step['id']}"]
         lines += [_field(key.upper(), step[key]) for key in ("name", "type", "goal", "description")]
-        lines += [
-            _field(key.upper(), ", ".join(map(_quoted, step[key])))
-            for key in ("files", "dependencies", "needs")
-        ]
+        lines += [_field(key.upper(), ", ".join(map(_quoted, step[key]))) for key in NAME_LISTS]
         if step["artifacts"]:
             lines += ["ARTIFACTS:", *(f"- {_artifact_text(step, n)}" for n in step["artifacts"])]
     return "\n".join([*(line for line in lines if line is not None), "", "END_PLAN"]) + "\n"
@@ -185,7 +152,7 @@ def _field(key: str, value: str) -> str | None:
 def _quoted(name: str) -> str:
     """Return a name as it stands in a list: in quotes where it could be misread."""
     bare = _BARE.fullmatch(name) and not name.startswith("./")
-    if bare and _NOTHING.fullmatch(name) is None and key_of(f"{name}:") is None:
+    if bare and NOTHING.fullmatch(name) is None and key_of(f"{name}:") is None:
         return name
     return json.dumps(name, ensure_ascii=False)
 
@@ -385,155 +352,6 @@ def _without_prose(text: str) -> str:
     return "\n".join(kept)
 
 
-# What steps say, in text or in JSON, as PlanStep takes it.
-
-
-def _steps(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the fields of steps as `PlanStep` takes them; what is of the wrong kind stays so."""
-    known: dict[str, str] = {}
-    for step in given:
-        for name in _identify(step):
-            known.setdefault(name, step["id"])
-    known |= {step["id"]: step["id"] for step in given if isinstance(step.get("id"), str)}
-    return [_step(step, known) for step in given]
-
-
-def _identify(step: dict[str, Any]) -> set[str]:
-    """Give a step its id, a title with blanks as one with underscores; return what names it."""
-    title, name, number = step.get("id", ""), step.get("name", ""), step.pop("number", "")
-    title = clean_name(str(title) if isinstance(title, int) else title)
-    if not isinstance(title, str):
-        return set()
-    slugs = [_slug(each) for each in (title, f"step {number}" if number else "", name)]
-    step["id"] = title if STEP_ID.fullmatch(title) else next(filter(None, slugs), "")[:100]
-    if not name and title != step["id"]:
-        step["name"] = title
-    return {*slugs, number} - {""}
-
-
-def _step(step: dict[str, Any], known: Mapping[str, str]) -> dict[str, Any]:
-    fields = {**step, **{name: _names(step[name]) for name in _NAME_LISTS & step.keys()}}
-    if isinstance(kind := step.get("type"), str):
-        word = re.search(r"[^\W\d_]+", kind.lower())
-        fields["type"] = _TYPES.get(word[0], kind) if word else kind
-    said = (step.get("goal"), step.get("description"), step.get("name"))
-    fields["goal"] = next(filter(None, said), "")
-    waits: Any = fields.get("dependencies")
-    if isinstance(waits, list) and all(isinstance(name, str) for name in cast("list[Any]", waits)):
-        found = [step_id for name in cast("list[str]", waits) for step_id in _resolved(name, known)]
-        fields["dependencies"] = list(dict.fromkeys(found))
-    return {**fields, **_artifacts(step)}
-
-
-def _names(value: object) -> object:
-    if isinstance(value, str):
-        return [name for item in _items(value) if (name := _list_name(item))]
-    if isinstance(value, list):
-        values = cast("list[Any]", value)
-        return [str(item) if isinstance(item, int) else item for item in values]
-    return value
-
-
-def _list_name(item: str) -> str:
-    name = read_name(item)
-    return name if item[0] == '"' else name.removeprefix("./") or name  # quoted: to the letter
-
-
-def _slug(text: object) -> str:
-    return re.sub(r"[^\w.\-]+", "_", str(text).lower()).strip("_.-")
-
-
-def _resolved(name: str, known: Mapping[str, str]) -> list[str]:
-    """Return the ids a name stands for: one, or several joined by blanks or "and"."""
-    for spelling in (name, _slug(name)):
-        if spelling in known:
-            return [known[spelling]]
-    parts = re.split(r"\s+(?:and\s+|&\s+)?", name)
-    ids = [known.get(part) or known.get(_slug(part)) for part in parts]
-    return [step_id for step_id in ids if step_id] if all(ids) else [name]
-
-
-def _artifacts(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return artifacts, shapes and notes of names, `name: shape` texts, objects or a mapping."""
-    given, plain = fields.get("artifacts"), "shapes" in fields or "notes" in fields
-    if isinstance(given, str):
-        given = _items(given, whole=DESCRIBED)
-    elif isinstance(given, dict):
-        given = [{"name": name, "shape": shape} for name, shape in given.items()]  # pyright: ignore[reportUnknownVariableType]
-    if not isinstance(given, list):
-        return {}
-    read = [_artifact(item, plain=plain) for item in cast("list[Any]", given)]
-    found = {
-        "shapes": {each.name: each.shape for each in read if each.shape is not None},
-        "notes": {each.name: each.note for each in read if each.note},
-    }
-    for name, more in found.items():
-        if isinstance(before := fields.get(name), dict):
-            found[name] = {**cast("dict[str, Any]", before), **more}
-        elif before is not None:
-            found[name] = before
-    return {"artifacts": [each.name for each in read], **found}
-
-
-def _artifact(item: object, *, plain: bool) -> Artifact:
-    """Return name, shape and note; a `plain` text is a name and nothing else."""
-    if isinstance(item, dict) and isinstance(name := cast("Any", item).get("name"), str):
-        entry = cast("dict[str, Any]", item)
-        return Artifact(name, entry.get("shape"), entry.get("note") or entry.get("description"))
-    if plain or not isinstance(item, str):
-        return Artifact(item, None, "")
-    return read_artifact(item)
-
-
-# Lists inside a text.
-
-
-def _items(text: str, *, whole: re.Pattern[str] | None = None) -> list[str]:
-    """Return the items of a list in whatever way it is written, `none` and the like left out."""
-    items: list[str] = []
-    for line in _split(_unbracketed(text), "\n"):
-        bullet = _BULLET.match(line)
-        item = line[bullet.end() :] if bullet else line
-        if bullet and whole is not None and whole.match(item):
-            items.append(item)
-        else:
-            items.extend(_split(_unbracketed(item), ",;"))
-    return [item for item in items if _NOTHING.fullmatch(item) is None]
-
-
-def _split(text: str, separators: str) -> list[str]:
-    """Split at separators outside quotes, brackets and patterns; unbalanced text splits plainly."""
-    cuts, depth = [-1], 0
-    for mark, place in _marks(text):
-        depth = max(0, depth + _DEPTH.get(mark, 0))
-        if mark in separators and depth == 0:
-            cuts.append(place)
-        elif mark[0] == '"':  # no other closes it in its line
-            depth = len(text)
-    pieces = [text[cut + 1 : end] for cut, end in pairwise([*cuts, len(text)])]
-    if depth:
-        pieces = re.split(f"[{separators}]", text)
-    return [piece.strip() for piece in pieces if piece.strip()]
-
-
-def _unbracketed(text: str) -> str:
-    """Return what stands inside the brackets that enclose a whole text."""
-    text = text.strip()
-    if text[:1] + text[-1:] not in {"[]", "()"}:
-        return text
-    depth = 0
-    for mark, place in _marks(text):
-        depth += _DEPTH.get(mark, 0)
-        if depth == 0 and place < len(text) - 1:
-            return text
-    return text[1:-1]
-
-
-def _marks(text: str) -> list[tuple[str, int]]:
-    """Return brackets, separators and lone quotes, and where they stand."""
-    return [(found["mark"], found.start()) for found in _MARK.finditer(text) if found["mark"]]
-
-
 # The JSON form: an object with `steps`, bare, in a fence, or inside other text.
 
 
@@ -572,13 +390,10 @@ def _json_plan(value: Any) -> dict[str, Any]:
         if not isinstance(step, dict):
             message = f"expected a step as an object, got {step!r:.60}"
             raise PlanParseError(message, field=f"steps[{number}]")
-    return {**plan, "steps": _steps([_renamed(step, _JSON_STEP) for step in steps])}
+    return {**plan, "steps": read_steps([_renamed(step, _JSON_STEP) for step in steps])}
 
 
 def _renamed(given: dict[str, Any], fields: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return the fields that are understood under their own names, null left out."""
-    found = {
-        field: next((given[name] for name in names if given.get(name) is not None), None)
-        for field, names in fields.items()
-    }
-    return {field: value for field, value in found.items() if value is not None}
+    found = ((field, given.get(name)) for field, names in fields.items() for name in names[::-1])
+    return {field: value for field, value in found if value is not None}

@@ -21,9 +21,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from anyio.to_thread import run_sync
 
 from hybridagi_steps.errors import LimitReachedError, PlanError, StepsError, WorkspaceError
-from hybridagi_steps.planning.generator import new_steps
+from hybridagi_steps.planning.generator import ORCHESTRATOR, new_steps
 from hybridagi_steps.planning.plan import Plan, PlanStep
-from hybridagi_steps.planning.plan_memory import ORCHESTRATOR
 from hybridagi_steps.planning.queued_steps import Resuming
 from hybridagi_steps.planning.results import EventLine, PlanResult, StepResult, summed_up
 from hybridagi_steps.planning.scheduler import Schedule, StepState
@@ -146,7 +145,8 @@ class PlanRun:
             with self._state.recorded.step(told, arguments) as opened:
                 await self._within_time()
                 self._judge()
-                opened.outcome = self._told_outcome()
+                made, text = self._state.made, self._plan_text()
+                opened.outcome = {"plan": text, "artifacts": made, "steps": self._statuses()}
         except anyio.get_cancelled_exc_class():
             self._result.status = "cancelled"
             raise
@@ -182,7 +182,7 @@ class PlanRun:
             self._schedule = Schedule(plan)
         schedule = self._schedule
         self._results = {step.id: StepResult(step) for step in schedule.plan.steps}
-        self._tell_plan(schedule)
+        self._events.planned(schedule.plan, self._statuses())
         await self._work_off(schedule)
 
     async def _planned(self) -> Plan:
@@ -255,7 +255,8 @@ class PlanRun:
         """Put other steps in the place of those that failed, if that may and can be done."""
         undone = schedule.undone()
         failed = [name for name in undone if self._results[name].error is not None]
-        if not failed or self._spent_all(failed):
+        limits = {getattr(self._results[name].error, "limit", None) for name in failed}
+        if not failed or limits & {"max_tokens", "max_cost"}:
             return False
         may = self._result.replans < self._settings.max_replans and self._settings.can_replan
         choice = "replan" if may else "give up"
@@ -308,11 +309,7 @@ class PlanRun:
         for name in replaced:
             self._results[name].status = StepState.REPLACED
         self._results |= {step.id: StepResult(step) for step in steps}
-        self._tell_plan(schedule)
-
-    def _spent_all(self, failed: list[str]) -> bool:
-        errors = [self._results[name].error for name in failed]
-        return any(getattr(error, "limit", None) in ("max_tokens", "max_cost") for error in errors)
+        self._events.planned(schedule.plan, self._statuses())
 
     def _judge(self) -> None:
         """Say how the plan ended; raise if that is not a success."""
@@ -334,13 +331,6 @@ class PlanRun:
         for each in self._results.values():
             if each.status in (StepState.WAITING, StepState.RUNNING):
                 each.status = StepState.CANCELLED
-
-    def _told_outcome(self) -> dict[str, Any]:
-        return {
-            "plan": self._plan_text(),
-            "artifacts": self._state.made,
-            "steps": self._statuses(),
-        }
 
     async def _end(self, begun: float) -> None:
         """Fill in the result, roll back if that was asked for, and tell the end."""
@@ -387,9 +377,6 @@ class PlanRun:
                 await self._resuming.end_round()
         except Exception as error:  # the result is worth more than the next round
             self._events.tell(StepEventType.ERROR, message=f"the end was not noted: {error!r}")
-
-    def _tell_plan(self, schedule: Schedule) -> None:
-        self._events.planned(schedule.plan, self._statuses())
 
     def _plan_text(self) -> str | None:
         return None if self._schedule is None else self._schedule.plan.to_text()

@@ -27,7 +27,7 @@ class StepState(StrEnum):
     REPLACED = "replaced"
 
 
-_UNDONE = (StepState.FAILED, StepState.SKIPPED, StepState.CANCELLED)
+_UNDONE = (StepState.FAILED, StepState.SKIPPED)
 
 
 class Schedule:
@@ -63,9 +63,9 @@ class Schedule:
                 freed.append(name)
         self._ready |= dict.fromkeys(freed)
 
-    def failed(self, step_id: str, state: StepState = StepState.FAILED) -> list[str]:
+    def failed(self, step_id: str) -> list[str]:
         """Note that a running step has failed; return the ids of the steps skipped for it."""
-        self._leave_running(step_id, state)
+        self._leave_running(step_id, StepState.FAILED)
         skipped: list[str] = []
         frontier = list(self._waiting_for.get(step_id, ()))
         while frontier:
@@ -78,14 +78,6 @@ class Schedule:
             skipped.append(name)
             frontier.extend(self._waiting_for.get(name, ()))
         return skipped
-
-    def stop(self) -> list[str]:
-        """Cancel all that has not begun; return the ids."""
-        waiting = [name for name, state in self.states.items() if state is StepState.WAITING]
-        for name in waiting:
-            self.states[name] = StepState.CANCELLED
-        self._ready.clear()
-        return waiting
 
     def undone(self) -> list[str]:
         """Return the ids of the steps that failed or were skipped for it, in order."""
@@ -118,15 +110,15 @@ class Schedule:
         for step in steps:
             self._steps[step.id] = step
             self.states[step.id] = StepState.WAITING
-            done = {name for name in step.dependencies if self._has_succeeded(name)}
-            self._missing[step.id] = set(step.dependencies) - done
+            self._missing[step.id] = {
+                name
+                for name in step.dependencies
+                if self.states.get(name) is not StepState.SUCCEEDED
+            }
             for name in self._missing[step.id]:
                 self._waiting_for.setdefault(name, []).append(step.id)
             if not self._missing[step.id]:
                 self._ready[step.id] = None
-
-    def _has_succeeded(self, step_id: str) -> bool:
-        return self.states.get(step_id) is StepState.SUCCEEDED
 
     def _leave_running(self, step_id: str, state: StepState) -> None:
         if self.states.get(step_id) is not StepState.RUNNING:

@@ -9,11 +9,14 @@ there now. A failed attempt is repeated with what was wrong, unless that cannot 
 
 from __future__ import annotations
 
+import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+import orjson
 from anyio.to_thread import run_sync
 
 from hybridagi_steps.errors import (
@@ -23,14 +26,9 @@ from hybridagi_steps.errors import (
     LimitReachedError,
     WorkspaceError,
 )
-from hybridagi_steps.planning.plan import Plan
-from hybridagi_steps.planning.plan_memory import (
-    DIGEST_KEY,
-    WORK_KEY,
-    earlier_work,
-    handed_on_digest,
-    work_key,
-)
+from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.planning.generator import of_this_user
+from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.queued_steps import Resuming, work_of
 from hybridagi_steps.planning.results import EventLine, StepResult
 from hybridagi_steps.planning.scheduler import StepState
@@ -46,8 +44,15 @@ from hybridagi_steps.planning.worker import (
 )
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import RunSteps
+from hybridagi_steps.recording_hooks import note_steps
+from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.event import StepEventType
+from hybridagi_steps.records.json_values import json_value
 
+WORK_KEY = "work_key"
+"""Where the metadata of a step's ProgramEnd say what its outcome depended on."""
+DIGEST_KEY = "handed_on_digest"
+"""Where they say what was handed on, before memory redacted or cut it."""
 _BUDGETS = ("max_tokens", "max_cost")
 _RETRY = "What to do after an attempt that failed"
 
@@ -239,3 +244,31 @@ def _may_help(error: BaseException) -> bool:
 
 async def _merged() -> str:
     return "merged"
+
+
+def earlier_work(memory: StepMemory, key: str) -> AgentStep | None:
+    """Return the newest ProgramEnd of the same work, if it succeeded and changed no file."""
+    where = {"step_types": ["ProgramEnd"], "status": ["ok"], "metadata": {WORK_KEY: key}}
+    where |= of_this_user(memory)
+    found = memory.find(where, limit=1, newest_first=True)
+    steps: list[AgentStep] = list(found.steps)
+    if not steps or (steps[0].outputs or {}).get("changed_files"):
+        return None
+    note_steps(steps)
+    return steps[0]
+
+
+def work_key(requirement: str, step: PlanStep, artifacts: Mapping[str, Any], state: object) -> str:
+    """Return a hash of all that the outcome of a step depends on."""
+    data = [requirement, step.model_dump(mode="json"), dict(artifacts), state]
+    encoded = orjson.dumps(json_value(data, []), option=orjson.OPT_SORT_KEYS)
+    return hashlib.sha256(encoded).hexdigest()
+
+
+def handed_on_digest(key: str, summary: str, artifacts: Mapping[str, Any]) -> str:
+    """Return a hash of what a step handed on, to see later whether a record of it is whole.
+
+    The work key is in it, or equal secrets in different places would look equal.
+    """
+    data = [key, summary, json_value(dict(artifacts), [])]
+    return hashlib.sha256(orjson.dumps(data, option=orjson.OPT_SORT_KEYS)).hexdigest()

@@ -16,10 +16,9 @@ import pytest
 import hybridagi_steps as hs
 from hybridagi_steps import errors
 from hybridagi_steps.planning import plan as plan_module
-from hybridagi_steps.planning.generator import PlanGenerator, new_steps
+from hybridagi_steps.planning.generator import PlanGenerator, new_steps, similar_plan
 from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.plan import Plan, PlanStep
-from hybridagi_steps.planning.plan_memory import similar_plan
 from hybridagi_steps.planning.plan_parser import read_plan
 from hybridagi_steps.planning.worker import Finished, Work
 from hybridagi_steps.testing import request_text, scripted_lm

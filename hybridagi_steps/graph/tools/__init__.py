@@ -1,1 +1,5 @@
-"""Tools of graph programs; `hybridagi_steps.programs.tools` is their documented door."""
+"""Tools of graph programs; `hybridagi_steps.programs.tools` is their documented door.
+
+Open base.py first: what a tool is. builtin.py has those that come with the package, functions.py
+makes tools of functions, tool_box.py offers several as one.
+"""
