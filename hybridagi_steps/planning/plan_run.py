@@ -11,11 +11,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
 from typing import Any
 
 import anyio
-import dspy
 import orjson
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from anyio.to_thread import run_sync
@@ -38,10 +36,8 @@ from hybridagi_steps.planning.usage import (
     spending_on,
 )
 from hybridagi_steps.planning.worker import Dispatcher
-from hybridagi_steps.recording import record
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import RunSteps
-from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.redaction import redacted
@@ -103,17 +99,10 @@ class PlanRun:
 
     async def carry_out(self) -> PlanResult:
         """Run the plan; whatever happens to its steps becomes part of the result."""
-        begun, settings = time.perf_counter(), self._settings
-        with ExitStack() as stack:
-            if settings.lm is not None:
-                stack.enter_context(overriding(lm=settings.lm))
-            run = None
-            if settings.memory is not None:
-                run = stack.enter_context(record(settings.memory, session_id=settings.session_id))
+        begun = time.perf_counter()
+        with self._settings.recorded(self._ledger) as run:
+            if run is not None:
                 self._result.run_id = run.id
-            # First of all: what it refuses must not have begun for anybody else.
-            callbacks: list[Any] = list(dspy.settings.get("callbacks", []))
-            stack.enter_context(overriding(callbacks=[self._ledger, *callbacks]))
             self._events.tell(StepEventType.RUN_STARTED, requirement=self._requirement)
             try:
                 await self._recorded_run()

@@ -16,11 +16,9 @@ import base64
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import dspy
 import orjson
 from anyio.to_thread import run_sync
 
@@ -36,10 +34,8 @@ from hybridagi_steps.planning.worker import (
     StepWorker,
     Work,
 )
-from hybridagi_steps.recording import record
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import RunSteps
-from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.workspace.changes import Change, Changes
@@ -180,13 +176,7 @@ class QueueWorker:
     async def _recorded(self, work: Work) -> Outcome:
         settings, ledger = self._settings, Ledger(work.tokens_left, work.cost_left)
         notes = {"plan_run": work.run_id, "plan_step": work.step.id, "attempt": work.attempt}
-        with ExitStack() as stack:
-            if settings.lm is not None:
-                stack.enter_context(overriding(lm=settings.lm))
-            if settings.memory is not None:
-                stack.enter_context(record(settings.memory, settings.session_id))
-            callbacks: list[Any] = list(dspy.settings.get("callbacks", []))
-            stack.enter_context(overriding(callbacks=[ledger, *callbacks]))
+        with settings.recorded(ledger):
             told = FunctionStep(
                 "program", "StepWorker", work.step.goal, own=settings.predictors, notes=notes
             )

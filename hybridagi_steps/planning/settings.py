@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+import dspy
+from dspy.utils.callback import BaseCallback
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from hybridagi_steps.errors import InvalidSettingError, StepsError
+from hybridagi_steps.recording.blocks import RunHandle, record
+from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.recording.step_writer import check_memory
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.records.redaction import Redact
@@ -103,6 +108,20 @@ class Settings(BaseModel):
     def redact(self) -> Redact | None:
         """What the memory lets nobody keep."""
         return getattr(self.memory, "redact", None)
+
+    @contextmanager
+    def recorded(self, ledger: BaseCallback) -> Generator[RunHandle | None]:
+        """Have the block ask `lm`, recorded into `memory`, with its calls counted by a ledger."""
+        with ExitStack() as stack:
+            if self.lm is not None:
+                stack.enter_context(overriding(lm=self.lm))
+            run = None
+            if self.memory is not None:
+                run = stack.enter_context(record(self.memory, session_id=self.session_id))
+            # First of all: what the ledger refuses must not have begun for anybody else.
+            callbacks: list[Any] = list(dspy.settings.get("callbacks", []))
+            stack.enter_context(overriding(callbacks=[ledger, *callbacks]))
+            yield run
 
     @cached_property
     def can_replan(self) -> bool:
