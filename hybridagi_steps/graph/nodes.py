@@ -1,7 +1,7 @@
 """The parts that a graph program is made of: nodes, edges, and the names that every run knows.
 
 Plain values, checked for their types only; whether they make a sound program is a question for
-`program_checks`. They stand in a module of their own so that the checks, the text form and the
+`checks`. They stand in a module of their own so that the checks, the text form and the
 drawing read programs without knowing the class that people build them with.
 """
 

@@ -3,7 +3,7 @@
 Counts come from the model's own usage; a figure that no provider reported stays None. The ledger
 listens to DSPy, so that no call escapes it: format fallbacks, retries and calls that tools make are
 in. Before each call it looks whether tokens or money have run out. Prompts are kept beside their
-counts, so that the same plan can be counted with other contexts (comparison.py).
+counts, so that the same plan can be counted with other contexts (`compare`).
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
