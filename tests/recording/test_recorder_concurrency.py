@@ -9,6 +9,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
+import functools
 import gc
 import threading
 import time
@@ -189,6 +192,121 @@ def test_a_straggler_that_ends_after_the_block_still_ends_its_program(
         (1, "Action wait", 0, 0),
         (2, "ProgramEnd Slow", 1, 0),
     ]
+
+
+def asked_elsewhere(question: str) -> None:
+    """Ask in another thread, in a copy of this context, and wait for the answer."""
+    context, predict = contextvars.copy_context(), dspy.Predict("question -> answer")
+    asking = functools.partial(context.run, predict, question=question)
+    thread = threading.Thread(target=asking)
+    thread.start()
+    thread.join()
+
+
+class Elsewhere(dspy.Module):
+    """Asks here, then in two threads one after the other, then here."""
+
+    def forward(self) -> Any:
+        here = dspy.Predict("question -> answer")
+        here(question="1")
+        asked_elsewhere("2")
+        asked_elsewhere("3")
+        here(question="4")
+        return dspy.Prediction()
+
+
+@pytest.mark.parametrize("way", ["block", "callback"])
+def test_a_thread_that_is_waited_for_in_a_copied_context_is_no_branch(
+    memory: hs.StepMemory, way: str
+) -> None:
+    """Tools that are async in a sync program are run so: what they do follows what came before."""
+
+    def run() -> None:
+        recorder = hs.StepRecorder(memory)
+        around = hs.record(memory) if way == "block" else dspy.context(callbacks=[recorder])
+        with dspy.context(lm=scripted_lm()), around:
+            Elsewhere()()
+
+    contextvars.Context().run(run)  # the one of this thread remembers other tests
+    assert outline(all_steps(memory)) == [
+        (0, "ProgramCall Elsewhere", None, None),
+        *((n, "Action", n - 1, 0) for n in (1, 2, 3, 4)),
+        (5, "ProgramEnd Elsewhere", 4, 0),
+    ]
+
+
+def test_threads_that_a_block_waits_for_are_no_branches_either(memory: hs.StepMemory) -> None:
+    def run() -> None:
+        with dspy.context(lm=scripted_lm()), hs.record(memory):
+            for number in "123":
+                asked_elsewhere(number)
+
+    contextvars.Context().run(run)
+    assert outline(all_steps(memory)) == [
+        (0, "Action", None, None),
+        (1, "Action", 0, None),
+        (2, "Action", 1, None),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["action", "decision", "program"])
+@pytest.mark.parametrize("way", ["sync", "async", "fails"])
+def test_a_plain_function_that_ends_after_the_block_is_told_whole(
+    memory: hs.StepMemory, kind: Any, way: str
+) -> None:
+    reached, release = threading.Event(), threading.Event()
+
+    @hs.record_step(kind=kind)
+    def wait(word: str) -> bool:
+        """Wait."""
+        reached.set()
+        assert release.wait(60)
+        if way == "fails":
+            raise LookupError(word)
+        return True
+
+    @hs.record_step(kind=kind, name="wait")
+    async def await_it(word: str) -> bool:
+        """Wait."""
+        reached.set()
+        while not release.is_set():
+            await asyncio.sleep(0.001)
+        return True
+
+    def called() -> None:
+        with contextlib.suppress(LookupError):
+            asyncio.run(await_it("late")) if way == "async" else wait("late")
+
+    with hs.record(memory, session_id="s") as run:
+        thread = threading.Thread(target=hs.in_context(called))
+        thread.start()
+        assert reached.wait(60)
+    before = [str(step.step_type) for step in run.steps.steps]
+    assert before == (["ProgramCall"] if kind == "program" else [])
+    release.set()
+    thread.join()
+    last = run.steps.steps[-1]
+    ends = {"action": "Action", "decision": "Decision", "program": "ProgramEnd"}
+    assert [str(step.step_type) for step in run.steps.steps] == [*before, ends[kind]]
+    assert (last.session_id, last.run_id, run.errors) == ("s", run.id, [])
+    assert last.status == ("error" if way == "fails" else "ok")
+    assert ("late" in str(last.outputs)) == (way == "fails")
+    assert last.metrics is not None
+
+
+def test_a_plain_function_that_begins_after_the_block_runs_and_leaves_no_step(
+    memory: hs.StepMemory,
+) -> None:
+    @hs.record_step
+    def double(number: int) -> int:
+        return number * 2
+
+    with hs.record(memory) as run:
+        later = hs.in_context(double)
+        assert later(1) == 2
+    assert [later(2), later(3)] == [4, 6]
+    [step] = all_steps(memory)
+    assert (step.arguments, step.run_id) == ({"number": 1}, run.id)
 
 
 def test_an_item_that_parallel_submits_twice_is_recorded_twice_and_whole(

@@ -25,6 +25,8 @@ from recorder_programs import Pair, all_steps
 import hybridagi_steps as hs
 from hybridagi_steps.errors import DiskFullError
 from hybridagi_steps.programs.adapters import StepMessages
+from hybridagi_steps.recording.call_steps import FunctionStep
+from hybridagi_steps.recording.manual_steps import RunSteps
 from hybridagi_steps.recording.values import plain
 from hybridagi_steps.testing import scripted_lm
 
@@ -489,6 +491,29 @@ def test_a_program_whose_call_was_not_stored_leaves_no_end(memory: hs.StepMemory
         Pair()(question="?")
     assert [step.step_type.value for step in run.steps.steps] == ["Action"] * 3
     assert [step.hop for step in run.steps.steps] == [0, 1, 2]
+
+
+def test_who_watches_a_step_sees_it_stored_or_not() -> None:
+    """A run of nodes keeps its own steps: those that could not be stored are linked to the rest."""
+    full, problem = FullMemory(), DiskFullError
+    with hs.record(full) as run:
+        nodes = RunSteps(full)
+        with nodes.step(FunctionStep("program", "main", "All"), {}) as outer:
+            for name in "abc":
+                with nodes.step(FunctionStep("action", name, "One"), {"n": 1}) as node:
+                    node.outcome = name
+                    node.arguments["more"] = 2
+                written = nodes.steps[-1]
+                assert node.written is written
+                assert (written.result, written.arguments) == (name, {"n": 1, "more": 2})
+    assert outer.written is nodes.steps[-1]
+    assert [str(s.step_type) for s in nodes.steps] == ["ProgramCall", *["Action"] * 3, "ProgramEnd"]
+    assert nodes.steps[:2] == full.steps
+    assert [step.hop for step in nodes.steps] == [0, 1, 2, 3, 4]
+    assert [step.parent_id for step in nodes.steps[1:]] == [step.id for step in nodes.steps[:-1]]
+    assert {step.program_id for step in nodes.steps[1:]} == {str(nodes.steps[0].id)}
+    assert [each.error_type for each in run.errors] == [problem.__name__] * 3
+    assert nodes.problems == run.errors
 
 
 def test_errors_of_a_global_recorder_stand_on_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -25,6 +26,11 @@ def steps(count: int, start: int = 0) -> list[AgentStep]:
     return [AgentStep(step_type=AgentStepType.Action, inputs=said) for said in inputs]
 
 
+def indexing() -> list[threading.Thread]:
+    """Return the threads that index in the background."""
+    return [thread for thread in threading.enumerate() if thread.name == "hybridagi-steps"]
+
+
 def wait_until(done: Any, seconds: float = 30) -> None:
     """Wait for something to become true."""
     end = time.monotonic() + seconds
@@ -33,14 +39,30 @@ def wait_until(done: Any, seconds: float = 30) -> None:
         time.sleep(0.01)
 
 
-def test_many_steps_are_indexed_without_a_search(file_memory: StepMemory) -> None:
-    file_memory.add(steps(START_AT - 1))
-    time.sleep(0.05)
+def committed(memory: StepMemory, added: list[AgentStep]) -> None:
+    """Store steps with a message, as a session does."""
+    said = {"role": "user", "content": "do it"}
+    asyncio.run(memory.repository().commit("session", said, added))
+
+
+@pytest.mark.parametrize("store", [StepMemory.add, StepMemory.update, committed])
+def test_many_steps_are_indexed_without_a_search(file_memory: StepMemory, store: Any) -> None:
+    store(file_memory, steps(START_AT - 1))
+    assert not indexing()
     assert file_memory.stats()["pending_texts"] == START_AT - 1
-    file_memory.add(steps(1, START_AT))
+    store(file_memory, steps(1, START_AT))
     wait_until(lambda: file_memory.stats()["pending_vectors"] == 0)
     assert file_memory.stats()["embedded"] == START_AT
     assert file_memory.search("task number 77", k=1)[0].step.purpose == "task number 77"
+
+
+def test_who_stores_little_by_little_starts_no_thread_each_time(file_memory: StepMemory) -> None:
+    committed(file_memory, steps(START_AT))
+    wait_until(lambda: not indexing())
+    assert file_memory.stats()["pending_vectors"] == 0
+    committed(file_memory, steps(START_AT - 1, START_AT))
+    assert not indexing()
+    assert file_memory.stats()["pending_vectors"] == START_AT - 1
 
 
 def test_adding_searching_and_indexing_go_on_together(file_memory: StepMemory) -> None:
@@ -54,7 +76,7 @@ def test_adding_searching_and_indexing_go_on_together(file_memory: StepMemory) -
 def test_closing_waits_for_one_batch_only(tmp_path: Path) -> None:
     with StepMemory(tmp_path / "s.db", embedder="hashing") as memory:
         memory.add(steps(4 * START_AT))
-    assert not [t for t in threading.enumerate() if t.name == "hybridagi-steps"]
+    assert not indexing()
     with StepMemory(tmp_path / "s.db") as memory:
         memory.flush()
         assert memory.stats()["embedded"] == 4 * START_AT

@@ -77,6 +77,29 @@ def test_scores_are_those_of_the_recipe_on_real_runs(
         assert max(others) <= hits[-1].score + 1e-6
 
 
+def test_one_half_alone_scores_by_that_half(
+    memory: StepMemory, real_steps: list[AgentStep]
+) -> None:
+    """Meaning alone: the cosine. Words alone: the share of the best BM25 score."""
+    chosen = [step for step in real_steps if step.run_id and "tau" in step.run_id][:150]
+    memory.add(chosen)
+    embedder = HashingEmbedder()
+    query = "cancel the reservation and refund"
+    [asked] = embedder.embed_queries([query])
+    dense = memory.search(query, k=10, mode="dense")
+    cosines = embedder.embed_documents([own_text(hit.step) for hit in dense]) @ asked
+    assert [hit.score for hit in dense] == pytest.approx(cosines.tolist(), abs=1e-5)
+    assert [hit.dense_score for hit in dense] == pytest.approx(cosines.tolist(), abs=1e-5)
+    assert {hit.lexical_score for hit in dense} == {None}
+    words = memory.search(query, k=10, mode="lexical")
+    best = words[0].lexical_score
+    assert best
+    assert [hit.score for hit in words] == pytest.approx(
+        [(hit.lexical_score or 0) / best for hit in words]
+    )
+    assert {hit.dense_score for hit in words} == {None}
+
+
 @pytest.mark.parametrize("mode", ["hybrid", "dense", "lexical"])
 @pytest.mark.parametrize(
     "as_query",
