@@ -89,11 +89,9 @@ def _parts(node: ast.AST) -> Iterator[ast.AST]:
     if isinstance(node, ast.Raise | ast.Assert) or _logs(node):
         return
     yield node
-    for name, value in ast.iter_fields(node):
-        if name != "annotation":
-            for part in value if isinstance(value, list) else [value]:
-                if isinstance(part, ast.AST):
-                    yield from _parts(part)
+    for part in ast.iter_child_nodes(node):
+        if part is not getattr(node, "annotation", None):
+            yield from _parts(part)
 
 
 def _logs(node: ast.AST) -> bool:

@@ -120,6 +120,54 @@ def test_what_is_no_sequence(repo: SessionRepository, number: Any) -> None:
     assert run(repo.get_step_count("s")) == 5
 
 
+@pytest.mark.parametrize("session_id", [None, 5, b"s", ["s"]])
+def test_what_is_no_id_of_a_session(repo: SessionRepository, session_id: Any) -> None:
+    talk(repo)
+    calls: list[Callable[[], Coroutine[Any, Any, Any]]] = [
+        lambda: repo.get_steps(session_id),
+        lambda: repo.get_step(session_id, 1),
+        lambda: repo.get_last_step(session_id),
+        lambda: repo.get_step_count(session_id),
+        lambda: repo.delete_steps(session_id, 1),
+        lambda: repo.fork(session_id, 1),
+        lambda: repo.branch_at(session_id, 1),
+        lambda: repo.adopt(session_id, 1),
+        lambda: repo.attempts(session_id),
+        lambda: compare_branches(repo, session_id, 1, 1),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidSettingError, match="the id of a session is a text"):
+            run(call())
+    assert run(repo.get_step_count("s")) == 5
+
+
+@pytest.mark.parametrize("number", ["1", 1.5, None, True])
+def test_what_is_no_branch(repo: SessionRepository, number: Any) -> None:
+    talk(repo)
+    branch = run(repo.attempts("s"))[0].branch_id
+    calls: list[Callable[[], Coroutine[Any, Any, Any]]] = [
+        lambda: repo.adopt("s", number),
+        lambda: compare_branches(repo, "s", number, branch),
+        lambda: compare_branches(repo, "s", branch, number),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidSettingError, match="a sequence is a whole number"):
+            run(call())
+
+
+def test_a_branch_that_goes_no_further_is_compared_too(repo: SessionRepository) -> None:
+    talk(repo)
+    was = run(repo.attempts("s"))[0].branch_id
+    begun = run(repo.branch_at("s", 3))
+    for left, right, more in ((was, begun, "left"), (begun, was, "right")):
+        compared = run(compare_branches(repo, "s", left, right))
+        shared = len(repo.store.messages("s", branch_id=begun))
+        assert (compared.shared, 0 < shared < 5) == (shared, True)
+        sides = {"left": compared.left, "right": compared.right}
+        assert len(sides.pop(more).steps) == 5 - shared
+        assert [side.steps for side in sides.values()] == [[]]
+
+
 def test_a_conflict_is_told_in_words(repo: SessionRepository) -> None:
     talk(repo)
     end = repo.store.session_end("s")
