@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import os
 import threading
+from _thread import RLock  # the class; `threading.RLock` is a function
 from collections.abc import Callable
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Protocol, TypeVar
 from weakref import WeakSet
 
@@ -37,35 +37,23 @@ class Forkable(Protocol):
         ...
 
 
-class ForkSafeLock:
-    """A reentrant lock for a `with` statement, whole on both sides of a fork."""
+class ForkSafeLock(RLock):
+    """A reentrant lock, whole on both sides of a fork."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
         rest_at_fork(self)
 
     def __reduce__(self) -> tuple[type[ForkSafeLock], tuple[()]]:
         """A copy is a lock of its own: what it guards is a copy too."""
         return ForkSafeLock, ()
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._lock.release()
-
     def before_fork(self) -> None:
         """Take the lock."""
-        self._lock.acquire()
+        self.acquire()
 
     def after_fork(self) -> None:
         """Give it back."""
-        self._lock.release()
+        self.release()
 
 
 _threads: WeakSet[Forkable] = WeakSet()

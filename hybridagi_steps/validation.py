@@ -259,7 +259,7 @@ def _check_shape(step: Step) -> None:
 
 def _repaired(values: dict[str, Any]) -> dict[str, Any]:
     """Return values as JSON has them; each repair is named in `metadata["repairs"]`."""
-    if all(map(is_json, values.values())):
+    if is_json(values, depth=-1):
         return dict(values)
     notes: list[str] = []
     fixed = {name: json_value(value, notes, name) for name, value in values.items()}

@@ -358,10 +358,9 @@ class CallTree:
         self._calls[call_id] = call
         return call
 
-    def pass_through(self, call_id: str, parent: Call | None) -> None:
+    def pass_through(self, call_id: str, parent: Call) -> None:
         """Let children of this call be children of `parent`."""
-        if parent is not None:
-            self._calls[call_id] = parent
+        self._calls[call_id] = parent
 
     def close(self, call_id: str) -> Call | None:
         """Forget a call and return it; None when it added no level, or has ended before."""

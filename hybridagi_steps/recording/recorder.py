@@ -55,7 +55,7 @@ def _guarded(handler: Callable[Concatenate[StepRecorder, P], None]) -> Callable[
     @functools.wraps(handler)
     def guarded(recorder: StepRecorder, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            handler(recorder.here or recorder, *args, **kwargs)
+            handler((recorder.here if recorder.closed else None) or recorder, *args, **kwargs)
         except Exception as error:
             note_problem(recorder.errors, "a call could not be read", error)
 
@@ -189,16 +189,16 @@ class StepRecorder(BaseCallback):
     @_guarded
     def on_module_start(self, call_id: str, instance: object, inputs: dict[str, Any]) -> None:
         """Begin a program or a predictor."""
-        name = type(instance).__name__
-        if self._told_by_caller(instance):
+        name, parent = type(instance).__name__, self._parent()
+        if _tells_of(parent, instance):
             self._pass_through(call_id)
         elif isinstance(instance, dspy.Predict):
-            self._open(call_id, instance, inputs, Doing("predict", name))
+            self._open(call_id, parent, instance, inputs, Doing("predict", name))
         elif _adds_no_step(type(instance)):
             self._pass_through(call_id)
         else:
             doing = Doing("program", name, loop=ReActLoop.of(instance))
-            call = self._open(call_id, instance, inputs, doing)
+            call = self._open(call_id, parent, instance, inputs, doing)
             if call is not None:
                 arguments = shapes.module_arguments(instance, inputs)
                 self._shared.steps.begin_program(call, shapes.purpose_of(instance), arguments)
@@ -206,11 +206,12 @@ class StepRecorder(BaseCallback):
     @_guarded
     def on_tool_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         """Begin a tool."""
-        if self._told_by_caller(instance):
+        parent = self._parent()
+        if _tells_of(parent, instance):
             self._pass_through(call_id)
             return
         given = inputs.get("kwargs") or {}
-        call = self._open(call_id, instance, given, Doing("tool", str(instance.name)))
+        call = self._open(call_id, parent, instance, given, Doing("tool", str(instance.name)))
         if call is not None:
             call.step_id = taken_step_id()
             self._shared.writer.copy_inputs(call)
@@ -220,10 +221,11 @@ class StepRecorder(BaseCallback):
         self, call_id: str, step: FunctionStep, arguments: dict[str, Any]
     ) -> None:
         """Begin a plain function that takes part."""
-        if self._shared.steps.told_by_tool(self._parent(), step):
+        parent = self._parent()
+        if self._shared.steps.told_by_tool(parent, step):
             self._pass_through(call_id)
             return
-        call = self._open(call_id, step, arguments, Doing("function", step.name))
+        call = self._open(call_id, parent, step, arguments, Doing("function", step.name))
         if call is None:
             return
         call.notes, call.watch = step.notes, step.watch
@@ -291,20 +293,15 @@ class StepRecorder(BaseCallback):
     def _parent(self) -> Call | None:
         return self._shared.tree.find(ACTIVE_CALL_ID.get())
 
-    def _told_by_caller(self, instance: object) -> bool:
-        """Whether the step of the call around it tells what `instance` does."""
-        parent = self._parent()
-        caller = parent.subject if parent is not None else None
-        return isinstance(caller, FunctionStep) and any(part is instance for part in caller.own)
-
-    def _open(self, call_id: str, subject: Any, inputs: Any, doing: Doing) -> Call | None:
+    def _open(
+        self, call_id: str, parent: Call | None, subject: Any, inputs: Any, doing: Doing
+    ) -> Call | None:
         """Begin a call that leaves steps."""
-        if self._shared.writer.busy:
+        if self._shared.writer.thread.busy:
             return None
         if self.closed and self.here is None:
             note_late_call(self.errors)
             return None
-        parent = self._parent()
         strand = _strand()
         if parent is None:
             settle()
@@ -323,7 +320,7 @@ class StepRecorder(BaseCallback):
         return call
 
     def _pass_through(self, call_id: str) -> bool:
-        parent = None if self._shared.writer.busy else self._parent()
+        parent = None if self._shared.writer.thread.busy else self._parent()
         if parent is not None:
             self._shared.tree.pass_through(call_id, parent)
         return parent is not None
@@ -370,6 +367,12 @@ def active_recorders() -> list[StepRecorder]:
     callbacks: list[Any] = list(dspy.settings.get("callbacks", []))
     found = [each.here for each in callbacks if isinstance(each, StepRecorder)]
     return [each for each in found if each is not None]
+
+
+def _tells_of(caller: Call | None, instance: object) -> bool:
+    """Whether the step of a call tells what `instance` does inside it."""
+    step = caller.subject if caller is not None else None
+    return isinstance(step, FunctionStep) and any(part is instance for part in step.own)
 
 
 def _adds_no_step(kind: type[Any]) -> bool:

@@ -51,6 +51,11 @@ def check_memory(memory: Memory) -> Memory:
     return memory
 
 
+class _OfThread(threading.local):
+    busy = False
+    """Whether this thread is writing: what runs now is the memory's own work."""
+
+
 class StepWriter:
     """Writes the steps of calls into one memory.
 
@@ -62,12 +67,7 @@ class StepWriter:
     def __init__(self, memory: Memory, keep: Callable[[AgentStep], Any] | None = None) -> None:
         self.memory = memory
         self._keep = keep or memory.add
-        self._here = threading.local()
-
-    @property
-    def busy(self) -> bool:
-        """Whether this thread is writing: what runs now is the memory's own work."""
-        return getattr(self._here, "busy", False)
+        self.thread = _OfThread()
 
     def copy_inputs(self, call: Call) -> None:
         """Keep what a call was given as it is now: what is called may change it."""
@@ -97,7 +97,7 @@ class StepWriter:
         run = call.run
         if run is None:
             return None
-        self._here.busy = True
+        self.thread.busy = True
         written: AgentStep | None = None
         tail: Tail | None = None
         try:
@@ -137,7 +137,7 @@ class StepWriter:
         except Exception as error:
             note_problem(run.problems, f"the {step_type.value} was not stored", error)
         finally:
-            self._here.busy = False
+            self.thread.busy = False
             if call.watch is not None and written is not None:
                 call.watch(written, tail is not None)
         return tail

@@ -218,7 +218,10 @@ def _beside_input(usage: Mapping[str, Any]) -> int:
 
 def _first(usage: Mapping[str, Any], *names: str) -> int | None:
     """Return the first of these that is a number of tokens."""
-    return next((usage[name] for name in names if isinstance(usage.get(name), int)), None)
+    for name in names:
+        if isinstance(count := usage.get(name), int):
+            return count
+    return None
 
 
 def _history_entry(model: Any, outputs: Any) -> Mapping[str, Any] | None:

@@ -16,7 +16,7 @@ from uuid import UUID
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from hybridagi_steps.records.json_values import json_value, with_repairs
+from hybridagi_steps.records.json_values import is_json, json_value, with_repairs
 from hybridagi_steps.records.message import StepMetrics, from_local, in_utc, new_id, utc_now
 
 StepStatus = Literal["ok", "error", "partial", "cancelled"]
@@ -224,11 +224,10 @@ def repaired(data: dict[str, Any]) -> dict[str, Any]:
     The same object comes back when nothing had to change.
     """
     notes: list[str] = []
-    fixed = {
-        name: json_value(value, notes, name)
-        for name, value in data.items()
-        if name in _JSON_FIELDS or name not in _FIELDS
-    }
+    held = {n: value for n, value in data.items() if n in _JSON_FIELDS or n not in _FIELDS}
+    if is_json(held, depth=-1):
+        return data
+    fixed = {name: json_value(value, notes, name) for name, value in held.items()}
     if not notes:
         return data
     return {**data, **fixed, "metadata": with_repairs(fixed.get("metadata"), notes)}

@@ -186,24 +186,46 @@ class Prompt:
 
 
 async def answer(run: ActiveRun, agent: Agent, prompt: Prompt) -> called.Reply | None:
-    """Return what a program answers; None when it gave nothing."""
+    """Return what a program answers; None when it gave nothing.
+
+    It is asked again while its provider fails and it has done nothing.
+    """
+    ask = _module if agent.is_module else _conversation
+    with _settings(run, agent, prompt):
+        if prompt.open_calls:
+            await _close_calls(run, agent, prompt)
+        give_up, attempt = time.monotonic() + run.config.retry_seconds, 1
+        while True:
+            try:
+                with naming_missing_method(), _as_program(run, agent, prompt) as step:
+                    step.outcome = await ask(run, agent, prompt)
+                break
+            except Exception as error:
+                worth_it = _is_passing(error) and not run.spoke and run.stopped is None
+                enough = attempt > run.config.max_retries or time.monotonic() >= give_up
+                if enough or not worth_it:
+                    raise
+                run.events.error("provider", error, retrying=True, attempt=attempt)
+            # Many runs that one provider has refused do not come back all at once.
+            longest = min(_LONGEST_WAIT_SECONDS, 2.0 ** min(attempt - 2, 16))
+            await asyncio.sleep(random.uniform(0, longest))  # noqa: S311 - no secret
+            attempt += 1
+    return called.reply_of(step.outcome, agent.output_field)
+
+
+def _settings(run: ActiveRun, agent: Agent, prompt: Prompt) -> AbstractContextManager[None]:
+    """Let DSPy use the session's messages and tell this run of its calls inside a block."""
     callbacks: list[Any] = [c for c in dspy.settings.get("callbacks", []) if not _of_run(c, run)]
     before = prompt.before
     if agent.history_field is not None:
         prompt.inputs[agent.history_field], before = StepMessages(messages=before), []
-    adapter = with_session(dspy.settings.get("adapter"), before, prompt.after, prompt.text)
-    with overriding(
-        adapter=adapter,
+    return overriding(
+        adapter=with_session(dspy.settings.get("adapter"), before, prompt.after, prompt.text),
         callbacks=[*callbacks, run.recorder, RunCallback(run)],
         send_stream=None,
         stream_listeners=[],
         **{RUN: run},
-    ):
-        if prompt.open_calls:
-            await _close_calls(run, agent, prompt)
-        with naming_missing_method():
-            given = await _with_retries(run, agent, prompt)
-    return called.reply_of(given, agent.output_field)
+    )
 
 
 async def _close_calls(run: ActiveRun, agent: Agent, prompt: Prompt) -> None:
@@ -215,28 +237,6 @@ async def _close_calls(run: ActiveRun, agent: Agent, prompt: Prompt) -> None:
         else:
             await in_thread(partial(run.turn.interrupt, call))
     prompt.after += [step.to_message_dict() for step in run.turn.messages]
-
-
-async def _with_retries(run: ActiveRun, agent: Agent, prompt: Prompt) -> Any:
-    """Return what a program gives, asked again while its provider fails and it has done nothing."""
-    ask = _module if agent.is_module else _conversation
-    give_up = time.monotonic() + run.config.retry_seconds
-    attempt = 0
-    while True:
-        attempt += 1
-        try:
-            with _as_program(run, agent, prompt) as told:
-                told.outcome = await ask(run, agent, prompt)
-            return told.outcome
-        except Exception as error:
-            worth_it = _is_passing(error) and not run.spoke and run.stopped is None
-            enough = attempt > run.config.max_retries or time.monotonic() >= give_up
-            if enough or not worth_it:
-                raise
-            run.events.error("provider", error, retrying=True, attempt=attempt)
-        # Many runs that one provider has refused do not come back all at once.
-        longest = min(_LONGEST_WAIT_SECONDS, 2.0 ** min(attempt - 2, 16))
-        await asyncio.sleep(random.uniform(0, longest))  # noqa: S311 - no secret
 
 
 def _is_passing(error: Exception) -> bool:

@@ -187,8 +187,8 @@ def open_session(memory: StepMemory, start: Start) -> tuple[SessionWriter, str |
     that the steps of a turn name which is made again, else the only one of the session's steps.
     """
     session_id, expected = start.session.session_id, start.expect_last
-    user_id = start.session.user_id or active_user_id(memory) or _only_user(memory, start)
     line = SessionWriter(memory, session_id, start.branch_id)
+    user_id = start.session.user_id or active_user_id(memory) or _only_user(line, start)
     last = line.find_end()
     if expected is not None and last != expected:
         if last == 0:
@@ -200,9 +200,9 @@ def open_session(memory: StepMemory, start: Start) -> tuple[SessionWriter, str |
     return line, user_id
 
 
-def _only_user(memory: StepMemory, start: Start) -> str | None:
-    store: Any = memory.repository().store  # it keeps the steps, too
-    session_id = start.session.session_id
+def _only_user(line: SessionWriter, start: Start) -> str | None:
+    store: Any = line.repository.store  # it keeps the steps, too
+    session_id = line.session_id
     if start.again is not None:
         users = _users_of_turn(store, session_id, start.again)
         if len(users) == 1:
