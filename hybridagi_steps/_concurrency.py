@@ -37,7 +37,7 @@ class Forkable(Protocol):
         ...
 
 
-class ForkSafeLock(RLock):
+class ForkSafeLock(RLock):  # pyright: ignore[reportGeneralTypeIssues] - it may be a base at run time
     """A reentrant lock, whole on both sides of a fork."""
 
     def __init__(self) -> None:

@@ -292,18 +292,8 @@ class Call:
             self.outer_path.leave(self.strand, self.followed, tail)
 
 
-class CallTree:
-    """The calls in flight, by id. A call that adds no level stands for its parent."""
-
-    def __init__(self) -> None:
-        self._calls: dict[str, Call] = {}
-
-    def __len__(self) -> int:
-        return len(self._calls)
-
-    def find(self, call_id: str | None) -> Call | None:
-        """Return the call in flight with this id."""
-        return None if call_id is None else self._calls.get(call_id)
+class CallTree(dict[str | None, Call]):
+    """The calls in flight, by id. A call that adds no level stands for its parent: is that call."""
 
     def open(
         self,
@@ -334,7 +324,7 @@ class CallTree:
             scope=scope,
             labels=labels,
         )
-        self._calls[call_id] = call
+        self[call_id] = call
         return call
 
     def set_apart(
@@ -355,14 +345,10 @@ class CallTree:
             scope=scope,
             labels=Labels(),
         )
-        self._calls[call_id] = call
+        self[call_id] = call
         return call
-
-    def pass_through(self, call_id: str, parent: Call) -> None:
-        """Let children of this call be children of `parent`."""
-        self._calls[call_id] = parent
 
     def close(self, call_id: str) -> Call | None:
         """Forget a call and return it; None when it added no level, or has ended before."""
-        call = self._calls.pop(call_id, None)
+        call = self.pop(call_id, None)
         return call if call is not None and call.call_id == call_id else None

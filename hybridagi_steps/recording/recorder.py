@@ -142,7 +142,7 @@ class StepRecorder(BaseCallback):
         It shares this recorder's calls in flight, so that both agree on who called whom.
         """
         settle()
-        active = self._shared.tree.find(ACTIVE_CALL_ID.get())
+        active = self._shared.tree.get(ACTIVE_CALL_ID.get())
         run = self.run or (active.run if active is not None else None) or Run(_strand(), [])
         outer = active.labels if active is not None else self._labels
         return StepRecorder._made(self._shared, labels.over(outer), run)
@@ -246,7 +246,7 @@ class StepRecorder(BaseCallback):
     ) -> None:
         """Add what it cost to the step it was asked for."""
         model = self._shared.models.pop(call_id, None)
-        call = self._shared.tree.find(call_id)
+        call = self._shared.tree.get(call_id)
         self._shared.tree.close(call_id)
         if call is not None and isinstance(call.state, Doing):
             call.state.usage.add_call(model, outputs)
@@ -291,7 +291,7 @@ class StepRecorder(BaseCallback):
             run.recalled.update((name, None) for name, of in recalled.items() if of != run.id)
 
     def _parent(self) -> Call | None:
-        return self._shared.tree.find(ACTIVE_CALL_ID.get())
+        return self._shared.tree.get(ACTIVE_CALL_ID.get())
 
     def _open(
         self, call_id: str, parent: Call | None, subject: Any, inputs: Any, doing: Doing
@@ -322,7 +322,7 @@ class StepRecorder(BaseCallback):
     def _pass_through(self, call_id: str) -> bool:
         parent = None if self._shared.writer.thread.busy else self._parent()
         if parent is not None:
-            self._shared.tree.pass_through(call_id, parent)
+            self._shared.tree[call_id] = parent
         return parent is not None
 
     def _set_apart(self, call_id: str, scope: str) -> None:

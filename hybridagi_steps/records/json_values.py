@@ -107,7 +107,7 @@ def is_json(value: Any, depth: int = 0) -> bool:
         for key, item in value.items():
             if type(key) is not str or not key.isprintable():
                 return False
-            # Most values are texts or nothing: asked here, they cost no call of any function of ours.
+            # Most values are texts or nothing: asked here, they cost no call of ours.
             if type(item) is str:
                 if "\x00" in item or not (item.isascii() or _is_clean(item)):
                     return False

@@ -128,10 +128,10 @@ def opened(tree: CallTree, run: Run, call_id: str, parent: Call | None = None) -
 def test_a_call_that_adds_no_level_stands_for_its_parent() -> None:
     tree, run = CallTree(), Run(HOME, [])
     outer = opened(tree, run, "outer")
-    tree.pass_through("adapter", outer)
-    assert tree.find("adapter") is outer
+    tree["adapter"] = outer
+    assert tree["adapter"] is outer
     assert tree.close("adapter") is None
-    assert tree.find("outer") is outer
+    assert tree["outer"] is outer
 
 
 def test_ends_may_come_twice_late_or_unknown() -> None:
