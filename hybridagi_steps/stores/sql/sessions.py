@@ -229,8 +229,7 @@ class SessionTables(StepWriting):
         """Return a session that is being written; an unknown one is created."""
         session = session_row(connection, self._namespace, session_id)
         if session is None and branch_id is None:
-            self._create_session(connection, session_id)
-            session = session_row(connection, self._namespace, session_id)
+            session = self._create_session(connection, session_id)
         if session is None:
             raise UnknownSessionError(session_id)
         return session
@@ -242,8 +241,8 @@ class SessionTables(StepWriting):
         *,
         shares: BranchPosition | None = None,
         forked_from: str | None = None,
-    ) -> int:
-        """Add a session, empty or sharing messages with another; return its branch."""
+    ) -> SessionRow:
+        """Add a session, empty or sharing messages with another."""
         reason = "start" if forked_from is None else "fork"
         branch = new_branch(
             connection, self._namespace, session_id, shares, reason=reason, pointed=True
@@ -251,7 +250,7 @@ class SessionTables(StepWriting):
         now, forked_at = utc_now().isoformat(), shares.sequence if shares else None
         row = SessionRow(branch, now, now, forked_from, forked_at)
         insert_session(connection, self._namespace, session_id, row)
-        return branch
+        return row
 
     def _used(
         self, connection: Connection, session_id: str, key: str, given: Sequence[Written]
