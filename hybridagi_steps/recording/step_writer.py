@@ -122,6 +122,7 @@ class StepWriter:
                     "user_id": call.labels.user_id,
                     "run_id": run.id,
                     "program_id": call.program_id,
+                    "predictor": None,
                     "scope": call.scope,
                     "status": status,
                     "score": None,

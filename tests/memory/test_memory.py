@@ -469,9 +469,9 @@ def test_a_steps_score_that_is_no_number_is_named(memory: StepMemory) -> None:
 
 @pytest.mark.parametrize("page", [{"limit": -1}, {"offset": -1}, {"limit": None}, {"limit": "5"}])
 def test_a_page_is_a_number_of_steps(memory: StepMemory, page: dict[str, Any]) -> None:
-    with pytest.raises(InvalidQueryError, match="number of steps"):
+    with pytest.raises(InvalidQueryError, match="a whole number"):
         memory.find(**page)
-    with pytest.raises(InvalidQueryError, match="number of steps"):
+    with pytest.raises(InvalidQueryError, match="a whole number"):
         memory.runs(**page)
 
 
