@@ -65,6 +65,8 @@ def mutants(path: Path) -> Iterator[Mutant]:
         before = source[begin:end].decode()
         for other in _others(node):
             after = ast.unparse(ast.fix_missing_locations(other))
+            if after == ast.unparse(node):
+                continue
             if isinstance(other, ast.expr):
                 after = f"({after})"
             mutant = Mutant(path, node.lineno, begin, end, before, after)
