@@ -107,8 +107,7 @@ class StepWriter:
 
             def store(hop: int, step_id: UUID) -> Any:
                 nonlocal written
-                # The values are clean: nothing is validated again.
-                values: dict[str, Any] = {
+                values: dict[str, Any] = {  # they are clean: nothing is validated again
                     "id": step_id,
                     "parent_id": parent_id,
                     "hop": hop,
