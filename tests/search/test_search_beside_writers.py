@@ -109,7 +109,7 @@ def busy_writer(memory: StepMemory, *calls: str) -> Callable[[pytest.MonkeyPatch
     return begin
 
 
-READS = ["pending_texts", "pending_vectors", "position", "changes", "frontier", "identity"]
+READS = ["pending_texts", "pending_vectors", "changes", "frontier", "identity"]
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "lexical"])
