@@ -189,15 +189,20 @@ class Branches(RuleBasedStateMachine):
             self.agree(lambda store: store.delete_session(session))
             del self.tips[session]
             self.lines = {b: line for b, line in self.lines.items() if line.session != session}
+            self.only_kept()  # what only the deleted session held of them may be gone
             self.forget()
 
     @rule()
     def vacuum(self) -> None:
         for store in self.stores:
             store.vacuum()
+        self.only_kept()
+        self.forget()
+
+    def only_kept(self) -> None:
+        """Leave out the lines that a session once pointed at and points at no more."""
         read = set(self.tips.values())
         self.lines = {b: x for b, x in self.lines.items() if b in read or not x.pointed}
-        self.forget()
 
     def forget(self) -> None:
         """Take note of which AgentSteps are gone by now; the stores must agree."""
