@@ -93,7 +93,8 @@ class AgentStep(BaseModel):
     program_id: str | None = None
     """Id of the enclosing ProgramCall step."""
     predictor: str | None = None
-    """The DSPy predictor that made the step, by its name inside the program."""
+    """The DSPy predictor that made the step, by its name inside the program; recorders leave it
+    empty so far."""
     scope: str | None = None
     """None for a user's own history, else `compile:…` or `evaluate:…`."""
     status: StepStatus = "ok"
