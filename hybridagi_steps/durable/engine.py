@@ -17,22 +17,23 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import orjson
 
 from hybridagi_steps.errors import InvalidSettingError, MissingExtraError, StorageError
 from hybridagi_steps.outside_files import make_private
 
-try:
+if TYPE_CHECKING or find_spec("dbos"):
     from dbos import DBOS, DBOSClient, Serializer
     from dbos import error as dbos_error
     from sqlalchemy import create_engine, make_url, text
     from sqlalchemy.exc import SQLAlchemyError
-except ImportError as error:
-    raise MissingExtraError("durable runs", "durable") from error
+else:  # said when a queue is opened, not when this module is loaded
+    DBOS, Serializer = None, object
 try:
     import fcntl
 except ImportError:  # not a POSIX system
@@ -65,6 +66,16 @@ class _Process:
 _process = _Process()
 
 
+def check_installed() -> None:
+    """Check that the extra `durable` is there.
+
+    Raises:
+        MissingExtraError: It is not.
+    """
+    if not DBOS:
+        raise MissingExtraError("durable runs", "durable")
+
+
 def workflow(name: str, attempts: int = 100) -> Callable[[str], Coroutine[Any, Any, str]]:
     """Return the workflow that has work done by the worker of this process; DBOS keeps its result.
 
@@ -73,13 +84,12 @@ def workflow(name: str, attempts: int = 100) -> Callable[[str], Coroutine[Any, A
         attempts: Work that takes its worker down this often is given up.
     """
 
-    @DBOS.workflow(name=name, max_recovery_attempts=attempts)
     async def do(work: str) -> str:
         if _process.worker is None:
             raise StorageError("this process is no worker.")
         return await _process.worker.do(work)
 
-    return do
+    return DBOS.workflow(name=name, max_recovery_attempts=attempts)(do) if DBOS else do
 
 
 class JsonSerializer(Serializer):

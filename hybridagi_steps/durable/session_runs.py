@@ -24,7 +24,7 @@ from uuid import NAMESPACE_URL, uuid5
 import orjson
 
 from hybridagi_steps._concurrency import in_thread
-from hybridagi_steps.durable.engine import Engine, QueueDatabase
+from hybridagi_steps.durable.engine import Engine, QueueDatabase, check_installed
 from hybridagi_steps.durable.session_worker import (
     CANCEL,
     FORMAT_VERSION,
@@ -93,6 +93,7 @@ class DurableRunner:
         database: str | os.PathLike[str] | None = None,
         poll_seconds: float = 0.1,
     ) -> None:
+        check_installed()
         if isinstance(program, StepRunner):
             if memory not in (None, program.memory):
                 raise InvalidSettingError("the StepRunner's memory is another one: leave `memory`.")
