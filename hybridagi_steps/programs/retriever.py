@@ -53,7 +53,7 @@ class SearchableMemory(Protocol):
     """What a retriever needs of a memory."""
 
     def search(
-        self, query: object, k: int = 5, *, where: Where = None, mode: Mode = "hybrid"
+        self, query: Any, k: int = 5, *, where: Where = None, mode: Mode = "hybrid"
     ) -> list[StepHit]:
         """Return up to k hits, best first."""
         ...

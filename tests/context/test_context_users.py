@@ -1,5 +1,7 @@
 """Whose steps a context recalls: those of the user it is for, and never another's."""
 
+# pyright: basic
+
 from __future__ import annotations
 
 import asyncio

@@ -364,4 +364,4 @@ def test_without_the_extra_it_says_what_to_install(
         monkeypatch.delitem(sys.modules, f"hybridagi_steps.durable.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "dbos", None)
     with pytest.raises(MissingExtraError, match=r"hybridagi-steps\[durable\]"):
-        import_module("hybridagi_steps.durable.session_runs")
+        import_module("hybridagi_steps.durable.session_runs").DurableRunner()

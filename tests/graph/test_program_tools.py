@@ -5,6 +5,8 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownLambdaType=false, reportAttributeAccessIssue=false
 
+# pyright: basic
+
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,7 @@
 """StepRetriever and StepReranker: recall inside DSPy programs."""
 
+# pyright: basic
+
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,7 @@
 """A program that asks its memory again and again finds answers there, not its own questions."""
 
+# pyright: basic
+
 from __future__ import annotations
 
 from typing import Any

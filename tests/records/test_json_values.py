@@ -1,5 +1,7 @@
 """json_value: what JSON cannot hold is repaired, and each repair is named."""
 
+# pyright: basic
+
 from __future__ import annotations
 
 import json
