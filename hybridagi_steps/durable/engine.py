@@ -235,6 +235,7 @@ class Engine:
         self._stopping = threading.Event()
         self._watch = threading.Thread(target=self._recover, daemon=True, name=f"{prefix}recovery")
         self._stack = ExitStack()
+        self._look: Callable[[], None] | None = None
         self._names: _FileNames | _ServerNames
         self.name = ""
 
@@ -251,6 +252,7 @@ class Engine:
         per_partition: int | None = None,
         serves: bool = True,
         worker_id: str | None = None,
+        look: Callable[[], None] | None = None,
     ) -> None:
         """Launch DBOS; what dead workers had begun is put back into the queue, now and later.
 
@@ -261,7 +263,9 @@ class Engine:
             per_partition: Most work at a time of one partition, in all processes.
             serves: Whether work is taken from the queue, or only handed out.
             worker_id: This worker's name; by default the first that nobody living holds.
+            look: Also called whenever dead workers are looked for, in the same thread.
         """
+        self._look = look
         with ExitStack() as stack, self.database.opening():
             stack.enter_context(only_engine(worker))
             # Before DBOS is launched, which may take work at once.
@@ -289,7 +293,8 @@ class Engine:
     def stop(self, grace_seconds: float = 0.0) -> None:
         """End DBOS; the name is held until it is released, for what still goes on."""
         self._stopping.set()
-        self._watch.join()
+        # DBOS tries again without end what a locked database refuses; nobody waits for that.
+        self._watch.join(max(grace_seconds, 1.0))
         with self._stack:
             DBOS.destroy(workflow_completion_timeout_sec=round(grace_seconds))
 
@@ -325,10 +330,12 @@ class Engine:
         while True:
             try:
                 self._recover_dead()
+                if self._look is not None:
+                    self._look()
             except Exception:  # the work waits for the next look
                 if not threading.main_thread().is_alive():
                     return  # DBOS ends with the process
-                _log.exception("%s: work of dead workers was not looked for", self.name)
+                _log.exception("%s: the queue could not be looked at", self.name)
             if self._stopping.wait(_LOOK_SECONDS):
                 return
 

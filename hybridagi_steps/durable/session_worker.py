@@ -36,8 +36,6 @@ FORMAT_VERSION = "1"
 """Runs are taken up only by code that reads this form of them."""
 MOST_ATTEMPTS = 20
 """A run that takes its worker down this often is given up."""
-_LOOK_SECONDS = 0.2
-"""How often a worker looks for runs that are to be cancelled."""
 _PAGE = 512
 """Messages of a run that are read at once."""
 
@@ -80,10 +78,15 @@ class SessionWorker:
         thread = threading.Thread(target=self._turn_over, daemon=True)
         thread.start()
         try:
-            self._engine.start(self, at_once=at_once, poll_seconds=poll_seconds, per_partition=1)
+            self._engine.start(
+                self,
+                at_once=at_once,
+                poll_seconds=poll_seconds,
+                per_partition=1,
+                look=self._stop_cancelled,
+            )
             try:
-                while not stop.wait(_LOOK_SECONDS):
-                    self._stop_cancelled()
+                stop.wait()
             finally:
                 self._engine.stop(grace_seconds)
                 # A run that did not end in time still goes on: the name says that it is not dead.

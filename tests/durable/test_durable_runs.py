@@ -10,12 +10,13 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -346,6 +347,27 @@ def test_a_process_is_one_worker(done: Done) -> None:
         stop = threading.Event()
         stop.set()
         assert durable.run_worker(stop, grace_seconds=0)
+
+
+def test_a_worker_ends_though_its_queue_is_locked(tmp_path: Path) -> None:
+    """DBOS tries without end what a locked database refuses; a worker told to stop ends anyway."""
+    queue = tmp_path / "runs.db"
+    with (
+        StepMemory(tmp_path / "steps.db", embedder="hashing") as memory,
+        DurableRunner(Program(tmp_path).runner(memory), database=queue) as durable,
+    ):
+        stop = threading.Event()
+        worker = threading.Thread(
+            target=durable.run_worker, args=(stop,), kwargs={"grace_seconds": 0}, daemon=True
+        )
+        worker.start()
+        wait_for(lambda: any(t.name.endswith("recovery") for t in threading.enumerate()))
+        with closing(sqlite3.connect(queue, isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            time.sleep(1)  # until the worker's next looks have met the lock
+            stop.set()
+            worker.join(60)
+            assert not worker.is_alive()
 
 
 def test_a_file_that_is_no_queue_is_refused(done: Done, tmp_path: Path) -> None:
