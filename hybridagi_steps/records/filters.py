@@ -227,6 +227,9 @@ class StepHit(BaseModel):
     """Okapi BM25 of the words; None when words were not compared."""
     why: str = ""
     """What matched, in words."""
+    parts: dict[str, float] = Field(default_factory=dict[str, float])
+    """The parts of its score that were looked at, by name, each 0..1: `window` (words), `meaning`,
+    `neighbour` and others that the page about searching lists."""
     context: list[AgentStep] = Field(default_factory=list[AgentStep])
     """The steps around it that `expand` asked for."""
 

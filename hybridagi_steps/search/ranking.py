@@ -55,6 +55,14 @@ class SearchQuery:
         return tokens(self.text)
 
 
+PARTS = {
+    "window": "words that the step and the one before it share with the query, 1 for the best",
+    "meaning": "cosine of meaning of the step itself",
+    "neighbour": "fused score of the best neighbour along parent links",
+}
+"""Names of the parts of a score, each 0..1; a hit names those that were looked at."""
+
+
 class RankedRow(NamedTuple):
     """One row of the answer."""
 
@@ -68,6 +76,8 @@ class RankedRow(NamedTuple):
     """Whether it says what the query says."""
     spread: bool
     """Whether a neighbour's match counts more than its own."""
+    parts: dict[str, float]
+    """Value of each part of the score that was looked at; see `PARTS`."""
 
     def why(self, own: Collection[str]) -> str:
         """Return what matched, in words; `own` are those stems that stand in the step itself."""
@@ -130,6 +140,7 @@ class _Scored:
     lexical: _Scores
     exact: npt.NDArray[np.bool_]
     spread: npt.NDArray[np.bool_]
+    parts: dict[str, _Scores]
 
 
 def _answer(
@@ -214,21 +225,25 @@ def _score(index: StepIndex, query: SearchQuery, match: _Halves, rows: Rows, mod
         fused = words
     else:
         fused = LEXICAL_WEIGHT * words + (1 - LEXICAL_WEIGHT) * meaning
-    reached = _spread(index, rows, fused) if mode == "hybrid" else fused
+    near = _best_neighbours(index, rows, fused) if mode == "hybrid" else np.zeros(len(rows))
+    reached = np.maximum(fused, NEIGHBOUR_SHARE * near)
     exact = np.isin(rows, same)
     score = np.where(exact, 1.0, np.minimum(reached, 1.0))
-    return _Scored(rows, score, dense, lexical, exact, reached > fused)
+    parts = {"window": words, "meaning": meaning, "neighbour": near}
+    if mode != "hybrid":
+        parts = {"window": words} if mode == "lexical" else {"meaning": meaning}
+    return _Scored(rows, score, dense, lexical, exact, reached > fused, parts)
 
 
-def _spread(index: StepIndex, rows: Rows, fused: _Scores) -> _Scores:
-    """Let a match shine on its parent and its children, one hop."""
+def _best_neighbours(index: StepIndex, rows: Rows, fused: _Scores) -> _Scores:
+    """Return the best score among each row's parent and children, one hop."""
     parents = index.columns.parents(rows)
     place = np.minimum(np.searchsorted(rows, parents), len(rows) - 1) if len(rows) else parents
     linked = np.flatnonzero(rows[place] == parents) if len(rows) else place
-    reached = fused.copy()
-    np.maximum.at(reached, linked, NEIGHBOUR_SHARE * fused[place[linked]])
-    np.maximum.at(reached, place[linked], NEIGHBOUR_SHARE * fused[linked])
-    return reached
+    best = np.zeros(len(rows))
+    np.maximum.at(best, linked, fused[place[linked]])
+    np.maximum.at(best, place[linked], fused[linked])
+    return best
 
 
 def _collapse(index: StepIndex, query: SearchQuery, scored: _Scored) -> list[int]:
@@ -261,6 +276,7 @@ def _ranked(match: _Halves, scored: _Scored, place: int, words: dict[str, str]) 
         words=words,
         same=bool(scored.exact[place]),
         spread=bool(scored.spread[place]),
+        parts={name: round(float(values[place]), 4) for name, values in scored.parts.items()},
     )
 
 

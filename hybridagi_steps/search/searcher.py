@@ -285,6 +285,7 @@ class Searcher:
                 dense_score=hit.dense,
                 lexical_score=hit.lexical,
                 why=hit.why(own_stems(step, hit.words)),
+                parts=hit.parts,
                 context=context_of(self._store, step, expand, where, known) if expand else [],
             )
             for hit in ranked

@@ -39,6 +39,25 @@ def context(memory: StepMemory, query: str, expand: Any, **where: Any) -> list[s
     return [str(step.id) for step in hit.context]
 
 
+class TestParts:
+    """`StepHit.parts`."""
+
+    def test_a_hit_names_the_parts_of_its_score(self, memory: StepMemory) -> None:
+        booking = action("a", "find the booking", "HAT042 of Ann")
+        memory.add(line(booking, action("b", "give back the fare")))
+        by_id = {hit.step.id: hit.parts for hit in memory.search("HAT042")}
+        assert by_id["a"]["window"] == 1
+        assert by_id["b"]["neighbour"] >= by_id["a"]["window"] * 0.6
+        assert all(0 <= value <= 1 for parts in by_id.values() for value in parts.values())
+
+    def test_one_half_has_its_part_alone(self, memory: StepMemory) -> None:
+        memory.add(action("a", "find the booking", "HAT042 of Ann"))
+        modes: tuple[Mode, ...] = ("lexical", "dense")
+        [words], [meaning] = (memory.search("booking", mode=mode) for mode in modes)
+        assert list(words.parts) == ["window"]
+        assert list(meaning.parts) == ["meaning"]
+
+
 class TestWhy:
     """`StepHit.why`."""
 
