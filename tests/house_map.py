@@ -4,8 +4,6 @@ The drawing is `.github/docs/architecture.svg`, the table stands between two mar
 `architecture.md`. An arrow means "imports"; what follows from other arrows is left out.
 """
 
-# pyright: basic
-
 from __future__ import annotations
 
 import ast
@@ -39,7 +37,7 @@ def rooms() -> dict[str, set[str]]:
         if name == PACKAGE.name or name.startswith(f"{PACKAGE.name}.programs.tools"):
             continue
         if name == f"{PACKAGE.name}.programs":
-            targets = set()
+            targets = set[str]()
         inner = {target.split(".")[1] for target in targets if "." in target}
         graph.setdefault(name.split(".")[1], set()).update(inner)
     return {room: targets - {room} for room, targets in graph.items()}

@@ -4,8 +4,6 @@ Every import counts, wherever it stands: in a function, under `TYPE_CHECKING`, i
 that `import_module` or `sys.modules` is given. What runs or what a linter sees is less than that.
 """
 
-# pyright: basic
-
 from __future__ import annotations
 
 import ast

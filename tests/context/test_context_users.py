@@ -1,7 +1,5 @@
 """Whose steps a context recalls: those of the user it is for, and never another's."""
 
-# pyright: basic
-
 from __future__ import annotations
 
 import asyncio
@@ -16,9 +14,6 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages import from_messages
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.message import Step
-
-# DSPy ships no types.
-# pyright: reportUntypedBaseClass=false, reportMissingTypeStubs=false
 
 ASKED = "find the door code"
 CODES = {"ana": "1111", "bob": "4711", None: "0000"}

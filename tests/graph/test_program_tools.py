@@ -1,12 +1,5 @@
 """The tools of graph programs: talking, recalling, functions, other programs, foreign tools."""
 
-# DSPy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownLambdaType=false, reportAttributeAccessIssue=false
-
-# pyright: basic
-
 from __future__ import annotations
 
 import asyncio
@@ -134,8 +127,11 @@ class TestAskUser:
         async def answer(question: str) -> str:
             return f"answer to {question}"
 
-        callback = answer if asynchronous else lambda question: f"answer to {question}"
-        out = call(GraphInterpreter(chain(use("AskUser", "Who?")), [AskUser(callback)]), query="q")
+        def answer_at_once(question: str) -> str:
+            return f"answer to {question}"
+
+        asked = AskUser(answer if asynchronous else answer_at_once)
+        out = call(GraphInterpreter(chain(use("AskUser", "Who?")), [asked]), query="q")
         assert out.session.variables["got"] == "answer to Who?"
 
     @both
@@ -599,7 +595,7 @@ class TestDSPyTools:
 
     def test_of_an_mcp_server_without_a_session_say_what_to_give(self) -> None:
         types = pytest.importorskip("mcp.types")
-        schema = {"type": "object", "properties": {}}
+        schema: dict[str, Any] = {"type": "object", "properties": {}}
         tool = types.Tool.model_validate({"name": "add", "inputSchema": schema})
         with pytest.raises(errors.InvalidSettingError, match=r"dspy\.Tool\.from_mcp_tool"):
             GraphInterpreter(chain(say("a")), [tool])

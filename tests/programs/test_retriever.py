@@ -1,7 +1,5 @@
 """StepRetriever and StepReranker: recall inside DSPy programs."""
 
-# pyright: basic
-
 from __future__ import annotations
 
 import asyncio
@@ -26,11 +24,6 @@ from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.step_text import own_text
 from hybridagi_steps.rerankers import Outcome
-
-# DSPy ships no types.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
-# pyright: reportUntypedBaseClass=false, reportUnknownLambdaType=false
 
 TOPICS = ["refund the order", "cancel the flight", "book a hotel room", "reset the password"]
 
@@ -342,23 +335,47 @@ async def _later(hits: Any) -> Any:
 
 
 def _with_score(score: Any) -> Any:
-    return lambda hits: [hit.model_copy(update={"score": score}) for hit in hits]
+    def scored(hits: list[StepHit]) -> list[StepHit]:
+        return [hit.model_copy(update={"score": score}) for hit in hits]
+
+    return scored
+
+
+def _nothing(_: Any) -> None:
+    return None
+
+
+def _their_steps(hits: list[StepHit]) -> list[AgentStep]:
+    return [hit.step for hit in hits]
+
+
+def _twice(hits: list[StepHit]) -> list[StepHit]:
+    return [*hits, *hits]
+
+
+def _and_nothing(hits: list[StepHit]) -> list[StepHit | None]:
+    return [*hits, None]
+
+
+def _and_a_foreign_one(hits: list[StepHit]) -> list[StepHit]:
+    return [*hits, StepHit(step=topic_step(9), score=1)]
+
+
+def _the_second(hits: list[StepHit]) -> tuple[StepHit]:
+    return (hits[1].model_copy(update={"score": np.float32(0.5)}),)
 
 
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        (lambda _: None, "NoneType"),
-        (lambda _: "s0", "str"),
+        (_nothing, "NoneType"),
+        (str, "str"),
         (iter, "list_iterator"),
         (_later, "a coroutine"),
-        (lambda hits: [hit.step for hit in hits], "a list with AgentStep in it"),
-        (lambda hits: [*hits, None], "a list with NoneType in it"),
-        (lambda hits: [*hits, *hits], "step s0 more often than it was given"),
-        (
-            lambda hits: [*hits, StepHit(step=topic_step(9), score=1)],
-            "step s9 more often than it was given",
-        ),
+        (_their_steps, "a list with AgentStep in it"),
+        (_and_nothing, "a list with NoneType in it"),
+        (_twice, "step s0 more often than it was given"),
+        (_and_a_foreign_one, "step s9 more often than it was given"),
         (_with_score(float("nan")), "the score nan for step s0"),
         (_with_score(float("inf")), "the score inf for step s0"),
         (_with_score(None), "the score None for step s0"),
@@ -378,7 +395,7 @@ def test_what_a_reranker_returns_is_looked_at(made: Any, told: str) -> None:
 
 
 def test_a_reranker_may_drop_hits_and_score_them_with_numpy() -> None:
-    fewer = Returning(lambda hits: (hits[1].model_copy(update={"score": np.float32(0.5)}),))
+    fewer = Returning(_the_second)
     assert ids(StepRetriever(ListMemory([0.5, 0.4]), reranker=fewer)("q")) == ["s1"]
 
 

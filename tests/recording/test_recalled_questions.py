@@ -1,7 +1,5 @@
 """A program that asks its memory again and again finds answers there, not its own questions."""
 
-# pyright: basic
-
 from __future__ import annotations
 
 from typing import Any
@@ -11,10 +9,6 @@ import pytest
 
 import hybridagi_steps as hs
 from hybridagi_steps.testing import scripted_lm
-
-# DSPy ships no types.
-# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
-# pyright: reportUntypedBaseClass=false, reportUnknownVariableType=false
 
 WORDINGS = [
     "When did we say the Seattle flight leaves?",
