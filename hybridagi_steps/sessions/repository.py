@@ -271,7 +271,8 @@ class SessionRepository:
             UnknownSessionError: No such session.
             UnknownSequenceError: It has no message at `sequence`.
             InvalidSettingError: `sequence` is no whole number.
-            DuplicateSessionError: `new_session_id` is taken.
+            InvalidStepError: `new_session_id` is no id that can be kept.
+            SequenceConflictError: `new_session_id` is taken.
         """
         check_session(session_id, sequence)
         if new_session_id is not None:

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS: dict[str, list[str]] = {
     "search": ["tests/search", "tests/memory/test_memory.py"],
     "sessions": ["tests/sessions"],
-    "stores/sql": ["tests/stores/test_sqlite_store.py", "tests/stores/test_stores.py"],
+    "stores/sql": ["tests/stores"],
     "recording": ["tests/recording"],
     "context": ["tests/context"],
     "running": ["tests/running"],

@@ -222,6 +222,12 @@ def test_copies_share_the_memory(memory: hs.StepMemory) -> None:
     assert len({step.run_id for step in all_steps(memory)}) == 3
 
 
+def test_a_copied_recorder_is_the_recorder(memory: hs.StepMemory) -> None:
+    recorder = hs.StepRecorder(memory)
+    for twin in (copy.copy(recorder), copy.deepcopy(recorder)):
+        assert twin is recorder
+
+
 def test_a_pickle_reopens_the_memory(tmp_path: Path) -> None:
     with hs.StepMemory(str(tmp_path / "steps.db"), embedder="hashing") as memory:
         program = hs.Recorded(Pair(), memory, tags={"t": 1})

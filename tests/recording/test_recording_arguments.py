@@ -82,6 +82,22 @@ def test_a_bare_decorator_is_an_action(memory: hs.StepMemory) -> None:
     assert double.__name__ == "double"
 
 
+def test_a_call_that_does_not_fit_its_function_is_told_as_it_was_made(
+    memory: hs.StepMemory,
+) -> None:
+    @hs.record_step
+    def double(number: int) -> int:
+        return 2 * number
+
+    calls: list[tuple[list[Any], dict[str, Any]]] = [([1, 2], {"times": 3}), ([], {})]
+    with hs.record(memory) as run:
+        for args, kwargs in calls:
+            with pytest.raises(TypeError, match="double"):
+                double(*args, **kwargs)
+    told = [(step.status, step.arguments) for step in run.steps.steps]
+    assert told == [("error", {"args": args, **kwargs}) for args, kwargs in calls]
+
+
 def test_a_callable_without_a_name_is_recorded_too(memory: hs.StepMemory) -> None:
     power = hs.record_step(purpose="square")(functools.partial(pow, exp=2))
     with hs.record(memory) as run:

@@ -141,6 +141,14 @@ def test_what_is_no_id_of_a_session(repo: SessionRepository, session_id: Any) ->
     assert run(repo.get_step_count("s")) == 5
 
 
+@pytest.mark.parametrize("new_id", [5, "", "x" * 1_000, "half \ud800"])
+def test_what_is_no_id_for_a_fork(repo: SessionRepository, new_id: Any) -> None:
+    talk(repo)
+    with pytest.raises(InvalidStepError, match="new_session_id"):
+        run(repo.fork("s", 2, new_id))
+    assert [known.session_id for known in run(repo.sessions())] == ["s"]
+
+
 @pytest.mark.parametrize("number", ["1", 1.5, None, True])
 def test_what_is_no_branch(repo: SessionRepository, number: Any) -> None:
     talk(repo)
@@ -226,6 +234,17 @@ def test_agent_steps_are_found_with_their_messages(
     assert memory.search("cancel flight")[0].step.id == "b"
 
 
+def test_a_repository_over_a_bare_store_tells_of_steps_only_who_asked(
+    memory: hs.StepMemory,
+) -> None:
+    told: list[int] = []
+    store = memory.repository().store
+    for repo in (SessionRepository(store), SessionRepository(store, stored=told.append)):
+        run(repo.commit("s", message(), [step()]))
+        run(repo.append("s", message()))
+    assert (told, run(repo.get_step_count("s")), len(memory.find().steps)) == ([1], 4, 2)
+
+
 def test_vectors_of_committed_steps_are_checked(
     memory: hs.StepMemory, repo: SessionRepository
 ) -> None:
@@ -284,6 +303,16 @@ def test_comparing_an_attempt_with_the_answer_it_replaced(
     assert (left.score, right.score) == (0.25, 0.75)
     same = run(compare_branches(repo, "s", was, was))
     assert (same.shared, same.left.steps, same.left.cost, same.left.score) == (2, [], None, None)
+
+
+def test_figures_of_an_attempt_add_up_over_its_messages(repo: SessionRepository) -> None:
+    talk(repo, 1)
+    was = repo.store.session_end("s").branch_id
+    metered = [StepMetrics(input_tokens=tokens, cost=tokens / 4) for tokens in (1, 2, 4)]
+    answers = [message("a", "assistant", metrics=metrics) for metrics in metered]
+    run(repo.append("s", [*answers, message("thanks")]))
+    left = run(compare_branches(repo, "s", was, run(repo.branch_at("s", 1)))).left
+    assert (left.input_tokens, left.cost, left.output_tokens) == (7, 1.75, None)
 
 
 @pytest.mark.parametrize("page", [{"limit": -1}, {"offset": -1}, {"limit": "9"}])

@@ -1,0 +1,84 @@
+"""What model calls cost: the dialects of providers, sums, and the weight of cached tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hybridagi_steps.recording.usage import TokenCounts, Usage, tokens_of
+
+OPENAI = {
+    "prompt_tokens": 100,
+    "completion_tokens": 20,
+    "total_tokens": 120,
+    "prompt_tokens_details": {"cached_tokens": 64},
+}
+RESPONSES = {
+    "input_tokens": 100,
+    "output_tokens": 20,
+    "total_tokens": 120,
+    "input_tokens_details": {"cached_tokens": 64},
+}
+ANTHROPIC = {
+    "input_tokens": 26,
+    "output_tokens": 20,
+    "cache_read_input_tokens": 64,
+    "cache_creation_input_tokens": 10,
+}
+DEEPSEEK = {"prompt_tokens": 100, "completion_tokens": 20, "prompt_cache_hit_tokens": 64}
+GEMINI = {
+    "promptTokenCount": 100,
+    "candidatesTokenCount": 20,
+    "totalTokenCount": 120,
+    "cachedContentTokenCount": 64,
+}
+LITELLM = {**OPENAI, "cache_read_input_tokens": 64, "cache_creation_input_tokens": 10}
+
+
+@pytest.mark.parametrize(
+    ("usage", "written"),
+    [
+        (OPENAI, None),
+        (RESPONSES, None),
+        (ANTHROPIC, 10),
+        (DEEPSEEK, None),
+        (GEMINI, None),
+        (LITELLM, 10),
+    ],
+)
+def test_every_dialect_says_the_same(usage: dict[str, Any], written: int | None) -> None:
+    assert tokens_of(usage) == TokenCounts(100, 20, 120, 64, written)
+
+
+def test_what_nobody_reported_stays_unknown() -> None:
+    assert tokens_of({}) == TokenCounts(None, None, None, None, None)
+    assert tokens_of({"prompt_tokens": None, "completion_tokens": 3}).input_tokens is None
+
+
+def test_a_detail_without_cached_tokens_leaves_what_stands_beside_the_sums() -> None:
+    beside = {**DEEPSEEK, "prompt_tokens_details": {"audio_tokens": 0}}
+    assert tokens_of(beside).cache_read_tokens == 64
+
+
+def test_cached_tokens_weigh_what_they_cost() -> None:
+    used = Usage.reported(LITELLM)
+    assert used.weighted_tokens == pytest.approx(100 + 20 - 64 - 10 + 6.4 + 12.5)
+    assert Usage.reported({"prompt_tokens": 5}).weighted_tokens == 5
+    assert Usage.reported({"completion_tokens": 5}).weighted_tokens == 5
+    assert Usage.reported({}).weighted_tokens is None
+
+
+def test_sums_tell_what_nobody_reported_from_nothing() -> None:
+    silent, free = Usage.reported({}), Usage.reported({"prompt_tokens": 0, "completion_tokens": 0})
+    assert Usage.of([silent]).total_tokens is None
+    assert Usage.of([silent, free]).total_tokens == 0
+    paid = Usage.of([free, Usage.reported(OPENAI, "maker/model"), Usage.reported(ANTHROPIC)])
+    assert (paid.calls, paid.input_tokens, paid.output_tokens, paid.total_tokens) == (
+        3,
+        200,
+        40,
+        240,
+    )
+    assert (paid.cache_read_tokens, paid.cache_write_tokens) == (128, 10)
+    assert (paid.model_name, paid.cost) == ("maker/model", None)
