@@ -109,6 +109,25 @@ def test_steps_in_demos(memory: hs.StepMemory) -> None:
     assert recalled(run.steps.steps) == [["2"]]
 
 
+def test_an_agents_tool_recalls_what_stood_before_its_thought(memory: hs.StepMemory) -> None:
+    def look() -> str:
+        """Look at the shelf."""
+        return "seen"
+
+    agent = dspy.ReAct("question -> answer", tools=[look])
+    held = hs.StepContext.of(memory.get(OLD[2]))
+    agent.react.demos = [dspy.Example(question="y", past=held, next_tool_name="look")]
+    thoughts: list[Any] = [
+        {"next_thought": "a", "next_tool_name": "look", "next_tool_args": {}},
+        {"next_thought": "b", "next_tool_name": "finish", "next_tool_args": {}},
+        {"reasoning": "c", "answer": "d"},
+    ]
+    with dspy.context(lm=scripted_lm(thoughts)), hs.record(memory) as run:
+        agent(question="x")
+    assert [step.tool for step in run.steps.steps] == [None, "look", None, None]
+    assert recalled(run.steps.steps)[1:] == [["2"], ["2"], ["2"]]
+
+
 class Recalling(dspy.Module):
     """Puts what a retriever finds into a prompt, in one way or the other."""
 
