@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dspy
@@ -30,6 +31,7 @@ from hybridagi_steps.planning.usage import (
     spending_on,
 )
 from hybridagi_steps.recording.scopes import overriding
+from hybridagi_steps.recording.usage import Usage
 from hybridagi_steps.testing import Reply, ScriptedLM, ToolCall, request_text, scripted_lm
 from hybridagi_steps.token_counters import CallableCounter, EstimatingCounter
 from hybridagi_steps.workspace.workspace import Workspace
@@ -261,6 +263,55 @@ def test_every_call_is_counted_by_what_it_was_for() -> None:
     assert (one.input_tokens, one.output_tokens, one.total_tokens) == (100, 11, 111)
     assert usage.total.total_tokens == 333
     assert [call.attempt for call in usage.calls] == [1, 1, 2]
+
+
+def test_a_model_that_finishes_at_once_needs_one_turn() -> None:
+    lm = scripted_lm([[finish()]])
+    assert carried_out(lm, StepExecutor(max_turns=1), step=step()).summary == "done"
+
+
+def test_a_call_tells_its_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(perf_counter=iter([2.0, 2.0123456]).__next__)
+    monkeypatch.setattr("hybridagi_steps.planning.usage.time", clock)
+    ledger = Ledger()
+    ledger.end(ledger.begin({}), Usage(), None, None)
+    assert [call.duration_ms for call in ledger.calls] == [12.346]
+
+
+LOOK = {"name": "look", "arguments": '{"at": "x"}'}
+CALL = {"id": "call_1", "type": "function", "function": LOOK}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "answer"),
+    [
+        (["Paris"], {"role": "assistant", "content": "Paris"}),
+        ([{"text": ""}], {"role": "assistant", "content": None}),
+        (
+            [
+                {
+                    "text": "I look",
+                    "tool_calls": [
+                        CALL,
+                        SimpleNamespace(id="call_1", function=SimpleNamespace(**LOOK)),
+                    ],
+                }
+            ],
+            {"role": "assistant", "content": "I look", "tool_calls": [CALL, CALL]},
+        ),
+        (None, None),
+        ([], None),
+        ([5], None),
+        ("Paris", None),
+    ],
+)
+def test_an_answer_counts_as_the_message_that_it_becomes(outputs: Any, answer: Any) -> None:
+    ledger = Ledger()
+    asked = [message("user", 3)]
+    for inputs in ({"messages": asked}, {"kwargs": {"messages": asked}}, {"prompt": "w w w"}):
+        ledger.end(ledger.begin(inputs), Usage(), outputs, None)
+    assert [call.answer for call in ledger.calls] == [answer] * 3
+    assert [call.messages for call in ledger.calls] == [asked, asked, []]
 
 
 def test_cached_tokens_weigh_what_they_cost() -> None:

@@ -108,6 +108,36 @@ def test_what_memory_tells_of_a_plan(tmp_path: Path, memory: hs.StepMemory) -> N
     assert any(hit.step.run_id == result.run_id for hit in hits)
 
 
+def test_memory_tells_what_each_step_was_called_with(tmp_path: Path, memory: hs.StepMemory) -> None:
+    async def execute(work: Work, workspace: Workspace | None) -> Finished:
+        return Finished(artifacts=dict.fromkeys(work.step.artifacts, "a long text"))
+
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "x.txt").write_text("x")
+    first = PlanStep(id="a", goal="g", artifacts=["out"])
+    second = PlanStep(
+        id="b",
+        goal="g",
+        type="generate",
+        description="with care",
+        files=["x.txt"],
+        dependencies=["a"],
+    )
+    workspace = Workspace(tmp_path / "files", state=tmp_path / "state")
+    orchestrator = Orchestrator(executor=execute, memory=memory, workspace=workspace)
+    run = orchestrator.run(plan=Plan(steps=[first, second]))
+    steps = memory.find({"run_id": run.run_id, "step_types": "ProgramCall"}).steps
+    assert {step.program: step.arguments for step in steps[1:]} == {
+        "a": {"type": first.type.value},
+        "b": {
+            "type": "generate",
+            "description": "with care",
+            "files": ["x.txt"],
+            "artifacts": ["a.out"],
+        },
+    }
+
+
 def test_steps_run_side_by_side_within_the_limit() -> None:
     running = most = 0
     four = asyncio.Barrier(4)
