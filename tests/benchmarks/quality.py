@@ -1,48 +1,75 @@
-"""How well past steps are found, on the shipped runs: words, meaning, and both together.
+"""How well past steps are found, on the shipped runs: words, meaning, both together, with an aim.
 
 Every row of the table answers the same questions over the same memory. The rows `dense, own text`,
 `BM25, window text` and `this library` are `StepMemory.search` itself; `BM25, own text` and the rank
 fusion exist here only, to be compared with. Of equal texts one counts, in every row. A task's value
 is the mean over its runs of the mean over a run's questions: the questions of a run resemble each
-other, and the longest run must not decide. Constants are chosen on one half of the runs (`tune`)
-and the table is of the other.
+other, and the longest run must not decide; its interval comes of drawing whole runs. Constants are
+chosen on one half of the runs (`tune`) and the table is of the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
+from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.exchange.shipped_runs import shipped_steps
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.step_text import own_text, text_hash, tokens
 from hybridagi_steps.search import ranking as retrieval
 from hybridagi_steps.search.bm25 import LexicalIndex
 from tests.benchmarks.conditions import conditions
-from tests.benchmarks.ranking import ndcg, recall, reciprocal_rank_fusion
-from tests.benchmarks.retrieval_tasks import Half, Question, Task, retrieval_tasks
+from tests.benchmarks.quality_cost import cost_by_part, cost_table
+from tests.benchmarks.quality_evidence import (
+    evidence_questions,
+    evidence_recall,
+    evidence_table,
+    side_by_side,
+)
+from tests.benchmarks.quality_searches import Searches
+from tests.benchmarks.ranking import (
+    Values,
+    by_run,
+    interval,
+    interval_text,
+    ndcg,
+    paired,
+    recall,
+    reciprocal_rank_fusion,
+)
+from tests.benchmarks.retrieval_tasks import (
+    Half,
+    Question,
+    Task,
+    half_of_runs,
+    retrieval_tasks,
+    shipped_tasks,
+)
 from tests.benchmarks.tables import Table, number, print_json, print_tables
 
 CUT = 10
 """Hits that are looked at."""
-HYBRID = "this library (hybrid)"
+HYBRID, AIMED = "this library (hybrid)", "this library, aim named"
 OWN_HALVES = ("BM25, own text", "dense, own text")
 """What the hybrid must not fall behind."""
 
+PARTS: tuple[str, ...] = ("tasks", "evidence", "cost")
+"""What can be measured by itself."""
+
 _DEPTH = 100
+_COST_ROUNDS = 5
 WEIGHTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 SHARES = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9)
 
-Ranker = Callable[[Question], list[int]]
-"""Answers a question with hashes of own texts, best first."""
-Values = dict[str, list[float]]
-"""Values of a run's questions, by run."""
+Ranker = Callable[[Question, Task], list[int]]
+"""Answers a question of a task with hashes of own texts, best first."""
 
 
 def report(json_output: bool = False, **options: Any) -> None:
@@ -55,45 +82,76 @@ def report(json_output: bool = False, **options: Any) -> None:
 
 
 def measure(
-    embedder: str = "wordllama", half: Half = "report", tune: bool = False
+    embedder: str = "wordllama", half: Half = "report", tune: bool = False, only: str = ""
 ) -> dict[str, Any]:
-    """Return nDCG@10 and recall@10 of every retriever on every task.
+    """Return nDCG@10 and recall@10 of every retriever on every task, and what contexts hold.
 
     Args:
         embedder: Name of the embedder for the dense half.
         half: Whose runs ask.
         tune: Also try a grid of constants on the tuning half.
+        only: The parts to measure, of tasks, evidence and cost, with commas between them; by
+            default all of them.
+
+    Raises:
+        InvalidSettingError: There is no such part.
     """
+    parts = _parts(only)
     steps = shipped_steps()
     with StepMemory(":memory:", embedder=embedder) as memory:
         memory.add(steps)
         memory.flush()
+        found = conditions(embedder=memory.embedder.model_id, half=half, steps=len(steps))
         tasks = retrieval_tasks(steps, half)
         rankers = _rankers(memory, steps)
-        found = [_measured(task, rankers) for task in tasks]
-        result = {
-            **conditions(embedder=memory.embedder.model_id, half=half, steps=len(steps)),
-            "constants": _constants(),
-            "tasks": found,
-            "mean": _means(found),
-        }
+        if "tasks" in parts:
+            each = [_measured(task, rankers) for task in tasks]
+            found |= {"constants": _constants(), "tasks": each, "mean": _means(each)}
+        if "cost" in parts:
+            asked = [question for task in tasks for question in task.questions]
+            found["cost"] = cost_by_part(memory, Searches(memory), asked, _COST_ROUNDS)
         if tune:
-            result["grid"] = _grid(rankers[HYBRID], retrieval_tasks(steps, "tune"))
-    return result
+            found["grid"] = _grid(rankers[HYBRID], retrieval_tasks(steps, "tune"))
+    if "evidence" in parts:
+        found["evidence"] = _evidence(steps, embedder, half)
+    return found
+
+
+def _parts(only: str) -> list[str]:
+    asked = only.split(",") if only else list(PARTS)
+    if unknown := [part for part in asked if part not in PARTS]:
+        raise InvalidSettingError(f"no part {unknown[0]!r}; there are {', '.join(PARTS)}.")
+    return asked
+
+
+def _evidence(steps: list[AgentStep], embedder: str, half: Half) -> dict[str, Any]:
+    """Return what contexts hold, with the values in the question and without."""
+    tasks, placed = shipped_tasks(), side_by_side(steps)
+    asking = sorted(half_of_runs(tasks, half))
+    with StepMemory(":memory:", embedder=embedder) as memory:
+        memory.add(placed)
+        memory.flush()
+        return {
+            name: evidence_recall(
+                memory, placed, evidence_questions(placed, tasks, asking, blotted=blotted)
+            )
+            for name, blotted in (("inputs of a later step", False), ("the values left out", True))
+        }
 
 
 def _rankers(memory: StepMemory, steps: list[AgentStep]) -> dict[str, Ranker]:
-    def by_library(mode: retrieval.Mode, k: int) -> Ranker:
-        def ranked(question: Question) -> list[int]:
-            hits = memory.search(question.text, k, where=_where(question), mode=mode)
-            return [text_hash(own_text(hit.step)) for hit in hits]
+    searches = Searches(memory)
 
-        return ranked
+    def by_library(mode: retrieval.Mode, k: int) -> Ranker:
+        return lambda question, _: _hashes(searches.hits(question, k, mode=mode))
 
     own_words, dense = _own_words(steps), by_library("dense", _DEPTH)
 
-    def fused(question: Question) -> list[int]:
-        return reciprocal_rank_fusion([own_words(question), dense(question)])
+    def fused(question: Question, task: Task) -> list[int]:
+        return reciprocal_rank_fusion([own_words(question, task), dense(question, task)])
+
+    def aimed(question: Question, task: Task) -> list[int]:
+        return _hashes(searches.hits(question, CUT, task.aim))
 
     return {
         "BM25, own text": own_words,
@@ -101,11 +159,12 @@ def _rankers(memory: StepMemory, steps: list[AgentStep]) -> dict[str, Ranker]:
         "dense, own text": dense,
         "rank fusion, own text": fused,
         HYBRID: by_library("hybrid", CUT),
+        AIMED: aimed,
     }
 
 
-def _where(question: Question) -> StepFilter:
-    return StepFilter(exclude_run_id=[question.run_id] if question.unseen else None)
+def _hashes(hits: list[StepHit]) -> list[int]:
+    return [text_hash(own_text(hit.step)) for hit in hits]
 
 
 def _own_words(steps: list[AgentStep]) -> Ranker:
@@ -116,25 +175,34 @@ def _own_words(steps: list[AgentStep]) -> Ranker:
     index = LexicalIndex()
     index.add((row, tokens(text)) for row, text in enumerate(texts))
 
-    def ranked(question: Question) -> list[int]:
+    def ranked(question: Question, _: Task) -> list[int]:
         seen = runs != question.run_id if question.unseen else np.ones(len(runs), np.bool_)
-        rows, _ = index.match(tokens(question.text)).top(len(steps), np.flatnonzero(seen))
-        return list(dict.fromkeys(hashes[int(row)] for row in rows))[:_DEPTH]
+        best = index.match(tokens(question.text)).top(len(steps), np.flatnonzero(seen))
+        return list(dict.fromkeys(hashes[int(row)] for row in best[0]))[:_DEPTH]
 
     return ranked
 
 
 def _measured(task: Task, rankers: dict[str, Ranker]) -> dict[str, Any]:
     values = {name: _values(task, ranker) for name, ranker in rankers.items()}
-    better = max(OWN_HALVES, key=lambda name: _by_run(values[name][0]))
+    gains = {name: both[0] for name, both in values.items()}
+    recalls = {name: both[1] for name, both in values.items()}
+    better = max(OWN_HALVES, key=lambda name: by_run(gains[name]))
     return {
         "task": task.name,
+        "aim": task.aim,
+        "in_mean": task.in_mean,
         "questions": len(task.questions),
         "runs": len({question.run_id for question in task.questions}),
-        "ndcg": {name: _by_run(both[0]) for name, both in values.items()},
-        "recall": {name: _by_run(both[1]) for name, both in values.items()},
+        "ndcg": {name: by_run(each) for name, each in gains.items()},
+        "recall": {name: by_run(each) for name, each in recalls.items()},
+        "intervals": {
+            "ndcg": {name: interval(each)._asdict() for name, each in gains.items()},
+            "recall": {name: interval(each)._asdict() for name, each in recalls.items()},
+        },
         "better_half": better,
-        "ahead_of_better_half": _difference(values[HYBRID][0], values[better][0]),
+        "ahead_of_better_half": interval(paired(gains[HYBRID], gains[better]))._asdict(),
+        "gain_of_aim": interval(paired(gains[AIMED], gains[HYBRID]))._asdict(),
     }
 
 
@@ -143,27 +211,17 @@ def _values(task: Task, ranker: Ranker) -> tuple[Values, Values]:
     gains: Values = {}
     recalls: Values = {}
     for question in task.questions:
-        ranked = ranker(question)
+        ranked = ranker(question, task)
         gains.setdefault(question.run_id, []).append(ndcg(ranked, question.wanted, CUT))
         recalls.setdefault(question.run_id, []).append(recall(ranked, question.wanted, CUT))
     return gains, recalls
 
 
-def _by_run(values: Values) -> float:
-    return fmean(fmean(run) for run in values.values())
-
-
-def _difference(ours: Values, theirs: Values) -> dict[str, float | None]:
-    """Return the mean difference over runs and its standard error."""
-    found = [fmean(ours[run]) - fmean(theirs[run]) for run in ours]
-    error = stdev(found) / len(found) ** 0.5 if len(found) > 1 else None
-    return {"mean": fmean(found), "standard_error": error}
-
-
 def _means(found: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     names = found[0]["ndcg"]
+    counted = [task for task in found if task["in_mean"]]
     return {
-        measure: {name: fmean(task[measure][name] for task in found) for name in names}
+        measure: {name: fmean(task[measure][name] for task in counted) for name in names}
         for measure in ("ndcg", "recall")
     }
 
@@ -179,10 +237,11 @@ def _constants() -> dict[str, float]:
 def _grid(hybrid: Ranker, tasks: list[Task]) -> list[dict[str, Any]]:
     """Return the nDCG of the library's search under other constants, per task and mean."""
     found: list[dict[str, Any]] = []
+    tasks = [task for task in tasks if task.in_mean]
     for weight in WEIGHTS:
         for share in SHARES:
             with _using(weight, share):
-                each = {task.name: _by_run(_values(task, hybrid)[0]) for task in tasks}
+                each = {task.name: by_run(_values(task, hybrid)[0]) for task in tasks}
             settings = {"lexical_weight": weight, "neighbour_share": share}
             found.append({**settings, "mean": fmean(each.values()), "tasks": each})
     return found
@@ -205,38 +264,41 @@ def _set_constants(weight: float, share: float) -> None:
 
 
 def _tables(result: dict[str, Any]) -> list[Table]:
-    tables = [
-        _comparison(result, "ndcg", f"nDCG@{CUT}"),
-        _comparison(result, "recall", f"recall@{CUT}"),
-    ]
+    tables: list[Table] = []
+    if "tasks" in result:
+        tables.append(_comparison(result, "ndcg", f"nDCG@{CUT}"))
+        tables.append(_comparison(result, "recall", f"recall@{CUT}"))
+    for name, found in result.get("evidence", {}).items():
+        tables.append(evidence_table(f"evidence in the context, asked with {name}", found))
+    if "cost" in result:
+        tables.append(cost_table(result["cost"], result["options"]["steps"]))
     if "grid" in result:
         tables.append(_grid_table(result["grid"]))
     return tables
 
 
 def _comparison(result: dict[str, Any], measure: str, title: str) -> Table:
-    names = list(result["mean"][measure])
-    columns = ["", "questions (runs)", *names]
-    rows = [
-        [
-            task["task"],
-            f"{task['questions']} ({task['runs']})",
-            *(number(task[measure][name]) for name in names),
-        ]
-        for task in result["tasks"]
-    ]
-    rows.append(["mean", "", *(number(result["mean"][measure][name]) for name in names)])
+    means = result["mean"][measure]
+    rivals = [name for name in means if name not in (HYBRID, AIMED)]
+    columns = ["", "questions (runs)", *rivals, HYBRID, AIMED, "aim"]
+    rows: list[list[str]] = []
+    for task in sorted(result["tasks"], key=lambda task: not task["in_mean"]):
+        ours = [interval_text(task["intervals"][measure][name]) for name in (HYBRID, AIMED)]
+        asked = f"{task['questions']} ({task['runs']})"
+        others = [number(task[measure][name]) for name in rivals]
+        rows.append([task["task"], asked, *others, *ours, task["aim"]])
+    counted = sum(task["in_mean"] for task in result["tasks"])
+    ours = [number(means[name]) for name in (HYBRID, AIMED)]
+    rows.insert(counted, ["mean", "", *(number(means[name]) for name in rivals), *ours, ""])
     if measure == "ndcg":
-        columns.append("hybrid - better own-text half ± s.e.")
-        for row, task in zip(rows, result["tasks"], strict=False):
-            row.append(_signed(task["ahead_of_better_half"]))
-        rows[-1].append("")
+        columns += ["hybrid - better own-text half [95 %]", "gain of the aim [95 %]"]
+        by_name = {task["task"]: task for task in result["tasks"]}
+        for row in rows:
+            found = by_name.get(row[0])
+            for key in ("ahead_of_better_half", "gain_of_aim"):
+                row.append(interval_text(found[key], signed=True) if found else "")
     options = result["options"]
     return Table(f"{title}, half `{options['half']}`, {options['embedder']}", columns, rows)
-
-
-def _signed(difference: dict[str, float | None]) -> str:
-    return f"{difference['mean']:+.3f} ± {number(difference['standard_error'])}"
 
 
 def _grid_table(grid: list[dict[str, Any]]) -> Table:

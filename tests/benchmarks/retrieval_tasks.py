@@ -6,20 +6,23 @@ other runs that used the same function or tool; the agent's own run is out of si
 task should find the steps of that run. Not asked: FireAct for same functions (it has one),
 tau-bench for `respond` (most of its steps), SWE-agent (three runs) and Who&When for tasks (its
 first step quotes the task: the answer would stand in the question). All of their steps are in the
-memory that is searched.
+memory that is searched. Beside these a task of ToolBench should find steps of other runs that used
+its tools: which tool can do this. It is no part of the mean, which is over the six above.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hybridagi_steps.exchange.shipped_runs import shipped_runs
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.step_text import cut, own_text, text_hash
 
+Aim = Literal["next", "episode", "tool"]
+"""What a search is for: what to do next, that very run, or which tool can do this."""
 Half = Literal["tune", "report"]
 """Which runs ask: those on which constants are chosen, or those on which they are reported."""
 
@@ -34,6 +37,7 @@ _SOURCES = {
 }
 _SAME_FUNCTION = ("tau-bench", "Who&When", "ToolBench")
 _FROM_TASK = ("tau-bench", "FireAct", "ToolBench")
+_WITH_TOOLS = ("ToolBench",)
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,8 @@ class Question:
     """Whether the run that asks is kept out of the answer."""
     wanted: frozenset[int]
     """Hashes of the own texts that answer it."""
+    state: AgentStep | None = None
+    """The step before, where the question is what to do after it."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,9 @@ class Task:
 
     name: str
     questions: list[Question]
+    aim: Aim
+    in_mean: bool = True
+    """Whether it is one of the tasks that the mean is over."""
 
 
 def shipped_tasks() -> dict[str, str]:
@@ -65,17 +74,23 @@ def retrieval_tasks(steps: list[AgentStep], half: Half) -> list[Task]:
     """Return the tasks, asked by the runs of one half."""
     tasks = shipped_tasks()
     asking = half_of_runs(tasks, half)
-    same = [
-        Task(f"state → same function, {source}", list(_same_function(_of(steps, source), tasks)))
-        for source in _SAME_FUNCTION
-    ]
-    own = [
-        Task(f"task → steps, {source}", list(_from_task(_of(steps, source), tasks)))
-        for source in _FROM_TASK
+    found = [
+        *(
+            Task(f"state → same function, {name}", _same_function(_of(steps, name), tasks), "next")
+            for name in _SAME_FUNCTION
+        ),
+        *(
+            Task(f"task → steps, {name}", _from_task(_of(steps, name), tasks), "episode")
+            for name in _FROM_TASK
+        ),
+        *(
+            Task(f"task → its tools, {name}", _tools_of(_of(steps, name), tasks), "tool", False)
+            for name in _WITH_TOOLS
+        ),
     ]
     return [
-        Task(task.name, [asked for asked in task.questions if asked.run_id in asking])
-        for task in (*same, *own)
+        replace(task, questions=[asked for asked in task.questions if asked.run_id in asking])
+        for task in found
     ]
 
 
@@ -92,20 +107,27 @@ def _shuffled(run_id: str) -> bytes:
     return hashlib.sha256(run_id.encode()).digest()
 
 
-def _same_function(steps: list[AgentStep], tasks: dict[str, str]) -> Iterator[Question]:
+def _same_function(steps: list[AgentStep], tasks: dict[str, str]) -> list[Question]:
     by_id = {id_text(step.id): step for step in steps}
+    found: list[Question] = []
+    for same in _users(steps).values():
+        for step in same:
+            wanted = _texts(other for other in same if other.run_id != step.run_id)
+            if wanted:
+                run_id = str(step.run_id)
+                parent = by_id.get(id_text(step.parent_id)) if step.parent_id else None
+                text = _state(step, parent, tasks[run_id])
+                found.append(Question(text, run_id, True, wanted, parent))
+    return found
+
+
+def _users(steps: Iterable[AgentStep]) -> dict[str, list[AgentStep]]:
+    """Return the steps that used each tool."""
     users: dict[str, list[AgentStep]] = {}
     for step in steps:
         if step.step_type == AgentStepType.Action and step.tool and step.tool not in _TALK:
             users.setdefault(step.tool, []).append(step)
-    for same in users.values():
-        for step in same:
-            others = (other for other in same if other.run_id != step.run_id)
-            wanted = frozenset(text_hash(own_text(other)) for other in others)
-            if wanted:
-                run_id = str(step.run_id)
-                parent = by_id.get(id_text(step.parent_id)) if step.parent_id else None
-                yield Question(_state(step, parent, tasks[run_id]), run_id, True, wanted)
+    return users
 
 
 def _state(step: AgentStep, parent: AgentStep | None, task: str) -> str:
@@ -114,12 +136,30 @@ def _state(step: AgentStep, parent: AgentStep | None, task: str) -> str:
     return f"{request} | {cut(own_text(parent), _PREVIOUS)}" if parent else request
 
 
-def _from_task(steps: list[AgentStep], tasks: dict[str, str]) -> Iterator[Question]:
-    runs: dict[str, set[int]] = {}
+def _from_task(steps: list[AgentStep], tasks: dict[str, str]) -> list[Question]:
+    runs = _by_run(steps)
+    return [Question(tasks[run], run, False, _texts(made)) for run, made in runs.items()]
+
+
+def _tools_of(steps: list[AgentStep], tasks: dict[str, str]) -> list[Question]:
+    users = _users(steps)
+    found: list[Question] = []
+    for run_id, made in _by_run(steps).items():
+        same = [other for tool in _users(made) for other in users[tool] if other.run_id != run_id]
+        if same:
+            found.append(Question(tasks[run_id], run_id, True, _texts(same)))
+    return found
+
+
+def _texts(steps: Iterable[AgentStep]) -> frozenset[int]:
+    return frozenset(text_hash(own_text(step)) for step in steps)
+
+
+def _by_run(steps: Iterable[AgentStep]) -> dict[str, list[AgentStep]]:
+    runs: dict[str, list[AgentStep]] = {}
     for step in steps:
-        runs.setdefault(str(step.run_id), set()).add(text_hash(own_text(step)))
-    for run_id, wanted in runs.items():
-        yield Question(tasks[run_id], run_id, False, frozenset(wanted))
+        runs.setdefault(str(step.run_id), []).append(step)
+    return runs
 
 
 def _of(steps: list[AgentStep], source: str) -> list[AgentStep]:
