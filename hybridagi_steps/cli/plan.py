@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -191,7 +192,7 @@ def _model(replayed: Task | None, name: str, api_base: str | None) -> Any:
     return named_model(name, api_base)
 
 
-def _workspace(directory: Path, commands: tuple[str, ...]) -> Workspace:
+def _workspace(directory: Path, commands: Sequence[str]) -> Workspace:
     from hybridagi_steps.workspace.workspace import Workspace
 
     return Workspace(directory, commands=commands)

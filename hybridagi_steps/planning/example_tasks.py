@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 from hybridagi_steps.errors import WorkspaceError
 from hybridagi_steps.planning.plan import Plan
@@ -31,14 +31,6 @@ FINISH_TOOL = "finish_step"
 _OUTPUT_BYTES = 20_000
 
 
-class ToolUse(NamedTuple):
-    """One tool call of a turn, its arguments decoded."""
-
-    id: str
-    name: str
-    arguments: dict[str, Any]
-
-
 class ReplayTurn(NamedTuple):
     """One answer of the model while it worked on a step."""
 
@@ -48,11 +40,13 @@ class ReplayTurn(NamedTuple):
     """The assistant message in the provider's form, with tool calls."""
 
     @property
-    def calls(self) -> list[ToolUse]:
+    def calls(self) -> list[ToolCall]:
         """The tool calls of the message."""
         calls: list[dict[str, Any]] = self.message.get("tool_calls") or []
         return [
-            ToolUse(call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
+            ToolCall(
+                call["function"]["name"], json.loads(call["function"]["arguments"]), call["id"]
+            )
             for call in calls
         ]
 
@@ -65,18 +59,18 @@ class Task:
     title: str
     requirement: str
     """What a user asks for."""
-    commands: tuple[str, ...]
+    commands: Sequence[str]
     """What the workspace has to allow, as `Workspace(commands=…)` takes it."""
-    acceptance: tuple[str, ...]
+    acceptance: Sequence[str]
     """The command that accepts the work; `{acceptance}` and `{workspace}` stand for folders."""
     replay_kind: Literal["scripted", "recorded"]
     """Where the turns come from: written by hand, or answered by a model."""
-    folder: Traversable
+    folder: Path
     """Where its files are."""
 
     def plan_text(self) -> str:
         """Return the plan as it was written."""
-        return self.folder.joinpath("plan.txt").read_text("utf-8")
+        return (self.folder / "plan.txt").read_text("utf-8")
 
     def plan(self) -> Plan:
         """Return the plan."""
@@ -84,17 +78,17 @@ class Task:
 
     def replay(self) -> list[ReplayTurn]:
         """Return the turns of the model, step by step in the order of the plan."""
-        lines = self.folder.joinpath("replay.jsonl").read_text("utf-8").splitlines()
+        lines = (self.folder / "replay.jsonl").read_text("utf-8").splitlines()
         return [ReplayTurn(**json.loads(line)) for line in lines]
 
     def copy_workspace(self, target: Path) -> None:
         """Put a fresh copy of the files to work on into a folder that is empty or not there."""
-        _copy(self.folder.joinpath("workspace"), target)
+        _copy(self.folder / "workspace", target)
 
     def accept(self, workspace: Path, *, timeout_seconds: float = 60.0) -> CommandResult:
         """Run the acceptance test on a workspace; exit code 0 means that the work is done."""
         with tempfile.TemporaryDirectory(prefix="steps-acceptance-") as folder:
-            _copy(self.folder.joinpath("acceptance"), Path(folder))
+            _copy(self.folder / "acceptance", Path(folder))
             places = {"acceptance": folder, "workspace": str(workspace)}
             argv = [word.format_map(places) for word in self.acceptance]
             argv[0] = sys.executable if argv[0] == "python" else argv[0]
@@ -108,9 +102,8 @@ class Task:
 
 def tasks() -> list[Task]:
     """Return the tasks that ship with the library, by name."""
-    top = files("hybridagi_steps.data").joinpath("plans")
-    folders = [folder for folder in top.iterdir() if folder.joinpath("task.json").is_file()]
-    return [_task(folder) for folder in sorted(folders, key=lambda folder: folder.name)]
+    top = Path(str(files("hybridagi_steps.data"))) / "plans"
+    return [_task(file.parent) for file in sorted(top.glob("*/task.json"))]
 
 
 def task(name: str) -> Task:
@@ -121,32 +114,20 @@ def task(name: str) -> Task:
     return known[name]
 
 
-def _task(folder: Traversable) -> Task:
-    stored = cast("dict[str, Any]", json.loads(folder.joinpath("task.json").read_text("utf-8")))
-    return Task(
-        name=stored["name"],
-        title=stored["title"],
-        requirement=stored["requirement"],
-        commands=tuple(stored["commands"]),
-        acceptance=tuple(stored["acceptance"]),
-        replay_kind=stored["replay"],
-        folder=folder,
+def _task(folder: Path) -> Task:
+    stored: dict[str, Any] = json.loads((folder / "task.json").read_text("utf-8"))
+    return Task(replay_kind=stored.pop("replay"), folder=folder, **stored)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a folder, without what installers compile beside Python files."""
+    shutil.copytree(
+        source,
+        target,
+        ignore=shutil.ignore_patterns(*IGNORED),
+        copy_function=shutil.copyfile,
+        dirs_exist_ok=True,
     )
-
-
-def _copy(source: Traversable, target: Path) -> None:
-    """Copy a folder of the package, which need not be a folder on disk."""
-    target.mkdir(parents=True, exist_ok=True)
-    for inner in _contents(source):
-        if inner.is_dir():
-            _copy(inner, target / inner.name)
-        else:
-            (target / inner.name).write_bytes(inner.read_bytes())
-
-
-def _contents(folder: Traversable) -> Iterator[Traversable]:
-    """Yield what is in a folder, without what installers compile beside Python files."""
-    return (inner for inner in folder.iterdir() if inner.name not in IGNORED)
 
 
 _STEP = re.compile(r"^# Step (\S+) \(", re.MULTILINE)
@@ -161,9 +142,8 @@ def replaying_lm(task: Task, **options: Any) -> ScriptedLM:
     """
     turns: dict[str, list[Reply]] = {}
     for turn in task.replay():
-        calls = [ToolCall(call.name, call.arguments, call.id) for call in turn.calls]
         said = turn.message.get("content")
-        turns.setdefault(turn.step, []).append([*([said] if said else []), *calls])
+        turns.setdefault(turn.step, []).append([*([said] if said else []), *turn.calls])
 
     def answer(request: Any) -> Reply:
         brief = next((m.text or "" for m in request.messages if _STEP.search(m.text or "")), None)

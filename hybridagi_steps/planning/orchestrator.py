@@ -25,7 +25,7 @@ from hybridagi_steps.planning.executor import StepExecutor, in_own_thread, refus
 from hybridagi_steps.planning.generator import PlanGenerator
 from hybridagi_steps.planning.plan import Plan
 from hybridagi_steps.planning.plan_run import PlanRun
-from hybridagi_steps.planning.queued_steps import QueueDispatcher, QueueWorker
+from hybridagi_steps.planning.queued_steps import QueueWorker, Resuming
 from hybridagi_steps.planning.results import EventLine, PlanResult, ProgressBar
 from hybridagi_steps.planning.settings import Listener, Settings, checked
 from hybridagi_steps.planning.worker import ArtifactTypes, Executor, StepWorker
@@ -236,14 +236,14 @@ class Orchestrator:
         if settings.progress:
             told.append(ProgressBar())
         events = EventLine(name, settings.session_id, told)
-        run = PlanRun(settings, self.worker, events, requirement, parsed, name)
+        resuming = Resuming(name, self.worker, self.durable, settings)
+        run = PlanRun(settings, resuming, events, requirement, parsed)
         entry = (run, asyncio.get_running_loop())
         if self._running.setdefault(name, entry) is not entry:
             raise InvalidSettingError(f"a run with the key {name!r} is under way already.")
         try:
             if self.durable is not None:
                 await run_sync(self.durable.open, self.plan_worker())
-                run.hand_to(QueueDispatcher(self.durable, settings))
                 await run.claim_key()
             return await run.carry_out()
         finally:

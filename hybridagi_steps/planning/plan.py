@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
 from itertools import islice
@@ -253,18 +253,9 @@ class Plan(BaseModel):
         """Show the plan and its dependencies in a notebook."""
         from jinja2 import Environment
 
-        from hybridagi_steps.display.graph import graph_svg
-
-        ids = self._ids()
         nodes = [
             {"id": step.id, "label": step.title, "kind": step.type.value, "title": step.goal}
             for step in self.steps
-        ]
-        edges = [
-            {"source": dependency, "target": step.id}
-            for step in self.steps
-            for dependency in step.dependencies
-            if dependency in ids
         ]
         html = (
             Environment(autoescape=True)
@@ -272,7 +263,7 @@ class Plan(BaseModel):
             .render(
                 plan=self,
                 problems=self.problems(),
-                graph=graph_svg(nodes, edges, limit=MOST_STEPS_DRAWN) if nodes else "",
+                graph=drawn(self.steps, nodes, MOST_STEPS_DRAWN),
                 shown=self.steps[:MOST_STEPS_LISTED],
             )
         )
@@ -324,6 +315,20 @@ class Plan(BaseModel):
         ids, around = self._ids(), circle[:-1]
         start = min(range(len(around)), key=lambda place: ids[around[place]])
         return " → ".join([*around[start:], *around[:start], around[start]])
+
+
+def drawn(steps: Sequence[PlanStep], nodes: list[dict[str, Any]], most: int) -> str:
+    """Return the graph of steps that are drawn as these nodes; nothing of none."""
+    from hybridagi_steps.display.graph import graph_svg
+
+    known = {step.id for step in steps}
+    edges = [
+        {"source": before, "target": step.id}
+        for step in steps
+        for before in step.dependencies
+        if before in known
+    ]
+    return graph_svg(nodes, edges, limit=most) if nodes else ""
 
 
 def file_problem(path: str) -> str | None:

@@ -35,7 +35,6 @@ from hybridagi_steps.planning.usage import (
     TokenUsage,
     spending_on,
 )
-from hybridagi_steps.planning.worker import Dispatcher
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import RunSteps
 from hybridagi_steps.records.event import StepEventType
@@ -63,29 +62,23 @@ class PlanRun:
     def __init__(
         self,
         settings: Settings,
-        dispatcher: Dispatcher,
+        resuming: Resuming,
         events: EventLine,
         requirement: str,
         plan: Plan | None,
-        key: str,
     ) -> None:
         self.scope = anyio.CancelScope()
         self.cancelled = False
         self._settings, self._events = settings, events
-        self._requirement, self._key = requirement, key
+        self._requirement, self._resuming = requirement, resuming
         self._ledger = Ledger(settings.max_tokens, settings.max_cost)
-        self._resuming = Resuming(dispatcher, key)
         self._schedule = None if plan is None else Schedule(plan)
         self._state: RunState
         self._results: dict[str, StepResult] = {}
         self._limiter = anyio.CapacityLimiter(settings.max_parallel)
-        self._result = PlanResult(requirement, plan, [], TokenUsage.of([]), key)
+        self._result = PlanResult(requirement, plan, [], TokenUsage.of([]), resuming.key)
         self._result.counter = settings.counter
         self._ending: BaseException | None = None
-
-    def hand_to(self, dispatcher: Dispatcher) -> None:
-        """Have the work done elsewhere; before the run has begun."""
-        self._resuming = Resuming(dispatcher, self._key)
 
     async def claim_key(self) -> None:
         """Bind the key to what this run is about."""
@@ -119,11 +112,10 @@ class PlanRun:
             self._events,
             self._ledger,
             self._requirement,
-            self._key,
             self._resuming,
             RunSteps(self._settings.memory),
         )
-        notes = {"plan_run": self._key}
+        notes = {"plan_run": self._resuming.key}
         if (workspace := self._settings.workspace) is not None:
             notes["workspace"] = str(workspace.state)  # where a purge looks for what is left
         told = FunctionStep("program", ORCHESTRATOR, self._requirement, notes=notes)
@@ -150,9 +142,9 @@ class PlanRun:
             try:
                 await self._resuming.open()
                 if (workspace := self._settings.workspace) is not None:
-                    self._result.snapshot = await self._resuming.dispatcher.remember(
-                        self._resuming.snapshot(workspace.rollback_id),
-                        lambda: run_sync(workspace.snapshot, self._key),
+                    self._result.snapshot = await self._resuming.remember(
+                        f"snapshot:{workspace.rollback_id}",
+                        lambda: run_sync(workspace.snapshot, self._resuming.key),
                     )
                 await self._plan_and_work()
             except OutOfBudget as stop:
@@ -166,7 +158,7 @@ class PlanRun:
 
     async def _plan_and_work(self) -> None:
         if self._schedule is None:
-            plan = await self._thought_of(self._resuming.plan(), self._planned)
+            plan = await self._thought_of("plan", self._planned)
             self._result.plan = plan
             self._schedule = Schedule(plan)
         schedule = self._schedule
@@ -182,7 +174,7 @@ class PlanRun:
             requirements=self._requirement, files=files, tools=self._settings.tool_names
         )
 
-    async def _thought_of(self, key: str, make: Callable[[], Awaitable[Plan]]) -> Plan:
+    async def _thought_of(self, name: str, make: Callable[[], Awaitable[Plan]]) -> Plan:
         """Return a plan, made now or before a crash, with what it cost counted."""
         ledger, made = self._ledger, dict[str, Plan]()
         before = len(ledger.calls)
@@ -195,7 +187,7 @@ class PlanRun:
             calls = [call.model_dump(mode="json") for call in ledger.calls[before:]]
             return orjson.dumps({"plan": text, "calls": json_value(calls, [])}).decode()
 
-        kept = orjson.loads(await self._resuming.dispatcher.remember(key, make_and_count))
+        kept = orjson.loads(await self._resuming.remember(name, make_and_count))
         if len(ledger.calls) == before:
             ledger.add(LMCall.model_validate(call) for call in kept["calls"])
         text: str = kept["plan"]
@@ -290,7 +282,8 @@ class PlanRun:
             )
             return Plan(steps=steps)
 
-        return (await self._thought_of(self._resuming.replan(self._result.replans), ask)).steps
+        name = f"round:{self._resuming.round}:replan:{self._result.replans}"
+        return (await self._thought_of(name, ask)).steps
 
     def _adopt(self, schedule: Schedule, steps: list[PlanStep]) -> None:
         replaced = schedule.undone()

@@ -8,11 +8,8 @@ holds, and the second part says what is named. The queue keeps JSON texts; it li
 knows no plans.
 """
 
-# DSPy ships no types.
-
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,47 +18,84 @@ from urllib.parse import quote
 
 import orjson
 from anyio.to_thread import run_sync
+from pydantic import TypeAdapter
 
 from hybridagi_steps.errors import InvalidSettingError
-from hybridagi_steps.planning.plan import PlanStep
 from hybridagi_steps.planning.settings import Settings
 from hybridagi_steps.planning.usage import Ledger, LMCall
-from hybridagi_steps.planning.worker import (
-    Dispatcher,
-    Finished,
-    Outcome,
-    Problem,
-    StepWorker,
-    Work,
-)
+from hybridagi_steps.planning.worker import Finished, Outcome, Problem, StepWorker, Work
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import RunSteps
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.workspace.changes import Change, Changes
-from hybridagi_steps.workspace.snapshot import Entry
 
 if TYPE_CHECKING:
     from hybridagi_steps.durable.plan_steps import DurableQueue
 
+_PATHS = TypeAdapter(dict[str, Change])
+
 
 class Resuming:
-    """What one run keeps, and what it finds of the time before."""
+    """Has the work of one run done, and finds what was done before; without a queue, nothing was.
 
-    def __init__(self, dispatcher: Dispatcher, key: str) -> None:
-        self.dispatcher, self.key = dispatcher, key
-        self.round = 0
-        self._run = quote(key, safe="")
+    Args:
+        key: Names the run within all runs.
+        worker: Does the work where there is no queue.
+        queue: Where work is handed out, and what is remembered is kept.
+        settings: Of the orchestrator.
+    """
+
+    def __init__(
+        self, key: str, worker: StepWorker, queue: DurableQueue | None, settings: Settings
+    ) -> None:
+        self.key, self.round = key, 0
+        self._worker, self._queue, self._settings = worker, queue, settings
         self._before: dict[str, int] = {}
         self._succeeded: dict[str, int] = {}
 
+    async def do(self, work: Work) -> Outcome:
+        """Have an attempt done, here or by another process; not again if it was done before."""
+        if self._queue is None:
+            return await self._worker.do(work)
+
+        def find(names: list[str]) -> dict[str, bytes]:
+            workspace = self._settings.workspace
+            return {} if workspace is None else workspace.handed_on(work.run_id, names)
+
+        text = await self._queue.do(work.key, work.model_dump_json())
+        return await run_sync(read_outcome, text, find)
+
+    async def remember(self, name: str, make: Callable[[], Awaitable[str]]) -> str:
+        """Return what was remembered under a name; make and store it first if nothing was."""
+        if self._queue is None:
+            return await make()
+
+        async def make_plain() -> str:
+            text, redact = await make(), self._settings.redact
+            return text if redact is None else _redacted_note(text, redact)
+
+        return await self._queue.remember(self.named(name), make_plain)
+
+    async def note(self, name: str, text: str) -> str:
+        """Remember a text unless there is another one already; return what is remembered."""
+
+        async def make() -> str:
+            return text
+
+        return await self.remember(name, make)
+
+    async def known(self, name: str) -> str | None:
+        """Return what was remembered under a name, None when nothing was."""
+        return None if self._queue is None else await self._queue.known(self.named(name))
+
+    def named(self, name: str) -> str:
+        """Return the key under which the queue knows something of this run."""
+        return f"{quote(self.key, safe='')}:{name}"
+
     async def claim(self, **about: str) -> None:
         """Bind the key to what the run is about."""
-
-        async def said() -> str:
-            return json.dumps(about)
-
-        known = json.loads(await self.dispatcher.remember(f"{self._run}:about", said))
+        known = json.loads(await self.note("about", json.dumps(about)))
         other = [name for name in about if known.get(name) != about[name]]
         if other:
             raise InvalidSettingError(
@@ -71,17 +105,13 @@ class Resuming:
 
     async def open(self) -> None:
         """Find out which round this is, and what had succeeded before it."""
-        while (ended := await self.dispatcher.known(self._in_round("ended"))) is not None:
+        while (ended := await self.known(f"round:{self.round}:ended")) is not None:
             self._before = json.loads(ended)
             self.round += 1
 
     async def end_round(self) -> None:
         """End a round that did not succeed, so that the same key begins another one."""
-
-        async def succeeded() -> str:
-            return json.dumps(self._succeeded)
-
-        await self.dispatcher.remember(self._in_round("ended"), succeeded)
+        await self.note(f"round:{self.round}:ended", json.dumps(self._succeeded))
 
     def round_of(self, work: str) -> int:
         """Return the round whose attempts of some work count."""
@@ -91,62 +121,11 @@ class Resuming:
         """Note that some work succeeded."""
         self._succeeded[work] = in_round
 
-    def snapshot(self, rollback_id: str) -> str:
-        """Name the snapshot that was taken after a rollback, or before there was one."""
-        return f"{self._run}:snapshot:{rollback_id}"
 
-    def plan(self) -> str:
-        """Name the plan."""
-        return f"{self._run}:plan"
-
-    def replan(self, number: int) -> str:
-        """Name a plan that was made after failures."""
-        return self._in_round(f"replan:{number}")
-
-    def attempt(self, step_id: str, in_round: int, number: int) -> str:
-        """Name an attempt of a step."""
-        return f"{self._run}:step:{in_round}:{step_id}:{number}"
-
-    def merge(self, attempt: str, rollback_id: str) -> str:
-        """Name the merge of what an attempt changed, after a rollback or before there was one."""
-        return f"{attempt}:merged:{rollback_id}"
-
-    def _in_round(self, name: str) -> str:
-        return f"{self._run}:round:{self.round}:{name}"
-
-
-def work_of(requirement: str, step: PlanStep, seen: dict[str, Any]) -> str:
-    """Return what tells a step's work from other work: the step itself and all that it sees."""
-    data = [requirement, step.model_dump(mode="json"), seen]
-    text = json.dumps(data, sort_keys=True, default=repr)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-class QueueDispatcher:
-    """Hands work to a queue and waits for what comes of it."""
-
-    def __init__(self, queue: DurableQueue, settings: Settings) -> None:
-        self._queue, self._settings = queue, settings
-        self.known = queue.known
-
-    async def do(self, work: Work) -> Outcome:
-        """Have an attempt done, by this process or another; not again if it was done before."""
-
-        def find(names: list[str]) -> dict[str, bytes]:
-            workspace = self._settings.workspace
-            return {} if workspace is None else workspace.handed_on(work.run_id, names)
-
-        text = await self._queue.do(work.key, work.model_dump_json())
-        return await run_sync(read_outcome, text, find)
-
-    async def remember(self, key: str, make: Callable[[], Awaitable[str]]) -> str:
-        """Return what was remembered under a key; make and store it first if nothing was."""
-
-        async def make_plain() -> str:
-            text, redact = await make(), self._settings.redact
-            return text if redact is None else _redacted_note(text, redact)
-
-        return await self._queue.remember(key, make_plain)
+def digest(*parts: object) -> str:
+    """Return a hash of values: what tells some work, or what was handed on, from any other."""
+    text = orjson.dumps(json_value(list(parts), []), option=orjson.OPT_SORT_KEYS)
+    return hashlib.sha256(text).hexdigest()
 
 
 class QueueWorker:
@@ -204,8 +183,6 @@ def write_outcome(
     redact: Redact | None = None,
 ) -> str:
     """Return an outcome as JSON; contents of files go to `keep`, what is said through `redact`."""
-    if outcome.changes is not None:
-        keep(outcome.changes.contents)
     said: dict[str, Any] = {
         "finished": outcome.finished and outcome.finished.model_dump(mode="json"),
         "error": None if outcome.error is None else Problem.of(outcome.error).model_dump(),
@@ -214,8 +191,12 @@ def write_outcome(
     }
     said = json_value(said, [])
     said = said if redact is None else redacted(said, redact)
-    changes = None if outcome.changes is None else json_value(_changes(outcome.changes), [])
-    return orjson.dumps({**said, "changes": changes}).decode()
+    changes = None
+    if outcome.changes is not None:
+        keep(outcome.changes.contents)
+        paths, contents = dict(outcome.changes.paths), sorted(outcome.changes.contents)
+        changes = {"paths": paths, "contents": contents}
+    return orjson.dumps({**said, "changes": json_value(changes, [])}).decode()
 
 
 def read_outcome(text: str, find: Callable[[list[str]], dict[str, bytes]]) -> Outcome:
@@ -225,31 +206,8 @@ def read_outcome(text: str, find: Callable[[list[str]], dict[str, bytes]]) -> Ou
     return Outcome(
         finished=None if finished is None else Finished.model_validate(finished),
         error=None if error is None else Problem.model_validate(error).error(),
-        changes=None if changes is None else _read_changes(changes, find),
+        changes=changes
+        and Changes(_PATHS.validate_python(changes["paths"]), find(changes["contents"])),
         problems=[Problem.model_validate(problem) for problem in data["problems"]],
         calls=[LMCall.model_validate(call) for call in data["calls"]],
     )
-
-
-def _changes(changes: Changes) -> dict[str, Any]:
-    return {
-        "paths": {path: [change.before, change.after] for path, change in changes.paths.items()},
-        "contents": sorted(changes.contents),
-    }
-
-
-def _read_changes(data: dict[str, Any], find: Callable[[list[str]], dict[str, bytes]]) -> Changes:
-    paths: dict[str, Any] = data["paths"]
-    kept: dict[str, str] | list[str] = data["contents"]
-    if isinstance(kept, dict):  # as earlier versions wrote it
-        contents = {name: base64.b64decode(content) for name, content in kept.items()}
-    else:
-        contents = find(kept)
-    return Changes(
-        {path: Change(_entry(before), _entry(after)) for path, (before, after) in paths.items()},
-        contents,
-    )
-
-
-def _entry(data: Any) -> Entry | None:
-    return None if data is None else Entry(*data)

@@ -17,17 +17,19 @@ from html import escape
 from typing import Any, Literal
 
 from hybridagi_steps.errors import UnknownStepError
-from hybridagi_steps.planning.plan import Plan, PlanStep
+from hybridagi_steps.planning.plan import Plan, PlanStep, drawn
 from hybridagi_steps.planning.scheduler import StepState
 from hybridagi_steps.planning.settings import Listener
-from hybridagi_steps.planning.usage import Comparison, Spent, TokenUsage, compare
+from hybridagi_steps.planning.usage import Comparison, TokenUsage, compare
 from hybridagi_steps.planning.worker import Problem
 from hybridagi_steps.protocols import TokenCounter
+from hybridagi_steps.recording.usage import Usage
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.token_counters import EstimatingCounter
 
 _MOST_TOLD = 200
+_MOST_DRAWN = 300
 _FINAL = (StepEventType.RUN_COMPLETED, StepEventType.RUN_FAILED, StepEventType.RUN_CANCELLED)
 
 _log = logging.getLogger("hybridagi_steps")
@@ -55,7 +57,7 @@ class StepResult:
     """Files that it added, changed or deleted."""
     cut: list[str] = field(default_factory=list[str])
     """What was left out of the files that it named."""
-    spent: Spent = field(default_factory=Spent)
+    spent: Usage = field(default_factory=Usage)
     """What its language model calls cost."""
     duration_ms: float = 0.0
     """Wall time of all attempts."""
@@ -175,21 +177,11 @@ class PlanResult:
 
     def _repr_html_(self) -> str:
         """Show the graph of the plan with what became of each step."""
-        from hybridagi_steps.display.graph import graph_svg
-
-        nodes = [_node(result) for result in self.steps]
-        known = {result.id for result in self.steps}
-        edges = [
-            {"source": before, "target": result.id}
-            for result in self.steps
-            for before in result.step.dependencies
-            if before in known
-        ]
+        drawing = drawn([each.step for each in self.steps], [*map(_node, self.steps)], _MOST_DRAWN)
         spent = self.token_usage.total
         title = f"{self.status} · {len(self.steps)} steps · {spent.calls} calls"
         if spent.total_tokens is not None:
             title += f" · {spent.total_tokens:,} tokens"
-        drawing = graph_svg(nodes, edges) if nodes else ""
         error = f"<p>{escape(str(self.error))}</p>" if self.error is not None else ""
         html = f"<div><p><strong>{escape(title)}</strong></p>{error}{drawing}</div>"
         return html.encode("utf-8", "replace").decode()

@@ -9,14 +9,11 @@ there now. A failed attempt is repeated with what was wrong, unless that cannot 
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
-import orjson
 from anyio.to_thread import run_sync
 
 from hybridagi_steps.errors import (
@@ -28,8 +25,8 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.planning.generator import of_this_user
-from hybridagi_steps.planning.plan import Plan, PlanStep
-from hybridagi_steps.planning.queued_steps import Resuming, work_of
+from hybridagi_steps.planning.plan import Plan
+from hybridagi_steps.planning.queued_steps import Resuming, digest
 from hybridagi_steps.planning.results import EventLine, StepResult
 from hybridagi_steps.planning.scheduler import StepState
 from hybridagi_steps.planning.settings import Settings
@@ -47,7 +44,6 @@ from hybridagi_steps.recording.manual_steps import RunSteps
 from hybridagi_steps.recording_hooks import note_steps
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.event import StepEventType
-from hybridagi_steps.records.json_values import json_value
 
 WORK_KEY = "work_key"
 """Where the metadata of a step's ProgramEnd say what its outcome depended on."""
@@ -66,8 +62,6 @@ class RunState:
     ledger: Ledger
     requirement: str
     """What the user asked for."""
-    key: str
-    """Names the run within all runs."""
     resuming: Resuming
     """What was done before, and where work is done."""
     recorded: RunSteps
@@ -102,7 +96,8 @@ class StepRun:
                     "changed_files": result.changed_files,
                 }
                 if key is not None:
-                    notes[DIGEST_KEY] = handed_on_digest(key, finished.summary, finished.artifacts)
+                    # The work key is in it, or equal secrets in two places would look equal.
+                    notes[DIGEST_KEY] = digest(key, finished.summary, finished.artifacts)
             result.summary, result.artifacts = finished.summary, finished.artifacts
             result.status = StepState.SUCCEEDED
         except anyio.get_cancelled_exc_class():
@@ -116,11 +111,11 @@ class StepRun:
     async def _attempts(self, seen: dict[str, Any]) -> Finished:
         """Try until an attempt succeeds, or trying again is of no use."""
         run, result = self._run, self._result
-        feedback, work = "", work_of(run.requirement, self._step, seen)
+        feedback, work = "", digest(run.requirement, self._step, seen)
         self._round = run.resuming.round_of(work)
         while True:
             result.attempts += 1
-            outcome = await run.resuming.dispatcher.do(self._work(seen, feedback))
+            outcome = await run.resuming.do(self._work(seen, feedback))
             run.ledger.add(outcome.calls)
             result.problems += outcome.problems
             error = outcome.error
@@ -160,12 +155,12 @@ class StepRun:
         if workspace is None or changes is None:
             return
         if changes:
-            dispatcher = self._run.resuming.dispatcher
             async with self._run.merging:
-                key = self._run.resuming.merge(self._key(), workspace.rollback_id)
-                if await dispatcher.known(key) is None:
+                # Of no account any more once the workspace has been rolled back.
+                name = f"{self._name}:merged:{workspace.rollback_id}"
+                if await self._run.resuming.known(name) is None:
                     await run_sync(workspace.merge, changes)
-                    await dispatcher.remember(key, _merged)
+                    await self._run.resuming.note(name, "merged")
         self._result.changed_files = [*changes.added, *changes.changed, *changes.deleted]
 
     def _work(self, seen: dict[str, Any], feedback: str) -> Work:
@@ -176,19 +171,21 @@ class StepRun:
             artifacts=seen,
             feedback=feedback,
             attempt=self._result.attempts,
-            run_id=self._run.key,
-            key=self._key(),
+            run_id=self._run.resuming.key,
+            key=self._run.resuming.named(self._name),
             tokens_left=tokens,
             cost_left=cost,
         )
 
-    def _key(self) -> str:
-        return self._run.resuming.attempt(self._step.id, self._round, self._result.attempts)
+    @property
+    def _name(self) -> str:
+        """Names the attempt within the run."""
+        return f"step:{self._round}:{self._step.id}:{self._result.attempts}"
 
     def _notes(self, key: str | None) -> dict[str, Any]:
         step = self._step
         notes: dict[str, Any] = {
-            "plan_run": self._run.key,
+            "plan_run": self._run.resuming.key,
             "plan_step": step.id,
             "depends_on": list(step.dependencies),
         }
@@ -208,8 +205,7 @@ class StepRun:
             return None
         workspace = settings.workspace
         state = None if workspace is None else await run_sync(workspace.manifest)
-        plain = None if state is None else {path: list(entry) for path, entry in state.items()}
-        return work_key(self._run.requirement, self._step, seen, plain)
+        return digest(self._run.requirement, self._step, seen, state)
 
     def _earlier(self, key: str | None) -> Finished | None:
         """Return what the same work gave before, if it only found something out.
@@ -224,7 +220,7 @@ class StepRun:
         summary = str(outputs.get("summary") or "")
         if not isinstance(given, dict):
             return None
-        if (found.metadata or {}).get(DIGEST_KEY) != handed_on_digest(key, summary, given):
+        if (found.metadata or {}).get(DIGEST_KEY) != digest(key, summary, given):
             return None
         try:
             artifacts = checked_artifacts(self._step, given, self._run.settings.artifact_types)
@@ -242,10 +238,6 @@ def _may_help(error: BaseException) -> bool:
     return not (isinstance(error, LimitReachedError) and error.limit in _BUDGETS)
 
 
-async def _merged() -> str:
-    return "merged"
-
-
 def earlier_work(memory: StepMemory, key: str) -> AgentStep | None:
     """Return the newest ProgramEnd of the same work, if it succeeded and changed no file."""
     where = {"step_types": ["ProgramEnd"], "status": ["ok"], "metadata": {WORK_KEY: key}}
@@ -256,19 +248,3 @@ def earlier_work(memory: StepMemory, key: str) -> AgentStep | None:
         return None
     note_steps(steps)
     return steps[0]
-
-
-def work_key(requirement: str, step: PlanStep, artifacts: Mapping[str, Any], state: object) -> str:
-    """Return a hash of all that the outcome of a step depends on."""
-    data = [requirement, step.model_dump(mode="json"), dict(artifacts), state]
-    encoded = orjson.dumps(json_value(data, []), option=orjson.OPT_SORT_KEYS)
-    return hashlib.sha256(encoded).hexdigest()
-
-
-def handed_on_digest(key: str, summary: str, artifacts: Mapping[str, Any]) -> str:
-    """Return a hash of what a step handed on, to see later whether a record of it is whole.
-
-    The work key is in it, or equal secrets in different places would look equal.
-    """
-    data = [key, summary, json_value(dict(artifacts), [])]
-    return hashlib.sha256(orjson.dumps(data, option=orjson.OPT_SORT_KEYS)).hexdigest()

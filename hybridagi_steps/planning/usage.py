@@ -30,9 +30,6 @@ PLANNING = "(planning)"
 LAST = 6
 """Messages that the rival with the last messages keeps, beside instructions and requirement."""
 
-Spent = Usage
-"""A sum over calls, of a step or the whole."""
-
 
 class LMCall(Usage):
     """One language model call: what it was for, what it cost, what was sent."""
@@ -74,11 +71,11 @@ class TokenUsage(BaseModel):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    total: Spent
+    total: Usage
     """The whole."""
-    planning: Spent
+    planning: Usage
     """Making, repairing and changing the plan."""
-    steps: dict[str, Spent]
+    steps: dict[str, Usage]
     """Each step, with all its attempts."""
     calls: list[LMCall] = Field(repr=False)
     """Every call, in the order they ended."""
@@ -87,11 +84,11 @@ class TokenUsage(BaseModel):
     def of(cls, calls: Iterable[LMCall]) -> TokenUsage:
         """Sum up calls."""
         listed = list(calls)
-        parts: dict[str, Spent] = {}
+        parts: dict[str, Usage] = {}
         for call in listed:
-            parts.setdefault(call.part, Spent()).add(call)
-        planning = parts.pop(PLANNING, Spent())
-        return cls(total=Spent.of(listed), planning=planning, steps=parts, calls=listed)
+            parts.setdefault(call.part, Usage()).add(call)
+        planning = parts.pop(PLANNING, Usage())
+        return cls(total=Usage.of(listed), planning=planning, steps=parts, calls=listed)
 
 
 class Purpose(NamedTuple):
@@ -134,7 +131,7 @@ class Ledger(MeteringCallback):
         super().__init__()
         self.max_tokens, self.max_cost = max_tokens, max_cost
         self.calls: list[LMCall] = []
-        self.spent = Spent()
+        self.spent = Usage()
 
     def add(self, calls: Iterable[LMCall]) -> None:
         """Add calls that another process made."""

@@ -9,7 +9,7 @@ what goes out is checked against the shapes of the plan and the Python types of 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -63,14 +63,6 @@ class StepWorker:
         except Exception as error:
             return Outcome(error=error, problems=work.problems)
         return Outcome(finished, changes=changes, problems=work.problems)
-
-    async def remember(self, key: str, make: Callable[[], Awaitable[str]]) -> str:  # noqa: ARG002 - each run is the first
-        """Make it: as a dispatcher, a worker does all work in this process."""
-        return await make()
-
-    async def known(self, key: str) -> str | None:  # noqa: ARG002
-        """Know nothing of other runs."""
-        return None
 
     async def _within_time(self, work: Work) -> tuple[Finished, Changes | None]:
         with anyio.move_on_after(self.timeout_seconds):
@@ -214,22 +206,6 @@ class Executor(Protocol):
 
     def __call__(self, work: Work, workspace: Workspace | None, /) -> Awaitable[Finished]:
         """Do the work in a workspace of its own and return what it gave."""
-        ...
-
-
-class Dispatcher(Protocol):
-    """Has work done."""
-
-    async def do(self, work: Work) -> Outcome:
-        """Have an attempt done; work of a key that was done before is not done again."""
-        ...
-
-    async def remember(self, key: str, make: Callable[[], Awaitable[str]]) -> str:
-        """Return what was remembered under a key; make it first if nothing was."""
-        ...
-
-    async def known(self, key: str) -> str | None:
-        """Return what was remembered under a key, None when nothing was."""
         ...
 
 

@@ -25,8 +25,8 @@ from hybridagi_steps.planning.usage import (
     Ledger,
     LMCall,
     Purpose,
-    Spent,
     TokenUsage,
+    Usage,
     compare,
     spending_on,
 )
@@ -322,11 +322,11 @@ def test_cached_tokens_weigh_what_they_cost() -> None:
         cache_read_tokens=800,
         cache_write_tokens=100,
     )
-    spent = Spent.of([call, LMCall(part="a")])
+    spent = Usage.of([call, LMCall(part="a")])
     assert spent.total_tokens == 1_010
     assert spent.weighted_tokens == pytest.approx(100 + 10 + 80 + 125)
     assert spent.unreported == 1
-    assert Spent().total_tokens is None
+    assert Usage().total_tokens is None
 
 
 def message(role: str, words: int) -> dict[str, Any]:
