@@ -93,7 +93,7 @@ class GraphInterpreter(dspy.Module):
         num_history: int = 5,
         max_iters: int = 20,
         commit_decision_steps: bool = False,
-        decision_lm: Any = None,
+        decision_lm: object = None,
         max_corrections: int = 2,
     ) -> None:
         super().__init__()
@@ -271,7 +271,7 @@ def _folder() -> Traversable:
     return files("hybridagi_steps.data").joinpath("programs")
 
 
-def _name(tool: Any) -> str:
+def _name(tool: object) -> str:
     if isinstance(tool, GraphTool | dspy.Tool):
         return str(tool.name)
     return str(getattr(tool, "__name__", type(tool).__name__))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
+from typing import Annotated, NamedTuple, Protocol, TypeVar
 
 from pydantic import ConfigDict, Field, Strict, ValidationError
 from pydantic.dataclasses import dataclass
@@ -36,7 +36,7 @@ def _checked(kind: type[_T]) -> type[_T]:
     build: Callable[..., None] = kind.__init__
 
     @functools.wraps(build)
-    def init(self: _T, *args: Any, **values: Any) -> None:
+    def init(self: _T, *args: object, **values: object) -> None:
         try:
             build(self, *args, **values)
         except ValidationError as error:

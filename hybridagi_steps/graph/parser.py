@@ -13,6 +13,7 @@ loaded when the first text is read.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -93,6 +94,8 @@ _WORDS = {
 _ESCAPES = {'"': '"', "'": "'", "\\": "\\", "/": "/"} | {
     "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"
 }  # fmt: skip
+_NOT_ITSELF = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))|\r\n", re.DOTALL)
+"""What stands for something else inside of quotes: escapes, and line ends of some editors."""
 _KINDS: dict[str, type[Node]] = {
     kind.__name__: kind for kind in (Control, Action, Decision, Program)
 }
@@ -265,17 +268,18 @@ def _text(token: Token) -> str:
     Escapes are those of JSON, and that of the single quote. Line ends inside the quotes count as
     one newline, whatever the editor writes; what the text form itself writes has them escaped.
     """
-    source, pieces, place = str(token), list[str](), 1
-    last = len(source) - 1
-    while place < last:
-        escape = source.find("\\", place, last)
-        stop = last if escape < 0 else escape
-        pieces.append(source[place:stop].replace("\r\n", "\n"))
-        if escape < 0:
-            break
-        piece, place = _escaped(source, escape, token)
-        pieces.append(piece)
-    text = "".join(pieces)
+
+    def meant(found: re.Match[str]) -> str:
+        digits, letter = found.groups()
+        if digits or letter is None:
+            return chr(int(digits, 16)) if digits else "\n"
+        if letter in _ESCAPES:
+            return _ESCAPES[letter]
+        shown = "\\u needs four hexadecimal digits"
+        shown = shown if letter == "u" else f"there is no escape \\{letter}"
+        raise _RefusedError(f"{shown}; write \\\\ for a backslash", token, found.start() + 1)
+
+    text = _NOT_ITSELF.sub(meant, token[1:-1])
     if any("\ud800" <= character <= "\udfff" for character in text):
         # Two escaped halves make one character; a half alone is none.
         try:
@@ -283,20 +287,6 @@ def _text(token: Token) -> str:
         except UnicodeDecodeError:
             raise _RefusedError("half a character (a lone surrogate) in this text", token) from None
     return text
-
-
-def _escaped(source: str, place: int, token: Token) -> tuple[str, int]:
-    """Return what an escape stands for, and where the text goes on."""
-    letter = source[place + 1]
-    if letter in _ESCAPES:
-        return _ESCAPES[letter], place + 2
-    digits = source[place + 2 : place + 6]
-    if letter == "u" and len(digits) == 4 and all(d in "0123456789abcdefABCDEF" for d in digits):
-        return chr(int(digits, 16)), place + 6
-    shown = (
-        "\\u needs four hexadecimal digits" if letter == "u" else f"there is no escape \\{letter}"
-    )
-    raise _RefusedError(f"{shown}; write \\\\ for a backslash", token, place)
 
 
 def _plain(token: Token) -> str:

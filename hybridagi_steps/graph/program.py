@@ -256,7 +256,7 @@ class GraphProgram:
         return f"GraphProgram({self.name!r}, {len(self.nodes)} nodes, {len(self.edges)} edges)"
 
 
-def _check_text(what: str, given: Any) -> None:
+def _check_text(what: str, given: object) -> None:
     if not isinstance(given, str):
         raise ProgramError(f"{what} is a text, not {type(given).__name__}.")
 
@@ -346,7 +346,7 @@ def program_svg(program: ProgramGraph) -> str:
     return graph_svg(nodes, edges, title=title)
 
 
-def shown_in_notebook(value: Any) -> bool:
+def shown_in_notebook(value: object) -> bool:
     """Show a value in the notebook that runs this code; return whether there is one."""
     # Whoever runs in a notebook has loaded IPython; nobody else pays for looking.
     ipython = sys.modules.get("IPython")

@@ -26,6 +26,7 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.graph.program import GraphProgram
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.protocols import Embedder
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.step_text import tokens
 
@@ -152,7 +153,7 @@ class ProgramMemory:
         memory: StepMemory | str | os.PathLike[str] = ":memory:",
         *,
         protected: Sequence[str] = ("main",),
-        embedder: Any = None,
+        embedder: Embedder | str | None = None,
     ) -> None:
         self.protected = tuple(protected)
         self._steps = _beside(memory, embedder)
@@ -290,7 +291,9 @@ class ProgramMemory:
         return copy_of(known[1])
 
 
-def _beside(memory: StepMemory | str | os.PathLike[str], embedder: Any) -> StepMemory:
+def _beside(
+    memory: StepMemory | str | os.PathLike[str], embedder: Embedder | str | None
+) -> StepMemory:
     if isinstance(memory, StepMemory):
         return StepMemory(
             memory.whole_address,

@@ -122,7 +122,7 @@ def allow(size: int, what: str, most: int = MOST_CHARACTERS) -> None:
         raise SecurityError(f"{what} would make some {size:,} characters, over {most:,} allowed")
 
 
-def weight(value: Any, level: int = 0) -> int:
+def weight(value: object, level: int = 0) -> int:
     """Return about how many characters a value has as text; what is too long is not read on."""
     if level > _MOST_LEVELS:
         raise SecurityError(f"a value of over {_MOST_LEVELS} levels is too large")
@@ -168,7 +168,7 @@ def _check_operation(name: str, args: tuple[Any, ...]) -> None:
     allow(size, f"{name!r}", _MOST_ON_THE_WAY)
 
 
-def _formatted(pattern: Any, values: Any) -> int:
+def _formatted(pattern: object, values: object) -> int:
     """Return the most that a format makes: its widths, and every value in every place."""
     text = str(pattern).replace("{{", "")
     if _WIDTH_FROM_VALUE.search(text):
@@ -262,7 +262,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 _check_operation(method.__name__, (subject, *args, *kwargs.values()))
         return taken.made(super().call(context, obj, *args, **kwargs))
 
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+    def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
         """Whether `obj.attr` may be read."""
         plain_value = isinstance(obj, str | list | tuple | dict | int | float) or obj is None
         of_jinja = type(cast("object", obj)).__module__.startswith("jinja2.")  # `loop.index`

@@ -158,7 +158,7 @@ def _steps_of(value: object) -> list[AgentStep] | None:
     return found
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     if not isinstance(value, dict | list | tuple):
         value = plain(value, [])
     if isinstance(value, str):

@@ -46,7 +46,7 @@ from hybridagi_steps.graph.tools.builtin import Speak
 from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.recording import step_shapes as shapes
 from hybridagi_steps.recording.call_steps import FunctionStep
-from hybridagi_steps.recording.manual_steps import RunSteps
+from hybridagi_steps.recording.manual_steps import Kind, RunSteps
 from hybridagi_steps.recording.values import steps_held
 from hybridagi_steps.recording_hooks import tell
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
@@ -66,7 +66,7 @@ class Agent(Protocol):
     num_history: int
     max_iters: int
     commit_decision_steps: bool
-    decision_lm: Any
+    decision_lm: object
     max_corrections: int
 
 
@@ -294,7 +294,7 @@ class ProgramRun:
 
     def _told(
         self,
-        kind: Any,
+        kind: Kind,
         name: str,
         program: GraphProgram,
         node: Action | Decision,

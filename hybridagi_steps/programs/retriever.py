@@ -116,8 +116,8 @@ class StepRetriever(dspy.Module):
 
     if TYPE_CHECKING:
         # DSPy's own annotations promise no more than a Prediction.
-        def __call__(self, *args: object, **kwargs: object) -> QueryWithSteps: ...  # noqa: D102
-        async def acall(self, *args: object, **kwargs: object) -> QueryWithSteps: ...  # noqa: D102
+        def __call__(self, *args: Any, **kwargs: Any) -> QueryWithSteps: ...  # noqa: D102
+        async def acall(self, *args: Any, **kwargs: Any) -> QueryWithSteps: ...  # noqa: D102
 
     def forward(
         self,

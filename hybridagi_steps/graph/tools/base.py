@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypedDict
 
 import dspy
 from dspy.signatures import make_signature
@@ -61,6 +61,13 @@ class ToolUse:
     """The runs that the use is part of."""
 
 
+class ToolOptions(TypedDict, total=False):
+    """What every tool takes, besides what it needs for itself; see `GraphTool`."""
+
+    name: str | None
+    lm: object
+
+
 class GraphTool(ABC):
     """A tool of a graph program; subclass it to make one.
 
@@ -79,7 +86,7 @@ class GraphTool(ABC):
     own: tuple[Any, ...] = ()
     """Modules inside the tool whose work the Action's step tells."""
 
-    def __init__(self, *, name: str | None = None, lm: Any = None) -> None:
+    def __init__(self, *, name: str | None = None, lm: object = None) -> None:
         self.name = name or type(self).__name__
         self.lm = lm
 
@@ -104,7 +111,7 @@ class GraphTool(ABC):
         """Return the arguments when no language model is asked: the prompt as it is."""
         return dict.fromkeys(list(self.asks_for)[:1], prompt)
 
-    def from_prediction(self, prediction: Any) -> dict[str, Any]:
+    def from_prediction(self, prediction: dspy.Prediction) -> dict[str, Any]:
         """Return the arguments that a language model came up with."""
         return {name: prediction[name] for name in self.asks_for}
 
@@ -121,7 +128,7 @@ class GraphTool(ABC):
         del prompt
         return arguments
 
-    def told_result(self, result: Any, arguments: dict[str, Any]) -> Any:
+    def told_result(self, result: object, arguments: dict[str, Any]) -> Any:
         """Return the result as the step remembers it.
 
         Args:
@@ -155,7 +162,7 @@ def node_signature(
     return make_signature(fields, told)
 
 
-def settled(value: Any, name: str) -> Any:
+def settled(value: object, name: str) -> Any:
     """Return what a callback gave, running it to its end when it is a coroutine."""
     if not inspect.isawaitable(value):
         return value
@@ -168,15 +175,19 @@ def settled(value: Any, name: str) -> Any:
     raise ToolInputError(f"{name} is asynchronous: call the agent with `await agent.acall(…)`.")
 
 
-async def _awaited(value: Any) -> Any:
+def is_async(function: object) -> bool:
+    """Whether calling it gives something to await."""
+    call = getattr(function, "__call__", None)  # noqa: B004 - an object may have an async one
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
     return await value
 
 
-async def called_aside(function: Any, *args: Any, **kwargs: Any) -> Any:
+async def called_aside(function: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     """Call a function or coroutine function without blocking the event loop."""
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - an object may have an async __call__
-    ):
+    if is_async(function):
         return await function(*args, **kwargs)
     value = await asyncio.to_thread(function, *args, **kwargs)
     return await value if inspect.isawaitable(value) else value

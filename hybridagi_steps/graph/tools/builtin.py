@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import dspy
 
@@ -20,6 +20,7 @@ from hybridagi_steps.graph.tools.base import (
     Asked,
     CallProgram,
     GraphTool,
+    ToolOptions,
     ToolUse,
     called_aside,
     settled,
@@ -42,8 +43,7 @@ class Speak(Echo):
 
     Args:
         callback: Called with each message, as soon as it is said.
-        name: What Actions call it.
-        lm: The language model that its nodes ask.
+        options: `name` and `lm`, as every tool takes them.
 
     Raises:
         InvalidSettingError: The callback is no function.
@@ -55,11 +55,9 @@ class Speak(Echo):
     def __init__(
         self,
         callback: Callable[[str], Any] | None = None,
-        *,
-        name: str | None = None,
-        lm: object = None,
+        **options: Unpack[ToolOptions],
     ) -> None:
-        super().__init__(name=name, lm=lm)
+        super().__init__(**options)
         self.callback = _checked_callback(callback, self)
 
     def use(self, use: ToolUse) -> str:
@@ -94,8 +92,7 @@ class AskUser(GraphTool):
             the user.
         persona: Whom it plays.
         user_lm: The language model that plays the user, instead of the one configured.
-        name: What Actions call it.
-        lm: The language model that its nodes ask.
+        options: `name` and `lm`, as every tool takes them.
 
     Raises:
         InvalidSettingError: The callback is no function.
@@ -110,10 +107,9 @@ class AskUser(GraphTool):
         *,
         persona: str = "Somebody who wants the objective reached and answers briefly.",
         user_lm: object = None,
-        name: str | None = None,
-        lm: object = None,
+        **options: Unpack[ToolOptions],
     ) -> None:
-        super().__init__(name=name, lm=lm)
+        super().__init__(**options)
         self.callback = _checked_callback(callback, self)
         self.persona = persona
         self.user = dspy.Predict(_PlayTheUser)
@@ -189,8 +185,7 @@ class PastActionSearch(GraphTool):
         where: Which steps may be found, a StepFilter or its keys; by default Actions. In a run of
             a user those of that user, unless it names a `user_id`.
         retriever: A retriever to use instead, with its own memory, k, filter and reranker.
-        name: What Actions call it.
-        lm: The language model that its nodes ask.
+        options: `name` and `lm`, as every tool takes them.
     """
 
     instructions = "Write a query that finds past actions of use for the prompt."
@@ -203,10 +198,9 @@ class PastActionSearch(GraphTool):
         where: Where = None,
         *,
         retriever: StepRetriever | None = None,
-        name: str | None = None,
-        lm: Any = None,
+        **options: Unpack[ToolOptions],
     ) -> None:
-        super().__init__(name=name, lm=lm)
+        super().__init__(**options)
         keys = {"step_types": ["Action"], **StepFilter.of(where).model_dump(exclude_unset=True)}
         self.k = k
         self.where = StepFilter.of(keys)
@@ -250,18 +244,15 @@ class _ProgramTool(GraphTool):
 
     Args:
         programs: Where to look them up; by default the programs of the agent.
-        name: What Actions call it.
-        lm: The language model that its nodes ask.
+        options: `name` and `lm`, as every tool takes them.
     """
 
     def __init__(
         self,
         programs: ProgramLibrary | None = None,
-        *,
-        name: str | None = None,
-        lm: object = None,
+        **options: Unpack[ToolOptions],
     ) -> None:
-        super().__init__(name=name, lm=lm)
+        super().__init__(**options)
         self.programs = programs
 
     def _library(self, use: ToolUse) -> ProgramLibrary:
@@ -297,8 +288,7 @@ class GraphProgramSearch(_ProgramTool):
     Args:
         programs: Where to look; by default the programs of the agent.
         k: Most programs wanted.
-        name: What Actions call it.
-        lm: The language model that its nodes ask.
+        options: `name` and `lm`, as every tool takes them.
     """
 
     instructions = "Write a query that finds programs of use for the prompt."
@@ -308,11 +298,9 @@ class GraphProgramSearch(_ProgramTool):
         self,
         programs: ProgramLibrary | None = None,
         k: int = 5,
-        *,
-        name: str | None = None,
-        lm: object = None,
+        **options: Unpack[ToolOptions],
     ) -> None:
-        super().__init__(programs, name=name, lm=lm)
+        super().__init__(programs, **options)
         self.k = k
 
     def use(self, use: ToolUse) -> list[dict[str, str]]:

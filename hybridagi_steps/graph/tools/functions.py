@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import Any, cast, get_type_hints
 
 import dspy
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from hybridagi_steps.errors import (
     InvalidSettingError,
@@ -93,7 +93,7 @@ class CallTool(GraphTool):
         is_text = schema.get("type", "string") == "string"
         return {name: prompt if is_text or given is None else given}
 
-    def from_prediction(self, prediction: Any) -> dict[str, Any]:
+    def from_prediction(self, prediction: dspy.Prediction) -> dict[str, Any]:
         """Return the arguments that a language model came up with."""
         return named_arguments(self.name, prediction["arguments"])
 
@@ -131,19 +131,19 @@ class FunctionTool(CallTool):
             raise InvalidSettingError(f"a FunctionTool needs a function, not {function!r:.80}.")
         shown = name or str(getattr(function, "__name__", type(function).__name__))
         self.function = function
-        self._model = _arguments_model(function, shown)
+        self._arguments = _arguments_of(function, shown)
         described = description if description is not None else inspect.getdoc(function) or ""
-        schema = self._model.model_json_schema()
-        takes_more = self._model.model_config.get("extra") == "allow"
+        schema = self._arguments.json_schema()
+        takes_more = schema.get("additionalProperties") is not False
         super().__init__(shown, described, _schemas(schema), lm, takes_more=takes_more)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A class made at run time cannot be pickled; the function tells everything about it.
-        return {key: value for key, value in self.__dict__.items() if key != "_model"}
+        # What checks is made at run time and cannot be pickled; the function tells all about it.
+        return {key: value for key, value in self.__dict__.items() if key != "_arguments"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._model = _arguments_model(self.function, self.name)
+        self._arguments = _arguments_of(self.function, self.name)
 
     def check(self, arguments: dict[str, Any]) -> None:
         """Check arguments against the function's annotations."""
@@ -165,35 +165,21 @@ class FunctionTool(CallTool):
         return given
 
     def _checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments converted; a text that does not fit is read as JSON then."""
         try:
-            model = self._validated(arguments)
+            return self._arguments.validate_python(arguments)
         except ValidationError as error:
+            wrong = {str(each["loc"][0]) for each in error.errors(include_url=False)}
+            texts = [name for name in wrong if isinstance(arguments.get(name), str)]
+            read = {name: _json(arguments[name]) for name in texts}
+            if any(value is not None for value in read.values()):
+                found = {name: value for name, value in read.items() if value is not None}
+                return self._checked({**arguments, **found})
             first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
+            where = ".".join(map(str, first["loc"]))
             raise ToolInputError(
                 f"{self.name} was called with arguments that do not fit: {where}: {first['msg']}."
             ) from error
-        given = {
-            field.alias or key: getattr(model, key)
-            for key, field in type(model).model_fields.items()
-            if key in model.model_fields_set
-        }
-        return {**given, **(model.model_extra or {})}
-
-    def _validated(self, arguments: dict[str, Any]) -> BaseModel:
-        """Return the arguments as a model; a text that does not fit is read as JSON then."""
-        try:
-            return self._model.model_validate(arguments)
-        except ValidationError as error:
-            wrong = {str(each["loc"][0]) for each in error.errors(include_url=False)}
-            texts = {
-                name: arguments[name] for name in wrong if isinstance(arguments.get(name), str)
-            }
-            read = {name: _json(text) for name, text in texts.items()}
-            found = {name: value for name, value in read.items() if value is not None}
-            if not found:
-                raise
-            return self._model.model_validate({**arguments, **found})
 
 
 class DSPyTool(CallTool):
@@ -270,30 +256,29 @@ def _as_tool(given: object) -> GraphTool:
     return FunctionTool(given)
 
 
-def _arguments_model(function: Callable[..., Any], name: str) -> type[BaseModel]:
-    """Return a model of a function's arguments; field names are safe, aliases are the real ones."""
+def _arguments_of(function: Callable[..., Any], name: str) -> TypeAdapter[dict[str, Any]]:
+    """Return what checks and converts the named arguments of a function."""
     target = function.func if isinstance(function, functools.partial) else function
     target = target if inspect.isroutine(target) else type(target).__call__
     try:
         hints = get_type_hints(target, include_extras=True)
-        parameters = inspect.signature(function).parameters.values()
+        signature = inspect.signature(function)
     except (NameError, TypeError, ValueError) as error:
         raise InvalidSettingError(f"the arguments of {name} cannot be read: {error}") from error
-    fields: dict[str, Any] = {}
-    extra = "forbid"
-    for number, parameter in enumerate(parameters):
-        if parameter.kind is parameter.VAR_KEYWORD:
-            extra = "allow"
-            continue
+    for parameter in signature.parameters.values():
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
             raise InvalidSettingError(
                 f"{name} takes {parameter.name!r} by place; a tool's arguments have names."
             )
-        kind = hints.get(parameter.name, Any)
-        default = ... if parameter.default is parameter.empty else parameter.default
-        fields[f"argument_{number}"] = (kind, Field(default, alias=parameter.name))
-    config = ConfigDict(extra=cast("Any", extra), arbitrary_types_allowed=True)
-    return create_model(f"{name}_arguments", __config__=config, **fields)
+
+    def given(**arguments: object) -> dict[str, Any]:
+        return arguments
+
+    # Pydantic checks the arguments of any function by its signature: here they are all it gives.
+    vars(given).update(__signature__=signature)
+    given.__annotations__ = hints
+    checked: Any = given  # a TypeAdapter takes functions; its annotations do not say so
+    return TypeAdapter(checked, config=ConfigDict(arbitrary_types_allowed=True))
 
 
 def _schemas(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class ToolBox(GraphTool):
     """
 
     def __init__(
-        self, tools: Iterable[Any] | Mapping[str, Any], name: str = "Act", lm: Any = None
+        self, tools: Iterable[Any] | Mapping[str, Any], name: str = "Act", lm: object = None
     ) -> None:
         super().__init__(name=name, lm=lm)
         found = tools_by_name(tools)
@@ -69,7 +69,7 @@ class ToolBox(GraphTool):
                 "arguments."
             ) from error
 
-    def from_prediction(self, prediction: Any) -> dict[str, Any]:
+    def from_prediction(self, prediction: dspy.Prediction) -> dict[str, Any]:
         """Return the tool and the arguments that a language model came up with."""
         return {"tool": str(prediction["tool"]), "arguments": prediction["arguments"]}
 
