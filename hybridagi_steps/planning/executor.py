@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -35,6 +35,7 @@ from hybridagi_steps.errors import (
     ToolInputError,
     UnknownToolError,
 )
+from hybridagi_steps.graph.tools.base import is_async
 from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.messages.parts import is_call_id
 from hybridagi_steps.planning.example_tasks import FINISH_TOOL
@@ -313,7 +314,10 @@ class ToolCaller:
     ) -> None:
         self.problems = problems
         self._tools, self._finish = tools, finish
-        self._steps = RunSteps()
+
+    @cached_property
+    def _steps(self) -> RunSteps:
+        return RunSteps()
 
     async def answered(self, name: str, arguments: dict[str, Any], thought: str) -> str:
         """Call a tool; return its result, or what went wrong, as the model is to see it."""
@@ -339,7 +343,7 @@ class ToolCaller:
         purpose = thought or first_line(tool.desc or "") or str(tool.name)
         told = FunctionStep("action", str(tool.name), purpose, own=(tool,))
         with self._steps.step(told, arguments) as step:
-            if _is_async(tool.func):
+            if is_async(tool.func):
                 step.outcome = await tool.acall(**arguments)
             else:
                 call = in_own_thread(partial(tool, **arguments), "plan-step-tool")
@@ -377,9 +381,3 @@ def _check_arguments(tool: dspy.Tool, arguments: Mapping[str, Any]) -> None:
     ]
     if missing:
         raise ToolInputError(f"{tool.name} needs {', '.join(missing)}.")
-
-
-def _is_async(function: object) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - an object may have an async __call__
-    )

@@ -89,7 +89,7 @@ class Orchestrator:
         *,
         workspace: Workspace | Path | str | None = None,
         memory: Any = None,
-        lm: Any = None,
+        lm: object = None,
         planner: Any = None,
         executor: StepExecutor | Executor | None = None,
         system_context: str = "",
@@ -252,7 +252,7 @@ class Orchestrator:
 
 async def run_step_executor(
     requirements: str,
-    lm: Any = None,
+    lm: object = None,
     system_context: str = "",
     tools: Iterable[Any] = (),
     **options: Any,

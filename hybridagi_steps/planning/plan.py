@@ -214,36 +214,20 @@ class Plan(BaseModel):
                 return step
         raise InvalidPlanError([f"no step has the id {step_id!r}; {_listed(self._ids())}"])
 
-    def waves(self) -> list[list[PlanStep]]:
-        """Return the steps in waves: each wave needs only what the waves before it made.
-
-        Returns:
-            Every step once; within a wave, in the order of the plan.
-
-        Raises:
-            InvalidPlanError: Ids stand twice, are unknown, or the dependencies go in circles.
-        """
-        self.check()
-        place = {step.id: number for number, step in enumerate(self.steps)}
-        sorter = TopologicalSorter({step.id: step.dependencies for step in self.steps})
-        sorter.prepare()
-        waves: list[list[PlanStep]] = []
-        while ready := sorted(sorter.get_ready(), key=place.__getitem__):
-            waves.append([self.steps[place[step_id]] for step_id in ready])
-            sorter.done(*ready)
-        return waves
-
     def upstream(self, step_id: str) -> set[str]:
-        """Return the ids of all steps that this one waits for, directly or not."""
-        return _reached(step_id, {step.id: step.dependencies for step in self.steps})
+        """Return the ids of all steps that this one waits for, directly or not.
 
-    def downstream(self, step_id: str) -> set[str]:
-        """Return the ids of all steps that wait for this one, directly or not."""
-        waiting: dict[str, list[str]] = {}
-        for step in self.steps:
-            for dependency in step.dependencies:
-                waiting.setdefault(dependency, []).append(step.id)
-        return _reached(step_id, waiting)
+        The step itself is among them only in a circle.
+        """
+        waits_for = {step.id: step.dependencies for step in self.steps}
+        reached: set[str] = set()
+        frontier = list(waits_for.get(step_id, ()))
+        while frontier:
+            name = frontier.pop()
+            if name not in reached:
+                reached.add(name)
+                frontier.extend(waits_for.get(name, ()))
+        return reached
 
     def __str__(self) -> str:
         """The plan's text form."""
@@ -360,18 +344,6 @@ def _artifact_problems(step: PlanStep) -> list[str]:
         *(f"names the artifact {name!r} twice" for name in sorted(twice)),
         *(f"describes the artifact {name!r}, which it does not make" for name in sorted(spare)),
     ]
-
-
-def _reached(start: str, edges: dict[str, list[str]]) -> set[str]:
-    """Return all that can be reached from `start` along the edges; itself only in a circle."""
-    reached: set[str] = set()
-    frontier = list(edges.get(start, ()))
-    while frontier:
-        name = frontier.pop()
-        if name not in reached:
-            reached.add(name)
-            frontier.extend(edges.get(name, ()))
-    return reached
 
 
 def _listed(names: Collection[str]) -> str:

@@ -54,16 +54,16 @@ class Resuming:
         self._before: dict[str, int] = {}
         self._succeeded: dict[str, int] = {}
 
-    async def do(self, work: Work) -> Outcome:
+    def do(self, work: Work) -> Awaitable[Outcome]:
         """Have an attempt done, here or by another process; not again if it was done before."""
-        if self._queue is None:
-            return await self._worker.do(work)
+        return self._worker.do(work) if self._queue is None else self._queued(self._queue, work)
 
+    async def _queued(self, queue: DurableQueue, work: Work) -> Outcome:
         def find(names: list[str]) -> dict[str, bytes]:
             workspace = self._settings.workspace
             return {} if workspace is None else workspace.handed_on(work.run_id, names)
 
-        text = await self._queue.do(work.key, work.model_dump_json())
+        text = await queue.do(work.key, work.model_dump_json())
         return await run_sync(read_outcome, text, find)
 
     async def remember(self, name: str, make: Callable[[], Awaitable[str]]) -> str:

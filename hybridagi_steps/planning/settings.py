@@ -77,7 +77,7 @@ class Settings(BaseModel):
     tools: Any
     workspace: Annotated[Workspace | None, BeforeValidator(_workspace)]
     memory: Annotated[Any, AfterValidator(_memory)]
-    lm: Any
+    lm: object
     planner: Any
     executor: Any
     system_context: str
@@ -91,7 +91,7 @@ class Settings(BaseModel):
     timeout_seconds: Amount | None
     on_failure: Literal["keep", "rollback"]
     reuse: bool
-    durable: Any
+    durable: object
     progress: bool
     on_event: Listener | None
     session_id: str | None

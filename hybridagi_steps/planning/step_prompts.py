@@ -51,7 +51,7 @@ class WorkAdapter(dspy.ChatAdapter):
         super().__init__(use_native_function_calling=True, use_json_adapter_fallback=False)
 
     def format(
-        self, signature: Any, demos: list[dict[str, Any]], inputs: dict[str, Any]
+        self, signature: type[dspy.Signature], demos: list[dict[str, Any]], inputs: dict[str, Any]
     ) -> list[dict[str, Any]]:
         """Return the messages: instructions, examples, brief, turns."""
         if not _native(signature):
@@ -64,14 +64,14 @@ class WorkAdapter(dspy.ChatAdapter):
             *inputs["turns"],
         ]
 
-    def parse(self, signature: Any, completion: str) -> dict[str, Any]:
+    def parse(self, signature: type[dspy.Signature], completion: str) -> dict[str, Any]:
         """Read an answer; beside native tool calls all text is the thought."""
         if _native(signature):
             return {"thought": completion.strip() or None}
         return super().parse(signature, completion)
 
 
-def _native(signature: Any) -> bool:
+def _native(signature: type[dspy.Signature]) -> bool:
     """Whether DSPy has taken the tools out of the signature, because the model calls natively."""
     return list(signature.output_fields) == ["thought"]
 

@@ -175,7 +175,7 @@ class Ledger(MeteringCallback):
         self,
         begun: tuple[float, dict[str, Any]],
         usage: Usage,
-        outputs: Any,
+        outputs: object,
         exception: BaseException | None,
     ) -> None:
         """Add what the call cost."""

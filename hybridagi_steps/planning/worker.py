@@ -88,7 +88,7 @@ class StepWorker:
 
     async def _executed(self, work: Work, workspace: Workspace | None) -> Finished:
         """Carry out the work and pass on only what the step promised."""
-        begun: Any = self.execute(work, workspace)
+        begun: object = self.execute(work, workspace)
         if not inspect.isawaitable(begun):
             raise InvalidSettingError(
                 f"the executor gave {type(begun).__name__} at once: "

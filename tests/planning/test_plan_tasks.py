@@ -15,6 +15,7 @@ from hybridagi_steps.planning.example_tasks import FINISH_TOOL, ReplayTurn, Task
 from hybridagi_steps.planning.plan import PlanStep
 from hybridagi_steps.workspace.tools import workspace_tools
 from hybridagi_steps.workspace.workspace import Workspace
+from tests.plan_waves import waves
 
 TASKS = tasks()
 MOST_BYTES = 200_000
@@ -50,7 +51,7 @@ def test_the_check_fails_before_the_work_and_passes_after_it(a_task: Task, tmp_p
     workspace = open_workspace(a_task, tmp_path)
     assert a_task.accept(workspace.root).exit_code == 1, "accepted before anything was done"
     turns = a_task.replay()
-    for wave in a_task.plan().waves():
+    for wave in waves(a_task.plan()):
         for step in wave:
             replay(workspace, step, [turn for turn in turns if turn.step == step.id])
     result = a_task.accept(workspace.root)
@@ -61,7 +62,7 @@ def test_the_check_fails_before_the_work_and_passes_after_it(a_task: Task, tmp_p
 def test_steps_of_a_wave_do_not_need_each_other(a_task: Task, tmp_path: Path) -> None:
     workspace = open_workspace(a_task, tmp_path)
     turns = a_task.replay()
-    for wave in a_task.plan().waves():
+    for wave in waves(a_task.plan()):
         overlays = [(step, workspace.overlay()) for step in wave]
         for step, overlay in overlays:
             tools = {tool.__name__: tool for tool in workspace_tools(overlay)}
@@ -79,7 +80,7 @@ def test_a_plan_is_sound_runs_side_by_side_and_names_files_that_exist(
     a_task: Task, tmp_path: Path
 ) -> None:
     plan = a_task.plan()
-    assert any(len(wave) > 1 for wave in plan.waves()), "nothing in it can run in parallel"
+    assert any(len(wave) > 1 for wave in waves(plan)), "nothing in it can run in parallel"
     assert any(step.artifacts for step in plan.steps)
     workspace = open_workspace(a_task, tmp_path)
     for step in plan.steps:
