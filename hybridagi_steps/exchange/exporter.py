@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, cast
 from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange.formats import jsonl, openai_training, otlp_export, parquet
 from hybridagi_steps.exchange.origins import RunScores, embedder_name, with_origin
+from hybridagi_steps.exchange.reader import file_path
 from hybridagi_steps.exchange.session_export import SessionLines
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
@@ -85,18 +86,16 @@ def export_file(
     if format not in EXPORT_FORMATS:
         known = ", ".join(EXPORT_FORMATS)
         raise ExchangeError(f"unknown format {format!r}; known formats: {known}.")
+    target = file_path(path)
     if format == "auto":
-        format = "parquet" if os.fspath(path).endswith(".parquet") else "jsonl"  # noqa: A001
+        format = "parquet" if target.suffix == ".parquet" else "jsonl"  # noqa: A001
     asked = StepFilter.of(where)
     if asked.scope is None:
         asked = asked.model_copy(update={"scope": EVERY_SCOPE})
     job = _Job(memory, asked, vectors, left_out)
     if format == "parquet":
         parquet.required()
-    if os.fspath(path) == "-":
-        return _WRITERS[format](job, sys.stdout.buffer)
-    with _target(Path(path).resolve(), getattr(memory, "address", None)) as file:
-        return _WRITERS[format](job, file)
+    return _write(job, _WRITERS[format], target, getattr(memory, "address", None))
 
 
 def salvage_file(
@@ -121,10 +120,7 @@ def salvage_file(
     salvage = getattr(memory.repository().store, "salvage", None)
     whole = memory if salvage is None else salvage(damaged)
     job = _Job(whole, StepFilter(scope=EVERY_SCOPE), vectors=False, left_out=None)
-    if os.fspath(path) == "-":
-        return _write_jsonl(job, sys.stdout.buffer)
-    with _target(Path(path).resolve(), memory.address) as file:
-        return _write_jsonl(job, file)
+    return _write(job, _write_jsonl, file_path(path), memory.address)
 
 
 class _Job(NamedTuple):
@@ -259,6 +255,16 @@ _WRITERS: dict[str, Callable[[_Job, BinaryIO], int]] = {
     "otlp": _write_otlp,
     "parquet": lambda job, file: parquet.write(job.steps(), file, vectors=job.vectors),
 }
+
+
+def _write(
+    job: _Job, write: Callable[[_Job, BinaryIO], int], path: Path, address: str | None
+) -> int:
+    """Write to a file, or to standard output."""
+    if str(path) == "-":
+        return write(job, sys.stdout.buffer)
+    with _target(path.resolve(), address) as file:
+        return write(job, file)
 
 
 def _target(path: Path, address: str | None) -> AbstractContextManager[BinaryIO]:

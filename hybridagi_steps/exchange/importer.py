@@ -26,7 +26,7 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.exchange.formats import FORMATS, parquet, parse_as
 from hybridagi_steps.exchange.origins import RunScores, VectorOrigins
 from hybridagi_steps.exchange.parent_links import ParentLinks
-from hybridagi_steps.exchange.reader import opened, reading_errors
+from hybridagi_steps.exchange.reader import file_path, opened, reading_errors
 from hybridagi_steps.exchange.records import (
     Entry,
     Parsed,
@@ -113,8 +113,9 @@ def import_file(
     if format not in FORMATS:
         raise ExchangeError(f"unknown format {format!r}; known formats: {', '.join(FORMATS)}.")
     defaults = {"session_id": session_id, "user_id": user_id}
-    with _source(Path(path), format) as (found, records, read_so_far):
-        source = {"kind": "import", "format": found, "name": Path(path).name}
+    file = file_path(path)
+    with _source(file, format) as (found, records, read_so_far):
+        source = {"kind": "import", "format": found, "name": file.name}
         source["at"] = utc_now().isoformat()
         given = {key: value for key, value in defaults.items() if value}
         importer = _Importer(memory, given, source)
@@ -131,7 +132,7 @@ def check_file(path: str | os.PathLike[str]) -> None:
     Raises:
         ExchangeError: It cannot be opened, is empty, or is in no format at all.
     """
-    with _source(Path(path), "auto"):
+    with _source(file_path(path), "auto"):
         pass
 
 

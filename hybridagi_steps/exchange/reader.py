@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import stat
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -150,6 +151,17 @@ class Source:
         while piece := self._file.read(_HEAD):
             self.bytes_read += len(piece)
             yield piece
+
+
+def file_path(path: str | os.PathLike[str]) -> Path:
+    """Return what names a file as a path."""
+    try:
+        name = os.fspath(path)
+        if "\0" not in name:
+            return Path(name)
+    except TypeError:
+        pass  # bytes among them, which no text is looked for in
+    raise ExchangeError(f"a path is a text or a pathlib.Path without NUL, not {path!r:.80}.")
 
 
 @contextmanager

@@ -211,7 +211,8 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         headers["Allow"] = ", ".join(sorted(_methods_at(request)))
         detail = f"{request.scope['path']} takes {headers['Allow']}, not {request.method}."
-    return problem_response(error.status_code, detail, headers=headers)
+    kind = type(cause).__name__ if isinstance(cause := error.__cause__, StepsError) else None
+    return problem_response(error.status_code, detail, error=kind, headers=headers)
 
 
 def _unreadable_body(cause: BaseException | None) -> str | None:

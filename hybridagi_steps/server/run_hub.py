@@ -206,8 +206,8 @@ def interrupted_run(memory: StepMemory, run_id: str) -> dict[str, Any]:
     if not messages:
         raise UnknownRunError(run_id)
     times = [message.created_at.isoformat() for message in messages]
-    data = run_data(run_id, [], session_id=messages[0].session_id, status="interrupted")
-    data["run"].update(started_at=min(times), ended_at=max(times))
+    data = run_data(run_id, [], messages[0].session_id)
+    data["run"].update(started_at=min(times), ended_at=max(times), status="interrupted")
     return data
 
 

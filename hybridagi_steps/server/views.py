@@ -13,6 +13,7 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.run import RunMetrics
+from hybridagi_steps.records.store_values import RunSummary
 
 _LONGEST_TITLE = 200
 
@@ -38,14 +39,35 @@ def hits_for(
     return [hit for hit in hits if id_text(hit.step.id) != own][:k]
 
 
-def run_data(run_id: str, steps: Sequence[AgentStep], **more: object) -> dict[str, Any]:
-    """Return a run, its steps by hop, what they cost, and `more` members of `run`."""
+def run_data(
+    run_id: str, steps: Sequence[AgentStep], session_id: str | None = None
+) -> dict[str, Any]:
+    """Return a run, its steps by hop, and what they cost; `session_id` is for want of theirs."""
     metrics = RunMetrics.of(*(step.metrics for step in steps if step.metrics is not None))
+    times = [step.created_at.isoformat() for step in steps]
+    first = steps[0] if steps else None
+    summary = RunSummary(
+        run_id,
+        session_id=next((step.session_id for step in steps if step.session_id), session_id),
+        scope=first and first.scope,
+        steps=len(steps),
+        errors=sum(step.status == "error" for step in steps),
+        first_step=id_text(first.id) if first else "",
+        started_at=min(times, default=""),
+        ended_at=max(times, default=""),
+        score=first and first.score,
+        feedback=None,
+    )
     return {
-        "run": {**filled(**more), **_summary(run_id, steps)},
+        "run": listed_run(summary, first),
         "steps": without_vectors(steps),
         "metrics": metrics.model_dump(mode="json", exclude_none=True),
     }
+
+
+def listed_run(summary: RunSummary, first: AgentStep | None) -> dict[str, Any]:
+    """Return a run as listings show it; it begins with the step `first`."""
+    return filled(**summary._asdict(), begins=_title_of(first))
 
 
 def hit_data(hit: StepHit) -> dict[str, Any]:
@@ -70,27 +92,10 @@ def filled(**members: object) -> dict[str, Any]:
     return {key: value for key, value in members.items() if value is not None}
 
 
-def title_of(step: AgentStep | None) -> str:
+def _title_of(step: AgentStep | None) -> str:
     """Return what a run's first step does, in a line: what it was asked, else what it is for."""
     if step is None:
         return ""
     asked = next((value for value in step.arguments.values() if isinstance(value, str)), None)
     words = asked or step.purpose or step.program or step.step_type.value
     return " ".join(words.split())[:_LONGEST_TITLE]
-
-
-def _summary(run_id: str, steps: Sequence[AgentStep]) -> dict[str, Any]:
-    times = [step.created_at.isoformat() for step in steps]
-    first = steps[0] if steps else None
-    return filled(
-        run_id=run_id,
-        session_id=next((step.session_id for step in steps if step.session_id), None),
-        scope=None if first is None else first.scope,
-        steps=len(steps),
-        errors=sum(step.status == "error" for step in steps),
-        first_step="" if first is None else id_text(first.id),
-        begins=title_of(first),
-        started_at=min(times, default=""),
-        ended_at=max(times, default=""),
-        score=None if first is None else first.score,
-    )

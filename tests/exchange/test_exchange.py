@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from hybridagi_steps import StepMemory
 from hybridagi_steps.errors import ExchangeError
-from hybridagi_steps.exchange import export_file, import_file
+from hybridagi_steps.exchange import check_file, export_file, import_file
 from hybridagi_steps.exchange.formats import FORMATS
 from hybridagi_steps.exchange.formats.jsonl import parse, step_line
 from hybridagi_steps.exchange.reader import json_record
@@ -185,6 +185,16 @@ def test_files_that_cannot_be_read_are_refused(
     with pytest.raises(ExchangeError, match=said):
         import_file(shelf, path)
     assert not shelf.steps
+
+
+@pytest.mark.parametrize("path", [None, 5, ["steps.jsonl"], b"steps.jsonl", "nul\0.jsonl"])
+def test_what_is_no_path_is_refused_in_words(shelf: Shelf, path: Any) -> None:
+    with pytest.raises(ExchangeError, match="path"):
+        import_file(shelf, path)
+    with pytest.raises(ExchangeError, match="path"):
+        export_file(shelf, path)
+    with pytest.raises(ExchangeError, match="path"):
+        check_file(path)
 
 
 def test_a_line_that_is_not_utf8_is_named(shelf: Shelf, tmp_path: Path) -> None:

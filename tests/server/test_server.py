@@ -17,7 +17,7 @@ pytest.importorskip("uvicorn", reason="the server needs the extra `server`")
 
 from server_cases import MESSAGES, TOKEN, Served, echo, fill, problem, serving
 
-from hybridagi_steps import Step, StepFilter, StepMemory, errors
+from hybridagi_steps import AgentStep, Step, StepFilter, StepMemory, errors
 from hybridagi_steps.records.store_values import RunSummary
 from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.problems import STATUS, status_of
@@ -94,6 +94,12 @@ class TestSessions:
         named = {"sequence": 1, "new_session_id": "mine"}
         assert served.client.post("/sessions/talk/fork", json=named).status_code == 200
         problem(served.client.post("/sessions/talk/fork", json=named), 409)
+
+    def test_a_branch_that_is_not_there_is_named(self, still: Served) -> None:
+        whose = {"branch_a": 1, "branch_b": 98}
+        found = problem(still.client.get("/sessions/talk/compare", params=whose), 404)
+        assert "branch 98" in found["detail"]
+        assert found["error"] == "SequenceConflictError"
 
     def test_what_is_deleted_is_hidden_and_stays_an_attempt(self, served: Served) -> None:
         done = served.client.delete("/sessions/talk/steps", params={"start_seq": 3})
@@ -405,6 +411,16 @@ class TestErrors:
 
     def test_a_run_has_the_fields_of_its_record(self) -> None:
         assert set(shapes.RunShape.model_fields) == {*RunSummary._fields, "begins"}
+
+    def test_a_run_and_its_steps_have_one_order_of_keys_everywhere(self, still: Served) -> None:
+        (listed,) = still.client.get("/runs").json()["runs"]
+        whole = still.client.get(f"/runs/{listed['run_id']}").json()
+        shared = [key for key in listed if key in whole["run"]]
+        assert [key for key in whole["run"] if key in listed] == shared
+        hits = still.client.get("/search", params={"q": "refund", "expand": "program"}).json()
+        steps = [hit["step"] for hit in hits["hits"]] + whole["steps"]
+        for step in steps:
+            assert list(step) == [name for name in AgentStep.model_fields if name in step]
 
     def test_a_fault_says_no_more_than_that(
         self, filled: StepMemory, monkeypatch: pytest.MonkeyPatch

@@ -18,7 +18,7 @@ from hybridagi_steps.server.schemas import RUN, RunId, answer
 from hybridagi_steps.server.services import Shared
 from hybridagi_steps.server.slots import JsonRoute, WorkRoute
 from hybridagi_steps.server.sse import EventStream, streams
-from hybridagi_steps.server.views import filled, run_data, title_of
+from hybridagi_steps.server.views import filled, listed_run, run_data
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
 work_router = APIRouter(tags=["runs"], route_class=WorkRoute)
@@ -44,10 +44,7 @@ async def list_runs(shared: Shared, limit: Limit = 50, offset: Offset = 0) -> Re
         return found, {id_text(step.id): step for step in firsts}
 
     found, firsts = await shared.asked("runs", read)
-    listed = [
-        filled(**summary._asdict(), begins=title_of(firsts.get(summary.first_step)))
-        for summary in found[:limit]
-    ]
+    listed = [listed_run(summary, firsts.get(summary.first_step)) for summary in found[:limit]]
     more = offset + limit if len(found) > limit else None
     return answer(filled(runs=listed, next_offset=more))
 
@@ -102,7 +99,7 @@ async def read_run(shared: Shared, run_id: RunId) -> Response:
     if not steps and run is None:
         lost = await shared.asked("run", lambda: interrupted_run(shared.memory, run_id))
         return answer({**lost, "live": False})
-    data = run_data(run_id, steps, session_id=None if run is None else run.session_id)
+    data = run_data(run_id, steps, run and run.session_id)
     return answer({**data, "live": shared.hub.is_live(run_id)})
 
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Response
 from starlette.exceptions import HTTPException
 
 from hybridagi_steps.context import ContextBuilder, Receipt
-from hybridagi_steps.errors import UnknownSequenceError
+from hybridagi_steps.errors import SequenceConflictError, UnknownSequenceError
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.run import RunMetrics
 from hybridagi_steps.server import schemas as shapes
@@ -137,13 +137,13 @@ async def compare_branches(
     store = shared.repository.store
 
     def read() -> BranchComparison:
-        known = {attempt.branch_id for attempt in store.attempts(session_id)}
-        if unknown := sorted({branch_a, branch_b} - known):
-            raise HTTPException(
-                404,
-                f"session {session_id!r} has no branch {unknown[0]}; its `attempts` lists them.",
-            )
-        return compare(store, session_id, branch_a, branch_b)
+        try:
+            return compare(store, session_id, branch_a, branch_b)
+        except SequenceConflictError as error:
+            known = {attempt.branch_id for attempt in store.attempts(session_id)}
+            unknown = min({branch_a, branch_b} - known)
+            detail = f"session {session_id!r} has no branch {unknown}; its `attempts` lists them."
+            raise HTTPException(404, detail) from error
 
     found = await shared.asked("compare", read)
     sides = {"a": _side(found.left), "b": _side(found.right)}
