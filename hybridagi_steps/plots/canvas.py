@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple
 
 from hybridagi_steps.display.view import line
 from hybridagi_steps.errors import MissingExtraError
@@ -37,13 +37,6 @@ STATUS_COLOURS = {"ok": BLUE, "partial": SKY, "cancelled": GREY, "error": RED}
 _NAME_LENGTH = 30
 _MARK_AREA = 26.0
 """Area of a point in the legend, points²."""
-
-
-@runtime_checkable
-class _Sized(Protocol):
-    """A legend's mark for points, which would be as small as they are."""
-
-    def set_sizes(self, sizes: object) -> None: ...
 
 
 class Group(NamedTuple):
@@ -107,6 +100,8 @@ def finish(ax: Axes, title: str, *, legend: str | None = None) -> Axes:
     for side in ("left", "bottom"):
         ax.spines[side].set_color(GREY)
     ax.tick_params(color=GREY, labelsize=9)
+    from matplotlib.collections import PathCollection
+
     if legend is not None and ax.get_legend_handles_labels()[0]:
         shown = ax.legend(
             title=legend,
@@ -119,7 +114,7 @@ def finish(ax: Axes, title: str, *, legend: str | None = None) -> Axes:
             title_fontsize=9,
         )
         for mark in shown.legend_handles:
-            if isinstance(mark, _Sized):
+            if isinstance(mark, PathCollection):  # points, which may be very small ones
                 mark.set_sizes([_MARK_AREA])
     return ax
 

@@ -41,13 +41,14 @@ _MOST_HITS = 200
 
 def create_mcp_server(memory: StepMemory) -> MCPServer[Any]:
     """Return an MCP server over a memory; whoever opened the memory closes it."""
-    tools = [_StrictTool.of(call(memory)) for call in (_search_steps, _get_run, _add_step)]
+    calls = _Calls(memory)
+    tools = map(_StrictTool.of, (calls.search_steps, calls.get_run, calls.add_step))
     return MCPServer(
         "hybridagi-steps",
         instructions=_INSTRUCTIONS,
         version=__version__,
         log_level="WARNING",
-        tools=tools,
+        tools=list(tools),
     )
 
 
@@ -75,7 +76,10 @@ class _StrictTool(Tool):
     @classmethod
     def of(cls, call: Callable[..., Any]) -> Tool:
         """Return a tool that calls a function."""
-        tool = cls.from_function(call)
+        keys = ", ".join(field.name for field in FILTER_FIELDS)
+        tool = cls.from_function(
+            call, description=(inspect.getdoc(call) or "").replace("{keys}", keys)
+        )
         tool.parameters["additionalProperties"] = False
         return tool
 
@@ -109,8 +113,14 @@ async def _asked(call: Callable[[], T]) -> T:
         raise ToolError(inert(str(error))) from error
 
 
-def _search_steps(memory: StepMemory) -> Callable[..., Any]:
+class _Calls:
+    """What the tools do, on a memory."""
+
+    def __init__(self, memory: StepMemory) -> None:
+        self._memory = memory
+
     async def search_steps(
+        self,
         query: str | None = None,
         like: str | None = None,
         k: Annotated[int, Field(ge=1, le=_MOST_HITS)] = 5,
@@ -127,37 +137,24 @@ def _search_steps(memory: StepMemory) -> Callable[..., Any]:
             where: Conditions: {keys}.
         """
         hits = await _asked(
-            lambda: hits_for(memory, k, query=query, like=like, where=where, mode=mode)
+            lambda: hits_for(self._memory, k, query=query, like=like, where=where, mode=mode)
         )
         return {"hits": [inert_json(hit_data(hit)) for hit in hits]}
 
-    described = inspect.getdoc(search_steps) or ""
-    search_steps.__doc__ = described.format(keys=", ".join(field.name for field in FILTER_FIELDS))
-    return search_steps
-
-
-def _get_run(memory: StepMemory) -> Callable[..., Any]:
-    async def get_run(run_id: str) -> dict[str, Any]:
+    async def get_run(self, run_id: str) -> dict[str, Any]:
         """Return a run with all its steps in order, and what it cost.
 
         Args:
             run_id: The run's id, as a hit's step names it.
         """
+        if steps := await _asked(lambda: self._memory.run_steps(run_id)):
+            return inert_json(run_data(run_id, steps))
+        raise ToolError(
+            f"no run has the id {run_id!r}; the steps that search_steps finds name theirs."
+        )
 
-        def read() -> dict[str, Any]:
-            if steps := memory.run_steps(run_id):
-                return inert_json(run_data(run_id, steps))
-            raise ToolError(
-                f"no run has the id {run_id!r}; the steps that search_steps finds name theirs."
-            )
-
-        return await _asked(read)
-
-    return get_run
-
-
-def _add_step(memory: StepMemory) -> Callable[..., Any]:
     async def add_step(
+        self,
         step_type: AgentStepType,
         inputs: dict[str, Any],
         outputs: dict[str, Any] | None = None,
@@ -196,9 +193,7 @@ def _add_step(memory: StepMemory) -> Callable[..., Any]:
 
         def add() -> dict[str, Any]:
             step = AgentStep(step_type=step_type, hop=hop, status=status, **fields)
-            memory.add(step)
+            self._memory.add(step)
             return {"id": id_text(step.id)}
 
         return await _asked(add)
-
-    return add_step

@@ -19,7 +19,7 @@ from pydantic import (
     WithJsonSchema,
 )
 from pydantic_core import to_json
-from starlette.convertors import Convertor, register_url_convertor
+from starlette.convertors import PathConvertor, register_url_convertor
 
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
@@ -277,18 +277,10 @@ class DuplicateKeyError(ValueError):
     """A JSON object that names a key twice: readers differ in which of the two counts."""
 
 
-class AnyText(Convertor[str]):
-    """Matches any text."""
+class AnyText(PathConvertor):
+    """Matches any text, line ends too."""
 
     regex = r"[\s\S]*"
-
-    def convert(self, value: str) -> str:
-        """Return the text."""
-        return value
-
-    def to_string(self, value: str) -> str:
-        """Return the text."""
-        return value
 
 
 register_url_convertor("anything", AnyText())

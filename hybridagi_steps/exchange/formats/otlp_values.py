@@ -73,7 +73,6 @@ CONVERSATION = "gen_ai.conversation.id"
 AGENT_NAMES = ("gen_ai.agent.name", "gen_ai.workflow.name")
 AGENT_NAME = "gen_ai.agent.name"
 TOOL_NAME = "gen_ai.tool.name"
-TOOL_CALL_ID = "gen_ai.tool.call.id"
 TOOL_ARGUMENTS = ("gen_ai.tool.call.arguments", "gen_ai.tool.arguments")
 TOOL_RESULT = ("gen_ai.tool.call.result", "gen_ai.tool.output", "gen_ai.tool.message")
 INPUT_MESSAGES = ("gen_ai.input.messages", "gen_ai.prompt")

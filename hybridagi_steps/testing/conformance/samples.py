@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
@@ -77,6 +78,12 @@ def text(row: int, parent: int | None = None, tokens: str = "refund order") -> T
 def vector(row: int, *values: float) -> VectorRow:
     """Make the embedding of a row; without values a failed one."""
     return VectorRow(row, 7, np.array(values, np.float32) if values else None, scoped=False)
+
+
+def at_once(write: Callable[[int], None]) -> None:
+    """Let eight threads write, each with its number; raise what one of them raises."""
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(write, range(8)))
 
 
 def save_pending(store: StepStore) -> list[tuple[int, int | None]]:

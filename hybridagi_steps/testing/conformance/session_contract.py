@@ -27,6 +27,7 @@ from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.testing.conformance.samples import (
     EVERYTHING,
     SessionStepStore,
+    at_once,
     contents,
     ids,
     message,
@@ -335,11 +336,7 @@ class SessionContract:
                     one.content = f"{name}.{n}.{number}"
                 store.commit("s", added, [step(id=f"{name}.{n}")])
 
-        threads = [threading.Thread(target=write, args=(name,)) for name in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(write)
         found = store.messages("s")
         assert [one.sequence for one in found] == list(range(1, len(found) + 1))
         wanted = {f"{w}.{n}.{m}" for w in range(8) for n in range(20) for m in range(1 + n % 3)}
@@ -361,11 +358,7 @@ class SessionContract:
             except SequenceConflictError:
                 lost.append(name)
 
-        threads = [threading.Thread(target=write, args=(name,)) for name in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(write)
         assert (len(won), len(lost)) == (1, 7)
         assert contents(store, "s") == [str(won[0])]
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
@@ -21,7 +20,7 @@ from hybridagi_steps.protocols import StepStore
 from hybridagi_steps.records.agent_step import AgentStepType
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import StepMetrics
-from hybridagi_steps.testing.conformance.samples import EVERYTHING, START, ids, step, text
+from hybridagi_steps.testing.conformance.samples import EVERYTHING, START, at_once, ids, step, text
 
 
 class StepsContract:
@@ -174,20 +173,7 @@ class StepsContract:
                 found = store.find(StepFilter(run_id=f"run {worker}"), limit=50)
                 assert [each.hop for each in found] == list(range(n + 1))
 
-        failures: list[BaseException] = []
-
-        def run(worker: int) -> None:
-            try:
-                write(worker)
-            except BaseException as error:  # noqa: BLE001, RUF100 - shown by the main thread
-                failures.append(error)
-
-        threads = [threading.Thread(target=run, args=(n,)) for n in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
+        at_once(write)
         assert len(store.rows(EVERYTHING)) == 160
         assert store.verify() == []
 
