@@ -12,17 +12,16 @@ these must not wait for another.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from _thread import RLock  # the class; `threading.RLock` is a function
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
 from typing import Protocol, TypeVar
-from weakref import WeakSet
-
-import anyio
-from anyio.lowlevel import RunVar
-from anyio.to_thread import run_sync
+from weakref import WeakKeyDictionary, WeakSet
 
 
 class Forkable(Protocol):
@@ -97,10 +96,10 @@ if hasattr(os, "register_at_fork"):  # absent on Windows, which cannot fork
 T = TypeVar("T")
 
 AT_ONCE = 16
-"""Calls that run side by side; a store has one writer anyway."""
+"""Calls of one event loop that run side by side; a store has one writer anyway."""
 
-_PAUSE_SECONDS = 0.001
-_limiter = RunVar[anyio.CapacityLimiter]("hybridagi_steps_limiter")
+_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, ThreadPoolExecutor] = WeakKeyDictionary()
+"""One for each loop, since a call may run a loop of its own; it ends with its loop."""
 
 
 async def in_thread(call: Callable[[], T]) -> T:
@@ -108,39 +107,23 @@ async def in_thread(call: Callable[[], T]) -> T:
 
     A cancelled caller is let go when the call has ended, or had not begun.
     """
-    outcome: Future[T] = Future()
-
-    def work() -> None:
-        if not outcome.set_running_or_notify_cancel():
-            return
-        try:
-            outcome.set_result(call())
-        except BaseException as error:
-            outcome.set_exception(error)
-
+    loop = asyncio.get_running_loop()
+    if (pool := _pools.get(loop)) is None:
+        pool = _pools[loop] = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="hybridagi-steps")
+    work = pool.submit(copy_context().run, call)
+    outcome = asyncio.wrap_future(work, loop=loop)
     try:
-        await run_sync(work, limiter=_limiter_of_this_loop())
-    except anyio.get_cancelled_exc_class():
-        if not outcome.cancel():
+        return await asyncio.shield(outcome)
+    except asyncio.CancelledError:
+        if not work.cancel():
             await _ended(outcome)
         raise
-    return outcome.result()
 
 
-def _limiter_of_this_loop() -> anyio.CapacityLimiter:
-    try:
-        return _limiter.get()
-    except LookupError:
-        limiter = anyio.CapacityLimiter(AT_ONCE)
-        _limiter.set(limiter)
-        return limiter
-
-
-async def _ended(outcome: Future[T]) -> None:
+async def _ended(outcome: asyncio.Future[T]) -> None:
     """Wait for a call, however often the waiting itself is cancelled."""
-    with anyio.CancelScope(shield=True):
-        while not outcome.done():
-            try:
-                await anyio.sleep(_PAUSE_SECONDS)
-            except anyio.get_cancelled_exc_class():
-                continue
+    while not outcome.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([outcome])
+    if not outcome.cancelled():
+        outcome.exception()  # nobody asks for it any more
