@@ -131,7 +131,7 @@ def _first_said(error: AdapterParseError) -> str:
     """Return what the model said before DSPy asked it again for JSON."""
     while isinstance(error.__context__, AdapterParseError):
         error = error.__context__
-    return shapes.said([error.lm_response])
+    return shapes.answer_text([error.lm_response])
 
 
 def fallback_of(labels: Sequence[str]) -> str | None:

@@ -21,7 +21,7 @@ from hybridagi_steps.recording.usage import Usage
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 
 _CLOSING_TOOLS: dict[Any, str] = {dspy.ReAct: "finish", dspy.ReActV2: "submit"}
-_TOLD_IN = {"finish": "trajectory", "submit": "history"}
+_TRAJECTORY_FIELDS = {"finish": "trajectory", "submit": "history"}
 _CONTEXT = ("trajectory", "history", "tools")
 """Inputs of the thinking predictor that only repeat earlier steps."""
 
@@ -50,9 +50,9 @@ class ReActLoop:
     """The tool Actions so far: they are the trajectory."""
 
     @property
-    def told_in(self) -> str:
+    def trajectory_field(self) -> str:
         """The output field in which the agent gives back all of its turns."""
-        return _TOLD_IN[self.closing_tool]
+        return _TRAJECTORY_FIELDS[self.closing_tool]
 
     @classmethod
     def of(cls, module: object) -> ReActLoop | None:
@@ -104,7 +104,7 @@ class ReActLoop:
 
 
 Kind = Literal["program", "predict", "tool", "function"]
-_TOLD_KEPT = 16
+_TRAJECTORIES_KEPT = 16
 _CANCELLED = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit)
 
 
@@ -116,14 +116,19 @@ class Doing:
     name: str
     usage: Usage = field(default_factory=Usage)
     loop: ReActLoop | None = None
-    said: str = ""
+    answer_text: str = ""
     """The text of the model's last answer."""
-    told: list[tuple[Any, dict[str, Any]]] = field(default_factory=list[tuple[Any, dict[str, Any]]])
+    trajectories: list[tuple[Any, dict[str, Any]]] = field(default_factory=list[tuple[Any, dict[str, Any]]])
     """Trajectories that came out of agents inside, with the steps that tell them already."""
-    told_as: FunctionStep | None = None
+    function: FunctionStep | None = None
     """For a tool that is a recorded function: how that reads as a step."""
     begun: bool = False
     """Whether its ProgramCall was stored; an end without a beginning is left out."""
+
+    def add_answer(self, usage: Usage, text: str) -> None:
+        """Note what a model answered, and what that cost."""
+        self.usage.add(usage)
+        self.answer_text = text
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +194,14 @@ class CallSteps:
             return
         if doing.loop is not None:
             self._keep_idle_thought(call, doing.loop)
-            doing.told.append((outputs.get(doing.loop.told_in), doing.loop.trajectory()))
+            doing.trajectories.append((outputs.get(doing.loop.trajectory_field), doing.loop.trajectory()))
         for name, value in outputs.items():
-            for trajectory, steps in doing.told:
+            for trajectory, steps in doing.trajectories:
                 if value is trajectory and value is not None:
                     outputs[name] = steps
         if call.parent is not None and isinstance(call.parent.state, Doing):
-            call.parent.state.told = [*call.parent.state.told, *doing.told][-_TOLD_KEPT:]
+            above = call.parent.state
+            above.trajectories = [*above.trajectories, *doing.trajectories][-_TRAJECTORIES_KEPT:]
         inputs = {"program": doing.name}
         self._end(call, AgentStepType.ProgramEnd, inputs, outputs, exception, stored=doing.begun)
 
@@ -211,7 +217,7 @@ class CallSteps:
                 call.parent.recalled.update(call.recalled)
                 doing: Doing = call.state
                 fields = shapes.output_fields(outputs)
-                fields["next_thought"] = fields.get("next_thought") or doing.said
+                fields["next_thought"] = fields.get("next_thought") or doing.answer_text
                 loop.think(arguments, fields, doing.usage, call.elapsed_ms)
                 return
             if "trajectory" in arguments:
@@ -236,23 +242,23 @@ class CallSteps:
             if call.parent is not None:
                 call.parent.state.usage.add(doing.usage)
             return
-        told = doing.told_as or FunctionStep("action", doing.name, doing.name)
-        own = told.purpose if told.purpose != told.name else ""
+        step = doing.function or FunctionStep("action", doing.name, doing.name)
+        own = step.purpose if step.purpose != step.name else ""
         purpose = thought or own or shapes.first_line(call.subject.desc or "") or doing.name
-        told = replace(told, name=doing.name, purpose=purpose)
-        step_id = self._end_function(call, told, outputs, exception, thinking_ms=thinking_ms)
+        step = replace(step, name=doing.name, purpose=purpose)
+        step_id = self._end_function(call, step, outputs, exception, thinking_ms=thinking_ms)
         if loop is not None and step_id is not None:
             loop.step_ids.append(step_id)
 
-    def told_by_tool(self, call: Call | None, step: FunctionStep) -> bool:
+    def is_of_tool(self, call: Call | None, step: FunctionStep) -> bool:
         """Whether `call` is that of a tool which is this very function: its step tells of both."""
         if call is None or not isinstance(call.state, Doing) or call.state.kind != "tool":
             return False
-        if step.kind == "program" or call.state.told_as is not None:
+        if step.kind == "program" or call.state.function is not None:
             return False
         if not shapes.wraps(call.subject.func, step.function):
             return False
-        call.state.told_as = step
+        call.state.function = step
         return True
 
     def _end_function(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, Protocol
 
 import dspy
 from dspy.dsp.utils.settings import thread_local_overrides
@@ -41,6 +41,7 @@ from hybridagi_steps.recording.step_writer import (
     note_problem,
     taken_step_id,
 )
+from hybridagi_steps.recording.usage import Usage
 from hybridagi_steps.recording_hooks import Recalled, listen
 from hybridagi_steps.records.agent_step import AgentStep
 
@@ -62,10 +63,31 @@ def _guarded(handler: Callable[Concatenate[StepRecorder, P], None]) -> Callable[
     return guarded
 
 
+class CallObserver(Protocol):
+    """Is told of the calls that a recorder sees, after what is recorded of them."""
+
+    def model_starts(self, inputs: Mapping[str, Any]) -> None:
+        """A model is about to be asked; what is no Exception keeps it from being asked."""
+        ...
+
+    def model_ended(
+        self, usage: Usage, text: str, outputs: object, exception: BaseException | None
+    ) -> None:
+        """It has answered with a text, or failed."""
+        ...
+
+    def module_ended(
+        self, call_id: str, outputs: object, exception: BaseException | None
+    ) -> None:
+        """A program or a predictor has ended."""
+        ...
+
+
 class _Recording:
     """What recorders of one memory share: the calls in flight and the way to the memory."""
 
     def __init__(self, memory: Memory, keep: Callable[[AgentStep], Any] | None = None) -> None:
+        self.observer: CallObserver | None = None
         self.tree = CallTree()
         self.writer = StepWriter(memory, keep)
         self.steps = CallSteps(self.writer)
@@ -161,6 +183,10 @@ class StepRecorder(BaseCallback):
         settle()
         return cls._made(_Recording(memory), labels, Run(_strand(), []))
 
+    def observed_by(self, observer: CallObserver) -> None:
+        """Tell `observer` of the calls that this recorder sees, and all that share them."""
+        self._shared.observer = observer
+
     @classmethod
     def handing_to(
         cls, keep: Callable[[AgentStep], Any], memory: Memory, labels: Labels
@@ -190,7 +216,7 @@ class StepRecorder(BaseCallback):
     def on_module_start(self, call_id: str, instance: object, inputs: dict[str, Any]) -> None:
         """Begin a program or a predictor."""
         name, parent = type(instance).__name__, self._parent()
-        if _tells_of(parent, instance):
+        if _covers(parent, instance):
             self._pass_through(call_id)
         elif isinstance(instance, dspy.Predict):
             self._open(call_id, parent, instance, inputs, Doing("predict", name))
@@ -207,7 +233,7 @@ class StepRecorder(BaseCallback):
     def on_tool_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         """Begin a tool."""
         parent = self._parent()
-        if _tells_of(parent, instance):
+        if _covers(parent, instance):
             self._pass_through(call_id)
             return
         given = inputs.get("kwargs") or {}
@@ -222,7 +248,7 @@ class StepRecorder(BaseCallback):
     ) -> None:
         """Begin a plain function that takes part."""
         parent = self._parent()
-        if self._shared.steps.told_by_tool(parent, step):
+        if self._shared.steps.is_of_tool(parent, step):
             self._pass_through(call_id)
             return
         call = self._open(call_id, parent, step, arguments, Doing("function", step.name))
@@ -237,7 +263,10 @@ class StepRecorder(BaseCallback):
     @_guarded
     def on_lm_start(self, call_id: str, instance: object, inputs: dict[str, Any]) -> None:
         """Remember which model is asked."""
-        if self._pass_through(call_id):
+        observer = self._shared.observer
+        if observer is not None:
+            observer.model_starts(inputs)
+        if self._pass_through(call_id) or observer is not None:
             self._shared.models[call_id] = instance
 
     @_guarded
@@ -245,12 +274,14 @@ class StepRecorder(BaseCallback):
         self, call_id: str, outputs: object, exception: BaseException | None = None
     ) -> None:
         """Add what it cost to the step it was asked for."""
-        model = self._shared.models.pop(call_id, None)
-        call = self._shared.tree.get(call_id)
-        self._shared.tree.close(call_id)
+        model, call = self._shared.models.pop(call_id, None), self._shared.tree.pop(call_id, None)
+        if model is None:
+            return
+        usage, text = Usage.of_call(model, outputs), shapes.answer_text(outputs)
         if call is not None and isinstance(call.state, Doing):
-            call.state.usage.add_call(model, outputs)
-            call.state.said = shapes.said(outputs)
+            call.state.add_answer(usage, text)
+        if (observer := self._shared.observer) is not None:
+            observer.model_ended(usage, text, outputs, exception)
 
     @_guarded
     def on_evaluate_start(self, call_id: str, instance: object, inputs: dict[str, Any]) -> None:
@@ -267,6 +298,14 @@ class StepRecorder(BaseCallback):
         """Follow a call that leaves no step."""
         self._pass_through(call_id)
 
+    def on_module_end(
+        self, call_id: str, outputs: object, exception: BaseException | None = None
+    ) -> None:
+        """End a program or a predictor."""
+        self._on_end(call_id, outputs, exception)
+        if (observer := self._shared.observer) is not None:
+            observer.module_ended(call_id, outputs, exception)
+
     on_adapter_format_start = on_adapter_parse_start = _on_level_start
     on_interpreter_execute_start = on_interpreter_tool_call_start = _on_level_start
 
@@ -279,7 +318,7 @@ class StepRecorder(BaseCallback):
         if call is not None:
             self._shared.steps.end(call, outputs, exception)
 
-    on_module_end = on_tool_end = on_function_end = on_evaluate_end = on_compile_end = _on_end
+    on_tool_end = on_function_end = on_evaluate_end = on_compile_end = _on_end
     on_adapter_format_end = on_adapter_parse_end = _on_end
     on_interpreter_execute_end = on_interpreter_tool_call_end = _on_end
 
@@ -369,7 +408,7 @@ def active_recorders() -> list[StepRecorder]:
     return [each for each in found if each is not None]
 
 
-def _tells_of(caller: Call | None, instance: object) -> bool:
+def _covers(caller: Call | None, instance: object) -> bool:
     """Whether the step of a call tells what `instance` does inside it."""
     step = caller.subject if caller is not None else None
     return isinstance(step, FunctionStep) and any(part is instance for part in step.own)

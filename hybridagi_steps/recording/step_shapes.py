@@ -166,7 +166,7 @@ def error_fields(error: BaseException) -> dict[str, Any]:
     return {"error": {"type": type(error).__name__, "message": message}}
 
 
-def said(outputs: object) -> str:
+def answer_text(outputs: object) -> str:
     """Return the text of a model's answer, without an adapter's field marks.
 
     Beside native tool calls DSPy keeps the calls and drops the text; it is what the model thought.

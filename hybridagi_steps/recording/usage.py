@@ -120,22 +120,15 @@ class Usage(BaseModel):
         used._count(usage)
         return used
 
-    def add_call(self, model: Any, outputs: Any) -> None:
-        """Add one finished LM call; see `of_call`."""
-        used = Usage.of_call(model, outputs)
-        with _sums:
-            self.add(used)
-
     def add(self, other: Usage) -> None:
         """Add all calls of another sum."""
-        for name in _SUMMED:
-            known, more = getattr(self, name), getattr(other, name)
-            if more:
-                setattr(self, name, more + (known or 0))
-            elif known is None:
-                setattr(self, name, more)
-        self.model_name = other.model_name or self.model_name
-        self.provider = other.provider or self.provider
+        with _sums:
+            own, others = vars(self), vars(other)  # at a tenth of what setting attributes takes
+            for name in _SUMMED:
+                if (more := others[name]) is not None:
+                    own[name] = more + (own[name] or 0)
+            own["model_name"] = other.model_name or self.model_name
+            own["provider"] = other.provider or self.provider
 
     def metrics(self, duration_ms: float, tool_ms: float | None = None) -> StepMetrics:
         """Return the sum as a step's metrics; a cache hit means that no call was paid for."""
@@ -155,8 +148,7 @@ class Usage(BaseModel):
         )
 
     def _count(self, usage: Mapping[str, Any]) -> None:
-        for name, count in tokens_of(usage)._asdict().items():
-            setattr(self, name, count)
+        vars(self).update(tokens_of(usage)._asdict())
 
 
 class MeteringCallback(BaseCallback):

@@ -107,9 +107,15 @@ def is_json(value: Any, depth: int = 0) -> bool:
         for key, item in value.items():
             if type(key) is not str or not key.isprintable():
                 return False
-            # Most values are texts or nothing: asked here, they cost no call of ours.
+            # Most values are texts, numbers or nothing: asked here, they cost no call of ours.
             if type(item) is str:
                 if "\x00" in item or not (item.isascii() or _is_clean(item)):
+                    return False
+            elif type(item) is float:
+                if not math.isfinite(item):
+                    return False
+            elif type(item) is int:
+                if not _INT_MIN <= item <= _INT_MAX:
                     return False
             elif item is not None and not is_json(item, depth + 1):
                 return False

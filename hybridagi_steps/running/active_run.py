@@ -25,8 +25,7 @@ from hybridagi_steps.running.hooks import DENIED, Consents, HookCaller, RunInfo
 from hybridagi_steps.running.limits import Meter, StepRunnerConfig
 from hybridagi_steps.running.session_writer import SessionWriter
 from hybridagi_steps.running.stopping import RunStopped, Stop, Threads
-from hybridagi_steps.running.streaming import EventStream
-from hybridagi_steps.running.token_stream import Piece
+from hybridagi_steps.running.streaming import EventStream, Piece
 from hybridagi_steps.running.turn import ToolTurn, Turn
 
 RUN = "hybridagi_steps_run"
@@ -124,7 +123,7 @@ class ActiveRun:
             return
         self.spoke = True
         self.meter.first_token()
-        self.events.grow(piece.key, piece.content, piece.reasoning, piece.tool_calls)
+        self.events.grow(piece)
 
     def tell_now(self, point: str, *args: object) -> None:
         """Tell the hooks from code that cannot wait; a thread left alone tells nobody."""

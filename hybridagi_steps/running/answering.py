@@ -34,10 +34,9 @@ from hybridagi_steps.recording.recorder import StepRecorder
 from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.running import program_adapter as called
 from hybridagi_steps.running.active_run import RUN, ActiveRun
-from hybridagi_steps.running.dspy_callback import RunCallback
+from hybridagi_steps.running.model_events import RunObserver, TokenStream
 from hybridagi_steps.running.program_adapter import Agent, naming_missing_method
 from hybridagi_steps.running.stopping import no_exit
-from hybridagi_steps.running.token_stream import TokenStream
 from hybridagi_steps.running.tool_calls import acall_tool, is_idempotent
 from hybridagi_steps.running.turn import ToolTurn
 
@@ -215,13 +214,19 @@ async def answer(run: ActiveRun, agent: Agent, prompt: Prompt) -> called.Reply |
 
 def _settings(run: ActiveRun, agent: Agent, prompt: Prompt) -> AbstractContextManager[None]:
     """Let DSPy use the session's messages and tell this run of its calls inside a block."""
-    callbacks: list[Any] = [c for c in dspy.settings.get("callbacks", []) if not _of_run(c, run)]
+    memory = run.line.memory
+    callbacks = [
+        callback
+        for callback in dspy.settings.get("callbacks", [])
+        if not (isinstance(callback, StepRecorder) and callback.memory is memory)
+    ]
+    run.recorder.observed_by(RunObserver(run))
     before = prompt.before
     if agent.history_field is not None:
         prompt.inputs[agent.history_field], before = StepMessages(messages=before), []
     return overriding(
         adapter=with_session(dspy.settings.get("adapter"), before, prompt.after, prompt.text),
-        callbacks=[*callbacks, run.recorder, RunCallback(run)],
+        callbacks=[*callbacks, run.recorder],
         send_stream=None,
         stream_listeners=[],
         **{RUN: run},
@@ -328,10 +333,3 @@ def tool_turn(call: Mapping[str, Any]) -> ToolTurn:
     if isinstance(call.get("id"), str) and call["id"]:
         turn.call_id = call["id"]
     return turn
-
-
-def _of_run(callback: object, run: ActiveRun) -> bool:
-    """Whether a callback belongs to a run around this one, or records what this run records."""
-    if isinstance(callback, RunCallback):
-        return True
-    return isinstance(callback, StepRecorder) and callback.memory is run.line.memory

@@ -23,7 +23,7 @@ from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepSta
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.running.active_run import ActiveRun
 from hybridagi_steps.running.answering import Messages, answer, with_session
-from hybridagi_steps.running.dspy_callback import SpendingCallback
+from hybridagi_steps.running.model_events import SpendingCallback
 from hybridagi_steps.running.program_adapter import Agent, Reply, reply_of, said
 from hybridagi_steps.running.starting import Start
 from hybridagi_steps.running.stopping import RunStopped, Stop, no_exit, own_cancellation

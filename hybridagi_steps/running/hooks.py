@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +25,7 @@ from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.running.limits import Consent, ToolRequest
 from hybridagi_steps.running.stopping import ProgramExitError, RunVetoed, Stop, done_on, no_exit
-from hybridagi_steps.running.streaming import EventStream, loop_of_this_thread
+from hybridagi_steps.running.streaming import EventStream
 
 _log = logging.getLogger("hybridagi_steps")
 DENIED = "the user did not allow this call."
@@ -92,7 +93,7 @@ class HookCaller:
     ) -> None:
         self._hooks, self._run = tuple(hooks), run
         self._events, self._stop = events, stop
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self._pending: set[asyncio.Task[None]] = set()
 
     async def tell(self, point: str, *args: object) -> None:
@@ -109,7 +110,7 @@ class HookCaller:
         for hook in self._hooks:
             if (waiting := self._begin(hook, point, args)) is None:
                 continue
-            if loop_of_this_thread() is self._loop:
+            if threading.get_ident() == self._loop_thread:
                 self._beside(point, waiting)
             else:
                 done_on(self._loop, self._finish(point, waiting))
@@ -183,7 +184,7 @@ class Consents:
     ) -> None:
         self._consent, self._timeout = consent, timeout_seconds
         self._events, self._failed = events, failed
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self._waiting: dict[str, asyncio.Future[bool]] = {}
 
     async def allowed(self, request: ToolRequest) -> bool:
@@ -207,7 +208,7 @@ class Consents:
         """Do so from a program's thread; on the event loop itself nothing can be waited for."""
         if self._consent is None:
             return True
-        if loop_of_this_thread() is self._loop:
+        if threading.get_ident() == self._loop_thread:
             return self._allowed_now(self._consent, request)
         return done_on(self._loop, self.allowed(request))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
@@ -131,14 +131,15 @@ class Meter:
 
     def over_limit(self) -> Stop | None:
         """Return why another LM call would be too much."""
-        config, spent = self._config, self.run_metrics()
-        checks: tuple[tuple[Reason, float | None, float | None, str], ...] = (
-            ("max_steps", self._asked, config.max_steps, "LM calls"),
-            ("max_tokens", spent.total_tokens, config.max_tokens, "tokens"),
-            ("max_cost", spent.cost, config.max_cost, "US dollars"),
+        config, own, inner = self._config, self._total, self._nested or RunMetrics()
+        checks: tuple[tuple[Reason, Sequence[float | None], float | None, str], ...] = (
+            ("max_steps", [self._asked], config.max_steps, "LM calls"),
+            ("max_tokens", [own.total_tokens, inner.total_tokens], config.max_tokens, "tokens"),
+            ("max_cost", [own.cost, inner.cost], config.max_cost, "US dollars"),
         )
-        for reason, used, limit, unit in checks:
-            if limit is not None and used is not None and used >= limit:
+        for reason, parts, limit, unit in checks:
+            measured = [part for part in parts if part is not None]
+            if limit is not None and measured and (used := sum(measured)) >= limit:
                 return Stop(reason, f"the run has used {used} {unit}; {reason} is {limit}.")
         return None
 
@@ -229,11 +230,14 @@ class Meter:
         )
         if self._nested is not None:
             own = own.merge(self._nested)
-        own.steps = self._steps
-        own.duration_ms = _ms(time.perf_counter() - self._began)
-        own.tool_exec_time_ms = self._tool_ms
-        own.first_token_latency_ms = self._run_first_token_ms
-        return own
+        return own.model_copy(
+            update={
+                "steps": self._steps,
+                "duration_ms": _ms(time.perf_counter() - self._began),
+                "tool_exec_time_ms": self._tool_ms,
+                "first_token_latency_ms": self._run_first_token_ms,
+            }
+        )
 
 
 def _ms(seconds: float) -> float:

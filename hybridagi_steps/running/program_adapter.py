@@ -24,8 +24,9 @@ from hybridagi_steps.programs.adapters import StepMessages
 from hybridagi_steps.recording import step_shapes as shapes
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.running.active_run import ActiveRun
+from hybridagi_steps.running.model_events import Voice, voices_of
 from hybridagi_steps.running.stopping import Threads, no_exit, without_exit
-from hybridagi_steps.running.token_stream import Piece, Voice, voices_of
+from hybridagi_steps.running.streaming import Piece
 
 _BESIDE_THE_ANSWER = (
     "reasoning",

@@ -13,14 +13,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from hybridagi_steps.recording.step_shapes import error_fields
 from hybridagi_steps.recording.values import REDACTION_FAILED
 from hybridagi_steps.records.event import StepDelta, StepEvent, StepEventType
-from hybridagi_steps.records.message import Step, new_id
+from hybridagi_steps.records.json_values import json_value, unvalidated
+from hybridagi_steps.records.message import Step, new_id, utc_now
 from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.step_text import cut
 
@@ -33,6 +34,16 @@ HELD_BACK = 128
 """Characters that wait when text is redacted: the longest secret that never shows in part."""
 _WORTH_REDACTING = 32
 _LONGEST_MESSAGE = 4000
+
+
+class Piece(NamedTuple):
+    """Something a model said, before its answer was complete."""
+
+    key: tuple[int, int]
+    """Who says it, and in which of its answers."""
+    content: str | None
+    reasoning: str | None
+    tool_calls: list[dict[str, Any]] | None
 
 
 class EventStream:
@@ -54,7 +65,7 @@ class EventStream:
     ) -> None:
         self._run_id, self._session_id = run_id, session_id
         self._redact, self._started = redact, started
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self._arrived = asyncio.Event()
         self._queue: list[StepEvent] = []
         self._lock = threading.Lock()
@@ -78,9 +89,8 @@ class EventStream:
                 data = redacted(data, self._redact)
             except Exception as error:  # what cannot be redacted is not shown
                 data = {"redaction_failed": type(error).__name__}
-        fields: dict[str, Any] = {} if data is None else {"data": data}
         with self._lock:
-            self._add(kind, step_id=step_id, snapshot=snapshot, **fields)
+            self._add(kind, data, step_id=step_id, snapshot=snapshot)
 
     def error(self, where: str, error: BaseException, **more: Any) -> None:
         """Report something that failed."""
@@ -97,14 +107,9 @@ class EventStream:
                 self._arrived.clear()
             await self._arrived.wait()
 
-    def grow(
-        self,
-        key: object,
-        content: str | None = None,
-        reasoning: str | None = None,
-        tool_calls: list[dict[str, Any]] | None = None,
-    ) -> None:
+    def grow(self, piece: Piece) -> None:
         """Add a piece to the draft of one answer and show what may be shown."""
+        key, content, reasoning, tool_calls = piece
         with self._drafting:
             if key in self._done:
                 return
@@ -140,9 +145,8 @@ class EventStream:
             adopted = next((draft for draft in drafts if draft.step_id == step.id), None)
             for draft in drafts:
                 if draft is not adopted and draft.announced:
-                    with self._lock:
-                        called_off = {"discarded": True}
-                        self._add(StepEventType.STEP_DELTA, step_id=draft.step_id, data=called_off)
+                    called_off = {"discarded": True}
+                    self.emit(StepEventType.STEP_DELTA, called_off, step_id=draft.step_id)
             if adopted is None:
                 adopted = Draft(None)
                 adopted.step_id = step.id
@@ -181,15 +185,33 @@ class EventStream:
                 if reasoning:
                     delta.reasoning_content = (delta.reasoning_content or "") + reasoning
 
-    def _add(self, kind: StepEventType, **fields: Any) -> None:
+    def _add(
+        self,
+        kind: StepEventType,
+        data: dict[str, Any] | None = None,
+        *,
+        step_id: str | None = None,
+        delta: StepDelta | None = None,
+        snapshot: Step | None = None,
+    ) -> None:
         """Put an event at the end; to be called under the lock."""
         if self._closed:
             return
         self._number += 1
         self._closed = kind in FINAL_EVENTS
-        ids = {"run_id": self._run_id, "session_id": self._session_id, "number": self._number}
-        self._queue.append(StepEvent(type=kind, **ids, **fields))
-        if loop_of_this_thread() is self._loop:
+        fields: dict[str, Any] = {  # all are ours but for values in `data`
+            "type": kind,
+            "run_id": self._run_id,
+            "number": self._number,
+            "session_id": self._session_id,
+            "step_id": step_id,
+            "delta": delta,
+            "snapshot": snapshot,
+            "data": json_value(data, [], "data"),
+            "created_at": utc_now(),
+        }
+        self._queue.append(unvalidated(StepEvent, fields))
+        if threading.get_ident() == self._loop_thread:
             self._arrived.set()
         elif not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._arrived.set)
@@ -306,11 +328,3 @@ def _takes_text(last: StepEvent, step_id: str) -> bool:
     """Whether text can join an event that nobody has taken yet."""
     delta = last.delta
     return delta is not None and delta.tool_calls is None and last.step_id == step_id
-
-
-def loop_of_this_thread() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that runs here, None in a thread without one."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
