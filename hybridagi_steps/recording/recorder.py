@@ -50,7 +50,7 @@ P = ParamSpec("P")
 watch_trials()
 
 
-def _guarded(handler: Callable[Concatenate[StepRecorder, P], None]) -> Callable[..., None]:
+def _guarded(handler: Callable[Concatenate[StepRecorder, P], object]) -> Callable[..., None]:
     """Keep what goes wrong in a handler from the program, and its values from DSPy's log."""
 
     @functools.wraps(handler)
@@ -293,11 +293,6 @@ class StepRecorder(BaseCallback):
         """Set an optimiser's trials apart."""
         self._set_apart(call_id, f"compile:{type(instance).__name__}:{call_id}")
 
-    @_guarded
-    def _on_level_start(self, call_id: str, instance: object, inputs: dict[str, Any]) -> None:
-        """Follow a call that leaves no step."""
-        self._pass_through(call_id)
-
     def on_module_end(
         self, call_id: str, outputs: object, exception: BaseException | None = None
     ) -> None:
@@ -306,8 +301,6 @@ class StepRecorder(BaseCallback):
         if (observer := self._shared.observer) is not None:
             observer.module_ended(call_id, outputs, exception)
 
-    on_adapter_format_start = on_adapter_parse_start = _on_level_start
-    on_interpreter_execute_start = on_interpreter_tool_call_start = _on_level_start
 
     @_guarded
     def _on_end(
@@ -358,11 +351,17 @@ class StepRecorder(BaseCallback):
         call.state = doing
         return call
 
-    def _pass_through(self, call_id: str) -> bool:
-        parent = None if self._shared.writer.thread.busy else self._parent()
+    def _pass_through(self, call_id: str, *_: object, **__: object) -> bool:
+        """Follow a call that leaves no step."""
+        tree = self._shared.tree
+        parent = None if self._shared.writer.thread.busy else tree.get(ACTIVE_CALL_ID.get())
         if parent is not None:
-            self._shared.tree[call_id] = parent
+            tree[call_id] = parent
         return parent is not None
+
+    _on_level_start = _guarded(_pass_through)
+    on_adapter_format_start = on_adapter_parse_start = _on_level_start
+    on_interpreter_execute_start = on_interpreter_tool_call_start = _on_level_start
 
     def _set_apart(self, call_id: str, scope: str) -> None:
         if self.here is None:

@@ -79,7 +79,9 @@ def plain_fields(
         seen: Receives the ids of the steps and messages among the values, each with its run.
     """
     copy = _Copy(cuts, keep_bytes=keep_bytes, seen=seen)
-    copied = {name: copy.field(name, value) for name, value in fields.items()}
+    copied: dict[str, Any] = {}
+    for name, value in fields.items():
+        copied[name] = None if value is None else copy.field(name, value)
     return copied, copy.size <= _SURELY_SMALL
 
 
@@ -93,7 +95,10 @@ def steps_held(value: object) -> dict[str, str | None]:
 class _Copy:
     """A traversal for each field: knows what it stands inside of, so that cycles and floods end."""
 
-    __slots__ = ("_characters", "_cuts", "_inside", "_keep_bytes", "_left", "_path", "_seen")
+    __slots__ = (
+        *("_characters", "_cuts", "_inside", "_keep_bytes", "_left", "_path", "_seen"),
+        "_values",
+    )
 
     def __init__(
         self,
@@ -107,20 +112,21 @@ class _Copy:
         self._keep_bytes = keep_bytes
         self._path = ""
         self._left = _MOST_VALUES
-        self._characters = 0
+        self._characters = self._values = 0
         self._inside: set[int] = set()
 
     def field(self, path: str, value: object) -> Any:
         """Copy one field, which may hold as many values as any other."""
         self._path = path
         copied = self.of(value, 0)
-        self._characters, self._left = self.size, _MOST_VALUES
+        self._values, self._left = self._values + _MOST_VALUES - self._left, _MOST_VALUES
         return copied
 
     @property
     def size(self) -> int:
         """About how many characters the copies have as JSON."""
-        return self._characters + (_MOST_VALUES - self._left) * _CHARACTERS_PER_VALUE
+        values = self._values + _MOST_VALUES - self._left
+        return self._characters + values * _CHARACTERS_PER_VALUE
 
     def of(self, value: Any, depth: int) -> Any:
         kind: type[Any] = type(value)

@@ -13,8 +13,8 @@ import asyncio
 import copy
 import random
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Awaitable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, cast
@@ -189,15 +189,18 @@ async def answer(run: ActiveRun, agent: Agent, prompt: Prompt) -> called.Reply |
 
     It is asked again while its provider fails and it has done nothing.
     """
-    ask = _module if agent.is_module else _conversation
     with _settings(run, agent, prompt):
         if prompt.open_calls:
             await _close_calls(run, agent, prompt)
         give_up, attempt = time.monotonic() + run.config.retry_seconds, 1
         while True:
             try:
-                with naming_missing_method(), _as_program(run, agent, prompt) as step:
-                    step.outcome = await ask(run, agent, prompt)
+                with (
+                    naming_missing_method(),
+                    _as_program(run, agent, prompt) as step,
+                    _streaming(run, agent) if agent.is_module else nullcontext(),
+                ):
+                    step.outcome = await _ask(run, agent, prompt)
                 break
             except Exception as error:
                 worth_it = _is_passing(error) and not run.spoke and run.stopped is None
@@ -259,18 +262,25 @@ def _as_program(run: ActiveRun, agent: Agent, prompt: Prompt) -> AbstractContext
     return RunSteps(run.line.memory).step(step, {"message": prompt.content})
 
 
-async def _module(run: ActiveRun, agent: Agent, prompt: Prompt) -> Any:
-    """Return what a DSPy module gives, its tokens shown while it runs."""
-    inputs = {**prompt.inputs, cast("str", agent.input_field): prompt.text}
+@contextmanager
+def _streaming(run: ActiveRun, agent: Agent) -> Generator[None]:
+    """Show the tokens of a DSPy module while it runs in the block."""
     stream = TokenStream(agent.voices, run.piece)
     streaming: dict[str, Any] = {"send_stream": stream, "stream_listeners": stream.listeners}
     try:
         with no_exit("the program"), overriding(**(streaming if agent.voices else {})):
-            given = await called.call_module(agent.program, run.threads, inputs)
+            yield
     except BaseExceptionGroup as group:
         raise _single(group) from None
     stream.end()
-    return given
+
+
+def _ask(run: ActiveRun, agent: Agent, prompt: Prompt) -> Awaitable[Any]:
+    """Begin to ask the program."""
+    if not agent.is_module:
+        return _conversation(run, agent, prompt)
+    inputs = {**prompt.inputs, cast("str", agent.input_field): prompt.text}
+    return called.call_module(agent.program, run.threads, inputs)
 
 
 def _single(error: BaseException) -> BaseException:

@@ -207,7 +207,7 @@ class EventStream:
             "step_id": step_id,
             "delta": delta,
             "snapshot": snapshot,
-            "data": json_value(data, [], "data"),
+            "data": None if data is None else json_value(data, [], "data"),
             "created_at": utc_now(),
         }
         self._queue.append(unvalidated(StepEvent, fields))
