@@ -234,6 +234,17 @@ def test_agent_steps_are_found_with_their_messages(
     assert memory.search("cancel flight")[0].step.id == "b"
 
 
+def test_another_first_message_is_nobodys_history_until_it_is_adopted(
+    memory: hs.StepMemory, repo: SessionRepository
+) -> None:
+    run(repo.commit("s", message("q"), [step(id="a")]))
+    again = run(repo.branch_at("s", 0))
+    run(repo.commit("s", message("other q"), [step(id="b")], branch_id=again))
+    assert [found.id for found in memory.find().steps] == ["a"]
+    run(repo.adopt("s", again))
+    assert [found.id for found in memory.find().steps] == ["b"]
+
+
 def test_a_repository_over_a_bare_store_tells_of_steps_only_who_asked(
     memory: hs.StepMemory,
 ) -> None:

@@ -282,6 +282,17 @@ def test_a_transaction_that_fails_leaves_nothing(store: SqliteStepStore) -> None
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_steps_that_are_marked_as_revoked_are_not_looked_at_again(
+    path: Path, store: SqliteStepStore
+) -> None:
+    recalls = {"recalled": ["poison"]}
+    store.append([step(id="poison", user_id="eve"), step(id="child", metadata=recalls)])
+    assert store.revoke(StepFilter(user_id="eve"), None).descended == 1
+    with closing(sqlite3.connect(path)) as connection:
+        looked = "SELECT revoked_through, (SELECT max(row) FROM agent_step) FROM namespace"
+        assert connection.execute(looked).fetchall() == [(2, 2)]
+
+
 def test_many_forks_share_one_file_with_their_parent(path: Path, store: SqliteStepStore) -> None:
     stop = threading.Event()
 

@@ -207,25 +207,42 @@ def test_a_damaged_message_is_named(whole: bytes, tmp_path: Path, column: str) -
 
 
 @pytest.mark.parametrize(
-    "damage",
+    ("name", "damage"),
     [
-        "UPDATE session SET branch_id = 2 WHERE id = 'a'",
-        "UPDATE branch SET fork_sequence = 5 WHERE session_id = 'c'",
-        "UPDATE branch SET parent_id = 2 WHERE session_id = 'c'",
-        "UPDATE branch SET parent_id = id WHERE session_id = 'c'",
-        "DELETE FROM message WHERE id = 'a2'",
+        ("a", "UPDATE session SET branch_id = 2 WHERE id = 'a'"),
+        ("c", "UPDATE branch SET fork_sequence = 5 WHERE session_id = 'c'"),
+        ("c", "UPDATE branch SET parent_id = 2 WHERE session_id = 'c'"),
+        ("c", "UPDATE branch SET parent_id = id WHERE session_id = 'c'"),
+        ("c", "DELETE FROM branch WHERE session_id = 'a'"),
+        ("a", "DELETE FROM message WHERE id = 'a2'"),
+        ("c", "DELETE FROM message WHERE id = 'a4'"),  # the last that c shares
     ],
 )
-def test_a_session_never_shows_another_line(whole: bytes, tmp_path: Path, damage: str) -> None:
+def test_a_session_never_shows_another_line(
+    whole: bytes, tmp_path: Path, name: str, damage: str
+) -> None:
     path = damaged_file(tmp_path, whole)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(damage)
-    name = "c" if "'c'" in damage else "a"
     with closing(SqliteStepStore(path)) as store:
         for read in (store.messages, store.message_dicts):
             with pytest.raises(DamagedFileError, match="export --salvage"):
                 read(name)
         assert len(store.messages("b")) == 9
+
+
+def test_a_step_that_is_listed_twice_is_named(whole: bytes, tmp_path: Path) -> None:
+    path = damaged_file(tmp_path, whole)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TEMP TABLE known AS SELECT * FROM step_key")
+        connection.execute("DROP TABLE step_key")
+        connection.execute("CREATE TABLE step_key AS SELECT * FROM known")
+        connection.execute("INSERT INTO step_key SELECT * FROM known WHERE row = 8")
+    with (
+        closing(SqliteStepStore(path)) as store,
+        pytest.raises(DamagedFileError, match="step in row 8"),
+    ):
+        store.find(StepFilter.of({"tools": ["tool0", "tool1"]}), limit=99)
 
 
 def test_a_damaged_score_is_named(whole: bytes, tmp_path: Path) -> None:
