@@ -84,8 +84,8 @@ class ActiveRun:
         )
         self.threads = Threads(recorded.id)
         self.stopped: Stop | None = None
-        self.when_ended: Callable[[], None] | None = None
-        """Called once, before the final event."""
+        self.when_ended: Callable[[], None]
+        """Called before the final event; set by who starts the run."""
         self.spoke = False
         """Whether the reader has seen anything of an answer, or a tool has begun."""
         self.denied: set[UUID] = set()
@@ -181,8 +181,7 @@ class ActiveRun:
 
     def end_for_sure(self, _: object = None) -> None:
         """Leave no reader waiting and no session held, whatever happened."""
-        if self.when_ended is not None:
-            self.when_ended()
+        self.when_ended()
         self.events.emit(StepEventType.RUN_FAILED)
 
     def _interrupted(self, call: ToolTurn) -> None:

@@ -251,8 +251,7 @@ async def _close(run: ActiveRun, ending: Ending) -> None:
         data["recording_errors"] = [str(problem) for problem in run.recorder.errors]
     await run.hooks.tell("on_run_end", ending.status, data)
     await run.hooks.drain()
-    if run.when_ended is not None:
-        run.when_ended()
+    run.when_ended()
     run.events.emit(_FINAL[ending.status], data)
 
 

@@ -124,11 +124,6 @@ class Meter:
         self._tool_ms: float | None = None
         self._price_missed = False
 
-    @property
-    def llm_calls(self) -> int:
-        """LM calls begun."""
-        return self._asked
-
     def over_limit(self) -> Stop | None:
         """Return why another LM call would be too much."""
         config, own, inner = self._config, self._total, self._nested or RunMetrics()

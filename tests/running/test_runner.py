@@ -34,6 +34,7 @@ from hybridagi_steps import AgentStepType, StepEvent, StepEventType, StepMemory,
 from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError, SequenceConflictError
 from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.runner import StepRunner
+from hybridagi_steps.running.stored_events import stored_events
 from hybridagi_steps.testing import ScriptedLM, ToolCall, request_text
 
 QA = "question -> answer"
@@ -312,6 +313,10 @@ def test_metrics_add_up_to_those_of_the_run(memory: StepMemory) -> None:
     assert costs[1].tool_exec_time_ms is not None
     snapshot = [event for event in events if event.type is StepEventType.METRICS_SNAPSHOT]
     assert len(snapshot) == 3
+    again = (stored_events(memory, events[0].run_id)[-1].data or {})["metrics"]
+    for told in (*(event.data or {} for event in snapshot), total, again):
+        assert told
+        assert None not in told.values()
     answer = memory.run(events[0].run_id).steps[-2]
     assert answer.metrics is not None
     assert answer.metrics.first_token_latency_ms is not None

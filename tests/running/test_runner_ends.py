@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import dspy
@@ -283,6 +284,7 @@ def test_a_tool_in_flight_is_answered_when_the_run_is_cancelled(memory: StepMemo
     check_stream(memory, events)
     *_, asks, result = messages(memory, "chat")
     assert result.content == INTERRUPTED
+    assert result.metadata == {"interrupted": True, "is_error": True}
     assert result.agent_step_id == asks.agent_step_id
     assert memory.get([str(result.agent_step_id)]).steps[0].status == "cancelled"
 
@@ -293,8 +295,19 @@ class PassingError(Exception):
     status_code = 503
 
 
-def test_a_provider_that_fails_is_asked_again(memory: StepMemory) -> None:
+def test_a_provider_that_fails_is_asked_again(
+    memory: StepMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
+    waits: list[tuple[float, float]] = []
+
+    def shortest(low: float, high: float) -> float:
+        waits.append((low, high))
+        return low
+
+    monkeypatch.setattr(
+        "hybridagi_steps.running.answering.random", SimpleNamespace(uniform=shortest)
+    )
 
     async def program(messages: list[dict[str, Any]]) -> str:
         asked.append(len(messages))
@@ -307,6 +320,7 @@ def test_a_provider_that_fails_is_asked_again(memory: StepMemory) -> None:
     assert asked == [1, 1, 1]
     retries = [event.data or {} for event in events if event.type is StepEventType.ERROR]
     assert [retry["attempt"] for retry in retries] == [1, 2]
+    assert waits == [(0, 0.5), (0, 1.0)]
     assert said(memory, "chat") == [("user", "Hello"), ("assistant", "Hi")]
 
 
@@ -571,6 +585,18 @@ class Broken:
 
     async def on_tool_end(self, run: Any, request: Any, result: Any) -> None:
         raise ValueError("async")
+
+
+def test_a_session_is_free_however_its_run_ended(memory: StepMemory) -> None:
+    class Last:
+        async def on_run_end(self, *_: object) -> None:
+            raise asyncio.CancelledError
+
+    runner = StepRunner(dspy.Predict(QA), memory, hooks=[Last()])
+    for _ in range(2):
+        events = run(runner, "chat", "Hello", answering("Hi"))
+        assert events[-1].type is StepEventType.RUN_FAILED
+        assert runner.active_runs() == {}
 
 
 def test_a_failing_hook_is_an_event_and_no_end(memory: StepMemory) -> None:

@@ -17,6 +17,7 @@ from runner_cases import check_stream, messages, run
 
 from hybridagi_steps import StepMemory, record_step
 from hybridagi_steps.errors import StorageBusyError
+from hybridagi_steps.messages.agent_steps import INTERRUPTED
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.running.stored_events import stored_events
 from hybridagi_steps.sessions.repository import SessionRepository
@@ -189,6 +190,38 @@ def test_steps_that_cannot_be_stored_in_between_wait(
     assert "recording_errors" not in (events[-1].data or {})
     assert refused == [50, 51, 52]
     assert [step.hop for step in memory.run(events[0].run_id).steps] == list(range(72))
+
+
+def test_a_cut_off_call_that_cannot_be_answered_is_told(
+    memory: StepMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = SessionRepository.commit_now
+
+    def busy(repo: Any, session_id: str, given: Any, *rest: Any, **options: Any) -> Any:
+        if any(message.content == INTERRUPTED for message in given):
+            raise StorageBusyError("not now")
+        return commit(repo, session_id, given, *rest, **options)
+
+    monkeypatch.setattr(SessionRepository, "commit_now", busy)
+
+    async def endless() -> str:
+        """Wait for ever."""
+        return str(await asyncio.Event().wait())
+
+    runner = StepRunner(program_calling("endless"), memory, tools=[endless])
+
+    async def cancelled() -> list[Any]:
+        events: list[Any] = []
+        async for event in runner.run_stream("chat", "Hello"):
+            events.append(event)
+            if event.snapshot is not None and event.snapshot.has_tool_calls():
+                await runner.cancel(event.run_id)
+        return events
+
+    events = asyncio.run(cancelled())
+    told = [event.data for event in events if event.type.value == "error"]
+    assert {(data["where"], data["type"]) for data in told} == {("storage", "StorageBusyError")}
+    assert events[-1].type.value == "run_cancelled"
 
 
 def test_what_a_tool_gave_is_stored_while_an_earlier_one_still_runs(memory: StepMemory) -> None:

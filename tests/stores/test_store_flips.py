@@ -324,7 +324,11 @@ def salvaged(path: Path, folder: Path) -> tuple[list[str], SqliteStepStore]:
     return named, SqliteStepStore(target)
 
 
-def test_a_salvage_of_a_whole_file_loses_nothing(whole: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows_at_once", [2_000, 3])
+def test_a_salvage_of_a_whole_file_loses_nothing(
+    whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
+) -> None:
+    monkeypatch.setattr("hybridagi_steps.stores.sql.salvage._WINDOW", rows_at_once)
     path = damaged_file(tmp_path, whole)
     named, store = salvaged(path, tmp_path)
     with closing(store), closing(SqliteStepStore(path)) as old:
@@ -361,6 +365,15 @@ def test_a_salvage_cuts_a_session_at_what_is_lost(whole: bytes, tmp_path: Path) 
     text = "\n".join(named)
     for words in ("step 'step-7' in row 8", "message 'a3' in row 5", "'c' lacks its message 3"):
         assert words in text
+
+
+def test_a_salvage_keeps_a_session_whose_branch_is_lost(whole: bytes, tmp_path: Path) -> None:
+    path = damaged_file(tmp_path, whole)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM branch WHERE session_id = 'b'")
+    _, store = salvaged(path, tmp_path)
+    with closing(store):
+        assert [one.content for one in store.messages("b")] == [f"b says {n}" for n in range(1, 10)]
 
 
 def test_a_salvage_reads_around_damaged_pages(whole: bytes, tmp_path: Path) -> None:
