@@ -238,10 +238,7 @@ class Searcher:
                 'mode="lexical" searches without it.'
             ) from error
         vectors, usable = checked_vectors(found, len(texts), embedder.dimension)
-        return [
-            (vector / np.linalg.norm(vector)).astype(np.float32) if good else None
-            for vector, good in zip(vectors, usable, strict=True)
-        ]
+        return [v if good else None for v, good in zip(vectors, usable, strict=True)]
 
     def _row_of(self, item: str | AgentStep) -> int | None:
         """Return the row of the stored step that a query is: itself, or its prompt text."""

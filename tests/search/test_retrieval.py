@@ -100,6 +100,30 @@ def test_one_half_alone_scores_by_that_half(
     assert {hit.dense_score for hit in words} == {None}
 
 
+class Loud(HashingEmbedder):
+    """Gives queries a length of its own, as some models do."""
+
+    length = 1.0
+
+    def embed_queries(self, texts: Sequence[str]) -> Any:
+        return self.length * super().embed_queries(texts)
+
+
+@pytest.mark.parametrize("length", [7.0, 1e-30, 1e38])
+def test_how_long_an_embedder_makes_a_query_changes_no_score(
+    memory: StepMemory, length: float
+) -> None:
+    steps = [action(f"refund the {thing}") for thing in ("hat", "coat", "shoe")]
+    embedder = Loud()
+    embedder.length = length
+    with StepMemory(":memory:", embedder=embedder) as loud:
+        for each in (memory, loud):
+            each.add(steps)
+        for mode in ("hybrid", "dense"):
+            plain, scaled = (each.search("refund a hat", mode=mode) for each in (memory, loud))
+            assert [hit.score for hit in scaled] == pytest.approx([hit.score for hit in plain])
+
+
 @pytest.mark.parametrize("mode", ["hybrid", "dense", "lexical"])
 @pytest.mark.parametrize(
     "as_query",
