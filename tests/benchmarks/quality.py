@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -27,12 +29,22 @@ from hybridagi_steps.search import ranking as retrieval
 from hybridagi_steps.search.bm25 import LexicalIndex
 from tests.benchmarks.conditions import conditions
 from tests.benchmarks.quality_cost import cost_by_part, cost_table
+from tests.benchmarks.quality_dialogue import (
+    chat_file,
+    dialogue_quality,
+    dialogue_table,
+    mixed_memory,
+    mixed_table,
+    shipped_turns,
+    turn_questions,
+)
 from tests.benchmarks.quality_evidence import (
     evidence_questions,
     evidence_recall,
     evidence_table,
     side_by_side,
 )
+from tests.benchmarks.quality_own_runs import own_quality, own_tasks_table
 from tests.benchmarks.quality_searches import Searches
 from tests.benchmarks.ranking import (
     Values,
@@ -60,7 +72,7 @@ HYBRID, AIMED = "this library (hybrid)", "this library, aim named"
 OWN_HALVES = ("BM25, own text", "dense, own text")
 """What the hybrid must not fall behind."""
 
-PARTS: tuple[str, ...] = ("tasks", "evidence", "cost")
+PARTS: tuple[str, ...] = ("tasks", "evidence", "dialogue", "mixed", "cost")
 """What can be measured by itself."""
 
 _DEPTH = 100
@@ -82,7 +94,12 @@ def report(json_output: bool = False, **options: Any) -> None:
 
 
 def measure(
-    embedder: str = "wordllama", half: Half = "report", tune: bool = False, only: str = ""
+    embedder: str = "wordllama",
+    half: Half = "report",
+    tune: bool = False,
+    only: str = "",
+    runs: str = "",
+    questions: str = "",
 ) -> dict[str, Any]:
     """Return nDCG@10 and recall@10 of every retriever on every task, and what contexts hold.
 
@@ -90,12 +107,21 @@ def measure(
         embedder: Name of the embedder for the dense half.
         half: Whose runs ask.
         tune: Also try a grid of constants on the tuning half.
-        only: The parts to measure, of tasks, evidence and cost, with commas between them; by
-            default all of them.
+        only: The parts to measure, of tasks, evidence, dialogue, mixed and cost, with commas
+            between them; by default all of them.
+        runs: A file with runs or chats of your own, in any format that can be imported; then
+            nothing but they is measured.
+        questions: What to ask about them: JSON objects with question and relevant, a list of ids.
 
     Raises:
-        InvalidSettingError: There is no such part.
+        InvalidSettingError: There is no such part; or runs without questions, or the reverse.
+        ExchangeError: One of the two files is not what it should be.
     """
+    if runs or questions:
+        if not (runs and questions):
+            raise InvalidSettingError("--runs and --questions go together: what is asked of what.")
+        found = conditions(embedder=embedder, runs=runs, questions=questions)
+        return found | {"own": own_quality(Path(runs), Path(questions), embedder)}
     parts = _parts(only)
     steps = shipped_steps()
     with StepMemory(":memory:", embedder=embedder) as memory:
@@ -114,6 +140,10 @@ def measure(
             found["grid"] = _grid(rankers[HYBRID], retrieval_tasks(steps, "tune"))
     if "evidence" in parts:
         found["evidence"] = _evidence(steps, embedder, half)
+    if "dialogue" in parts:
+        found["dialogue"] = _dialogue(steps, embedder, half)
+    if "mixed" in parts:
+        found["mixed"] = _mixed(steps, embedder, half)
     return found
 
 
@@ -139,13 +169,38 @@ def _evidence(steps: list[AgentStep], embedder: str, half: Half) -> dict[str, An
         }
 
 
+def _dialogue(steps: list[AgentStep], embedder: str, half: Half) -> dict[str, Any]:
+    turns = shipped_turns(steps)
+    with chat_file(turns) as file:
+        return dialogue_quality(embedder, turns, turn_questions(turns, half), file)
+
+
+def _mixed(steps: list[AgentStep], embedder: str, half: Half) -> dict[str, Any]:
+    """Return what is found of two kinds of rows; the conversations are Who&When and tau-bench."""
+    turns = shipped_turns(steps)
+    spoken = {turn.session_id for turn in turns}
+    tools = [step for step in steps if step.run_id not in spoken]
+    tasks = [
+        replace(task, questions=[q for q in task.questions if q.run_id not in spoken])
+        for task in retrieval_tasks(steps, half)
+    ]
+
+    def ask(memory: StepMemory) -> Values:
+        ranker = _library(Searches(memory))
+        found = [_values(task, ranker)[0] for task in tasks if task.in_mean]
+        return {f"{n} {run}": each for n, by in enumerate(found) for run, each in by.items()}
+
+    return mixed_memory(embedder, tools, ask, turns, turn_questions(turns, half))
+
+
+def _library(searches: Searches, mode: retrieval.Mode = "hybrid", k: int = CUT) -> Ranker:
+    return lambda question, _: _hashes(searches.hits(question, k, mode=mode))
+
+
 def _rankers(memory: StepMemory, steps: list[AgentStep]) -> dict[str, Ranker]:
     searches = Searches(memory)
 
-    def by_library(mode: retrieval.Mode, k: int) -> Ranker:
-        return lambda question, _: _hashes(searches.hits(question, k, mode=mode))
-
-    own_words, dense = _own_words(steps), by_library("dense", _DEPTH)
+    own_words, dense = _own_words(steps), _library(searches, "dense", _DEPTH)
 
     def fused(question: Question, task: Task) -> list[int]:
         return reciprocal_rank_fusion([own_words(question, task), dense(question, task)])
@@ -155,10 +210,10 @@ def _rankers(memory: StepMemory, steps: list[AgentStep]) -> dict[str, Ranker]:
 
     return {
         "BM25, own text": own_words,
-        "BM25, window text": by_library("lexical", CUT),
+        "BM25, window text": _library(searches, "lexical"),
         "dense, own text": dense,
         "rank fusion, own text": fused,
-        HYBRID: by_library("hybrid", CUT),
+        HYBRID: _library(searches),
         AIMED: aimed,
     }
 
@@ -264,17 +319,32 @@ def _set_constants(weight: float, share: float) -> None:
 
 
 def _tables(result: dict[str, Any]) -> list[Table]:
+    if "own" in result:
+        return _own_tables(result["own"])
     tables: list[Table] = []
     if "tasks" in result:
         tables.append(_comparison(result, "ndcg", f"nDCG@{CUT}"))
         tables.append(_comparison(result, "recall", f"recall@{CUT}"))
     for name, found in result.get("evidence", {}).items():
         tables.append(evidence_table(f"evidence in the context, asked with {name}", found))
+    if "dialogue" in result:
+        tables.append(dialogue_table("turns of conversations", result["dialogue"]))
+    if "mixed" in result:
+        tables.append(mixed_table(result["mixed"]))
     if "cost" in result:
         tables.append(cost_table(result["cost"], result["options"]["steps"]))
     if "grid" in result:
         tables.append(_grid_table(result["grid"]))
     return tables
+
+
+def _own_tables(own: dict[str, Any]) -> list[Table]:
+    tables: list[Table] = []
+    if "tasks" in own:
+        tables.append(own_tasks_table(own["tasks"]))
+    if "dialogue" in own:
+        tables.append(dialogue_table("turns", own["dialogue"]))
+    return [*tables, evidence_table("evidence in the context", own["evidence"])]
 
 
 def _comparison(result: dict[str, Any], measure: str, title: str) -> Table:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybridagi_steps.context.builder import ContextBuilder
 from hybridagi_steps.context.excerpts import identifiers
@@ -47,25 +47,37 @@ _WORDS = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
-class EvidenceQuestion:
-    """What a new session asks, and what must stand in its context."""
-
-    text: str
-    run_id: str
-    evidence: dict[str, frozenset[str]]
-    """Ids of the steps that are needed, each with the values that must be there, in `plain` form;
-    no value: the step must be there."""
-    until: datetime | None = None
-    """Nothing younger may be seen."""
-
-
-@dataclass(frozen=True)
 class Shown:
     """What one way of filling a context showed."""
 
     ids: frozenset[str]
     text: str
     tokens: int
+
+
+class Evidence(NamedTuple):
+    """What must stand in a context."""
+
+    step_id: str | None
+    """The step that must be quoted; None: whoever says it."""
+    values: frozenset[str] = frozenset()
+    """What must be read there, in `plain` form."""
+
+    def stands_in(self, shown: Shown) -> bool:
+        """Whether a context holds it whole."""
+        quoted = self.step_id is None or self.step_id in shown.ids
+        return quoted and all(value in shown.text for value in self.values)
+
+
+@dataclass(frozen=True)
+class EvidenceQuestion:
+    """What a new session asks, and what must stand in its context."""
+
+    text: str
+    run_id: str
+    evidence: tuple[Evidence, ...]
+    until: datetime | None = None
+    """Nothing younger may be seen."""
 
 
 def side_by_side(steps: Iterable[AgentStep]) -> list[AgentStep]:
@@ -113,7 +125,8 @@ def _questions(run: list[AgentStep], task: str, *, blotted: bool) -> Iterator[Ev
             asked = asked_text(step)
             if blotted:
                 asked = _without(asked, {value for values in evidence.values() for value in values})
-            yield EvidenceQuestion(asked, str(step.run_id), evidence, step.created_at - _HOUR / 2)
+            needed = tuple(Evidence(source, values) for source, values in evidence.items())
+            yield EvidenceQuestion(asked, str(step.run_id), needed, step.created_at - _HOUR / 2)
 
 
 def used_values(step: AgentStep) -> set[str]:
@@ -210,10 +223,7 @@ def evidence_recall(
 
 def _share(context: Shown, question: EvidenceQuestion) -> float:
     """Return the share of the evidence that is there with all of its values."""
-    there = [
-        step_id in context.ids and all(value in context.text for value in values)
-        for step_id, values in question.evidence.items()
-    ]
+    there = [needed.stands_in(context) for needed in question.evidence]
     return sum(there) / len(there)
 
 

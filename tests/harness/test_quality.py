@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.errors import ExchangeError, InvalidSettingError
+from hybridagi_steps.exchange.exporter import export_file
 from hybridagi_steps.exchange.shipped_runs import shipped_steps
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
-from tests.benchmarks import quality, quality_evidence
+from hybridagi_steps.records.message import MessageRole
+from tests.benchmarks import quality, quality_dialogue, quality_evidence
+from tests.benchmarks.quality_dialogue import (
+    AS_STEPS,
+    IMPORTED,
+    Turn,
+    TurnQuestion,
+    chat_file,
+    dialogue_quality,
+    mixed_memory,
+    shipped_turns,
+    turn_questions,
+)
 from tests.benchmarks.quality_evidence import (
     BLOT,
     BUILDER,
     LAST,
     PLAIN,
+    Evidence,
     EvidenceQuestion,
     evidence_questions,
     evidence_recall,
     plain,
     side_by_side,
 )
+from tests.benchmarks.quality_own_runs import own_quality
 from tests.benchmarks.ranking import (
     Interval,
     by_run,
@@ -87,7 +105,7 @@ class TestEvidence:
             ]
         )
         asked = evidence_questions(steps, {"r": "Ann Smith cancels"}, ["r"], blotted=False)
-        assert [question.evidence for question in asked] == [
+        assert [dict(question.evidence) for question in asked] == [
             {"a": {plain("RES-77")}},  # of c; b was asked for nothing, and says what a tool found
             {"a": {plain("RES-77")}, "b": {plain("1200")}},
         ]
@@ -120,7 +138,7 @@ class TestEvidence:
         assert len(asked) > 80
         for question in asked:
             assert question.until is not None
-            assert all(age[step_id] < question.until for step_id in question.evidence)
+            assert all(age[str(needed.step_id)] < question.until for needed in question.evidence)
 
     def test_a_condensed_step_without_its_value_does_not_count(self) -> None:
         steps = side_by_side([act("a", "the code is RES-77", purpose="find the code", tool="t")])
@@ -128,11 +146,12 @@ class TestEvidence:
             memory.add(steps)
             there, lost = (
                 evidence_recall(
-                    memory,
-                    steps,
-                    [EvidenceQuestion("what was the code?", "r", {"a": frozenset({plain(value)})})],
+                    memory, steps, [EvidenceQuestion("what was the code?", "r", (needed,))]
                 )["budgets"]["1000"]["recall"]
-                for value in ("RES-77", "RES-99")
+                for needed in (
+                    Evidence("a", frozenset({plain("RES-77")})),
+                    Evidence("a", frozenset({plain("RES-99")})),
+                )
             )
         for way in (BUILDER, PLAIN, LAST):
             assert there[way]["mean"] == 1
@@ -155,6 +174,146 @@ class TestEvidence:
             assert large["tokens"][way] <= 3_000
             assert small["recall"][way]["mean"] <= large["recall"][way]["mean"]
         assert large["recall"][PLAIN]["mean"] > 0
+
+
+_WHEN = datetime(2026, 5, 4, tzinfo=UTC)
+CONVERSATION = [
+    Turn("talk", "Ann", "The order is AB-1234, of 3 May.", MessageRole.USER, _WHEN),
+    Turn("talk", "Bob", "Thank you, I am looking.", MessageRole.ASSISTANT, _WHEN),
+    Turn("talk", "Bob", "I refunded AB-1234 for you today.", MessageRole.ASSISTANT, _WHEN),
+    Turn("other", "Cy", "It rains in Oslo.", MessageRole.USER, _WHEN),
+]
+
+
+class TestDialogue:
+    def test_a_later_turn_asks_for_the_value_that_an_earlier_one_named(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def all_runs(runs: dict[str, Any], half: str) -> set[str]:
+            return set(runs)
+
+        monkeypatch.setattr(quality_dialogue, "half_of_runs", all_runs)
+        [asked] = turn_questions(CONVERSATION, "report")
+        assert asked.text == f"I refunded {BLOT} for you today."
+        assert asked.wanted == {CONVERSATION[0].key}
+        assert asked.asking == CONVERSATION[2].key
+
+    def test_turns_are_found_in_the_steps_and_chats_that_hold_them(self) -> None:
+        asked = [
+            TurnQuestion("which order?", "talk", frozenset({CONVERSATION[0].key}), kind="ids"),
+            TurnQuestion("weather in Oslo", "other", frozenset({CONVERSATION[3].key})),
+        ]
+        with chat_file(CONVERSATION) as file:
+            found = dialogue_quality("hashing", CONVERSATION, asked, file)
+        for way in (AS_STEPS, IMPORTED):
+            assert found["ways"][way]["recall"]["mean"] == 1
+            assert found["ways"][way]["mrr"]["mean"] == 1
+            assert list(found["ways"][way]["kinds"]) == ["ids"]
+            assert found["ways"][way]["turns_in_ten_hits"] <= len(CONVERSATION)
+
+    def test_the_turn_that_asks_is_no_answer(self) -> None:
+        own = CONVERSATION[0]
+        asked = [TurnQuestion(own.text, "talk", frozenset({own.key}), own.key)]
+        with chat_file(CONVERSATION) as file:
+            found = dialogue_quality("hashing", CONVERSATION, asked, file)
+        assert found["ways"][AS_STEPS]["recall"]["mean"] == 0
+
+    def test_a_memory_of_both_kinds_is_compared_with_each_alone(self) -> None:
+        [tool] = [act("a", "done", purpose="water the plants", tool="water")]
+        asked = [TurnQuestion("weather in Oslo", "other", frozenset({CONVERSATION[3].key}))]
+
+        def ask(memory: StepMemory) -> dict[str, list[float]]:
+            return {"r": [float(memory.search("plants")[0].step.id == "a")]}
+
+        found = mixed_memory("hashing", [tool], ask, CONVERSATION, asked)
+        for each in found.values():
+            assert each["alone"]["mean"] == each["together"]["mean"] == 1
+            assert each["change"]["mean"] == 0
+
+    def test_the_shipped_conversations_ask_many_questions(self) -> None:
+        turns = shipped_turns(shipped_steps())
+        assert len({turn.session_id for turn in turns}) == 40
+        assert {turn.role for turn in turns} == {MessageRole.USER, MessageRole.ASSISTANT}
+        keys = {turn.key for turn in turns}
+        for half in ("tune", "report"):
+            asked = turn_questions(turns, half)
+            assert len(asked) > 60
+            assert all(question.wanted <= keys for question in asked)
+            assert all(question.asking not in question.wanted for question in asked)
+
+
+PAGE = Path(__file__).parents[2] / ".github" / "docs" / "benchmarks.md"
+
+
+class TestOwnRuns:
+    def test_the_example_of_the_page_runs(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        blocks = re.findall(
+            r"^```jsonl\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
+        )
+        for name, block in zip(("runs", "questions"), blocks, strict=True):
+            (tmp_path / name).write_text(block, "utf-8")
+        options: dict[str, Any] = {
+            "runs": str(tmp_path / "runs"),
+            "questions": str(tmp_path / "questions"),
+        }
+        quality.report(json_output=True, embedder="hashing", **options)
+        own = json.loads(capsys.readouterr().out)["own"]
+        assert own["turns"] == 5
+        assert own["dialogue"]["questions"] == 2
+        assert own["dialogue"]["ways"][AS_STEPS]["recall"]["mean"] == 1
+        assert "single turn" in own["dialogue"]["ways"][IMPORTED]["kinds"]
+        assert own["evidence"]["budgets"]["1000"]["recall"][PLAIN]["mean"] == 1
+        quality.report(embedder="hashing", **options)
+        assert "as session messages" in capsys.readouterr().out
+
+    def test_exported_steps_are_asked_for_by_their_ids(self, tmp_path: Path) -> None:
+        with StepMemory(":memory:", embedder="hashing") as memory:
+            memory.add([act("a", "42 euros", purpose="price of tea"), act("b", "x", purpose="y")])
+            export_file(memory, tmp_path / "runs.jsonl")
+        asked = {"question": "what does tea cost?", "relevant": ["a"], "aim": "episode"}
+        (tmp_path / "questions.jsonl").write_text(json.dumps(asked))
+        found = own_quality(tmp_path / "runs.jsonl", tmp_path / "questions.jsonl", "hashing")
+        assert found["tasks"]["ways"]["no aim"]["mrr"]["mean"] == 1
+        assert found["evidence"]["budgets"]["1000"]["recall"][PLAIN]["mean"] == 1
+        assert "dialogue" not in found
+
+    @pytest.mark.parametrize(
+        ("line", "named"),
+        [
+            ("{", "line 2: "),
+            ('{"question": "x"}', "line 2: relevant: Field required; a question is"),
+            ('{"question": " ", "relevant": ["flat#1"]}', "line 2: question: "),
+            ('{"question": "x", "relevant": []}', "line 2: relevant: "),
+            ('{"question": "x", "relevant": ["flat#1"], "aim": "all"}', "line 2: aim: "),
+            ('{"question": "x", "relevant": ["flat#1"], "aim": "next"}', "the step before"),
+            ('{"question": "x", "relevant": ["flat#9"]}', "has the id 'flat#9'"),
+            ('{"question": "x", "relevant": ["flat#1"], "colour": 1}', "line 2: colour: "),
+            ("[1, 2]", "line 2: "),
+        ],
+    )
+    def test_a_bad_line_is_named(self, tmp_path: Path, line: str, named: str) -> None:
+        chat = {"id": "flat", "messages": [{"role": "user", "content": "I moved."}]}
+        (tmp_path / "runs").write_text(json.dumps(chat))
+        good = '{"question": "who moved?", "relevant": ["flat#1"]}'
+        (tmp_path / "questions").write_text(f"{good}\n{line}\n")
+        with pytest.raises(ExchangeError, match=re.escape(named)) as caught:
+            own_quality(tmp_path / "runs", tmp_path / "questions", "hashing")
+        assert str(caught.value).count("\n") == 0
+
+    def test_runs_that_hold_nothing_are_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "questions").write_text('{"question": "x", "relevant": ["a"]}')
+        (tmp_path / "runs").write_text('{"messages": []}')
+        with pytest.raises(ExchangeError):
+            own_quality(tmp_path / "runs", tmp_path / "questions", "hashing")
+        (tmp_path / "questions").write_text("")
+        with pytest.raises(ExchangeError):
+            own_quality(tmp_path / "runs", tmp_path / "questions", "hashing")
+
+    def test_one_file_without_the_other_is_refused(self) -> None:
+        with pytest.raises(InvalidSettingError, match="go together"):
+            quality.measure(runs="runs.jsonl")
 
 
 class TestReport:
