@@ -5,6 +5,7 @@ from __future__ import annotations
 from inspect import signature
 from typing import Any
 
+from hybridagi_steps.dspy_types import QueryWithSteps
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from tests.benchmarks.retrieval_tasks import Aim, Question
@@ -23,9 +24,12 @@ class Searches:
         self, question: Question, k: int, aim: Aim | None = None, **options: Any
     ) -> list[StepHit]:
         """Return k hits; an aim that needs a state is left out where there is none."""
+        query: Any = question.text
         if aim in self.aims and (aim != "next" or question.state is not None):
             options["aim"] = aim
-        return self._memory.search(question.text, k, where=scope_of(question), **options)
+        if aim == "next" and "aim" in options:
+            query = QueryWithSteps(queries=question.text, steps=[question.state])
+        return self._memory.search(query, k, where=scope_of(question), **options)
 
 
 def scope_of(question: Question) -> StepFilter:
