@@ -35,7 +35,8 @@ _SOURCES = {
     "sweagent": "SWE-agent",
     "toolbench": "ToolBench",
 }
-_SAME_FUNCTION = ("tau-bench", "Who&When", "ToolBench")
+_SAME_FUNCTION: dict[str, Aim] = {"tau-bench": "next", "Who&When": "next", "ToolBench": "tool"}
+"""What it is asked for: the next step, or, among ToolBench's thousands, a tool that can do this."""
 _FROM_TASK = ("tau-bench", "FireAct", "ToolBench")
 _WITH_TOOLS = ("ToolBench",)
 
@@ -76,8 +77,8 @@ def retrieval_tasks(steps: list[AgentStep], half: Half) -> list[Task]:
     asking = half_of_runs(tasks, half)
     found = [
         *(
-            Task(f"state → same function, {name}", _same_function(_of(steps, name), tasks), "next")
-            for name in _SAME_FUNCTION
+            Task(f"state → same function, {name}", _same_function(_of(steps, name), tasks), aim)
+            for name, aim in _SAME_FUNCTION.items()
         ),
         *(
             Task(f"task → steps, {name}", _from_task(_of(steps, name), tasks), "episode")
