@@ -6,10 +6,9 @@ run came by. So what was learned for one node serves that node, whatever way a r
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import dspy
@@ -92,31 +91,15 @@ def asked(predictor: dspy.Module, inputs: dict[str, Any], lm: object = None) -> 
         inputs: What it is told.
         lm: The model to ask when the predictor has none of its own, instead of the one configured.
     """
-    request = Request(
-        now=functools.partial(_call, predictor, inputs, lm),
-        later=functools.partial(_acall, predictor, inputs, lm),
-    )
+    request = Request(lambda: predictor(**inputs), lambda: predictor.acall(**inputs))
     try:
-        return (yield request)
+        with nullcontext() if lm is None else overriding(lm=lm):
+            return (yield request)
     except AdapterParseError as error:
         name, said = _single_text(predictor), _first_said(error)
         if name is None or not said:
             raise
         return dspy.Prediction(**{name: said})
-
-
-def _call(predictor: dspy.Module, inputs: dict[str, Any], lm: object) -> Any:
-    with _asking(lm):
-        return predictor(**inputs)
-
-
-async def _acall(predictor: dspy.Module, inputs: dict[str, Any], lm: object) -> Any:
-    with _asking(lm):
-        return await predictor.acall(**inputs)
-
-
-def _asking(lm: object) -> AbstractContextManager[None]:
-    return nullcontext() if lm is None else overriding(lm=lm)
 
 
 def _single_text(predictor: dspy.Module) -> str | None:

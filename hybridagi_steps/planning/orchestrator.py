@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from concurrent.futures import Future, wait
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from uuid import uuid4
 
 import anyio
 import dspy
+from anyio.from_thread import start_blocking_portal
 from anyio.to_thread import run_sync
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.planning.example_tasks import FINISH_TOOL
-from hybridagi_steps.planning.executor import StepExecutor, in_own_thread, refuse_same_names
+from hybridagi_steps.planning.executor import StepExecutor, refuse_same_names
 from hybridagi_steps.planning.generator import PlanGenerator
 from hybridagi_steps.planning.plan import Plan
 from hybridagi_steps.planning.plan_run import PlanRun
@@ -40,9 +39,6 @@ if TYPE_CHECKING:
     from hybridagi_steps.durable.plan_steps import DurableQueue
 
 T = TypeVar("T")
-
-_PATIENCE_SECONDS = 5.0
-"""How long a run that was stopped may take to put things in order."""
 
 
 class Orchestrator:
@@ -165,9 +161,36 @@ class Orchestrator:
         *,
         plan: Plan | str | None = None,
         key: str | None = None,
+        on_event: Listener | None = None,
     ) -> PlanResult:
-        """Run a plan to its end; see `run`."""
-        return await self._arun(requirements, plan, key, [])
+        """Run a plan to its end; see `run`. `on_event` is given the events of this run alone."""
+        _check_given(requirements, plan, key)
+        parsed = Plan.parse(plan, check=False) if isinstance(plan, str) else plan
+        own = (parsed.description or parsed.name) if parsed is not None else ""
+        requirement = (requirements or own).strip()
+        if not requirement and parsed is None:
+            raise InvalidSettingError("say what is wanted: run(requirements=…) or run(plan=…).")
+        name, settings = key or uuid4().hex, self.settings
+        if self.durable is not None and (redact := settings.redact) is not None:
+            # Before the queue sees anything; so this is what the plan works on.
+            requirement, name = redacted(requirement, redact), redacted(name, redact)
+            parsed = parsed and Plan.parse(redacted(parsed.to_text(), redact), check=False)
+        told = [listener for listener in (on_event, settings.on_event) if listener is not None]
+        if settings.progress:
+            told.append(ProgressBar())
+        events = EventLine(name, settings.session_id, told)
+        resuming = Resuming(name, self.worker, self.durable, settings)
+        run = PlanRun(settings, resuming, events, requirement, parsed)
+        entry = (run, asyncio.get_running_loop())
+        if self._running.setdefault(name, entry) is not entry:
+            raise InvalidSettingError(f"a run with the key {name!r} is under way already.")
+        try:
+            if self.durable is not None:
+                await run_sync(self.durable.open, self.plan_worker())
+                await run.claim_key()
+            return await run.carry_out()
+        finally:
+            del self._running[name]
 
     def make_plan(self, requirements: str) -> Plan:
         """Make a plan and run nothing.
@@ -193,7 +216,9 @@ class Orchestrator:
     ) -> AsyncIterator[StepEvent]:
         """Run a plan and yield what happens; leaving the loop early cancels the run."""
         events: asyncio.Queue[StepEvent | None] = asyncio.Queue()
-        work = asyncio.ensure_future(self._arun(requirements, plan, key, [events.put_nowait]))
+        work = asyncio.ensure_future(
+            self.arun(requirements, plan=plan, key=key, on_event=events.put_nowait)
+        )
         work.add_done_callback(lambda _: events.put_nowait(None))
         try:
             while (event := await events.get()) is not None:
@@ -213,41 +238,6 @@ class Orchestrator:
     def plan_worker(self) -> QueueWorker:
         """Return who does the steps that a durable queue hands out."""
         return QueueWorker(self.worker, self.settings)
-
-    async def _arun(
-        self,
-        requirements: str | None,
-        plan: Plan | str | None,
-        key: str | None,
-        listeners: list[Listener],
-    ) -> PlanResult:
-        _check_given(requirements, plan, key)
-        parsed = Plan.parse(plan, check=False) if isinstance(plan, str) else plan
-        own = (parsed.description or parsed.name) if parsed is not None else ""
-        requirement = (requirements or own).strip()
-        if not requirement and parsed is None:
-            raise InvalidSettingError("say what is wanted: run(requirements=…) or run(plan=…).")
-        name, settings = key or uuid4().hex, self.settings
-        if self.durable is not None and (redact := settings.redact) is not None:
-            # Before the queue sees anything; so this is what the plan works on.
-            requirement, name = redacted(requirement, redact), redacted(name, redact)
-            parsed = parsed and Plan.parse(redacted(parsed.to_text(), redact), check=False)
-        told = [*listeners, *([settings.on_event] if settings.on_event else [])]
-        if settings.progress:
-            told.append(ProgressBar())
-        events = EventLine(name, settings.session_id, told)
-        resuming = Resuming(name, self.worker, self.durable, settings)
-        run = PlanRun(settings, resuming, events, requirement, parsed)
-        entry = (run, asyncio.get_running_loop())
-        if self._running.setdefault(name, entry) is not entry:
-            raise InvalidSettingError(f"a run with the key {name!r} is under way already.")
-        try:
-            if self.durable is not None:
-                await run_sync(self.durable.open, self.plan_worker())
-                await run.claim_key()
-            return await run.carry_out()
-        finally:
-            del self._running[name]
 
 
 async def run_step_executor(
@@ -325,20 +315,6 @@ def run_blocking(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return anyio.run(start)
-    running: Future[tuple[asyncio.AbstractEventLoop, anyio.CancelScope]] = Future()
-
-    async def cancellable() -> T:
-        with anyio.CancelScope() as scope:
-            running.set_result((asyncio.get_running_loop(), scope))
-            return await start()
-        raise asyncio.CancelledError  # nobody waits for it any more
-
-    answer = in_own_thread(lambda: anyio.run(cancellable), "plan")
-    try:
-        return answer.result()
-    except KeyboardInterrupt:
-        loop, scope = running.result(_PATIENCE_SECONDS)
-        with suppress(RuntimeError):  # the loop is closed: it has ended by itself
-            loop.call_soon_threadsafe(scope.cancel)
-        wait([answer], _PATIENCE_SECONDS)
-        raise
+    # An interrupt of this thread leaves the block, which cancels what runs there and waits for it.
+    with start_blocking_portal(name="plan") as portal:
+        return portal.call(start)

@@ -69,14 +69,13 @@ class PlanRun:
     ) -> None:
         self.scope = anyio.CancelScope()
         self.cancelled = False
-        self._settings, self._events = settings, events
-        self._requirement, self._resuming = requirement, resuming
-        self._ledger = Ledger(settings.max_tokens, settings.max_cost)
+        self._settings = settings
+        ledger = Ledger(settings.max_tokens, settings.max_cost)
+        self._run = RunState(settings, events, ledger, requirement, resuming)
         self._schedule = None if plan is None else Schedule(plan)
-        self._state: RunState
         self._results: dict[str, StepResult] = {}
         self._limiter = anyio.CapacityLimiter(settings.max_parallel)
-        self._result = PlanResult(requirement, plan, [], TokenUsage.of([]), resuming.key)
+        self._result = PlanResult(requirement, plan, [], TokenUsage(), resuming.key)
         self._result.counter = settings.counter
         self._ending: BaseException | None = None
 
@@ -84,8 +83,8 @@ class PlanRun:
         """Bind the key to what this run is about."""
         workspace, redact = self._settings.workspace, self._settings.redact
         place = "" if workspace is None else str(workspace.root)
-        await self._resuming.claim(
-            requirement=self._requirement,
+        await self._run.resuming.claim(
+            requirement=self._run.requirement,
             plan=self._plan_text() or "",
             workspace=place if redact is None else redacted(place, redact),
         )
@@ -93,10 +92,10 @@ class PlanRun:
     async def carry_out(self) -> PlanResult:
         """Run the plan; whatever happens to its steps becomes part of the result."""
         begun = time.perf_counter()
-        with self._settings.recorded(self._ledger) as run:
+        with self._settings.recorded(self._run.ledger) as run:
             if run is not None:
                 self._result.run_id = run.id
-            self._events.tell(StepEventType.RUN_STARTED, requirement=self._requirement)
+            self._run.events.tell(StepEventType.RUN_STARTED, requirement=self._run.requirement)
             try:
                 await self._recorded_run()
             finally:
@@ -107,26 +106,19 @@ class PlanRun:
 
     async def _recorded_run(self) -> None:
         """Run the plan as a program that memory knows."""
-        self._state = RunState(
-            self._settings,
-            self._events,
-            self._ledger,
-            self._requirement,
-            self._resuming,
-            RunSteps(self._settings.memory),
-        )
-        notes = {"plan_run": self._resuming.key}
+        self._run.recorded = RunSteps(self._settings.memory)
+        notes = {"plan_run": self._run.resuming.key}
         if (workspace := self._settings.workspace) is not None:
             notes["workspace"] = str(workspace.state)  # where a purge looks for what is left
-        told = FunctionStep("program", ORCHESTRATOR, self._requirement, notes=notes)
-        arguments: dict[str, Any] = {"requirement": self._requirement}
+        told = FunctionStep("program", ORCHESTRATOR, self._run.requirement, notes=notes)
+        arguments: dict[str, Any] = {"requirement": self._run.requirement}
         if (plan := self._plan_text()) is not None:
             arguments["plan"] = plan
         try:
-            with self._state.recorded.step(told, arguments) as opened:
+            with self._run.recorded.step(told, arguments) as opened:
                 await self._within_time()
                 self._judge()
-                made, text = self._state.made, self._plan_text()
+                made, text = self._run.made, self._plan_text()
                 opened.outcome = {"plan": text, "artifacts": made, "steps": self._statuses()}
         except anyio.get_cancelled_exc_class():
             self._result.status = "cancelled"
@@ -140,11 +132,11 @@ class PlanRun:
         self.scope.deadline = math.inf if seconds is None else anyio.current_time() + seconds
         with self.scope:
             try:
-                await self._resuming.open()
+                await self._run.resuming.open()
                 if (workspace := self._settings.workspace) is not None:
-                    self._result.snapshot = await self._resuming.remember(
+                    self._result.snapshot = await self._run.resuming.remember(
                         f"snapshot:{workspace.rollback_id}",
-                        lambda: run_sync(workspace.snapshot, self._resuming.key),
+                        lambda: run_sync(workspace.snapshot, self._run.resuming.key),
                     )
                 await self._plan_and_work()
             except OutOfBudget as stop:
@@ -163,7 +155,7 @@ class PlanRun:
             self._schedule = Schedule(plan)
         schedule = self._schedule
         self._results = {step.id: StepResult(step) for step in schedule.plan.steps}
-        self._events.planned(schedule.plan, self._statuses())
+        self._run.events.planned(schedule.plan, self._statuses())
         await self._work_off(schedule)
 
     async def _planned(self) -> Plan:
@@ -171,12 +163,12 @@ class PlanRun:
         workspace = self._settings.workspace
         files = [] if workspace is None else await run_sync(workspace.list)
         return await self._settings.planner.acall(
-            requirements=self._requirement, files=files, tools=self._settings.tool_names
+            requirements=self._run.requirement, files=files, tools=self._settings.tool_names
         )
 
     async def _thought_of(self, name: str, make: Callable[[], Awaitable[Plan]]) -> Plan:
         """Return a plan, made now or before a crash, with what it cost counted."""
-        ledger, made = self._ledger, dict[str, Plan]()
+        ledger, made = self._run.ledger, dict[str, Plan]()
         before = len(ledger.calls)
 
         async def make_and_count() -> str:
@@ -187,7 +179,7 @@ class PlanRun:
             calls = [call.model_dump(mode="json") for call in ledger.calls[before:]]
             return orjson.dumps({"plan": text, "calls": json_value(calls, [])}).decode()
 
-        kept = orjson.loads(await self._resuming.remember(name, make_and_count))
+        kept = orjson.loads(await self._run.resuming.remember(name, make_and_count))
         if len(ledger.calls) == before:
             ledger.add(LMCall.model_validate(call) for call in kept["calls"])
         text: str = kept["plan"]
@@ -215,22 +207,22 @@ class PlanRun:
         self, plan: Plan, step: PlanStep, ended: MemoryObjectSendStream[str]
     ) -> None:
         async with self._limiter:
-            self._events.state(step.id, StepState.RUNNING.value)
-            await StepRun(self._state, plan, self._results[step.id]).carry_out()
+            self._run.events.tell(StepEventType.STEP_DELTA, step.id, status=StepState.RUNNING.value)
+            await StepRun(self._run, plan, self._results[step.id]).carry_out()
         ended.send_nowait(step.id)
 
     def _settle(self, schedule: Schedule, step_id: str) -> None:
         """Take note of a step that ended."""
         result = self._results[step_id]
         if result.status is StepState.SUCCEEDED:
-            self._state.made[step_id] = result.artifacts
+            self._run.made[step_id] = result.artifacts
             schedule.succeeded(step_id)
         else:
             for skipped in schedule.failed(step_id):
                 waiting = self._results[skipped]
                 waiting.status, waiting.because = StepState.SKIPPED, schedule.because[skipped]
-                self._events.ended(waiting)
-        self._events.ended(result)
+                self._run.events.ended(waiting)
+        self._run.events.ended(result)
 
     async def _replanned(self, schedule: Schedule) -> bool:
         """Put other steps in the place of those that failed, if that may and can be done."""
@@ -242,7 +234,7 @@ class PlanRun:
         may = self._result.replans < self._settings.max_replans and self._settings.can_replan
         choice = "replan" if may else "give up"
         told = FunctionStep("decision", "after_failure", _AFTER_FAILURE, ("replan", "give up"))
-        with self._state.recorded.step(told, {"failed": failed, "undone": undone}) as decision:
+        with self._run.recorded.step(told, {"failed": failed, "undone": undone}) as decision:
             decision.outcome = choice
         if not may:
             return False
@@ -250,10 +242,10 @@ class PlanRun:
         try:
             steps = await self._new_steps(schedule, undone, failed)
         except OutOfBudget as stop:
-            self._events.tell(StepEventType.ERROR, message=str(stop.error))
+            self._run.events.tell(StepEventType.ERROR, message=str(stop.error))
             return False
         except Exception as error:  # the failure stands; what is done stays done
-            self._events.tell(StepEventType.ERROR, message=f"no new plan: {error}")
+            self._run.events.tell(StepEventType.ERROR, message=f"no new plan: {error}")
             return False
         self._adopt(schedule, steps)
         return True
@@ -274,7 +266,7 @@ class PlanRun:
 
         async def ask() -> Plan:
             steps = await self._settings.planner.replan(
-                self._requirement,
+                self._run.requirement,
                 _finished([self._results[name] for name in self._results if name in done]),
                 Plan(steps=[schedule.plan.step(name) for name in undone]),
                 "\n".join(f"{name}: {self._results[name].error}" for name in failed),
@@ -282,7 +274,7 @@ class PlanRun:
             )
             return Plan(steps=steps)
 
-        name = f"round:{self._resuming.round}:replan:{self._result.replans}"
+        name = f"round:{self._run.resuming.round}:replan:{self._result.replans}"
         return (await self._thought_of(name, ask)).steps
 
     def _adopt(self, schedule: Schedule, steps: list[PlanStep]) -> None:
@@ -291,7 +283,7 @@ class PlanRun:
         for name in replaced:
             self._results[name].status = StepState.REPLACED
         self._results |= {step.id: StepResult(step) for step in steps}
-        self._events.planned(schedule.plan, self._statuses())
+        self._run.events.planned(schedule.plan, self._statuses())
 
     def _judge(self) -> None:
         """Say how the plan ended; raise if that is not a success."""
@@ -324,11 +316,11 @@ class PlanRun:
             await self._end_round()
         result.plan = result.plan if self._schedule is None else self._schedule.plan
         result.steps = list(self._results.values())
-        result.token_usage = usage = TokenUsage.of(self._ledger.calls)
+        result.token_usage = usage = TokenUsage.of(self._run.ledger.calls)
         for each in result.steps:
             each.spent = usage.steps.get(each.id, each.spent)
         result.duration_ms = round((time.perf_counter() - begun) * 1000, 3)
-        self._events.tell(
+        self._run.events.tell(
             _FINAL[result.status],
             status=result.status,
             metrics=usage.total.model_dump(exclude_none=True),
@@ -356,9 +348,9 @@ class PlanRun:
         """Let the same key try again what did not succeed."""
         try:
             with anyio.fail_after(_PATIENCE_SECONDS, shield=True):
-                await self._resuming.end_round()
+                await self._run.resuming.end_round()
         except Exception as error:  # the result is worth more than the next round
-            self._events.tell(StepEventType.ERROR, message=f"the end was not noted: {error!r}")
+            self._run.events.tell(StepEventType.ERROR, message=f"the end was not noted: {error!r}")
 
     def _plan_text(self) -> str | None:
         return None if self._schedule is None else self._schedule.plan.to_text()

@@ -210,10 +210,6 @@ class EventLine:
         ]
         self.tell(StepEventType.STEP_DELTA, plan=plan.to_text(), steps=steps, states=states)
 
-    def state(self, step_id: str, status: str, **data: object) -> None:
-        """Tell that a step has another state."""
-        self.tell(StepEventType.STEP_DELTA, step_id, status=status, **data)
-
     def ended(self, result: StepResult) -> None:
         """Tell that a step ended, and how."""
         if not self._listeners:

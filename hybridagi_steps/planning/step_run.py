@@ -64,7 +64,8 @@ class RunState:
     """What the user asked for."""
     resuming: Resuming
     """What was done before, and where work is done."""
-    recorded: RunSteps
+    recorded: RunSteps = field(init=False)
+    """The steps that memory is told; known once recording has begun."""
     merging: anyio.Lock = field(default_factory=anyio.Lock)
     made: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     """Artifacts by the id of the step that made them."""
@@ -133,7 +134,9 @@ class StepRun:
                 raise error
             result.problems.append(Problem.of(error))
             feedback = f"{type(error).__name__}: {error}"
-            run.events.state(self._step.id, "retrying", reason=feedback)
+            run.events.tell(
+                StepEventType.STEP_DELTA, self._step.id, status="retrying", reason=feedback
+            )
 
     def _goes_on(self, error: BaseException) -> bool:
         """Decide whether to try again, and record the decision."""

@@ -71,13 +71,13 @@ class TokenUsage(BaseModel):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    total: Usage
+    total: Usage = Usage()
     """The whole."""
-    planning: Usage
+    planning: Usage = Usage()
     """Making, repairing and changing the plan."""
-    steps: dict[str, Usage]
+    steps: dict[str, Usage] = {}
     """Each step, with all its attempts."""
-    calls: list[LMCall] = Field(repr=False)
+    calls: list[LMCall] = Field(default=[], repr=False)
     """Every call, in the order they ended."""
 
     @classmethod

@@ -107,7 +107,7 @@ class ConfinedDirectory:
 
     def read_bytes(self, path: str, limit: int) -> bytes:
         """Return a file's content."""
-        with self._parent(path) as (parent, name), self._translated(path):
+        with self._parent(path) as (parent, name):
             self._regular(os.stat(name, dir_fd=parent, follow_symlinks=False), path, limit)
             descriptor = os.open(name, _READ, dir_fd=parent)
             with open(descriptor, "rb") as file:  # noqa: PTH123 - by descriptor, not by path
@@ -122,8 +122,6 @@ class ConfinedDirectory:
         try:
             with self._parent(path) as (parent, name):
                 return _found(path, os.stat(name, dir_fd=parent, follow_symlinks=False))
-        except FileNotFoundError:
-            return None
         except WorkspaceError as error:
             if _is_absent(error):
                 return None
@@ -138,7 +136,7 @@ class ConfinedDirectory:
             mode: Permission bits; None keeps those of the file that is replaced.
             sync: Whether it is on the disk on return.
         """
-        with self._parent(path, make=True) as (parent, name), self._translated(path):
+        with self._parent(path, make=True) as (parent, name):
             if mode is None:
                 mode = _mode_at(parent, name)
             temporary = f".{uuid4().hex}{TEMPORARY}"
@@ -160,19 +158,19 @@ class ConfinedDirectory:
 
     def write_link(self, path: str, target: str) -> None:
         """Make a symbolic link; it is kept, never followed."""
-        with self._parent(path, make=True) as (parent, name), self._translated(path):
+        with self._parent(path, make=True) as (parent, name):
             temporary = f".{uuid4().hex}{TEMPORARY}"
             os.symlink(target, temporary, dir_fd=parent)
             os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
 
     def read_link(self, path: str) -> str:
         """Return where a symbolic link points."""
-        with self._parent(path) as (parent, name), self._translated(path):
+        with self._parent(path) as (parent, name):
             return os.readlink(name, dir_fd=parent)
 
     def make_directory(self, path: str, mode: int) -> None:
         """Make a directory and those above it; one that is there gets the mode."""
-        with self._parent(path, make=True) as (parent, name), self._translated(path):
+        with self._parent(path, make=True) as (parent, name):
             descriptor = _open_directory(name, parent, make=True)
             try:
                 os.fchmod(descriptor, (mode & 0o777) | 0o700)
@@ -182,7 +180,7 @@ class ConfinedDirectory:
     def remove(self, path: str) -> None:
         """Remove a file, a link or an empty directory; what is gone already is no fault."""
         try:
-            with self._parent(path) as (parent, name), self._translated(path):
+            with self._parent(path) as (parent, name):
                 if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
                     os.rmdir(name, dir_fd=parent)
                 else:
@@ -217,17 +215,25 @@ class ConfinedDirectory:
     def _directory(
         self, parts: tuple[str, ...], path: str, *, make: bool = False
     ) -> Generator[int]:
-        """Open a directory part by part, so that no link on the way is followed."""
-        with self._translated(path), self._open_root() as root:
-            descriptor = os.dup(root)
-            try:
-                for part in parts:
-                    inner = _open_directory(part, descriptor, make=make)
+        """Open a directory part by part, so that no link on the way is followed.
+
+        What the system refuses, here or in the block, is said in words about `path`.
+        """
+        try:
+            with self._open_root() as root:
+                descriptor = os.dup(root)
+                try:
+                    for part in parts:
+                        inner = _open_directory(part, descriptor, make=make)
+                        os.close(descriptor)
+                        descriptor = inner
+                    yield descriptor
+                finally:
                     os.close(descriptor)
-                    descriptor = inner
-                yield descriptor
-            finally:
-                os.close(descriptor)
+        except WorkspaceError:
+            raise
+        except OSError as error:
+            raise WorkspaceError(_explained(path, error)) from error
 
     @contextmanager
     def _parent(self, path: str, *, make: bool = False) -> Generator[tuple[int, str]]:
@@ -236,15 +242,6 @@ class ConfinedDirectory:
             raise WorkspaceError(f"{path!r} is the workspace itself; name a file in it")
         with self._directory(parts[:-1], path, make=make) as descriptor:
             yield descriptor, parts[-1]
-
-    @contextmanager
-    def _translated(self, path: str) -> Generator[None]:
-        try:
-            yield
-        except WorkspaceError:
-            raise
-        except OSError as error:
-            raise WorkspaceError(_explained(path, error)) from error
 
     def _regular(self, status: os.stat_result, path: str, limit: int) -> None:
         if not stat.S_ISREG(status.st_mode):
@@ -369,22 +366,13 @@ def _matcher(pattern: str) -> Callable[[str], bool]:
     )
     if sum(part == "**" for part in parts) > 4 or any(part.count("*") > 8 for part in parts):
         raise WorkspaceError(f"the pattern {pattern!r} has too many stars")
-    compiled = [None if part == "**" else _part(part) for part in parts]
-    return lambda path: _matches(compiled, path.split("/"))
+    # What it names stands for all below it, so the beginning of a path is matched.
+    beginning = re.compile("".join(map(_part, parts)))
+    return lambda path: beginning.match(f"{path}/") is not None
 
 
-def _part(part: str) -> re.Pattern[str]:
+def _part(part: str) -> str:
     """Translate one name with `*` and `?`; all else stands for itself."""
-    letters = {"*": ".*", "?": "."}
-    return re.compile("".join(letters.get(c, re.escape(c)) for c in part), re.DOTALL)
-
-
-def _matches(parts: list[re.Pattern[str] | None], names: list[str]) -> bool:
-    """Match names against parts; parts used up match all that is below."""
-    if not parts:
-        return True
-    if not names:
-        return all(part is None for part in parts)
-    if (first := parts[0]) is None:
-        return _matches(parts[1:], names) or _matches(parts, names[1:])
-    return first.fullmatch(names[0]) is not None and _matches(parts[1:], names[1:])
+    letters = {"*": "[^/]*", "?": "[^/]"}
+    named = "".join(letters.get(c, re.escape(c)) for c in part)
+    return "(?:[^/]+/)*" if part == "**" else f"{named}/"

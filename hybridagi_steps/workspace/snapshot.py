@@ -141,10 +141,12 @@ class ChangeLog:
     def forget(self, snapshot_id: str) -> None:
         """Drop a manifest, and the contents that no other one names."""
         self._manifest(snapshot_id).unlink(missing_ok=True)
-        self.drop_unnamed(path.name for path in self.folder.glob("objects/*/*"))
+        self.drop_unnamed()
 
-    def drop_unnamed(self, contents: Iterable[str]) -> None:
-        """Drop those of the contents that no manifest names."""
+    def drop_unnamed(self, contents: Iterable[str] | None = None) -> None:
+        """Drop those of the contents that no manifest names; by default of all that are kept."""
+        if contents is None:
+            contents = [path.name for path in self.folder.glob("objects/*/*")]
         try:
             self.state.drop_unnamed(contents)
         except ValueError as error:
@@ -198,7 +200,7 @@ class ChangeLog:
         self._directory.sweep()
         self._redo(changes)
         self._pending_file.unlink()
-        self.drop_unnamed(path.name for path in self.folder.glob("objects/*/*"))
+        self.drop_unnamed()
         return True
 
     def _note(self, changes: Mapping[str, Entry | None]) -> None:
