@@ -16,7 +16,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import anyio
 
@@ -25,7 +25,7 @@ from hybridagi_steps.errors import InvalidSettingError, MissingExtraError
 from hybridagi_steps.stores.address import shown_address
 
 try:
-    from dbos import SetWorkflowID
+    from dbos import SetWorkflowID, WorkflowHandleAsync
 except ImportError as error:
     raise MissingExtraError("Running plans from a durable queue", "durable") from error
 
@@ -143,7 +143,7 @@ class DurableQueue:
         """Have work done, by this process or another; not again if it was done before."""
         status = await DBOS.get_workflow_status_async(key)
         if status is not None and status.status == "CANCELLED":
-            handle: Any = await DBOS.resume_workflow_async(key, queue_name=QUEUE)
+            handle = await DBOS.resume_workflow_async(key, queue_name=QUEUE)
         else:
             with SetWorkflowID(key):
                 handle = await DBOS.enqueue_workflow_async(QUEUE, _plan_step, work)
@@ -161,14 +161,14 @@ class DurableQueue:
             return known
         text = await make()
         with SetWorkflowID(key):
-            handle: Any = await DBOS.start_workflow_async(_plan_note, text)
+            handle = await DBOS.start_workflow_async(_plan_note, text)
         return str(await handle.get_result(polling_interval_sec=self.poll_seconds))
 
     async def known(self, key: str) -> str | None:
         """Return what was remembered under a key."""
         if await DBOS.get_workflow_status_async(key) is None:
             return None
-        handle: Any = await DBOS.retrieve_workflow_async(key)
+        handle: WorkflowHandleAsync[str] = await DBOS.retrieve_workflow_async(key)
         return str(await handle.get_result(polling_interval_sec=self.poll_seconds))
 
     def _started(self, worker: PlanWorker) -> Engine:

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import NAMESPACE_URL, uuid5
 
 import orjson
@@ -51,6 +51,9 @@ from hybridagi_steps.stores.address import is_server
 from hybridagi_steps.stores.body import encode_message
 from hybridagi_steps.stores.commits import check_names
 from hybridagi_steps.validation import admitted_messages
+
+if TYPE_CHECKING:
+    from dbos import WorkflowStatus
 
 _FINAL = {
     "completed": StepEventType.RUN_COMPLETED,
@@ -309,10 +312,10 @@ def order_of(session: object, message: Any, inputs: object, redact: Redact | Non
     return replace(order, message=kept.content, inputs=values)
 
 
-def _ending(status: Any) -> dict[str, Any] | None:
+def _ending(status: WorkflowStatus) -> dict[str, Any] | None:
     """Return what the final event of a run says, if the run has ended."""
     if status.status == "SUCCESS":
-        return orjson.loads(status.output)["data"]
+        return orjson.loads(str(status.output))["data"]
     if status.status == "CANCELLED":
         return {"status": "cancelled", "termination_reason": "cancelled"}
     if status.status in ("ERROR", "MAX_RECOVERY_ATTEMPTS_EXCEEDED"):

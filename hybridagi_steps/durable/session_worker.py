@@ -12,7 +12,7 @@ import asyncio
 import threading
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -31,6 +31,9 @@ from hybridagi_steps.running.limits import AgentSession
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.running.streaming import shown_error
 
+if TYPE_CHECKING:
+    from dbos import DBOSClient
+
 WORKFLOW, CANCEL = "hybridagi_steps.session_run", "cancel"
 FORMAT_VERSION = "1"
 """Runs are taken up only by code that reads this form of them."""
@@ -48,7 +51,7 @@ class Order:
 
     session_id: str
     user_id: str | None
-    message: Any
+    message: str | list[dict[str, Any]]
     inputs: dict[str, Any]
 
     def to_json(self) -> str:
@@ -64,7 +67,7 @@ class Order:
 class SessionWorker:
     """Carries out runs that a queue hands out."""
 
-    def __init__(self, runner: StepRunner, client: Any, engine: Engine) -> None:
+    def __init__(self, runner: StepRunner, client: DBOSClient, engine: Engine) -> None:
         self._runner, self._client, self._engine = runner, client, engine
         self._active: dict[str, str] = {}
         # Not on DBOS's loop, which cancels what is left when it ends: that would end runs that

@@ -48,7 +48,7 @@ from hybridagi_steps.graph.tools.builtin import (
 from hybridagi_steps.graph.tools.functions import tools_by_name
 from hybridagi_steps.graph.tools.tool_box import ToolBox
 from hybridagi_steps.recording.blocks import record
-from hybridagi_steps.recording.step_writer import check_memory
+from hybridagi_steps.recording.step_writer import Memory, check_memory
 from hybridagi_steps.validation import whole_number
 
 _ENDING = ".cypher"
@@ -88,7 +88,7 @@ class GraphInterpreter(dspy.Module):
         self,
         programs: GraphProgram | str | Iterable[Any] | Mapping[str, Any] | ProgramLibrary,
         tools: Iterable[Any] | Mapping[str, Any] = (),
-        memory: Any = None,
+        memory: Memory | None = None,
         entrypoint: str = "main",
         num_history: int = 5,
         max_iters: int = 20,
@@ -234,7 +234,7 @@ def ready_programs(name: str) -> list[GraphProgram]:
 
 
 def ready_agent(
-    name: str, tools: Iterable[Any] = (), memory: Any = None, **options: Any
+    name: str, tools: Iterable[Any] = (), memory: Memory | None = None, **options: Any
 ) -> GraphInterpreter:
     """Return an agent that comes with the package.
 

@@ -47,6 +47,7 @@ from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.recording import step_shapes as shapes
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import Kind, RunSteps
+from hybridagi_steps.recording.step_writer import Memory
 from hybridagi_steps.recording.values import steps_held
 from hybridagi_steps.recording_hooks import tell
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
@@ -62,7 +63,7 @@ class Agent(Protocol):
     programs: EntryGuard
     tools: dict[str, GraphTool]
     nodes: dict[str, dspy.Module]
-    memory: Any
+    memory: Memory | None
     num_history: int
     max_iters: int
     commit_decision_steps: bool

@@ -293,11 +293,10 @@ def _nudge(thought: str) -> list[dict[str, Any]]:
     return [*said, {"role": "user", "content": reminder}]
 
 
-def _message(call: Any) -> dict[str, Any]:
+def _message(call: dspy.ToolCalls.ToolCall) -> dict[str, Any]:
     """Return a call in the provider's form, with an id that providers take."""
-    given = getattr(call, "id", None)
     return {
-        "id": given if isinstance(given, str) and is_call_id(given) else f"call_{uuid4().hex[:12]}",
+        "id": call.id if is_call_id(call.id) else f"call_{uuid4().hex[:12]}",
         "type": "function",
         "function": {
             "name": call.name,

@@ -13,7 +13,7 @@ recorded for a user, only that user's. Running plans is no concern of this modul
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError
@@ -28,6 +28,8 @@ from hybridagi_steps.planning.settings import Amount, Count, checked
 from hybridagi_steps.recording_hooks import active_user_id, note_steps, unnoted
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
+
+T = TypeVar("T")
 
 MAX_REPAIRS = 2
 ORCHESTRATOR = "Orchestrator"
@@ -174,7 +176,9 @@ class PlanGenerator(dspy.Module):
         }
         return (yield from self._sound(self.make, given, _checked))
 
-    def _sound(self, predict: Any, given: dict[str, str], accept: Callable[[Plan], Any]) -> Any:
+    def _sound(
+        self, predict: dspy.Predict, given: dict[str, str], accept: Callable[[Plan], T]
+    ) -> Work[T]:
         """Ask for a plan until it is acceptable, or repairs have run out."""
         feedback = "none"
         for repairs_left in range(self.max_repairs, -1, -1):
@@ -213,7 +217,7 @@ def new_steps(plan: Plan, done: set[str], taken: set[str]) -> list[PlanStep]:
     ]
 
 
-def _written(predict: Any, given: dict[str, str]) -> Work[str]:
+def _written(predict: dspy.Predict, given: dict[str, str]) -> Work[str]:
     """Return what a model wrote; a plan without the marks of DSPy's form is taken as it is."""
     try:
         said = yield Request(lambda: predict(**given), lambda: predict.acall(**given))

@@ -29,6 +29,7 @@ from hybridagi_steps.planning.results import EventLine, PlanResult, ProgressBar
 from hybridagi_steps.planning.settings import Listener, Settings, checked
 from hybridagi_steps.planning.worker import ArtifactTypes, Executor, StepWorker
 from hybridagi_steps.recording.scopes import overriding
+from hybridagi_steps.recording.step_writer import Memory
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.records.redaction import redacted
 from hybridagi_steps.token_counters import CounterChoice
@@ -84,7 +85,7 @@ class Orchestrator:
         tools: Iterable[Any] = (),
         *,
         workspace: Workspace | Path | str | None = None,
-        memory: Any = None,
+        memory: Memory | None = None,
         lm: object = None,
         planner: Any = None,
         executor: StepExecutor | Executor | None = None,
@@ -115,8 +116,12 @@ class Orchestrator:
         )
         execute, tool_names, predictors = _execution(made, settings.workspace)
         types = {**getattr(made, "artifact_types", {}), **(artifact_types or {})}
-        resolved = {"execute": execute, "tool_names": tool_names, "predictors": predictors}
-        resolved |= {"artifact_types": types, "planner": planner or PlanGenerator(memory)}
+        resolved = {
+            "artifact_types": types,
+            "planner": planner or PlanGenerator(settings.memory),
+            "predictors": predictors,
+            "tool_names": tool_names,
+        }
         self.settings = settings.model_copy(update=resolved)
         self.worker = StepWorker(
             execute, settings.workspace, settings.step_timeout_seconds, artifact_types

@@ -372,9 +372,9 @@ def _find_json(text: str) -> Any:
     )
 
 
-def _json_plan(value: Any) -> dict[str, Any]:
+def _json_plan(value: object) -> dict[str, Any]:
     """Return what a JSON value says of a plan, as data for `Plan`."""
-    given: dict[str, Any] = {"steps": value} if isinstance(value, list) else value
+    given = cast("dict[str, Any]", {"steps": value} if isinstance(value, list) else value)
     inner = given.get("plan")
     plan = _renamed(cast("Any", inner) if isinstance(inner, dict) else given, _JSON_PLAN)
     if "steps" not in plan:

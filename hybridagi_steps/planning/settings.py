@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from hybridagi_steps.errors import InvalidSettingError, StepsError
 from hybridagi_steps.recording.blocks import RunHandle, record
 from hybridagi_steps.recording.scopes import overriding
-from hybridagi_steps.recording.step_writer import check_memory
+from hybridagi_steps.recording.step_writer import Memory, check_memory
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.records.redaction import Redact
 from hybridagi_steps.token_counters import token_counter
@@ -65,7 +65,7 @@ def _workspace(given: object) -> Workspace | None:
     return given
 
 
-def _memory(given: Any) -> Any:
+def _memory(given: Memory | None) -> Memory | None:
     return None if given is None else check_memory(given)
 
 
@@ -97,10 +97,8 @@ class Settings(BaseModel):
     session_id: str | None
     counter: Counter
 
-    execute: Any = None
-    """Carries out an attempt: what `executor` came to."""
     predictors: tuple[Any, ...] = ()
-    """Predictors that `execute` asks: memory tells of them by the tools that they called."""
+    """Predictors that `executor` asks: memory tells of them by the tools that they called."""
     tool_names: tuple[str, ...] = ()
     """Of all tools that a step may call."""
 

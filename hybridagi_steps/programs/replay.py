@@ -15,6 +15,7 @@ from typing import Any
 import dspy
 
 from hybridagi_steps.recording import RunHandle, record
+from hybridagi_steps.recording.step_writer import Memory
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.testing import scripted_lm
 
@@ -41,7 +42,7 @@ class ServiceDesk(dspy.Module):
         return self.agent(request=request)
 
 
-def replay(memory: Any, steps: Sequence[AgentStep], **labels: Any) -> RunHandle:
+def replay(memory: Memory, steps: Sequence[AgentStep], **labels: Any) -> RunHandle:
     """Run a service desk over a recorded run and record it as a new run.
 
     Args:

@@ -590,7 +590,7 @@ class TestWhatIsRefused:
 
     def test_what_is_no_memory(self) -> None:
         with pytest.raises(errors.InvalidMemoryError):
-            GraphInterpreter(chain(say("a")), tools=[Speak()], memory="steps.db")
+            GraphInterpreter(chain(say("a")), tools=[Speak()], memory="steps.db")  # pyright: ignore[reportArgumentType]
 
 
 class TestTheModule:

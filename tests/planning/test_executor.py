@@ -26,7 +26,6 @@ from hybridagi_steps.planning.usage import (
     LMCall,
     Purpose,
     TokenUsage,
-    Usage,
     compare,
     spending_on,
 )

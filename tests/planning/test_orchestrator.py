@@ -22,7 +22,7 @@ import hybridagi_steps as hs
 from hybridagi_steps import errors
 from hybridagi_steps.planning.example_tasks import Task, replaying_lm, tasks
 from hybridagi_steps.planning.orchestrator import Orchestrator, run_step_executor
-from hybridagi_steps.planning.plan import Plan, PlanStep
+from hybridagi_steps.planning.plan import Plan, PlanStep, PlanStepType
 from hybridagi_steps.planning.scheduler import StepState
 from hybridagi_steps.planning.worker import Finished, Work
 from hybridagi_steps.records.event import StepEvent, StepEventType
@@ -118,7 +118,7 @@ def test_memory_tells_what_each_step_was_called_with(tmp_path: Path, memory: hs.
     second = PlanStep(
         id="b",
         goal="g",
-        type="generate",
+        type=PlanStepType.GENERATE,
         description="with care",
         files=["x.txt"],
         dependencies=["a"],
@@ -465,7 +465,7 @@ def test_bad_settings_are_named() -> None:
     with pytest.raises(errors.InvalidSettingError, match="on_failure"):
         Orchestrator(on_failure="explode")  # pyright: ignore[reportArgumentType]
     with pytest.raises(errors.InvalidMemoryError):
-        Orchestrator(memory="steps.db")
+        Orchestrator(memory="steps.db")  # pyright: ignore[reportArgumentType]
     with pytest.raises(errors.InvalidSettingError, match="function"):
         Orchestrator(executor="me")  # pyright: ignore[reportArgumentType]
 

@@ -22,8 +22,7 @@ from hybridagi_steps import errors  # noqa: E402
 from hybridagi_steps.durable.plan_steps import DurableQueue  # noqa: E402
 from hybridagi_steps.planning.orchestrator import Orchestrator  # noqa: E402
 from hybridagi_steps.planning.plan import Plan, PlanStep  # noqa: E402
-from hybridagi_steps.planning.queued_steps import Resuming  # noqa: E402
-from hybridagi_steps.planning.worker import Finished, StepWorker, Work  # noqa: E402
+from hybridagi_steps.planning.worker import Finished, Work  # noqa: E402
 from hybridagi_steps.workspace.workspace import Workspace  # noqa: E402
 
 TWO = "PLAN: p\nSTEP: one\nGOAL: g\nSTEP: two\nGOAL: g\nDEPENDENCIES: one"
@@ -69,12 +68,26 @@ def files(workspace: Workspace) -> list[str]:
     return workspace.list()
 
 
-def test_work_is_kept_under_the_names_that_earlier_releases_gave_it() -> None:
-    names = Resuming(StepWorker(Writer(), None), "release/7")
-    asyncio.run(names.open())
-    assert names.plan() == "release%2F7:plan"
-    assert names.replan(1) == "release%2F7:round:0:replan:1"
-    assert names.attempt("one", names.round_of("its work"), 1) == "release%2F7:step:0:one:1"
+class Planner:
+    """Plans two steps, and a third in the place of one that failed."""
+
+    async def acall(self, **_: object) -> Plan:
+        return Plan.parse(TWO)
+
+    async def replan(self, *asked: Any) -> list[PlanStep]:
+        return asked[-1](Plan(steps=[PlanStep(id="three", goal="g")]))
+
+
+def test_work_is_kept_under_the_names_that_earlier_releases_gave_it(
+    queue: DurableQueue, workspace: Workspace
+) -> None:
+    orchestrator = Orchestrator(
+        executor=Writer("two"), planner=Planner(), workspace=workspace, durable=queue
+    )
+    assert orchestrator.run("build", key="release/7").success
+    attempts = ["step:0:one:1", "step:0:one:1:merged:", "step:0:two:2", "step:0:three:1"]
+    for name in ("about", "snapshot:", "plan", "round:0:replan:1", *attempts):
+        assert asyncio.run(queue.known(f"release%2F7:{name}")) is not None, name
 
 
 def test_a_run_that_was_cancelled_and_rolled_back_does_its_merges_again(

@@ -21,6 +21,7 @@ from hybridagi_steps.errors import ToolInputError
 from hybridagi_steps.graph.program import GraphProgram
 from hybridagi_steps.graph.program_memory import ProgramLibrary
 from hybridagi_steps.graph.run_state import ProgramSession
+from hybridagi_steps.recording.step_writer import Memory
 
 INPUTS: Mapping[str, str] = {
     "objective": "What the whole run works towards",
@@ -55,7 +56,7 @@ class ToolUse:
     """The run's state, which the tool may change."""
     library: ProgramLibrary
     """The programs of the agent."""
-    memory: Any = None
+    memory: Memory | None = None
     """The step memory of the agent."""
     run_ids: list[str] = field(default_factory=list[str])
     """The runs that the use is part of."""

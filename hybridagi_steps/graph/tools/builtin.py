@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import dspy
 
@@ -25,7 +25,7 @@ from hybridagi_steps.graph.tools.base import (
     called_aside,
     settled,
 )
-from hybridagi_steps.programs.retriever import StepRetriever, Where
+from hybridagi_steps.programs.retriever import SearchableMemory, StepRetriever, Where
 from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.records.filters import StepFilter
 
@@ -193,7 +193,7 @@ class PastActionSearch(GraphTool):
 
     def __init__(
         self,
-        memory: Any = None,
+        memory: SearchableMemory | None = None,
         k: int = 5,
         where: Where = None,
         *,
@@ -230,10 +230,10 @@ class PastActionSearch(GraphTool):
         """Search in a thread."""
         return await asyncio.to_thread(self.use, use)
 
-    def _over(self, memory: Any) -> StepRetriever:
+    def _over(self, memory: object) -> StepRetriever:
         if memory is None:
             raise InvalidMemoryError(memory, "search()")
-        return StepRetriever(memory, k=self.k, where=self.where)
+        return StepRetriever(cast("SearchableMemory", memory), k=self.k, where=self.where)
 
 
 _NAMED = {"program": Asked(str, "The exact name of the program, nothing else")}
