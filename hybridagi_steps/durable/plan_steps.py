@@ -16,7 +16,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import anyio
 
@@ -56,16 +56,7 @@ class HasPlanWorker(Protocol):
         ...
 
 
-class _Process:
-    """The queue that is open in this process; DBOS takes no other beside it."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.engine: Engine | None = None
-        self.queue: DurableQueue | None = None
-
-
-_process = _Process()
+_opening = threading.Lock()
 _plan_step = workflow("hybridagi_steps.plan_step")
 
 
@@ -85,6 +76,9 @@ class DurableQueue:
         serves: Whether this process does work; otherwise it only hands it out and waits.
     """
 
+    _opened: ClassVar[DurableQueue | None] = None
+    """The queue that is open in this process; DBOS takes no other beside it."""
+
     def __init__(
         self,
         database: Path | str,
@@ -100,6 +94,7 @@ class DurableQueue:
             )
         self.database = QueueDatabase.of(database, "a durable queue", _ADVICE)
         self.worker_id, self.poll_seconds, self.serves = worker_id, poll_seconds, serves
+        self._engine: Engine | None = None
 
     def serve(self, orchestrator: HasPlanWorker, stop: threading.Event | None = None) -> None:
         """Do work from the queue until told to stop: what a worker process runs.
@@ -113,25 +108,25 @@ class DurableQueue:
 
     def open(self, worker: PlanWorker) -> None:
         """Start DBOS; work that dead workers had begun is begun again."""
-        with _process.lock:
-            if _process.queue not in (None, self):
+        with _opening:
+            if DurableQueue._opened not in (None, self):
                 raise InvalidSettingError(
                     "this process has another durable queue open: close() it first."
                 )
-            if _process.engine is not None:
-                _process.engine.serve_as(worker)
+            if self._engine is not None:
+                self._engine.serve_as(worker)
                 return
-            _process.engine, _process.queue = self._started(worker), self
+            self._engine, DurableQueue._opened = self._started(worker), self
         file = self.database.file
         worker.note_queue(shown_address(self.database.address) if file is None else str(file))
 
     def close(self) -> None:
         """Stop; work in progress is given up and begun again by the next process."""
-        with _process.lock:
-            if _process.queue is self and _process.engine is not None:
-                _process.engine.stop()
-                _process.engine.release_name()
-                _process.queue = _process.engine = None
+        with _opening:
+            if self._engine is not None:
+                self._engine.stop()
+                self._engine.release_name()
+                self._engine = DurableQueue._opened = None
 
     def __enter__(self) -> DurableQueue:
         return self

@@ -30,9 +30,8 @@ from hybridagi_steps.graph.checks import check_programs
 from hybridagi_steps.graph.predictors import predictors_of
 from hybridagi_steps.graph.program import Action, GraphProgram
 from hybridagi_steps.graph.program_memory import (
-    EntryGuard,
+    AgentPrograms,
     ProgramLibrary,
-    ProgramShelf,
     programs_of,
 )
 from hybridagi_steps.graph.run import ProgramRun
@@ -193,20 +192,20 @@ def _checked_session(session: object) -> ProgramSession:
     )
 
 
-def _library(programs: object, entrypoint: str) -> tuple[EntryGuard, list[GraphProgram]]:
+def _library(programs: object, entrypoint: str) -> tuple[AgentPrograms, list[GraphProgram]]:
     """Return the library of an agent, and the programs that have predictors from the start.
 
     These are all that were given as a list; of a memory, which may hold thousands, those that the
     entry program depends on.
     """
     if all(callable(getattr(programs, verb, None)) for verb in ("names", "get", "is_protected")):
-        library = EntryGuard(cast("ProgramLibrary", programs), entrypoint)
+        library = AgentPrograms(entrypoint, library=cast("ProgramLibrary", programs))
         known = library.own()
         check_programs(known)
     else:
         given = programs_of(programs)
         check_programs(given)
-        library = EntryGuard(ProgramShelf(given), entrypoint)
+        library = AgentPrograms(entrypoint, given)
         known = [library.get(name) for name in library.names()]
     if entrypoint not in library.names():
         raise UnknownProgramError(entrypoint, library.names())

@@ -1,12 +1,12 @@
 """Libraries of graph programs: where interpreters and tools look programs up by name or purpose.
 
-`ProgramLibrary` is the contract: programs given as a list lie on a shelf that lives as long as its
-interpreter, a `ProgramMemory` lasts. There a program is one entry in a namespace of its own beside
-the steps, so what keeps steps safe and searchable keeps programs, and no search for experience ever
-meets one. What is embedded is the program's name, its description and the purposes of its nodes;
-the text form, from which the program comes back exactly, lies beside that. Programs are read again
-when another process changed them. Each library says which programs an agent may not touch: the
-entry program and what that depends on.
+`ProgramLibrary` is the contract: `AgentPrograms` lives as long as its interpreter, a
+`ProgramMemory` lasts. There a program is one entry in a namespace of its own beside the steps, so
+what keeps steps safe and searchable keeps programs, and no search for experience ever meets one.
+What is embedded is the program's name, its description and the purposes of its nodes; the text
+form, from which the program comes back exactly, lies beside that. Programs are read again when
+another process changed them. Each library says which programs an agent may not touch: the entry
+program and what that depends on.
 """
 
 from __future__ import annotations
@@ -54,80 +54,65 @@ class ProgramLibrary(Protocol):
         ...
 
 
-class ProgramShelf:
-    """Programs that were given to an interpreter.
+class AgentPrograms:
+    """The programs of one agent; its entry program is protected, with all that it depends on.
 
     Args:
-        programs: The programs.
-    """
-
-    def __init__(self, programs: Iterable[GraphProgram]) -> None:
-        self._programs = {program.name: copy_of(program) for program in programs}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
-
-    def names(self) -> list[str]:
-        """Return the names of all programs, sorted."""
-        return sorted(self._programs)
-
-    def get(self, name: str, /) -> GraphProgram:
-        """Return a program."""
-        if name not in self._programs:
-            raise UnknownProgramError(name, self.names())
-        return self._programs[name]
-
-    def search(self, query: str, k: int = 5) -> list[GraphProgram]:
-        """Return the programs that share most words with a query."""
-        asked = set(tokens(query))
-        found = [
-            (len(asked & set(tokens(f"{program.name} {program.description}"))), program)
-            for _, program in sorted(self._programs.items())
-        ]
-        best = sorted(found, key=lambda scored: -scored[0])
-        return [program for score, program in best[:k] if score]
-
-    def is_protected(self, name: str, /) -> bool:
-        """Return False: which are, its interpreter knows."""
-        del name
-        return False
-
-
-class EntryGuard:
-    """A library in which one more program is protected, with all that it depends on.
-
-    Args:
-        library: The library.
         entrypoint: The program that runs begin with.
+        given: Programs that were given to the agent.
+        library: Programs that last, in place of given ones.
     """
 
-    def __init__(self, library: ProgramLibrary, entrypoint: str) -> None:
-        self.library = library
-        self._own = _reachable(library, entrypoint)
+    def __init__(
+        self,
+        entrypoint: str,
+        given: Iterable[GraphProgram] = (),
+        library: ProgramLibrary | None = None,
+    ) -> None:
+        self._library = library
+        self._known = {program.name: copy_of(program) for program in given}
+        self._own = _reachable(self, entrypoint)
+        self._known |= self._own
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
     def names(self) -> list[str]:
         """Return the names of all programs, sorted."""
-        return sorted({*self._own, *self.library.names()})
+        return sorted({*self._known, *(self._library.names() if self._library else ())})
 
     def get(self, name: str, /) -> GraphProgram:
         """Return a program; the agent's own as they were when it was made."""
-        return self._own[name] if name in self._own else self.library.get(name)
+        if name in self._known:
+            return self._known[name]
+        if self._library is None:
+            raise UnknownProgramError(name, self.names())
+        return self._library.get(name)
 
     def own(self) -> list[GraphProgram]:
         """Return the entry program and all that it depends on, as far as they are known."""
         return list(self._own.values())
 
     def search(self, query: str, k: int = 5) -> list[GraphProgram]:
-        """Return the programs that fit a query best, without protected ones."""
-        found = self.library.search(query, k + len(self._own))
+        """Return the programs that fit a query best, without protected ones.
+
+        Of given programs those that share most words with it.
+        """
+        if self._library is not None:
+            found = self._library.search(query, k + len(self._own))
+        else:
+            asked = set(tokens(query))
+            shared = {
+                name: len(asked & set(tokens(f"{name} {self._known[name].description}")))
+                for name in self.names()
+            }
+            best = sorted(filter(shared.__getitem__, shared), key=lambda name: -shared[name])
+            found = [self._known[name] for name in best]
         return [program for program in found if program.name not in self._own][:k]
 
     def is_protected(self, name: str, /) -> bool:
         """Whether agents must leave the program alone."""
-        return name in self._own or self.library.is_protected(name)
+        return name in self._own or (self._library is not None and self._library.is_protected(name))
 
 
 class ProgramMemory:

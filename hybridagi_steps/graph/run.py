@@ -31,7 +31,7 @@ from hybridagi_steps.graph.predictors import (
     predictor_of,
 )
 from hybridagi_steps.graph.program import GraphProgram
-from hybridagi_steps.graph.program_memory import EntryGuard
+from hybridagi_steps.graph.program_memory import AgentPrograms
 from hybridagi_steps.graph.prompts import recorded_text, rendered, shown_text
 from hybridagi_steps.graph.run_state import (
     AgentOutput,
@@ -60,7 +60,7 @@ class Agent(Protocol):
     """What a run reads of its interpreter; it changes none of it."""
 
     entrypoint: str
-    programs: EntryGuard
+    programs: AgentPrograms
     tools: dict[str, GraphTool]
     nodes: dict[str, dspy.Module]
     memory: Memory | None

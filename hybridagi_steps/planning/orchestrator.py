@@ -27,7 +27,7 @@ from hybridagi_steps.planning.plan_run import PlanRun
 from hybridagi_steps.planning.queued_steps import QueueWorker, Resuming
 from hybridagi_steps.planning.results import EventLine, PlanResult, ProgressBar
 from hybridagi_steps.planning.settings import Listener, Settings, checked
-from hybridagi_steps.planning.worker import ArtifactTypes, Executor, StepWorker
+from hybridagi_steps.planning.worker import ArtifactTypes, Executor
 from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.recording.step_writer import Memory
 from hybridagi_steps.records.event import StepEvent
@@ -118,14 +118,12 @@ class Orchestrator:
         types = {**getattr(made, "artifact_types", {}), **(artifact_types or {})}
         resolved = {
             "artifact_types": types,
+            "executor": execute,
             "planner": planner or PlanGenerator(settings.memory),
             "predictors": predictors,
             "tool_names": tool_names,
         }
         self.settings = settings.model_copy(update=resolved)
-        self.worker = StepWorker(
-            execute, settings.workspace, settings.step_timeout_seconds, artifact_types
-        )
         self.durable = _queue(durable)
         self._running: dict[str, tuple[PlanRun, asyncio.AbstractEventLoop]] = {}
 
@@ -184,7 +182,7 @@ class Orchestrator:
         if settings.progress:
             told.append(ProgressBar())
         events = EventLine(name, settings.session_id, told)
-        resuming = Resuming(name, self.worker, self.durable, settings)
+        resuming = Resuming(name, settings, self.durable)
         run = PlanRun(settings, resuming, events, requirement, parsed)
         entry = (run, asyncio.get_running_loop())
         if self._running.setdefault(name, entry) is not entry:
@@ -242,7 +240,7 @@ class Orchestrator:
 
     def plan_worker(self) -> QueueWorker:
         """Return who does the steps that a durable queue hands out."""
-        return QueueWorker(self.worker, self.settings)
+        return QueueWorker(self.settings)
 
 
 async def run_step_executor(

@@ -41,16 +41,13 @@ class Resuming:
 
     Args:
         key: Names the run within all runs.
-        worker: Does the work where there is no queue.
-        queue: Where work is handed out, and what is remembered is kept.
         settings: Of the orchestrator.
+        queue: Where work is handed out, and what is remembered is kept.
     """
 
-    def __init__(
-        self, key: str, worker: StepWorker, queue: DurableQueue | None, settings: Settings
-    ) -> None:
+    def __init__(self, key: str, settings: Settings, queue: DurableQueue | None) -> None:
         self.key, self.round = key, 0
-        self._worker, self._queue, self._settings = worker, queue, settings
+        self._worker, self._queue, self._settings = StepWorker(settings), queue, settings
         self._before: dict[str, int] = {}
         self._succeeded: dict[str, int] = {}
 
@@ -131,8 +128,8 @@ def digest(*parts: object) -> str:
 class QueueWorker:
     """Does attempts from a queue, where nothing of the plan's own process is at hand."""
 
-    def __init__(self, worker: StepWorker, settings: Settings) -> None:
-        self._worker, self._settings = worker, settings
+    def __init__(self, settings: Settings) -> None:
+        self._worker, self._settings = StepWorker(settings), settings
         self.at_once = settings.max_parallel
 
     def note_queue(self, address: str) -> None:

@@ -98,7 +98,7 @@ class Settings(BaseModel):
     counter: Counter
 
     predictors: tuple[Any, ...] = ()
-    """Predictors that `executor` asks: memory tells of them by the tools that they called."""
+    """Predictors that the executor asks: memory tells of them by the tools that they called."""
     tool_names: tuple[str, ...] = ()
     """Of all tools that a step may call."""
 

@@ -26,6 +26,7 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.planning.artifact_types import shape_problem
 from hybridagi_steps.planning.plan import Plan, PlanStep
+from hybridagi_steps.planning.settings import Settings
 from hybridagi_steps.planning.usage import LMCall, OutOfBudget
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.running.stopping import own_cancellation
@@ -41,15 +42,8 @@ ArtifactTypes = Mapping[str, Any]
 class StepWorker:
     """Does attempts of steps."""
 
-    def __init__(
-        self,
-        execute: Executor,
-        workspace: Workspace | None = None,
-        timeout_seconds: float | None = None,
-        artifact_types: ArtifactTypes | None = None,
-    ) -> None:
-        self.execute, self.workspace = execute, workspace
-        self.timeout_seconds, self.artifact_types = timeout_seconds, artifact_types
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
 
     async def do(self, work: Work) -> Outcome:
         """Do one attempt; a cancellation alone is raised."""
@@ -65,17 +59,16 @@ class StepWorker:
         return Outcome(finished, changes=changes, problems=work.problems)
 
     async def _within_time(self, work: Work) -> tuple[Finished, Changes | None]:
-        with anyio.move_on_after(self.timeout_seconds):
+        seconds = self._settings.step_timeout_seconds
+        with anyio.move_on_after(seconds):
             return await self._in_copy(work)
-        raise LimitReachedError(
-            f"the step took longer than {self.timeout_seconds:g} s", limit="timeout"
-        )
+        raise LimitReachedError(f"the step took longer than {seconds:g} s", limit="timeout")
 
     async def _in_copy(self, work: Work) -> tuple[Finished, Changes | None]:
         """Carry out the work where nothing it does reaches the workspace."""
-        if self.workspace is None:
+        workspace, made = self._settings.workspace, list[Overlay]()
+        if workspace is None:
             return await self._executed(work, None), None
-        workspace, made = self.workspace, list[Overlay]()
         try:
             # A list, so that a copy that was made while this was cancelled is removed, too.
             await run_sync(lambda: made.append(workspace.overlay()))
@@ -88,7 +81,7 @@ class StepWorker:
 
     async def _executed(self, work: Work, workspace: Workspace | None) -> Finished:
         """Carry out the work and pass on only what the step promised."""
-        begun: object = self.execute(work, workspace)
+        begun: object = self._settings.executor(work, workspace)
         if not inspect.isawaitable(begun):
             raise InvalidSettingError(
                 f"the executor gave {type(begun).__name__} at once: "
@@ -100,7 +93,7 @@ class StepWorker:
             raise InvalidSettingError(
                 f"the executor returned {type(finished).__name__}; it must return a Finished."
             )
-        kept = checked_artifacts(work.step, finished.artifacts, self.artifact_types)
+        kept = checked_artifacts(work.step, finished.artifacts, self._settings.artifact_types)
         return finished.model_copy(update={"artifacts": kept})
 
 
