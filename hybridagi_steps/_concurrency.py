@@ -17,7 +17,7 @@ import os
 import threading
 from _thread import RLock  # the class; `threading.RLock` is a function
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from typing import Protocol, TypeVar
@@ -111,17 +111,17 @@ async def in_thread(call: Callable[[], T]) -> T:
     if (pool := _pools.get(loop)) is None:
         pool = _pools[loop] = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="hybridagi-steps")
     work = pool.submit(copy_context().run, call)
-    outcome = asyncio.wrap_future(work, loop=loop)
     try:
-        return await asyncio.shield(outcome)
+        return await asyncio.wrap_future(work, loop=loop)
     except asyncio.CancelledError:
         if not work.cancel():
-            await _ended(outcome)
+            await _ended(work)
         raise
 
 
-async def _ended(outcome: asyncio.Future[T]) -> None:
+async def _ended(work: Future[T]) -> None:
     """Wait for a call, however often the waiting itself is cancelled."""
+    outcome = asyncio.wrap_future(work)
     while not outcome.done():
         with suppress(asyncio.CancelledError):
             await asyncio.wait([outcome])

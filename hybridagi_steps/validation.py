@@ -8,6 +8,7 @@ never reaches a disk, an index or a log.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import UTC
 from typing import Any, Protocol, TypeAlias, cast
 from uuid import UUID
 
@@ -205,6 +206,8 @@ def _admitted_message(message: Any, session_id: str, redact: Redact | None) -> S
     step = message if isinstance(message, Step) else _from_dict(message, session_id)
     _check_shape(step)
     values = {name: getattr(step, name, None) for name in _MESSAGE_VALUES}
+    if redact is None and is_json(values, depth=-1) and _is_whole(step):
+        return step
     for name, value in values.items():
         nested = isinstance(value, dict | list)
         if nested and (path := too_deep(value, name)) is not None:
@@ -221,6 +224,12 @@ def _admitted_message(message: Any, session_id: str, redact: Redact | None) -> S
     fixed["metrics"] = _finite(step.metrics)
     fixed["role"] = MessageRole(step.role)
     return step.model_copy(update=fixed)
+
+
+def _is_whole(step: Step) -> bool:
+    """Return whether all but the values of a message is as it may be stored."""
+    known = type(step.role) is MessageRole and step.created_at.tzinfo is UTC
+    return known and (step.metrics is None or is_json(vars(step.metrics)))
 
 
 def _from_dict(message: object, session_id: str) -> Step:

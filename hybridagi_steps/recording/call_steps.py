@@ -105,6 +105,8 @@ class ReActLoop:
 
 Kind = Literal["program", "predict", "tool", "function"]
 _TRAJECTORIES_KEPT = 16
+Trajectory = tuple[Any, dict[str, Any]]
+"""What an agent gives back of its turns, and the steps that tell them already."""
 _CANCELLED = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit)
 
 
@@ -118,8 +120,8 @@ class Doing:
     loop: ReActLoop | None = None
     answer_text: str = ""
     """The text of the model's last answer."""
-    trajectories: list[tuple[Any, dict[str, Any]]] = field(default_factory=list[tuple[Any, dict[str, Any]]])
-    """Trajectories that came out of agents inside, with the steps that tell them already."""
+    trajectories: list[Trajectory] = field(default_factory=list[Trajectory])
+    """Those that came out of agents inside."""
     function: FunctionStep | None = None
     """For a tool that is a recorded function: how that reads as a step."""
     begun: bool = False
@@ -194,7 +196,8 @@ class CallSteps:
             return
         if doing.loop is not None:
             self._keep_idle_thought(call, doing.loop)
-            doing.trajectories.append((outputs.get(doing.loop.trajectory_field), doing.loop.trajectory()))
+            trajectory = outputs.get(doing.loop.trajectory_field)
+            doing.trajectories.append((trajectory, doing.loop.trajectory()))
         for name, value in outputs.items():
             for trajectory, steps in doing.trajectories:
                 if value is trajectory and value is not None:

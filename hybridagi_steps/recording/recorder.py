@@ -76,9 +76,7 @@ class CallObserver(Protocol):
         """It has answered with a text, or failed."""
         ...
 
-    def module_ended(
-        self, call_id: str, outputs: object, exception: BaseException | None
-    ) -> None:
+    def module_ended(self, call_id: str, outputs: object, exception: BaseException | None) -> None:
         """A program or a predictor has ended."""
         ...
 
@@ -300,7 +298,6 @@ class StepRecorder(BaseCallback):
         self._on_end(call_id, outputs, exception)
         if (observer := self._shared.observer) is not None:
             observer.module_ended(call_id, outputs, exception)
-
 
     @_guarded
     def _on_end(

@@ -225,14 +225,13 @@ class Meter:
         )
         if self._nested is not None:
             own = own.merge(self._nested)
-        return own.model_copy(
-            update={
-                "steps": self._steps,
-                "duration_ms": _ms(time.perf_counter() - self._began),
-                "tool_exec_time_ms": self._tool_ms,
-                "first_token_latency_ms": self._run_first_token_ms,
-            }
+        vars(own).update(
+            steps=self._steps,
+            duration_ms=_ms(time.perf_counter() - self._began),
+            tool_exec_time_ms=self._tool_ms,
+            first_token_latency_ms=self._run_first_token_ms,
         )
+        return own
 
 
 def _ms(seconds: float) -> float:

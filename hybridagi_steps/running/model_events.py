@@ -83,9 +83,7 @@ class RunObserver:
             self._texts[ACTIVE_CALL_ID.get()] = text
         run.tell_now("on_model_end", outputs)
 
-    def module_ended(
-        self, call_id: str, outputs: object, exception: BaseException | None
-    ) -> None:
+    def module_ended(self, call_id: str, outputs: object, exception: BaseException | None) -> None:
         """Note the tools that a predictor asks for."""
         text = self._texts.pop(call_id, None)
         if exception is not None or not isinstance(outputs, dspy.Prediction):
@@ -222,12 +220,12 @@ class AnswerListener:
 
     def receive(self, chunk: Any) -> Piece | None:
         """Return what a chunk adds, None when that is nothing yet."""
-        if not chunk.choices:
+        choice = next(iter(chunk.choices), None)  # once: DSPy makes them anew each time
+        if choice is None:
             return None
         if self._answers == 0 or chunk.id != self._answer_id:
             self._answer_id, self._answers = chunk.id, self._answers + 1
             self._text, self._hidden = _reader_of(self._field), set()
-        choice = chunk.choices[0]
         delta, text, content = choice.delta, self._text, ""
         if text is not None:
             content = text.grow(delta.content or "")
@@ -274,10 +272,10 @@ class FieldReader:
             return ""
         self._written += more
         if not self._inside:
-            before, self._inside, inside = self._written.partition(self._begins)
-            if not self._inside:
+            _, begins, inside = self._written.partition(self._begins)
+            if not begins:
                 return ""
-            self._written = inside
+            self._inside, self._written = True, inside
         ends = re.search(self._ends, self._written)
         self._over = ends is not None
         waits = ends or re.search(self._may_end, self._written)

@@ -23,6 +23,7 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.agent_steps import shown_steps
 from hybridagi_steps.recording_hooks import active_user_id
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import SUMMARY_OF, Step
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.running.active_run import ActiveRun
@@ -32,7 +33,6 @@ from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.session_writer import SessionWriter
 from hybridagi_steps.running.turn import ToolTurn
 from hybridagi_steps.sessions.repository import SessionRepository, check_sequence
-from hybridagi_steps.validation import in_every_scope
 
 _NO_LIMIT = 2**31
 _PAGE = 256
@@ -207,7 +207,7 @@ def _only_user(line: SessionWriter, start: Start) -> str | None:
         users = _users_of_turn(store, session_id, start.again)
         if len(users) == 1:
             return users.pop()
-    named: list[str] = store.users(in_every_scope({"session_id": session_id}), limit=2)
+    named: list[str] = store.users(StepFilter(session_id=session_id, scope=EVERY_SCOPE), limit=2)
     return named[0] if len(named) == 1 else None
 
 
@@ -221,7 +221,7 @@ def _users_of_turn(store: Any, session_id: str, start: int) -> set[str]:
     shown = store.get([step_id for message in turn for step_id in shown_steps(message)])
     users = {step.user_id for step in shown if step.user_id is not None}
     for run_id in dict.fromkeys(message.run_id for message in turn if message.run_id):
-        users.update(store.users(in_every_scope({"run_id": run_id}), limit=2))
+        users.update(store.users(StepFilter(run_id=run_id, scope=EVERY_SCOPE), limit=2))
     return users
 
 
