@@ -40,8 +40,8 @@ def note_recalled(ids: Iterable[str | UUID]) -> None:
     Args:
         ids: Ids of steps or messages; they are kept in `metadata.recalled` of what follows.
     """
-    told = [ids] if isinstance(ids, str | UUID) else ids
-    tell({id_text(one): None for one in told})
+    several = [ids] if isinstance(ids, str | UUID) else ids
+    tell({id_text(one): None for one in several})
 
 
 def note_steps(steps: Iterable[_OfARun]) -> None:

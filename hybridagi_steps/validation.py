@@ -123,11 +123,7 @@ def _is_same(one: UUID | str, other: UUID | str) -> bool:
 
 def _is_plain(fields: dict[str, Any]) -> bool:
     """Return whether the values of nearly every step are as they may be stored."""
-    return (
-        is_json(fields.get("inputs"))
-        and is_json(fields.get("outputs"))
-        and is_json(fields.get("metadata"))
-    )
+    return is_json({name: fields.get(name) for name in _VALUES}, depth=-1)
 
 
 def _check_id(step: AgentStep, name: str, value: object) -> None:

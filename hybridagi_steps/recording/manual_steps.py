@@ -44,11 +44,11 @@ class OpenStep:
 
 @contextmanager
 def _function_call(
-    told: Sequence[tuple[StepRecorder, FunctionStep]], opened: OpenStep
+    steps: Sequence[tuple[StepRecorder, FunctionStep]], opened: OpenStep
 ) -> Generator[OpenStep]:
     """Tell recorders of one call, each as it reads it as a step."""
     call_id = uuid4().hex
-    for recorder, step in told:
+    for recorder, step in steps:
         recorder.on_function_start(call_id, step, opened.arguments)
     token = ACTIVE_CALL_ID.set(call_id)
     error: BaseException | None = None
@@ -59,7 +59,7 @@ def _function_call(
         raise
     finally:
         ACTIVE_CALL_ID.reset(token)
-        for recorder, _ in told:
+        for recorder, _ in steps:
             recorder.on_function_end(call_id, opened.outcome, error)
 
 
@@ -180,7 +180,7 @@ class RunSteps:
         return list(dict.fromkeys(run.id for run in runs if run is not None))
 
     @contextmanager
-    def step(self, told: FunctionStep, arguments: dict[str, Any]) -> Generator[OpenStep]:
+    def step(self, of: FunctionStep, arguments: dict[str, Any]) -> Generator[OpenStep]:
         """Write one step around a block; an error inside is written as the step's outcome."""
         opened = OpenStep(arguments)
 
@@ -188,12 +188,12 @@ class RunSteps:
             opened.written = step if stored else self._in_place(step)
             self.steps.append(opened.written)
 
-        watched = replace(told, watch=watch)
-        steps = [watched if each is self._first else told for each in self._recorders]
+        watched = replace(of, watch=watch)
+        steps = [watched if each is self._first else of for each in self._recorders]
         around = list(self._programs)
         try:
             with _function_call(list(zip(self._recorders, steps, strict=True)), opened):
-                if told.kind == "program" and opened.written is not None:
+                if of.kind == "program" and opened.written is not None:
                     self._programs.append(str(opened.written.id))
                 yield opened
         finally:

@@ -323,7 +323,12 @@ class StepRecorder(BaseCallback):
         return self._shared.tree.get(ACTIVE_CALL_ID.get())
 
     def _open(
-        self, call_id: str, parent: Call | None, subject: Any, inputs: Any, doing: Doing
+        self,
+        call_id: str,
+        parent: Call | None,
+        subject: object,
+        inputs: Mapping[str, Any],
+        doing: Doing,
     ) -> Call | None:
         """Begin a call that leaves steps."""
         if self._shared.writer.thread.busy:
@@ -389,12 +394,13 @@ def _note_recalled(recalled: Recalled) -> None:
         recorder.note_recalled(recalled)
 
 
-def _user_of(memory: object) -> str | None:
+def user_recorded_for(memory: object) -> str | None:
+    """Return the user of the active recording, those into `memory` first; None if none has one."""
     recorders = sorted(active_recorders(), key=lambda recorder: recorder.memory is not memory)
     return next((each.user_id for each in recorders if each.user_id is not None), None)
 
 
-listen(_note_recalled, _user_of)
+listen(_note_recalled, user_recorded_for)
 
 
 def active_recorders() -> list[StepRecorder]:

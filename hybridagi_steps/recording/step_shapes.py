@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast, get_args, get_origin
@@ -139,9 +139,9 @@ def output_fields(outputs: Any) -> dict[str, Any]:
         outputs = outputs[0]
     if outputs is None:
         return {}
-    told: Callable[[Any], dict[str, Any]] | None = getattr(type(outputs), "told_fields", None)
-    if told is not None:
-        return told(outputs)
+    own: Callable[[Any], dict[str, Any]] | None = getattr(type(outputs), "told_fields", None)
+    if own is not None:
+        return own(outputs)
     if isinstance(outputs, dspy.Example) and not isinstance(outputs, BaseModel):
         return {key: outputs[key] for key in outputs.keys()}  # noqa: SIM118 - an Example is no dict
     return dict(outputs) if isinstance(outputs, dict) else {"result": outputs}  # pyright: ignore[reportUnknownVariableType]
@@ -176,12 +176,14 @@ def answer_text(outputs: object) -> str:
     return _FIELD_MARK.sub("", text).strip() if isinstance(text, str) else ""
 
 
-def wraps(wrapper: Any, function: Any) -> bool:
+def wraps(wrapper: Callable[..., Any], function: object) -> bool:
     """Whether `wrapper` is `function`, or decorates it as `functools.wraps` tells."""
     return inspect.unwrap(wrapper, stop=lambda inner: inner is function) is function
 
 
-def function_arguments(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+def function_arguments(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return what a plain function was called with, by name and without `self`."""
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)

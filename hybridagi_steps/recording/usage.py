@@ -89,7 +89,7 @@ class Usage(BaseModel):
         return total
 
     @classmethod
-    def of_call(cls, model: Any, outputs: Any) -> Self:
+    def of_call(cls, model: object, outputs: object) -> Self:
         """Return what a finished LM call cost.
 
         Args:
@@ -155,16 +155,18 @@ class MeteringCallback(BaseCallback):
     """Hears of LM calls; a meter says what is to be done when one begins and when it has ended."""
 
     def __init__(self) -> None:
-        self._open: dict[str, tuple[Any, Any]] = {}
+        self._open: dict[str, tuple[object, Any]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
-    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+    def on_lm_start(self, call_id: str, instance: object, inputs: dict[str, Any]) -> None:
         """Note a call that begins, unless the meter refuses it."""
         self._open[call_id] = instance, self.begin(inputs)
 
-    def on_lm_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
+    def on_lm_end(
+        self, call_id: str, outputs: object, exception: BaseException | None = None
+    ) -> None:
         """Count a call that was noted."""
         model, begun = self._open.pop(call_id, (None, None))
         if model is not None:
@@ -174,7 +176,9 @@ class MeteringCallback(BaseCallback):
         """Note a call and return what `end` is to know of it; an error keeps it from being made."""
         raise NotImplementedError
 
-    def end(self, begun: Any, usage: Usage, outputs: Any, exception: BaseException | None) -> None:
+    def end(
+        self, begun: Any, usage: Usage, outputs: object, exception: BaseException | None
+    ) -> None:
         """Count a call."""
         raise NotImplementedError
 
@@ -216,7 +220,7 @@ def _first(usage: Mapping[str, Any], *names: str) -> int | None:
     return None
 
 
-def _history_entry(model: Any, outputs: Any) -> Mapping[str, Any] | None:
+def _history_entry(model: object, outputs: object) -> Mapping[str, Any] | None:
     """Return the history entry of the call that gave `outputs`, looking at the newest first."""
     history: list[Any] = getattr(model, "history", None) or []
     for entry in islice(reversed(history), _ENTRIES_SEARCHED):
@@ -225,7 +229,7 @@ def _history_entry(model: Any, outputs: Any) -> Mapping[str, Any] | None:
     return None
 
 
-def _detail(details: Any, name: str) -> Any:
+def _detail(details: object, name: str) -> Any:
     if isinstance(details, Mapping):
         return cast("Mapping[str, Any]", details).get(name)
     return getattr(details, name, None)

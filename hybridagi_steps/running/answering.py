@@ -73,13 +73,18 @@ class SessionSplice:
     def _request_place(self, own: Messages, signature: Any, demos: object, inputs: object) -> int:
         """Return where the request begins; what an agent has done since is part of it."""
         fields = signature.input_fields.items()
-        told = [name for name, field in fields if field.annotation is dspy.History]
-        if all(inputs.get(name) is None for name in told):
+        histories = [name for name, field in fields if field.annotation is dspy.History]
+        if all(inputs.get(name) is None for name in histories):
             return len(own) - 1
         return 1 + len(cast("Any", self).format_demos(signature, demos))
 
     def __call__(
-        self, lm: object, lm_kwargs: dict[str, Any], signature: Any, demos: object, inputs: object
+        self,
+        lm: object,
+        lm_kwargs: dict[str, Any],
+        signature: object,
+        demos: object,
+        inputs: object,
     ) -> Any:
         """Ask a model; ask again as JSON when the answer cannot be read."""
         given = (lm, dict(lm_kwargs), signature, demos, inputs)
@@ -92,7 +97,12 @@ class SessionSplice:
                 return self._make_json_adapter_fallback()(*given)
 
     async def acall(
-        self, lm: object, lm_kwargs: dict[str, Any], signature: Any, demos: object, inputs: object
+        self,
+        lm: object,
+        lm_kwargs: dict[str, Any],
+        signature: object,
+        demos: object,
+        inputs: object,
     ) -> Any:
         """Do so asynchronously."""
         given = (lm, dict(lm_kwargs), signature, demos, inputs)
@@ -117,7 +127,7 @@ class SessionSplice:
 
 
 def with_session(
-    adapter: Any, before: Messages, after: Messages | None = None, question: str = ""
+    adapter: object, before: Messages, after: Messages | None = None, question: str = ""
 ) -> Any:
     """Return an adapter of the same kind whose prompts hold these messages before the request.
 
@@ -147,10 +157,9 @@ def _gone_on(request: Messages) -> Messages:
     if first.get("role") != "user" or not content:
         return [{"role": "user", "content": _GO_ON}, *request]
     if isinstance(content, str):
-        said: Any = f"{_GO_ON}\n\n{content}"
-    else:
-        said = [{"type": "text", "text": _GO_ON}, *content]
-    return [{**first, "content": said}, *request[1:]]
+        return [{**first, "content": f"{_GO_ON}\n\n{content}"}, *request[1:]]
+    parts = [{"type": "text", "text": _GO_ON}, *content]
+    return [{**first, "content": parts}, *request[1:]]
 
 
 @lru_cache(maxsize=64)
@@ -300,7 +309,7 @@ async def _conversation(run: ActiveRun, agent: Agent, prompt: Prompt) -> Any:
         so_far = [step.to_message_dict() for step in run.turn.messages[known:]]
         messages = [*asked, *so_far]
         await run.hooks.tell("on_model_start", messages)
-        given = await called.said(run, agent.program, messages)
+        given = await called.call_function(run, agent.program, messages)
         await run.hooks.tell("on_model_end", given)
         reply = called.reply_of(given, None)
         if reply is not None and reply.usage:

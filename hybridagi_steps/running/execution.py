@@ -24,7 +24,7 @@ from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.running.active_run import ActiveRun
 from hybridagi_steps.running.answering import Messages, answer, with_session
 from hybridagi_steps.running.model_events import SpendingCallback
-from hybridagi_steps.running.program_adapter import Agent, Reply, reply_of, said
+from hybridagi_steps.running.program_adapter import Agent, Reply, call_function, reply_of
 from hybridagi_steps.running.starting import Start
 from hybridagi_steps.running.stopping import RunStopped, Stop, no_exit, own_cancellation
 from hybridagi_steps.running.streaming import shown_error
@@ -222,8 +222,9 @@ def _program_end(run: ActiveRun, ending: Ending) -> AgentStep | None:
     if (end := line.root_end) is not None:
         end.metadata = {**(end.metadata or {}), "run": ending.shown}
         if ending.status != "completed":  # the program tells how it was cut off, not why
-            told = {key: value for key, value in (end.outputs or {}).items() if key != "error"}
-            end.outputs = told if ending.error is None else {**told, **error_fields(ending.error)}
+            outputs = {key: value for key, value in (end.outputs or {}).items() if key != "error"}
+            error = {} if ending.error is None else error_fields(ending.error)
+            end.outputs = {**outputs, **error}
     line.ended = True
     return end
 
@@ -274,7 +275,7 @@ async def _asked(run: ActiveRun, agent: Agent, messages: Messages, reason: str) 
     if not agent.is_module:
         run.meter.ask()
         asked = [*messages, {"role": "user", "content": f"{_SUMMARY}\n\n{reason}"}]
-        reply = reply_of(await said(run, agent.program, asked), None)
+        reply = reply_of(await call_function(run, agent.program, asked), None)
         return (reply.content or None) if reply is not None else None
     models = [predict.lm for predict in agent.program.predictors() if predict.lm is not None]
     adapter = with_session(dspy.settings.get("adapter"), messages)

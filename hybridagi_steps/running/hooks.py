@@ -228,7 +228,7 @@ class Consents:
     def _allowed_now(self, consent: Consent, request: ToolRequest) -> bool:
         """Return what is said at once; an answer that takes time is a no."""
         self._ask(request)
-        answer: Any = None
+        answer: object = None
         try:
             with no_exit("consent"):
                 answer = consent(request)

@@ -87,7 +87,7 @@ class StepRunnerConfig:
                 raise InvalidSettingError(f"{each.name} cannot be {value!r}.")
 
 
-def _check_kind(name: str, kind: str, value: Any) -> None:
+def _check_kind(name: str, kind: str, value: object) -> None:
     """Check a setting's type against its annotation."""
     if value is None and "None" in kind:
         return

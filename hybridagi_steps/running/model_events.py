@@ -279,7 +279,8 @@ class FieldReader:
         ends = re.search(self._ends, self._written)
         self._over = ends is not None
         waits = ends or re.search(self._may_end, self._written)
-        return self._taken(len(self._written) if waits is None else waits.start())
+        ready = len(self._written) if waits is None else waits.start()
+        return self._taken(ready) if ready else ""
 
     def rest(self) -> str:
         """Return what waited, the answer being over."""

@@ -9,7 +9,15 @@ or a message, or yields pieces of text. What it gives back is read as one `Reply
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Generator, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -202,7 +210,7 @@ def call_module(program: Any, threads: Threads, inputs: Mapping[str, Any]) -> Aw
     return cast("Any", dspy).asyncify(in_thread)(**inputs)
 
 
-async def said(run: ActiveRun, program: Any, messages: list[dict[str, Any]]) -> Any:
+async def call_function(run: ActiveRun, program: Any, messages: list[dict[str, Any]]) -> Any:
     """Return what one call of a callable says: a text, a message, or pieces of either."""
     with no_exit(_PROGRAM):
         if inspect.iscoroutinefunction(program) or inspect.isasyncgenfunction(program):
@@ -218,7 +226,7 @@ async def said(run: ActiveRun, program: Any, messages: list[dict[str, Any]]) -> 
     return _answer(given)
 
 
-async def _in_a_thread(run: ActiveRun, call: Any) -> Any:
+async def _in_a_thread(run: ActiveRun, call: Callable[..., Any]) -> Any:
     named = run.threads.named(without_exit(_PROGRAM, call))
     return await anyio.to_thread.run_sync(named, abandon_on_cancel=True)
 
@@ -229,7 +237,7 @@ async def _drawn(run: ActiveRun, pieces: Iterator[Any]) -> AsyncIterator[Any]:
         yield piece
 
 
-async def _put_together(run: ActiveRun, program: Any, pieces: AsyncIterator[Any]) -> Any:
+async def _put_together(run: ActiveRun, program: object, pieces: AsyncIterator[Any]) -> Any:
     """Show pieces as they come; return their text, or the message among them."""
     text: list[str] = []
     async for piece in pieces:
@@ -241,7 +249,7 @@ async def _put_together(run: ActiveRun, program: Any, pieces: AsyncIterator[Any]
     return "".join(text)
 
 
-def _parts(piece: Any) -> tuple[str | None, str | None]:
+def _parts(piece: object) -> tuple[str | None, str | None]:
     if isinstance(piece, str):
         return piece, None
     if isinstance(piece, Mapping):
@@ -252,7 +260,7 @@ def _parts(piece: Any) -> tuple[str | None, str | None]:
     raise MessageError(f"the program yielded {_shown(piece)}; it yields texts, or one message.")
 
 
-def _answer(given: Any) -> Any:
+def _answer(given: object) -> Any:
     """Return what can be read as an answer."""
     named = isinstance(given, Mapping | dspy.Example | tuple) or hasattr(given, "told_fields")
     if given is None or isinstance(given, str) or named:
@@ -263,11 +271,11 @@ def _answer(given: Any) -> Any:
     )
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return f"{value!r:.80} of type {type(value).__name__}"
 
 
-def reply_of(given: Any, output_field: str | None) -> Reply | None:
+def reply_of(given: object, output_field: str | None) -> Reply | None:
     """Read what a program gave; None when it gave nothing."""
     if given is None:
         return None
@@ -304,7 +312,7 @@ def _reply_of_message(message: Mapping[str, Any]) -> Reply | None:
     )
 
 
-def text_of(value: Any) -> str:
+def text_of(value: object) -> str:
     """Return a value as a message's text: texts as they are, all else as JSON."""
     if isinstance(value, str):
         return value
@@ -338,17 +346,17 @@ def _parameters(program: Any) -> dict[str, inspect.Parameter]:
     return dict(list(inspect.signature(forward).parameters.items())[1:])
 
 
-def _is_history(annotation: Any) -> bool:
+def _is_history(annotation: object) -> bool:
     return annotation is dspy.History or _takes_messages(annotation)
 
 
-def _takes_messages(annotation: Any) -> bool:
+def _takes_messages(annotation: object) -> bool:
     if isinstance(annotation, str):  # a module that postpones its annotations
         return "StepMessages" in annotation
     return bool(StepMessages.extract_custom_type_from_annotation(annotation))
 
 
-def _name(program: Any) -> str:
+def _name(program: object) -> str:
     return type(program).__name__
 
 

@@ -22,7 +22,7 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.agent_steps import shown_steps
-from hybridagi_steps.recording_hooks import active_user_id
+from hybridagi_steps.recording.recorder import user_recorded_for
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import SUMMARY_OF, Step
 from hybridagi_steps.records.provenance import source_of
@@ -95,8 +95,8 @@ def end_of_session(
 ) -> Start:
     """Begin with the turn that ends a session, as long as `last` is its last message."""
     at = last.sequence
-    said = {"resumed_at": at, **data}
-    return where_it_stands(inputs, session=session, expect_last=at, again=at, data=said)
+    shown = {"resumed_at": at, **data}
+    return where_it_stands(inputs, session=session, expect_last=at, again=at, data=shown)
 
 
 async def new_attempt(
@@ -188,7 +188,7 @@ def open_session(memory: StepMemory, start: Start) -> tuple[SessionWriter, str |
     """
     session_id, expected = start.session.session_id, start.expect_last
     line = SessionWriter(memory, session_id, start.branch_id)
-    user_id = start.session.user_id or active_user_id(memory) or _only_user(line, start)
+    user_id = start.session.user_id or user_recorded_for(memory) or _only_user(line, start)
     last = line.find_end()
     if expected is not None and last != expected:
         if last == 0:

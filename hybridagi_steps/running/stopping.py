@@ -68,9 +68,9 @@ class ProgramExitError(BaseException):
     """
 
     def __init__(self, what: str, error: BaseException) -> None:
-        said = str(error)
-        kind = type(error).__name__
-        super().__init__(f"{what} raised {kind}{f' ({said})' if said else ''}; the run ends here.")
+        message, kind = str(error), type(error).__name__
+        detail = f" ({message})" if message else ""
+        super().__init__(f"{what} raised {kind}{detail}; the run ends here.")
 
 
 def is_exit(error: BaseException) -> bool:
@@ -98,7 +98,7 @@ def no_exit(what: str) -> Generator[None]:
 def without_exit(what: str, call: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that does so, for the thread that it runs in."""
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         with no_exit(what):
             return call(*args, **kwargs)
 
@@ -127,7 +127,7 @@ class Threads:
         """Return a function that is counted while it runs; for a thread of its own."""
         call = self.named(call)
 
-        def run(*args: Any, **kwargs: Any) -> T:
+        def run(*args: object, **kwargs: object) -> T:
             self._add(1)
             try:
                 return call(*args, **kwargs)
@@ -139,7 +139,7 @@ class Threads:
     def named(self, call: Callable[..., T]) -> Callable[..., T]:
         """Return a function whose thread is known as the run's while it runs."""
 
-        def run(*args: Any, **kwargs: Any) -> T:
+        def run(*args: object, **kwargs: object) -> T:
             number = threading.get_ident()
             before = _runs.get(number)
             _runs[number] = self._run_id
@@ -203,7 +203,7 @@ def own_cancellation_in_thread(
 ) -> Callable[..., Any]:
     """Return a function that does so where no task runs; `stopped` raises what was asked for."""
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         try:
             return call(*args, **kwargs)
         except asyncio.CancelledError as error:
@@ -227,12 +227,12 @@ async def finished(work: asyncio.Task[None]) -> None:
 
 
 def _unasked(what: str, error: asyncio.CancelledError) -> StepsError:
-    told = f": {error}" if str(error) else ""
-    return StepsError(f"{what} raised CancelledError, and nobody cancelled it{told}")
+    detail = f": {error}" if str(error) else ""
+    return StepsError(f"{what} raised CancelledError, and nobody cancelled it{detail}")
 
 
 def _asked_for() -> bool:
     """Whether this task, or a scope around it, was told to stop."""
     task = asyncio.current_task()
-    told = task is not None and task.cancelling() > 0
-    return told or anyio.current_effective_deadline() == -math.inf
+    cancelled = task is not None and task.cancelling() > 0
+    return cancelled or anyio.current_effective_deadline() == -math.inf

@@ -92,7 +92,7 @@ class EventStream:
         with self._lock:
             self._add(kind, data, step_id=step_id, snapshot=snapshot)
 
-    def error(self, where: str, error: BaseException, **more: Any) -> None:
+    def error(self, where: str, error: BaseException, **more: object) -> None:
         """Report something that failed."""
         shown = shown_error(error, self._redact)
         self.emit(StepEventType.ERROR, {"where": where, **shown, **more})

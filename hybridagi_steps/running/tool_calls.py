@@ -44,8 +44,8 @@ _CLOSING: dict[Any, str] = {dspy.ReAct: "finish", dspy.ReActV2: "submit"}
 """Tools by which agents say that they are done; no message tells of them."""
 _inside: ContextVar[ActiveRun | None] = ContextVar("hybridagi_steps_tool", default=None)
 """The run whose tool is running: tools that it calls in turn get no messages."""
-_plain_call: Any = dspy.Tool.__call__
-_plain_acall: Any = dspy.Tool.acall
+_plain_call: Callable[..., Any] = dspy.Tool.__call__
+_plain_acall: Callable[..., Any] = dspy.Tool.acall
 _watching = False
 
 
@@ -162,8 +162,8 @@ def _end(run: ActiveRun, call: ToolTurn, result: object, began: float, *, allowe
     if isinstance(result, Exception | ProgramExitError):
         run.events.error("tool", result, tool=call.name, call_id=call.call_id)
         run.hooks.tell_soon("on_error", result)
-        told = error_fields(result)["error"]
-        text = f"Error: {told['type']}: {told['message']}"
+        fields = error_fields(result)["error"]
+        text = f"Error: {fields['type']}: {fields['message']}"
         run.end_tool(call, text, seconds, {"is_error": True})
         return
     note = {} if allowed else {"is_error": True, "denied": True}
