@@ -225,7 +225,7 @@ class AnswerListener:
             return None
         if self._answers == 0 or chunk.id != self._answer_id:
             self._answer_id, self._answers = chunk.id, self._answers + 1
-            self._text, self._hidden = _reader_of(self._field), set()
+            self._text, self._hidden = self.reader(), set()
         delta, text, content = choice.delta, self._text, ""
         if text is not None:
             content = text.grow(delta.content or "")
@@ -236,6 +236,20 @@ class AnswerListener:
         shown = self._shown(calls) if calls else None
         if content or reasoning or shown:
             return Piece((id(self.predict), self._answers), content or None, reasoning, shown)
+        return None
+
+    def reader(self) -> FieldReader | None:
+        """Return what reads the field out of what the adapter in use has models write."""
+        adapter, field = dspy.settings.adapter, self._field
+        if field is None:
+            return None
+        if isinstance(adapter, dspy.XMLAdapter):
+            return FieldReader(f"<{field}>", f"</{field}>", r"<(/\w*)?$")
+        if isinstance(adapter, dspy.JSONAdapter):
+            return JSONFieldReader(field)
+        if adapter is None or isinstance(adapter, dspy.ChatAdapter):
+            marker = r"\[\[ ## \w+ ## \]\]"
+            return FieldReader(f"[[ ## {field} ## ]]", marker, r"\[(\[[ #\w]*\]?)?$")
         return None
 
     def rest(self) -> Piece | None:
@@ -258,7 +272,7 @@ class FieldReader:
     Args:
         begins: What stands before the field.
         ends: What stands behind it.
-        may_end: What may turn out to be blanks at the end, or the beginning of `ends`: it waits.
+        may_end: What may turn out to be the beginning of `ends`: it waits.
     """
 
     def __init__(self, begins: str, ends: str, may_end: str) -> None:
@@ -276,11 +290,13 @@ class FieldReader:
             if not begins:
                 return ""
             self._inside, self._written = True, inside
-        ends = re.search(self._ends, self._written)
-        self._over = ends is not None
-        waits = ends or re.search(self._may_end, self._written)
-        ready = len(self._written) if waits is None else waits.start()
-        return self._taken(ready) if ready else ""
+        if (ends := re.search(self._ends, self._written)) is not None:
+            self._over = True
+            return self._taken(ends.start())
+        ready = self._written.rstrip()  # what is blank may be the end, too
+        if (waits := re.search(self._may_end, ready)) is not None:
+            ready = ready[: waits.start()].rstrip()
+        return self._taken(len(ready)) if ready else ""
 
     def rest(self) -> str:
         """Return what waited, the answer being over."""
@@ -325,21 +341,6 @@ class JSONFieldReader(FieldReader):
     def rest(self) -> str:
         """Return nothing: no part of a JSON text waits."""
         return ""
-
-
-def _reader_of(field: str | None) -> FieldReader | None:
-    """Return what reads a field out of what the adapter in use has models write."""
-    adapter = dspy.settings.adapter
-    if field is None:
-        return None
-    if isinstance(adapter, dspy.XMLAdapter):
-        return FieldReader(f"<{field}>", f"</{field}>", r"\s*(<(/\w*)?)?$")
-    if isinstance(adapter, dspy.JSONAdapter):
-        return JSONFieldReader(field)
-    if adapter is None or isinstance(adapter, dspy.ChatAdapter):
-        marker = r"\[\[ ## \w+ ## \]\]"
-        return FieldReader(f"[[ ## {field} ## ]]", marker, r"\s*(\[(\[[ #\w]*\]?)?)?$")
-    return None
 
 
 def _plain(call: Any) -> dict[str, Any]:
