@@ -23,6 +23,8 @@ from contextvars import copy_context
 from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
+import anyio
+
 
 class Forkable(Protocol):
     """Something that must come to rest before this process forks."""
@@ -122,8 +124,9 @@ async def in_thread(call: Callable[[], T]) -> T:
 async def _ended(work: Future[T]) -> None:
     """Wait for a call, however often the waiting itself is cancelled."""
     outcome = asyncio.wrap_future(work)
-    while not outcome.done():
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait([outcome])
+    with anyio.CancelScope(shield=True):  # one around this would cancel it again and again
+        while not outcome.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([outcome])
     if not outcome.cancelled():
         outcome.exception()  # nobody asks for it any more

@@ -234,8 +234,8 @@ class StepRecorder(BaseCallback):
         if _covers(parent, instance):
             self._pass_through(call_id)
             return
-        given = inputs.get("kwargs") or {}
-        call = self._open(call_id, parent, instance, given, Doing("tool", str(instance.name)))
+        arguments: Mapping[str, Any] = inputs.get("kwargs") or {}
+        call = self._open(call_id, parent, instance, arguments, Doing("tool", str(instance.name)))
         if call is not None:
             call.step_id = taken_step_id()
             self._shared.writer.copy_inputs(call)

@@ -51,7 +51,7 @@ _HISTORY_KEPT, _MESSAGES_KEPT = 4_000, 100
 _MOST_NOTES = 100
 
 
-def plain(value: object, cuts: list[str], path: str = "") -> Any:
+def plain(value: Any, cuts: list[str], path: str = "") -> Any:
     """Return `value` as a detached copy made of dicts, lists, texts, numbers and leaves.
 
     Args:

@@ -397,3 +397,24 @@ def test_an_append_writes_one_step_within_its_budget_of_bytes(path: Path) -> Non
         payload = sum(len(each.model_dump_json()) for each in store.iter_steps(EVERYTHING))
         assert sum(file.stat().st_size for file in path.parent.iterdir()) < 3.5 * payload
     assert path.stat().st_size < 2.2 * payload
+
+
+def test_the_users_of_a_session_are_found_without_walking_all_steps(path: Path) -> None:
+    asked = StepFilter(session_id="s1", scope="*")
+    work: list[int] = []
+
+    def count() -> int:
+        work[-1] += 1
+        return 0
+
+    with closing(SqliteStepStore(path, durability="normal")) as store:
+        for many in (200, 2000):
+            store.append([step(session_id=f"s{n}", user_id=f"u{n}") for n in range(many)])
+            assert store.users(asked, limit=2) == ["u1"]
+            with store._db.reading() as connection:  # the one that the next question uses
+                connection.set_progress_handler(count, 50)
+            work.append(0)
+            assert store.users(asked, limit=2) == ["u1"]
+            connection.set_progress_handler(None, 0)
+    few, more = work
+    assert 0 < few <= more < 2 * few
