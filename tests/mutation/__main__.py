@@ -69,19 +69,21 @@ def main() -> int:
         files = sorted((tree / "hybridagi_steps" / asked.room).glob(FILES.get(asked.room, "*.py")))
         every = [mutant for file in files for mutant in mutants(file)]
         chosen = random.Random(asked.seed).sample(every, min(asked.mutants, len(every)))
-        survivors: list[Mutant] = []
-        for number, mutant in enumerate(chosen, start=1):
-            survivors += [] if _killed(tree, mutant, reach) else [mutant]
-            print(f"{number}/{len(chosen)}, {len(survivors)} survived", file=sys.stderr)
+        codes: list[int] = []
+        for mutant in chosen:
+            codes.append(_exit_code(tree, mutant, reach))
+            print(f"{len(codes)}/{len(chosen)}, {codes.count(0)} survived", file=sys.stderr)
     finally:
         shutil.rmtree(tree, ignore_errors=True)
     places = [
         f"{each.path.relative_to(tree)}:{each.line}: {each.before} → {each.after}"
-        for each in survivors
+        for each, code in zip(chosen, codes, strict=True)
+        if code == 0
     ]
+    hung = codes.count(-signal.SIGKILL)
     result = {"room": asked.room, "seed": asked.seed, "mutants": len(chosen), "survivors": places}
     print(
-        f"{asked.room}: {len(chosen)} mutants, {len(chosen) - len(places)} killed",
+        f"{asked.room}: {len(chosen)} mutants, {len(chosen) - len(places)} killed, {hung} hung",
         *places,
         sep="\n  ",
     )
@@ -203,17 +205,17 @@ def _reach(tree: Path, room: str) -> Reach:
     return Reach(*pickle.loads((tree / "reach").read_bytes()))
 
 
-def _killed(tree: Path, mutant: Mutant, reach: Reach) -> bool:
-    """Whether a test fails with the fault in its file."""
+def _exit_code(tree: Path, mutant: Mutant, reach: Reach) -> int:
+    """Return how the tests end with the fault in its file: 0 when none fails, -9 when one hangs."""
     tests = reach.tests.get((str(mutant.path), mutant.line), set())
     quickest = sorted(tests, key=lambda test: reach.seconds[test])
     if not quickest:
-        return False
+        return 0
     source = mutant.path.read_bytes()
     mutant.path.write_bytes(mutant.applied(source))
     try:
         patience = 30 + 3 * sum(reach.seconds[test] for test in quickest)
-        return _in_a_child(tree, lambda: _pytest(["-x", *quickest]), patience) != 0
+        return _in_a_child(tree, lambda: _pytest(["-x", *quickest]), patience)
     finally:
         mutant.path.write_bytes(source)
 
