@@ -198,6 +198,16 @@ def test_cycles_depths_and_floods_end_with_a_note() -> None:
     assert {cut.split(":")[0] for cut in cuts} == {"loop", "deep", "wide"}
 
 
+@pytest.mark.parametrize(("levels", "told"), [(41, []), (42, ["x: nested deeper than 40 levels"])])
+def test_what_is_nested_is_kept_down_to_a_depth(levels: int, told: list[str]) -> None:
+    value: Any = "bottom"
+    for _ in range(levels):
+        value = [value]
+    cuts: list[str] = []
+    assert (plain(value, cuts, "x") == value) is (told == [])
+    assert cuts == told
+
+
 def called(memory: hs.StepMemory, result: Any, **inputs: Any) -> hs.AgentStep:
     """The step of a function that took `inputs` and gave `result`."""
 

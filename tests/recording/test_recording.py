@@ -222,6 +222,31 @@ def test_copies_share_the_memory(memory: hs.StepMemory) -> None:
     assert len({step.run_id for step in all_steps(memory)}) == 3
 
 
+@pytest.mark.parametrize("whole_block", [True, False])
+def test_a_run_does_not_recall_itself(memory: hs.StepMemory, whole_block: bool) -> None:
+    retrieve = hs.StepRetriever(memory)
+
+    @hs.record_step
+    def note(text: str) -> str:
+        return f"noted {text}"
+
+    @hs.record_step(kind="program")
+    def noting() -> Any:
+        note("refund")
+        return retrieve("noted refund").steps
+
+    with hs.record(memory) as before:
+        note("refund")
+    if whole_block:
+        with hs.record(memory):
+            note("refund")
+            found = retrieve("noted refund").steps
+    else:
+        with dspy.context(callbacks=[hs.StepRecorder(memory)]):
+            found = noting()
+    assert {step.run_id for step in found} == {before.id}
+
+
 def test_a_copied_recorder_is_the_recorder(memory: hs.StepMemory) -> None:
     recorder = hs.StepRecorder(memory)
     for twin in (copy.copy(recorder), copy.deepcopy(recorder)):
