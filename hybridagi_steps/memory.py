@@ -34,7 +34,7 @@ from hybridagi_steps.records.store_values import RunSummary
 from hybridagi_steps.search.embedder_binding import AUTO, EmbedderBinding
 from hybridagi_steps.search.indexing import START_AT
 from hybridagi_steps.search.lineage import Expand, ancestors
-from hybridagi_steps.search.ranking import Mode
+from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.searcher import Searcher
 from hybridagi_steps.search.step_index import IN_MEMORY, cache_path
 from hybridagi_steps.stores import address_text, open_store
@@ -353,6 +353,7 @@ class StepMemory:
         mode: Mode = "hybrid",
         expand: Expand | None = None,
         min_score: float | None = None,
+        aim: Aim | None = None,
     ) -> list[StepHit]:
         """Find past steps by meaning and words.
 
@@ -363,14 +364,24 @@ class StepMemory:
             mode: `hybrid`, or one half of it.
             expand: What each hit brings along in `context`.
             min_score: Least score of a hit, 0..1.
+            aim: What it is for: `next`, what was done in a state like this one (the query is the
+                last step, or has `steps`); `episode`, the run that did this; `tool`, which tool
+                can do this. Each finds worse what it is not for, so none is guessed.
 
         Raises:
-            InvalidQueryError: An empty query, k below 1, an unknown mode, expansion or `min_score`.
+            InvalidQueryError: An empty query, k below 1, an unknown mode, aim, expansion or
+                `min_score`; `next` of a query without a step.
             InvalidFilterError: An unknown key in `where`.
             EmbedderError: The embedder failed; `mode="lexical"` works without it.
         """
         hits = self._search.search(
-            query, k, for_recall(where), mode=mode, expand=expand, min_score=min_score
+            query,
+            k,
+            for_recall(where),
+            mode=mode,
+            expand=expand,
+            min_score=min_score,
+            aim=aim,
         )
         note_steps(step for hit in hits for step in (hit.step, *hit.context))
         return hits

@@ -85,11 +85,16 @@ def _text(step: AgentStep, cut: _Cut, values: int | None) -> str:
 
 def window_text(step: AgentStep, parent: AgentStep | None) -> str:
     """Return a step's own text after a glimpse of its parent."""
+    return glimpse_text(parent) + own_text(step)
+
+
+def glimpse_text(parent: AgentStep | None) -> str:
+    """Return what a window shows of a step's parent; nothing without one."""
     if parent is None:
-        return own_text(step)
+        return ""
     done = _words(parent.tool or parent.program or "")
     outcome = cut(_outcome(parent, cut), _PARENT_RESULT)
-    return f"{cut(parent.purpose, _PARENT_PURPOSE)} | {done} -> {outcome} || {own_text(step)}"
+    return f"{cut(parent.purpose, _PARENT_PURPOSE)} | {done} -> {outcome} || "
 
 
 def tokens(text: str) -> list[str]:

@@ -35,8 +35,9 @@ class TextRow(NamedTuple):
     row: int
     parent_row: int | None
     tokens: str
-    """Stems of the window text, one blank between them; on a second line those that only the whole
-    text has."""
+    """Stems of the window text, one blank between them, a tab between what it shows of the parent
+    and the step's own; on a second line those that only the whole text has; on a third what counts
+    of a spoken turn."""
     text_hash: int
     """Of the whole text."""
     purpose_hash: int

@@ -10,16 +10,17 @@ Reference: Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework: 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.records.store_values import Rows
+from hybridagi_steps.search.forward_index import ForwardIndex
 
 K1, B = 1.5, 0.75
 """Term saturation and length normalisation, the usual constants."""
@@ -45,6 +46,8 @@ class Document(NamedTuple):
     row: int
     words: Sequence[str]
     further: Sequence[str] = ()
+    own_from: int = 0
+    """Where its own words begin; those before are another's."""
 
 
 class Statistics(NamedTuple):
@@ -58,7 +61,12 @@ class Statistics(NamedTuple):
     def weight(self, term: str) -> float:
         """Return the inverse document frequency of a term; never negative."""
         holding = min(self.frequencies.get(term, 0), self.documents)
-        return math.log1p((self.documents - holding + 0.5) / (holding + 0.5))
+        return float(inverse_frequency(self.documents, np.array(holding)))
+
+
+def inverse_frequency(documents: int, holding: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return the weight of terms that so many of the documents hold; never negative."""
+    return np.log1p((documents - holding + 0.5) / (holding + 0.5))
 
 
 @dataclass
@@ -74,7 +82,10 @@ class LexicalIndex:
     """The words of documents, each known by its row number. Not thread-safe by itself."""
 
     def __init__(self) -> None:
+        self.forward = ForwardIndex()
+        """The same documents, in order, by position."""
         self._terms: dict[str, int] = {}
+        self._spelled = _Spelling()
         self._merged = _no_postings()
         self._fresh: dict[int, tuple[list[int], list[int]]] = {}
         self._fresh_documents = 0
@@ -97,7 +108,7 @@ class LexicalIndex:
         added = [Document(given[0], given[1], *given[2:]) for given in documents]
         self.remove(np.array([document.row for document in added], np.int64))
         self._reserve(len(added))
-        for row, words, further in added:
+        for row, words, further, own_from in added:
             position = self._size
             self._rows[position], self._lengths[position] = row, len(words)
             self._live[position] = True
@@ -107,6 +118,7 @@ class LexicalIndex:
                 positions, counts = self._fresh.setdefault(term, ([], []))
                 positions.append(position)
                 counts.append(min(count, 65_535))
+            self.forward.append([self._terms[word] for word in words], own_from)
             self._size += 1
         self._fresh_documents += len(added)
         self._by_row = None
@@ -172,12 +184,65 @@ class LexicalIndex:
         positions = self.positions_of(rows)
         return np.unique(positions[positions >= 0]).astype(np.int32)
 
-    def holds(self, term: str, rows: Rows) -> _Flags:
-        """Return for each row whether its document holds the term."""
-        held, wanted = self._posting(term)[0], self.positions_of(rows).astype(np.int32)
+    def counts_of(self, term: str, rows: Rows) -> npt.NDArray[np.int64]:
+        """Return how often each row has the term; 0: among its further words; -1: nowhere."""
+        (held, counts), wanted = self._posting(term), self.positions_of(rows).astype(np.int32)
         if not len(held):
-            return np.zeros(len(rows), np.bool_)
-        return held[np.minimum(np.searchsorted(held, wanted), len(held) - 1)] == wanted
+            return np.full(len(rows), -1, np.int64)
+        place = np.minimum(np.searchsorted(held, wanted), len(held) - 1)
+        return np.where(held[place] == wanted, counts[place].astype(np.int64), -1)
+
+    def numbers(self, terms: Iterable[str]) -> npt.NDArray[np.int64]:
+        """Return the number of each term, -1 for those that no document holds."""
+        return np.array([self._terms.get(term, -1) for term in terms], np.int64)
+
+    @property
+    def average_length(self) -> float:
+        """Words of the average live document."""
+        live = self._live[: self._size]
+        return float(self._lengths[: self._size][live].mean()) if live.any() else 0.0
+
+    @property
+    def average_own_length(self) -> float:
+        """Own words of the average document, removed ones included until they go."""
+        return self.forward.own_words / self._size if self._size else 0.0
+
+    def grouped(
+        self, terms: Sequence[str], rows: Rows, groups: npt.NDArray[Any], count: int
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Count terms in groups of documents, each taken as one text.
+
+        Args:
+            terms: What to count.
+            rows: The documents; those not held are skipped.
+            groups: The group of each of them, below `count`.
+            count: How many groups there are.
+
+        Returns:
+            How often each group has each term, shape (groups, terms), and the words of each group.
+        """
+        positions = self.positions_of(rows)
+        group_of = np.full(self._size, -1, np.int64)
+        group_of[positions[positions >= 0]] = groups[positions >= 0]
+        held = group_of >= 0
+        lengths = np.bincount(group_of[held], self._lengths[: self._size][held], minlength=count)
+        counts = np.zeros((count, len(terms)))
+        for place, term in enumerate(terms):
+            found, often = self._posting(term)
+            group = group_of[found]
+            known = group >= 0
+            counts[:, place] = np.bincount(group[known], often[known], minlength=count)
+        return counts, lengths
+
+    @property
+    def vocabulary(self) -> int:
+        """How many term numbers there are."""
+        return len(self._terms)
+
+    def spelling(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+        """Return all terms as one UTF-8 text, and behind which byte of it each ends."""
+        self._spelled.follow(self._terms)
+        return self._spelled.text, self._spelled.ends
 
     def merge(self) -> None:
         """Fold fresh documents into the postings and drop removed ones."""
@@ -193,6 +258,8 @@ class LexicalIndex:
         used = np.diff(merged.starts) > 0
         names = [term for term, kept in zip(self._terms, used.tolist(), strict=True) if kept]
         self._terms = {term: number for number, term in enumerate(names)}
+        self.forward.renumber(live, (np.cumsum(used) - 1).astype(np.uint32))
+        self._spelled = _Spelling()
         starts = np.concatenate((merged.starts[:-1][used], merged.starts[-1:]))
         self._merged = Postings(starts, positions, merged.counts)
         self._rows = self._rows[: self._size][live]
@@ -212,6 +279,7 @@ class LexicalIndex:
             "counts": self._merged.counts,
             "rows": self._rows,
             "lengths": self._lengths,
+            **{f"forward_{name}": array for name, array in self.forward.to_arrays().items()},
         }
 
     @classmethod
@@ -223,6 +291,9 @@ class LexicalIndex:
         index._terms = {word: number for number, word in enumerate(names)}
         index._merged = Postings(arrays["starts"], arrays["positions"], arrays["counts"])
         index._rows, index._lengths = arrays["rows"], arrays["lengths"]
+        index.forward = ForwardIndex.from_arrays(
+            {name: arrays[f"forward_{name}"] for name in ("ids", "ends", "own_from")}
+        )
         index._size = len(index._rows)
         index._live = np.ones(index._size, np.bool_)
         return index
@@ -271,6 +342,22 @@ class LexicalIndex:
             grown = np.zeros(room, old.dtype)
             grown[: self._size] = old[: self._size]
             setattr(self, name, grown)
+
+
+class _Spelling:
+    """The bytes of all terms side by side, kept as terms are added."""
+
+    def __init__(self) -> None:
+        self.text, self.ends = np.empty(0, np.uint8), np.empty(0, np.int64)
+
+    def follow(self, terms: dict[str, int]) -> None:
+        fresh = [*islice(reversed(terms), len(terms) - len(self.ends))]
+        if not fresh:
+            return
+        spelled = [term.encode("utf-8", "replace") for term in reversed(fresh)]
+        ends = len(self.text) + np.cumsum([len(term) for term in spelled])
+        self.text = np.concatenate((self.text, np.frombuffer(b"".join(spelled), np.uint8)))
+        self.ends = np.concatenate((self.ends, ends))
 
 
 class Match:

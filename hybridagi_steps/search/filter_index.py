@@ -11,7 +11,7 @@ what is no plain key (metadata). Not thread-safe by itself.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -38,6 +38,7 @@ WIDE = 4
 LIST_COSTS = 64
 """Positions that a list counts besides its own: what Python needs to keep it."""
 
+_LOOKED_AT = 1_000
 _ABSENT = -1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FEW_RUNS = 32
@@ -85,6 +86,28 @@ class FilterColumns:
             found.flags.writeable = False
             self._asked, self._answer = asked, found
         return self._answer
+
+    def numbers(self, name: StepKey, rows: Rows) -> npt.NDArray[Any]:
+        """Return the number of each row's value of a key, -1 where it has none."""
+        self._hold([name])
+        places = self._places(rows)
+        if not len(self._rows.values):
+            return np.full(len(rows), _ABSENT, np.int32)
+        values = np.where(places == _ABSENT, _ABSENT, self._columns[name].values[places])
+        return np.where(values == self._numbers_of(name).get(None, _ABSENT), _ABSENT, values)
+
+    def first_rows(
+        self, name: StepKey, number: int, most: int, passing: Callable[[Rows], _Flags]
+    ) -> Rows:
+        """Return the first rows with a value, given by its number, that pass."""
+        rows = self._rows.values[self._posting(name, number)]
+        found = np.empty(0, np.int64)
+        for start in range(0, len(rows), _LOOKED_AT):
+            page = rows[start : start + _LOOKED_AT]
+            found = np.concatenate((found, page[passing(page)]))[:most]
+            if len(found) == most:
+                break
+        return found
 
     def hidden(self) -> Hidden:
         """Return the rows that recall leaves out, as the store last said."""

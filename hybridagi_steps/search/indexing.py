@@ -31,14 +31,15 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.protocols import Embedder, IndexedStore
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.spoken_turn import spoken_turn
 from hybridagi_steps.records.step_text import (
+    glimpse_text,
     holds_word,
     own_text,
     stems_held,
     text_hash,
     tokens,
     whole_text,
-    window_text,
 )
 from hybridagi_steps.records.store_values import (
     FloatMatrix,
@@ -271,19 +272,26 @@ def _text_row(item: PendingText) -> TextRow:
     return TextRow(
         row=item.row,
         parent_row=item.parent_row,
-        tokens=_tokens(window_text(item.step, item.parent), whole),
+        tokens=_tokens(item, whole),
         text_hash=text_hash(whole),
         purpose_hash=text_hash(purpose) if purpose.strip() else 0,
         scoped=item.step.scope is not None,
     )
 
 
-def _tokens(window: str, whole: str) -> str:
-    """Return the words of the window and, on a second line, those that only the whole text has."""
-    words = tokens(window)
-    known = set(words)
+def _tokens(item: PendingText, whole: str) -> str:
+    """Return the words of the window and of a step's other texts, as `TextRow.tokens` says."""
+    glimpse, own = glimpse_text(item.parent), own_text(item.step)
+    before, words = tokens(glimpse), tokens(own)
+    known = {*before, *words}
     rest = dict.fromkeys(word for word in tokens(whole[:LONGEST_READ]) if word not in known)
-    return f"{' '.join(words)}\n{' '.join(rest)}" if rest else " ".join(words)
+    turn = spoken_turn(item.step)
+    lines = [
+        f"{' '.join(before)}\t{' '.join(words)}",
+        " ".join(rest),
+        "" if turn is None else turn.line(),
+    ]
+    return "\n".join(lines).rstrip("\n")
 
 
 START_AT = 2_000

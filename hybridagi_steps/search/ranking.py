@@ -1,40 +1,52 @@
 """From queries to ranked rows: the hybrid pipeline, readable from top to bottom.
 
-words and vectors give candidates → their neighbours along parent links join → exact scores for both
-halves → fused → spread one hop → exact duplicates of the query first → same texts collapsed → cut.
-It reads a StepIndex and returns rows; storage and records are the caller's.
-
-The constants come from other runs than the shipped ones; `python -m tests.benchmarks quality
---tune` prints how others would do on one half of these, and the table is of the other half.
+words and vectors give candidates → their neighbours along parent links join → exact scores for all
+parts → fused by the row's formula → votes → spread one hop → exact duplicates of the query first →
+same texts collapsed → cut. It reads a StepIndex and returns rows; storage and records are the
+caller's. What the parts are stands in `score_parts`, what they weigh in `formulas`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps.records.step_text import text_hash, tokens, written_words
+from hybridagi_steps.records.spoken_turn import asks_when
+from hybridagi_steps.records.step_text import text_hash, written_words
 from hybridagi_steps.records.store_values import FloatVector, Rows
-from hybridagi_steps.search.bm25 import Match
-from hybridagi_steps.search.step_columns import NO_ROW
-from hybridagi_steps.search.step_index import Shard, StepIndex
+from hybridagi_steps.search.formulas import (
+    LENGTH_POWER,
+    QUESTION_COST,
+    UNDATED_COST,
+    Aim,
+    Formula,
+    Mode,
+    formulas,
+)
+from hybridagi_steps.search.score_parts import AskedText, Places, Scope, ScoreParts
+from hybridagi_steps.search.step_index import StepIndex
+from hybridagi_steps.search.word_counts import Scores
 
-Mode = Literal["hybrid", "dense", "lexical"]
-"""Which halves decide."""
-
-LEXICAL_WEIGHT = 0.6
-"""Share of the words in the fused score; meaning has the rest."""
-NEIGHBOUR_SHARE = 0.7
-"""What a step is worth for standing next to a match."""
 POOL = 50
 """Candidates taken from each half."""
+VOTERS = 20
+"""The best rows, which vote for others of their tool and run."""
 
-_Scores = npt.NDArray[np.float64]
+_Flags = npt.NDArray[np.bool_]
 _WORDS_SHOWN = 5
+_CARRIED = 0.05
+"""What a part adds to a score from which `why` names it."""
+
+
+class State(NamedTuple):
+    """Where a run stands: what is asked is what was done next in a state like this one."""
+
+    text: str
+    vector: FloatVector | None
 
 
 @dataclass(frozen=True)
@@ -48,62 +60,65 @@ class SearchQuery:
     """The query uncut, when that is longer than `text`: what an equal step would say."""
     itself: int | None = None
     """The row of the stored step that is the query."""
-
-    @property
-    def words(self) -> list[str]:
-        """The stems of the query."""
-        return tokens(self.text)
+    state: State | None = None
+    """Where the run stands that asks."""
 
 
-PARTS = {
-    "window": "words that the step and the one before it share with the query, 1 for the best",
-    "meaning": "cosine of meaning of the step itself",
-    "neighbour": "fused score of the best neighbour along parent links",
-}
-"""Names of the parts of a score, each 0..1; a hit names those that were looked at."""
-
-
-class RankedRow(NamedTuple):
+@dataclass(frozen=True)
+class RankedRow:
     """One row of the answer."""
 
     row: int
     score: float
     dense: float | None
     lexical: float | None
-    words: dict[str, str]
-    """Stems of the query that its window holds, each with the word as the query writes it."""
+    own_words: dict[str, str]
+    """Stems of the query that the row's own text holds, each with the word as the query has it."""
+    glimpsed_words: dict[str, str]
+    """Those that only the glimpse of the step before holds, or what no text shows of the step."""
     same: bool
     """Whether it says what the query says."""
     spread: bool
     """Whether a neighbour's match counts more than its own."""
     parts: dict[str, float]
-    """Value of each part of the score that was looked at; see `PARTS`."""
+    """Value of each part of the score that was looked at; see `formulas.PARTS`."""
+    carried: list[str]
+    """Parts that made a telling share of the score, in the order of the formula."""
 
-    def why(self, own: Collection[str]) -> str:
-        """Return what matched, in words; `own` are those stems that stand in the step itself."""
-        before = [stem for stem in self.words if stem not in own]
+    def why(self, own: Collection[str] = ()) -> str:
+        """Return what matched, in words; `own` are glimpsed stems that stand in the step, too."""
+        here = {**self.own_words, **{s: w for s, w in self.glimpsed_words.items() if s in own}}
+        before = {s: w for s, w in self.glimpsed_words.items() if s not in own}
         meaning = self.dense is not None and self.dense > 0
         reasons = [
             "same text" if self.same else "",
-            self._named("words", [stem for stem in self.words if stem in own]),
-            self._named("words of the step before", before),
+            _named("words", here),
+            _named("words of the step before", before),
             f"meaning {self.dense:.2f}" if meaning else "",
+            *(_REASONS[name] for name in self.carried if name in _REASONS),
             "next to a match" if self.spread else "",
         ]
         return "; ".join(filter(None, reasons)) or "near the query"
 
-    def _named(self, what: str, stems: Sequence[str]) -> str:
-        # A single letter tells little, but more than nothing.
-        telling = [stem for stem in stems if len(stem) > 1 or not stem.isascii()] or stems
-        shown = list(dict.fromkeys(self.words[stem] for stem in telling))[:_WORDS_SHOWN]
-        return f"{what}: {', '.join(shown)}" if shown else ""
+
+_REASONS = {
+    "phrases": "same phrase",
+    "tool_words": "words of other steps of its tool",
+    "state_words": "after a step with the words of this state",
+    "state_meaning": "after a step like this state",
+    "wide": "words of the turns around it",
+    "session": "words of its session",
+    "speaker": "said by whom the query names",
+    "tool_vote": "the tool of the best matches",
+    "run_vote": "the run of the best matches",
+}
 
 
-class Scope(NamedTuple):
-    """Where to look: the shards, and the rows that pass the filter (None: all of them)."""
-
-    shards: list[Shard]
-    rows: Rows | None
+def _named(what: str, words: dict[str, str]) -> str:
+    # A single letter tells little, but more than nothing.
+    telling = [s for s in words if len(s) > 1 or not s.isascii()] or [*words]
+    shown = list(dict.fromkeys(words[stem] for stem in telling))[:_WORDS_SHOWN]
+    return f"{what}: {', '.join(shown)}" if shown else ""
 
 
 def search(
@@ -113,13 +128,14 @@ def search(
     *,
     scope: Scope,
     mode: Mode = "hybrid",
+    aim: Aim | None = None,
     min_score: float | None = None,
 ) -> list[RankedRow]:
     """Return the k best rows over all queries, best first, no text twice.
 
     Each query has its turn: the best row not taken yet of the first, of the second, and so on.
     """
-    answers = [_answer(index, query, k, scope, mode) for query in queries]
+    answers = [_Answer(index, query, scope, mode, aim).best(k) for query in queries]
     if min_score is not None:
         answers = [[hit for hit in hits if hit.score >= min_score] for hits in answers]
     taken: dict[int, RankedRow] = {}
@@ -135,107 +151,180 @@ class _Scored:
     """Candidate rows, ascending, with their scores."""
 
     rows: Rows
-    score: _Scores
-    dense: _Scores
-    lexical: _Scores
-    exact: npt.NDArray[np.bool_]
-    spread: npt.NDArray[np.bool_]
-    parts: dict[str, _Scores]
+    score: Scores
+    exact: _Flags
+    spread: _Flags
+    parts: dict[str, Scores] = field(default_factory=dict[str, Scores])
+    """NaN where a part was not looked at."""
 
 
-def _answer(
-    index: StepIndex, query: SearchQuery, k: int, scope: Scope, mode: Mode
-) -> list[RankedRow]:
-    """Answer one query; look wider as long as equal texts crowd out the rest."""
-    match = _Halves(scope, query, mode)
-    pool = max(POOL, k)
-    while True:
-        rows, full = match.candidates(pool)
-        scored = _score(index, query, match, rows, mode)
-        chosen = _collapse(index, query, scored)
-        if len(chosen) >= k or not full:
-            words = _matched_words(query, match, scored.rows[chosen[:k]])
-            return [_ranked(match, scored, *hit) for hit in zip(chosen[:k], words, strict=True)]
-        pool *= 4
+class _Answer:
+    """The answer to one query."""
+
+    def __init__(
+        self, index: StepIndex, query: SearchQuery, scope: Scope, mode: Mode, aim: Aim | None
+    ) -> None:
+        self.index, self.query, self.scope, self.mode = index, query, scope, mode
+        self.of_steps, self.of_turns = formulas(mode, aim)
+        halves = {"words": mode != "dense", "meaning": mode != "lexical"}
+        state = query.state and AskedText(query.state.text, query.state.vector, **halves)
+        asked = AskedText(query.text, query.vector, **halves)
+        self.values = ScoreParts(index, scope, asked, state)
+
+    def best(self, k: int) -> list[RankedRow]:
+        """Return the best rows; look wider as long as equal texts crowd out the rest."""
+        pool = max(POOL, k)
+        while True:
+            rows, full = self.values.candidates(pool, self.of_steps)
+            scored = self._scored(rows)
+            chosen = self._collapsed(scored)
+            if len(chosen) >= k or not full:
+                return self._ranked(scored, np.array(chosen[:k], np.intp))
+            pool *= 4
+
+    def _scored(self, rows: Rows) -> _Scored:
+        """Score the candidates, and with them whoever stands next to them or says the same."""
+        rows, same = self._joined(rows)
+        place = self.index.turns.places(rows)
+        turns = place >= 0
+        fused, parts = np.zeros(len(rows)), dict[str, Scores]()
+        for formula, kind in ((self.of_steps, ~turns), (self.of_turns, turns)):
+            if kind.any():
+                found = self.values.values(rows[kind], formula.weights)
+                fused[kind] = _fused(found, formula)
+                for name, values in found.items():
+                    parts.setdefault(name, np.full(len(rows), np.nan))[kind] = values
+        reached, spread = self._spread(rows, fused, turns, parts)
+        if turns.any() and self.mode == "hybrid":
+            reached[turns] *= self._priors(place[turns])
+        exact = np.isin(rows, same)
+        reached = np.where(exact, 1.0, np.minimum(reached, 1.0))
+        return _Scored(rows, reached, exact, spread, parts)
+
+    def _joined(self, rows: Rows) -> tuple[Rows, Rows]:
+        """Return the candidates with their neighbours and duplicates, and the duplicates."""
+        index, query, visible = self.index, self.query, self.values.visible
+        same = visible(index.columns.with_text(text_hash(query.whole or query.text)))[-POOL:]
+        if query.itself is not None:
+            same = np.union1d(same, visible(np.array([query.itself])))
+        rows = np.union1d(rows, same)
+        if self.mode == "hybrid":
+            near = np.concatenate((index.columns.parents(rows), index.columns.children(rows)[0]))
+            rows = np.union1d(rows, visible(near))
+        return rows, same
+
+    def _spread(
+        self, rows: Rows, fused: Scores, turns: _Flags, parts: dict[str, Scores]
+    ) -> tuple[Scores, _Flags]:
+        """Let the best vote, and a match shine on its neighbours; return also where it did."""
+        total = sum(self.of_steps.weights.values()) + sum(self.of_steps.votes.values())
+        weight = sum(self.of_steps.weights.values()) / total
+        if (share := self.of_steps.votes.get("tool_vote")) is not None:
+            parts["tool_vote"] = self._votes("tool", rows, fused)
+            fused = np.where(turns, fused, weight * fused + share / total * parts["tool_vote"])
+        if self.mode != "hybrid":
+            return fused, np.zeros(len(rows), np.bool_)
+        near = parts["neighbour"] = _best_neighbours(self.index, rows, fused)
+        shares = np.where(turns, self.of_turns.spread, self.of_steps.spread)
+        reached = np.maximum(fused, shares * near)
+        spread = reached > fused
+        if (share := self.of_steps.votes.get("run_vote")) is not None:
+            parts["run_vote"] = self._votes("run_id", rows, reached)
+            reached = weight * reached + share / total * parts["run_vote"]
+        return reached, spread
+
+    def _votes(self, key: str, rows: Rows, scores: Scores) -> Scores:
+        """Return for each row how much the best ones have its value of a key, 1 for the most."""
+        numbers = self.index.filters.numbers(key, rows)
+        best = np.argsort(-scores, kind="stable")[:VOTERS]
+        best = best[numbers[best] >= 0]
+        if not len(best):
+            return np.zeros(len(rows))
+        cast = np.bincount(numbers[best], scores[best], minlength=int(numbers.max()) + 1)
+        return np.where(numbers >= 0, cast[numbers] / (cast.max() or 1.0), 0.0)
+
+    def _priors(self, places: Places) -> Scores:
+        """Return what turns are worth for how they speak, at most 1."""
+        turns = self.index.turns
+        words = np.minimum(np.log1p(turns.column("lengths", places)), 3.0) / 3.0
+        worth = words**LENGTH_POWER * (1 - QUESTION_COST * turns.column("asks", places))
+        if asks_when(self.query.text):
+            worth *= 1 - UNDATED_COST * ~turns.column("dated", places)
+        return worth
+
+    def _collapsed(self, scored: _Scored) -> list[int]:
+        """Return the places of the answer, best first; of equal texts the newest row stands."""
+        order = np.lexsort((-scored.rows, ~scored.exact, -scored.score))
+        order = order[scored.score[order] > 0]
+        hashes = self.index.columns.text_hashes(scored.rows)
+        best: dict[int, int] = {}
+        for place in order.tolist():
+            kept = best.setdefault(int(hashes[place]), place)
+            if kept != place and self._stands_for(scored, place, kept):
+                scored.score[place] = max(scored.score[place], scored.score[kept])
+                best[int(hashes[place])] = place
+        return list(best.values())
+
+    def _stands_for(self, scored: _Scored, place: int, kept: int) -> bool:
+        itself = self.query.itself
+        if itself is not None and itself in (scored.rows[place], scored.rows[kept]):
+            return bool(scored.rows[place] == itself)
+        return bool(scored.rows[place] > scored.rows[kept])
+
+    def _ranked(self, scored: _Scored, chosen: Places) -> list[RankedRow]:
+        rows = scored.rows[chosen]
+        dense, lexical = self.values.cosines(rows), self.values.lexical(rows)
+        own, glimpsed = self._matched_words(rows)
+        turns = self.index.turns.places(rows) >= 0
+        hits: list[RankedRow] = []
+        for number, place in enumerate(chosen.tolist()):
+            known = {name: float(values[place]) for name, values in scored.parts.items()}
+            parts = {n: round(value, 4) for n, value in known.items() if not np.isnan(value)}
+            formula = self.of_turns if turns[number] else self.of_steps
+            hits.append(
+                RankedRow(
+                    row=int(rows[number]),
+                    score=float(scored.score[place]),
+                    dense=None if np.isnan(dense[number]) else float(dense[number]),
+                    lexical=float(lexical[number]) if self.values.query.stems else None,
+                    own_words=own[number],
+                    glimpsed_words=glimpsed[number],
+                    same=bool(scored.exact[place]),
+                    spread=bool(scored.spread[place]),
+                    parts=parts,
+                    carried=_carried(parts, formula),
+                )
+            )
+        return hits
+
+    def _matched_words(self, rows: Rows) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+        """Return for each row the words of the query it holds: its own, and all other ones."""
+        own: list[dict[str, str]] = [{} for _ in rows]
+        others: list[dict[str, str]] = [{} for _ in rows]
+        if not self.values.query.stems:
+            return own, others
+        written = written_words(self.query.text)
+        for place, stem, itself in self.values.held(rows, [*written]):
+            (own if itself else others)[place][stem] = written[stem]
+        return own, others
 
 
-class _Halves:
-    """Both halves of one query over the shards: candidates, and exact scores for any rows."""
-
-    def __init__(self, scope: Scope, query: SearchQuery, mode: Mode) -> None:
-        self.scope, self.query = scope, query
-        self.words = query.words if mode != "dense" else []
-        self.vector = query.vector if mode != "lexical" else None
-        own = next((s for s in scope.shards if len(s.lexical)), scope.shards[0])
-        known = own.lexical.statistics(self.words) if self.words else None
-        self.matches: list[Match] = [
-            s.lexical.match(self.words, known, scope.rows) for s in scope.shards
-        ]
-        self.best_lexical = 0.0
-
-    def candidates(self, pool: int) -> tuple[Rows, bool]:
-        """Return the best rows of each half, ascending, and whether there may be more."""
-        found: list[Rows] = []
-        for shard, match in zip(self.scope.shards, self.matches, strict=True):
-            rows, scores = match.top(pool, self.scope.rows)
-            self.best_lexical = max(self.best_lexical, float(scores[0]) if len(scores) else 0.0)
-            found.append(rows)
-            if self.vector is not None:
-                nearest = shard.vectors.search(self.vector[None], pool, rows=self.scope.rows)
-                found.append(nearest[0].rows)
-        full = any(len(rows) >= pool for rows in found)
-        return np.unique(np.concatenate(found)), full
-
-    def visible(self, rows: Rows) -> Rows:
-        """Return those of `rows` that may be found."""
-        rows = np.unique(rows[rows != NO_ROW])
-        held = [shard.lexical.positions_of(rows) >= 0 for shard in self.scope.shards]
-        rows = rows[np.logical_or.reduce(held)]
-        return rows if self.scope.rows is None else rows[_among(rows, self.scope.rows)]
-
-    def lexical(self, rows: Rows) -> _Scores:
-        """Return the BM25 score of each row."""
-        return np.add.reduce([match.of(rows) for match in self.matches])
-
-    def dense(self, rows: Rows) -> _Scores:
-        """Return the cosine of each row, NaN where there is none."""
-        found = np.full(len(rows), np.nan)
-        if self.vector is not None:
-            for shard in self.scope.shards:
-                near = shard.vectors.similarities(self.vector, rows)
-                found = np.where(np.isnan(near), found, near)
-        return found
+def _fused(parts: dict[str, Scores], formula: Formula) -> Scores:
+    """Return the weighted mean of the parts; a part that nothing can have does not count."""
+    silent = {"speaker"} if not parts.get("speaker", np.zeros(1)).any() else set[str]()
+    weights = {name: w for name, w in formula.weights.items() if name not in silent}
+    fused = np.add.reduce([weight * parts[name] for name, weight in weights.items()])
+    return fused / sum(weights.values())
 
 
-def _score(index: StepIndex, query: SearchQuery, match: _Halves, rows: Rows, mode: Mode) -> _Scored:
-    """Score the candidates, and with them whoever stands next to them or says the same."""
-    same = match.visible(index.columns.with_text(text_hash(query.whole or query.text)))[-POOL:]
-    if query.itself is not None:
-        same = np.union1d(same, match.visible(np.array([query.itself])))
-    rows = np.union1d(rows, same)
-    if mode == "hybrid":
-        near = np.concatenate((index.columns.parents(rows), index.columns.children(rows)[0]))
-        rows = np.union1d(rows, match.visible(near))
-    lexical, dense = match.lexical(rows), match.dense(rows)
-    words = lexical / match.best_lexical if match.best_lexical else lexical
-    meaning = np.clip(np.nan_to_num(dense), 0.0, 1.0)
-    if mode == "dense":
-        fused = meaning
-    elif mode == "lexical":
-        fused = words
-    else:
-        fused = LEXICAL_WEIGHT * words + (1 - LEXICAL_WEIGHT) * meaning
-    near = _best_neighbours(index, rows, fused) if mode == "hybrid" else np.zeros(len(rows))
-    reached = np.maximum(fused, NEIGHBOUR_SHARE * near)
-    exact = np.isin(rows, same)
-    score = np.where(exact, 1.0, np.minimum(reached, 1.0))
-    parts = {"window": words, "meaning": meaning, "neighbour": near}
-    if mode != "hybrid":
-        parts = {"window": words} if mode == "lexical" else {"meaning": meaning}
-    return _Scored(rows, score, dense, lexical, exact, reached > fused, parts)
+def _carried(parts: dict[str, float], formula: Formula) -> list[str]:
+    """Return the parts that added more to a score than others can tell."""
+    weights = {**formula.weights, **formula.votes}
+    total = sum(weights.values())
+    return [name for name, w in weights.items() if w * parts.get(name, 0.0) / total > _CARRIED]
 
 
-def _best_neighbours(index: StepIndex, rows: Rows, fused: _Scores) -> _Scores:
+def _best_neighbours(index: StepIndex, rows: Rows, fused: Scores) -> Scores:
     """Return the best score among each row's parent and children, one hop."""
     parents = index.columns.parents(rows)
     place = np.minimum(np.searchsorted(rows, parents), len(rows) - 1) if len(rows) else parents
@@ -244,56 +333,3 @@ def _best_neighbours(index: StepIndex, rows: Rows, fused: _Scores) -> _Scores:
     np.maximum.at(best, linked, fused[place[linked]])
     np.maximum.at(best, place[linked], fused[linked])
     return best
-
-
-def _collapse(index: StepIndex, query: SearchQuery, scored: _Scored) -> list[int]:
-    """Return the places of the answer, best first; of equal texts the newest row stands."""
-    order = np.lexsort((-scored.rows, ~scored.exact, -scored.score))
-    order = order[scored.score[order] > 0]
-    hashes = index.columns.text_hashes(scored.rows)
-    best: dict[int, int] = {}
-    for place in order.tolist():
-        kept = best.setdefault(int(hashes[place]), place)
-        if kept != place and _stands_for(query, scored, place, kept):
-            scored.score[place] = max(scored.score[place], scored.score[kept])
-            best[int(hashes[place])] = place
-    return list(best.values())
-
-
-def _stands_for(query: SearchQuery, scored: _Scored, place: int, kept: int) -> bool:
-    if query.itself is not None and query.itself in (scored.rows[place], scored.rows[kept]):
-        return bool(scored.rows[place] == query.itself)
-    return bool(scored.rows[place] > scored.rows[kept])
-
-
-def _ranked(match: _Halves, scored: _Scored, place: int, words: dict[str, str]) -> RankedRow:
-    dense = float(scored.dense[place])
-    return RankedRow(
-        row=int(scored.rows[place]),
-        score=float(scored.score[place]),
-        dense=None if np.isnan(dense) else dense,
-        lexical=float(scored.lexical[place]) if match.words else None,
-        words=words,
-        same=bool(scored.exact[place]),
-        spread=bool(scored.spread[place]),
-        parts={name: round(float(values[place]), 4) for name, values in scored.parts.items()},
-    )
-
-
-def _among(rows: Rows, known: Rows) -> npt.NDArray[np.bool_]:
-    """Return which of `rows` stand in `known`, which ascends."""
-    if not len(known):
-        return np.zeros(len(rows), np.bool_)
-    return known[np.minimum(np.searchsorted(known, rows), len(known) - 1)] == rows
-
-
-def _matched_words(query: SearchQuery, match: _Halves, rows: Rows) -> list[dict[str, str]]:
-    """Return, for each row, the stems of the query that it holds, with the words as written."""
-    found: list[dict[str, str]] = [{} for _ in rows]
-    if not match.words:
-        return found
-    for stem, word in written_words(query.text).items():
-        held = [shard.lexical.holds(stem, rows) for shard in match.scope.shards]
-        for place in np.flatnonzero(np.logical_or.reduce(held)).tolist():
-            found[place][stem] = word
-    return found

@@ -14,6 +14,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -41,7 +42,9 @@ from hybridagi_steps.search.indexing import (
     own_stems,
 )
 from hybridagi_steps.search.lineage import NOTHING_HIDDEN, Expand, HiddenIds, context_of
-from hybridagi_steps.search.ranking import Mode, RankedRow, Scope, SearchQuery, search
+from hybridagi_steps.search.formulas import Aim, Mode
+from hybridagi_steps.search.ranking import RankedRow, SearchQuery, State, search
+from hybridagi_steps.search.score_parts import Scope
 from hybridagi_steps.search.step_index import StepIndex
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS, Patience, taken
 from hybridagi_steps.validation import admitted, is_number
@@ -91,23 +94,30 @@ class Searcher:
         mode: Mode,
         expand: Expand | None,
         min_score: float | None,
+        aim: Aim | None = None,
     ) -> list[StepHit]:
         """Do what `StepMemory.search` says."""
-        asked = [self._redacted(item) for item in _checked(query, k, mode, expand, min_score)]
+        asked = [self._redacted(item) for item in _checked(query, k, mode, expand, min_score, aim)]
+        state = self._redacted(_state(query, aim)) if aim == "next" else None
         with self._patience.shared():
             held = self._caught_up(vectors=mode != "lexical")
             texts = [own_text(item) if isinstance(item, AgentStep) else item for item in asked]
             # A hosted embedder takes its time; nobody else has to wait for it.
-            vectors = [None] * len(texts) if mode == "lexical" else self._embedded(texts)
+            told = [*texts, own_text(state)] if isinstance(state, AgentStep) else texts
+            vectors = [None] * len(told) if mode == "lexical" else self._embedded(told)
             with self._indexed():
                 self._follow_with(held)
                 queries = list(map(self._query, asked, texts, vectors))
+                if len(told) > len(texts):
+                    here = State(told[-1], vectors[-1])
+                    queries = [replace(query, state=here) for query in queries]
                 ranked = search(
                     self._index,
                     queries,
                     k,
                     scope=self._scope(where),
                     mode=mode,
+                    aim=aim,
                     min_score=min_score,
                 )
                 hidden = self._index.filters.hidden() if expand else None
@@ -281,7 +291,7 @@ class Searcher:
                 score=hit.score,
                 dense_score=hit.dense,
                 lexical_score=hit.lexical,
-                why=hit.why(own_stems(step, hit.words)),
+                why=hit.why(own_stems(step, hit.glimpsed_words) if hit.glimpsed_words else ()),
                 parts=hit.parts,
                 context=context_of(self._store, step, expand, where, known) if expand else [],
             )
@@ -297,13 +307,20 @@ def _is(item: str | AgentStep, step: AgentStep) -> bool:
 
 
 def _checked(
-    query: object, k: int, mode: str, expand: str | None, min_score: float | None
+    query: object,
+    k: int,
+    mode: str,
+    expand: str | None,
+    min_score: float | None,
+    aim: str | None = None,
 ) -> list[str | AgentStep]:
     """Return the queries one by one, or say what is wrong with the call."""
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidQueryError(f"k is the number of hits wanted, at least 1; got {k!r}.")
     if mode not in get_args(Mode):
         raise InvalidQueryError(f"mode is one of {', '.join(get_args(Mode))}; got {mode!r}.")
+    if aim is not None and aim not in get_args(Aim):
+        raise InvalidQueryError(f"aim is one of {', '.join(get_args(Aim))}, or None; got {aim!r}.")
     if expand is not None and expand not in get_args(Expand):
         raise InvalidQueryError(f"expand is one of {', '.join(get_args(Expand))}; got {expand!r}.")
     if min_score is not None and not is_number(min_score):
@@ -312,6 +329,19 @@ def _checked(
     if not asked or any(isinstance(item, str) and not item.strip() for item in asked):
         raise InvalidQueryError("the query is empty; say what to look for.")
     return asked
+
+
+def _state(query: Any, aim: Aim) -> AgentStep:
+    """Return the step after which is asked what comes next: the query, or its last step."""
+    steps: Any = getattr(query, "steps", None)
+    last: Any = list(steps)[-1] if steps else query
+    if isinstance(last, AgentStep):
+        return last
+    raise InvalidQueryError(
+        f"aim={aim!r} asks what was done after a step like the one at hand, and the query names "
+        "none. Search for that step itself, memory.search(step, aim='next'), or with a text and "
+        "the steps so far, hs.QueryWithSteps(query=text, steps=[…]); leave `aim` out for a text."
+    )
 
 
 def _flat(query: Any) -> Iterable[str | AgentStep]:

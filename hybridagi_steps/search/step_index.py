@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,17 @@ import numpy.typing as npt
 
 from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.protocols import IndexedStore
-from hybridagi_steps.records.store_values import Changes, Position, TextRow, VectorRow
+from hybridagi_steps.records.spoken_turn import SpokenTurn
+from hybridagi_steps.records.store_values import Changes, Position, Rows, TextRow, VectorRow
 from hybridagi_steps.search.bm25 import Document, LexicalIndex
 from hybridagi_steps.search.filter_index import FilterColumns
 from hybridagi_steps.search.index_cache import erase_cache, load_cache, save_cache
 from hybridagi_steps.search.step_columns import StepColumns
+from hybridagi_steps.search.turn_columns import TurnColumns
 from hybridagi_steps.search.vector_index import FaissIndex
 from hybridagi_steps.stores.address import is_server
 
-FORMAT = 3
+FORMAT = 4
 """Layout of the cache; another one is not read."""
 
 IN_MEMORY = ":memory:"
@@ -71,6 +73,7 @@ class StepIndex:
     def _reset(self) -> None:
         self.close()
         self.columns = StepColumns()
+        self.turns = TurnColumns()
         self.filters = FilterColumns(self._store)
         self.own = Shard(LexicalIndex(), FaissIndex(self._model[1] or 1))
         self.scoped = Shard(LexicalIndex(), FaissIndex(self._model[1] or 1))
@@ -196,6 +199,7 @@ class StepIndex:
         self.columns.add(changes.texts)
         gone = np.array(changes.removed, np.int64)
         self.columns.remove(gone)
+        self._take_turns(changes.texts, gone)
         self.filters.follow(max((text.row for text in changes.texts), default=0), gone)
         for shard, scoped in ((self.own, False), (self.scoped, True)):
             texts = [text for text in changes.texts if text.scoped == scoped]
@@ -207,6 +211,11 @@ class StepIndex:
             shard.lexical.remove(gone)
             shard.vectors.remove(gone)
         self._unsaved += len(changes.texts) + len(changes.vectors) + len(gone)
+
+    def _take_turns(self, texts: Sequence[TextRow], gone: Rows) -> None:
+        self.turns.remove(np.concatenate((gone, [text.row for text in texts])).astype(np.int64))
+        lines = [(text.row, text.tokens.split("\n", 2)[2:]) for text in texts]
+        self.turns.add((row, SpokenTurn.of_line(line[0])) for row, line in lines if line)
 
     def _identity(self) -> dict[str, Any]:
         model_id, dimension = self._model
@@ -220,6 +229,7 @@ class StepIndex:
     def _parts(self) -> dict[str, Mapping[str, npt.NDArray[Any]]]:
         return {
             "columns": self.columns.to_arrays(),
+            "turns": self.turns.to_arrays(),
             "own/lexical": self.own.lexical.to_arrays(),
             "own/vectors": self.own.vectors.to_arrays(),
             "scoped/lexical": self.scoped.lexical.to_arrays(),
@@ -258,6 +268,7 @@ class StepIndex:
             part, _, field = name.rpartition("/")
             parts.setdefault(part, {})[field] = array
         self.columns = StepColumns.from_arrays(parts["columns"])
+        self.turns = TurnColumns.from_arrays(parts["turns"])
         self.own, self.scoped = (
             Shard(
                 LexicalIndex.from_arrays(parts[f"{name}/lexical"]),
@@ -268,5 +279,7 @@ class StepIndex:
 
 
 def _document(text: TextRow) -> Document:
-    words, _, further = text.tokens.partition("\n")
-    return Document(text.row, words.split(), further.split())
+    window, further, *_ = (*text.tokens.split("\n", 2), "")
+    glimpse, _, own = window.rpartition("\t")
+    before = glimpse.split()
+    return Document(text.row, [*before, *own.split()], further.split(), len(before))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hybridagi_steps import AgentStep, AgentStepType, MessageRole, Step, StepMemory
-from hybridagi_steps.search.ranking import Mode
+from hybridagi_steps.search.formulas import Mode
 
 
 def action(name: str, purpose: str, result: str = "done", **fields: Any) -> AgentStep:

@@ -1,10 +1,11 @@
-"""Search against the recipe written out step by step, and what users may rely on."""
+"""Search against the formula written out step by step, and what users may rely on."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,36 @@ def action(purpose: str, result: str = "done", tool: str = "search", **fields: A
     )
 
 
-def by_the_recipe(steps: Sequence[AgentStep], query: str) -> dict[str, float]:
-    """Return every step's hybrid score, computed one formula after the other."""
+def bm25(documents: dict[str, list[str]], asked: Sequence[str], average: float) -> dict[str, float]:
+    """Return unweighted BM25 scores over the best of them, lengths counted in words."""
+    scores = dict.fromkeys(documents, 0.0)
+    for thing in set(asked):
+        for name, held in documents.items():
+            frequency = held.count(thing)
+            length = 0.25 + 0.75 * LENGTHS[name] / average
+            scores[name] += frequency * 2.5 / (frequency + 1.5 * length)
+    best = max(scores.values()) or 1.0
+    return {name: score / best for name, score in scores.items()}
+
+
+LENGTHS: dict[str, int] = {}
+"""Words of each document."""
+
+
+def pairs(words: list[str]) -> list[str]:
+    return [" ".join(pair) for pair in pairwise(words)]
+
+
+def pieces(words: list[str]) -> list[str]:
+    return [word[n : n + 4] for word in words for n in range(len(word) - 3)]
+
+
+def by_the_formula(steps: Sequence[AgentStep], query: str) -> dict[str, float]:
+    """Return every step's hybrid score, computed one part after the other."""
     by_id = {str(step.id): step for step in steps}
     parent = {name: by_id.get(str(step.parent_id)) for name, step in by_id.items()}
     documents = {name: tokens(window_text(step, parent[name])) for name, step in by_id.items()}
+    LENGTHS.update({name: len(words) for name, words in documents.items()})
     average = sum(map(len, documents.values())) / len(documents)
     whole = {name: {*tokens(whole_text(step))} for name, step in by_id.items()}
     lexical = dict.fromkeys(by_id, 0.0)
@@ -47,7 +73,16 @@ def by_the_recipe(steps: Sequence[AgentStep], query: str) -> dict[str, float]:
     norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(target)
     dense = dict(zip(by_id, (vectors @ target / norms).tolist(), strict=True))
     best = max(lexical.values()) or 1.0
-    fused = {n: 0.6 * lexical[n] / best + 0.4 * max(0.0, dense[n]) for n in by_id}
+    asked = tokens(query)
+    phrases = bm25({n: pairs(words) for n, words in documents.items()}, pairs(asked), average)
+    parts = bm25(
+        {n: pieces(words) for n, words in documents.items()}, pieces(sorted({*asked})), average
+    )
+    fused = {
+        n: (0.6 * lexical[n] / best + 0.55 * max(0.0, dense[n]) + 0.15 * (phrases[n] + parts[n]))
+        / 1.45
+        for n in by_id
+    }
     spread = dict(fused)
     for name, step in parent.items():
         if step is not None:
@@ -56,13 +91,13 @@ def by_the_recipe(steps: Sequence[AgentStep], query: str) -> dict[str, float]:
     return spread
 
 
-def test_scores_are_those_of_the_recipe_on_real_runs(
+def test_scores_are_those_of_the_formula_on_real_runs(
     memory: StepMemory, real_steps: list[AgentStep]
 ) -> None:
     chosen = [step for step in real_steps if step.run_id and "tau" in step.run_id]
     memory.add(chosen)
     for query in ("cancel the reservation and refund", "flight to Seattle in economy"):
-        expected = by_the_recipe(chosen, query)
+        expected = by_the_formula(chosen, query)
         hits = memory.search(query, k=15)
         assert len(hits) == 15
         for hit in hits:

@@ -1,0 +1,325 @@
+"""The parts of a score: each one number in 0..1 per candidate, exact, for the rows asked for.
+
+Candidates come from the postings and the vectors; every other part is counted for candidates only,
+in the forward index. Rows outside the scope give nothing to any part: no parent's text, no turn
+around, no session and no tool is read that the search may not show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridagi_steps.records.step_text import tokens
+from hybridagi_steps.records.store_values import FloatVector, Rows
+from hybridagi_steps.search.bm25 import LexicalIndex, Match, Statistics, inverse_frequency
+from hybridagi_steps.search.formulas import Formula
+from hybridagi_steps.search.step_columns import NO_ROW
+from hybridagi_steps.search.step_index import Shard, StepIndex
+from hybridagi_steps.search.word_counts import (
+    Counts,
+    Scores,
+    bm25,
+    phrase_counts,
+    piece_counts,
+    term_counts,
+)
+
+TOOL_STEPS = 12
+"""The first steps of a tool that stand for it."""
+AROUND = 2
+"""Turns before and after a turn that belong to its wide window."""
+BRANCHES = 4
+"""Followers of a turn that are looked at, where a conversation was forked."""
+
+Places = npt.NDArray[np.intp]
+_OF_STATE = ("state_words", "state_meaning")
+
+
+class Scope(NamedTuple):
+    """Where to look: the shards, and the rows that pass the filter (None: all of them)."""
+
+    shards: list[Shard]
+    rows: Rows | None
+
+
+
+class AskedText:
+    """A text whose parts are sought, its words and its meaning; empty where a half is not asked."""
+
+    def __init__(self, text: str, vector: FloatVector | None, *, words: bool, meaning: bool) -> None:
+        self.stems = tokens(text) if words else []
+        self.vector = vector if meaning else None
+
+    @cached_property
+    def terms(self) -> list[str]:
+        """The distinct stems."""
+        return list(dict.fromkeys(self.stems))
+
+
+class ScoreParts:
+    """Computes the parts of one query's score over the shards of a scope."""
+
+    def __init__(
+        self, index: StepIndex, scope: Scope, query: AskedText, state: AskedText | None
+    ) -> None:
+        self.index, self.scope, self.query, self.state = index, scope, query, state
+        self._matches = self._matched(query.stems)
+        self._best_window = 0.0
+        self._by_name: dict[str, Callable[[Rows], Scores]] = {
+            "window": lambda rows: self.lexical(rows) / (self._best_window or 1.0),
+            "meaning": lambda rows: np.clip(np.nan_to_num(self.cosines(rows)), 0.0, 1.0),
+            "phrases": self._phrases,
+            "pieces": self._pieces,
+            "own": self._own,
+            "tool_words": self._tool_words,
+            "state_words": self._state_words,
+            "state_meaning": self._state_meaning,
+            "wide": self._wide,
+            "session": self._session,
+            "speaker": self._speaker,
+        }
+
+    def candidates(self, pool: int, formula: Formula) -> tuple[Rows, bool]:
+        """Return the best rows of each half, ascending, and whether there may be more.
+
+        With a state also what followed the rows that are most like it.
+        """
+        found: list[Rows] = []
+        for shard, match in zip(self.scope.shards, self._matches, strict=True):
+            rows, scores = match.top(pool, self.scope.rows)
+            self._best_window = max(self._best_window, float(scores[0]) if len(scores) else 0.0)
+            found.append(rows)
+            if self.query.vector is not None:
+                nearest = shard.vectors.search(self.query.vector[None], pool, rows=self.scope.rows)
+                found.append(nearest[0].rows)
+        full = any(len(rows) >= pool for rows in found)
+        if self.state is not None and not formula.weights.keys().isdisjoint(_OF_STATE):
+            found.append(self._after_the_state(pool, self.state))
+        return np.unique(np.concatenate(found)), full
+
+    def _after_the_state(self, pool: int, state: AskedText) -> Rows:
+        alike: list[Rows] = []
+        for shard, match in zip(self.scope.shards, self._matched(state.stems), strict=True):
+            alike.append(match.top(pool, self.scope.rows)[0])
+            if state.vector is not None:
+                nearest = shard.vectors.search(state.vector[None], pool, rows=self.scope.rows)
+                alike.append(nearest[0].rows)
+        return self.visible(self.index.columns.children(np.unique(np.concatenate(alike)))[0])
+
+    def visible(self, rows: Rows) -> Rows:
+        """Return those of `rows` that may be found, ascending."""
+        rows = np.unique(rows[rows != NO_ROW])
+        return rows[self._may_show(rows)]
+
+    def values(self, rows: Rows, names: Iterable[str]) -> dict[str, Scores]:
+        """Return parts of the score of some rows, by name."""
+        return {name: self._by_name[name](rows) for name in names}
+
+    # -- the query and the step itself ------------------------------------------------------------
+
+    def lexical(self, rows: Rows) -> Scores:
+        """Return the BM25 score of each row's window."""
+        return np.add.reduce([match.of(rows) for match in self._matches])
+
+    def held(self, rows: Rows, stems: Sequence[str]) -> Iterator[tuple[int, str, bool]]:
+        """Yield the place of a row, a stem it holds, and whether its own text surely does."""
+        own = self._own_counts(rows, stems)[0] > 0
+        for number, stem in enumerate(stems):
+            count = np.maximum.reduce([words.counts_of(stem, rows) for words in self._lexicals()])
+            for place in np.flatnonzero(count >= 0).tolist():
+                yield place, stem, bool(own[place, number] or count[place] == 0)
+
+    def cosines(self, rows: Rows) -> Scores:
+        """Return the cosine of each row with the query, NaN where there is none."""
+        return self._cosines(self.query.vector, rows)
+
+    def _phrases(self, rows: Rows) -> Scores:
+        found = np.zeros(len(rows))
+        for words in self._lexicals():
+            held = words.forward.words(words.positions_of(rows), own=False)
+            counts = phrase_counts(held, words.numbers(self.query.stems), words.vocabulary)
+            found += bm25(counts, held.lengths, 1.0, self._average)
+        return _to_best(found)
+
+    def _pieces(self, rows: Rows) -> Scores:
+        found = np.zeros(len(rows))
+        for words in self._lexicals():
+            held = words.forward.words(words.positions_of(rows), own=False)
+            counts = piece_counts(held, self.query.terms, words)
+            found += bm25(counts, held.lengths, 1.0, self._average)
+        return _to_best(found)
+
+    def _own(self, rows: Rows) -> Scores:
+        return _to_best(self._own_words(rows, self.query))
+
+    # -- the step before --------------------------------------------------------------------------
+
+    def _state_words(self, rows: Rows) -> Scores:
+        if self.state is None:
+            return np.zeros(len(rows))
+        return _to_best(self._own_words(self._parents(rows), self.state))
+
+    def _state_meaning(self, rows: Rows) -> Scores:
+        if self.state is None:
+            return np.zeros(len(rows))
+        near = self._cosines(self.state.vector, self._parents(rows))
+        return np.clip(np.nan_to_num(near), 0.0, 1.0)
+
+    def _parents(self, rows: Rows) -> Rows:
+        """Return the parent of each row, `NO_ROW` where it may not be shown."""
+        parents = self.index.columns.parents(rows)
+        return np.where(self._may_show(parents), parents, NO_ROW)
+
+    # -- other steps of the same tool -------------------------------------------------------------
+
+    def _tool_words(self, rows: Rows) -> Scores:
+        """Score one document per tool, its first steps; weights by how many tools have a word."""
+        tools = self.index.filters.numbers("tool", rows)
+        named = np.unique(tools[tools >= 0])
+        if not len(named):
+            return np.zeros(len(rows))
+        firsts = [
+            self.index.filters.first_rows("tool", number, TOOL_STEPS, self._may_show)
+            for number in named.tolist()
+        ]
+        steps = np.concatenate([np.empty(0, np.int64), *firsts])
+        tool_of = np.repeat(np.arange(len(named)), [len(first) for first in firsts])
+        counts, lengths = self._own_counts(steps, self.query.terms)
+        of_tool = _summed(counts, tool_of, len(named))
+        length = np.bincount(tool_of, lengths, minlength=len(named))
+        holding = (of_tool > 0).sum(axis=0)
+        weights = inverse_frequency(len(named), holding)
+        scores = bm25(of_tool, length, weights, float(length.mean()))
+        place = np.minimum(np.searchsorted(named, tools), len(named) - 1)
+        return _to_best(np.where(tools >= 0, scores[place], 0.0))
+
+    # -- turns of a dialogue ----------------------------------------------------------------------
+
+    def _wide(self, rows: Rows) -> Scores:
+        """Score each turn with those up to `AROUND` links before and after it, as one text."""
+        members, owners = self._around(rows)
+        counts, lengths = self._own_counts(members, self.query.terms)
+        wide = _summed(counts, owners, len(rows))
+        length = np.bincount(owners, lengths, minlength=len(rows))
+        return _to_best(bm25(wide, length, self._weights(self.query), float(length.mean())))
+
+    def _around(self, rows: Rows) -> tuple[Rows, Places]:
+        """Return the turns around each row, itself included, and beside each the row's place."""
+        before, owners = rows, np.arange(len(rows))
+        after, owners_after = rows, owners
+        members, of = [rows], [owners]
+        for _ in range(AROUND):
+            before = self.index.columns.parents(before)
+            after, owners_after = self._followers(after, owners_after)
+            members += [before, after]
+            of += [owners, owners_after]
+        member, owner = np.concatenate(members), np.concatenate(of)
+        kept = self._may_show(member) & (self.index.turns.places(member) >= 0)
+        return member[kept], owner[kept]
+
+    def _followers(self, rows: Rows, owners: Places) -> tuple[Rows, Places]:
+        """Return what follows each row, `BRANCHES` of it at most, each with the row's owner."""
+        children, parents = self.index.columns.children(np.unique(rows))
+        order = np.argsort(parents, kind="stable")
+        children, parents = children[order], parents[order]
+        first = np.searchsorted(parents, rows)
+        count = np.minimum(np.searchsorted(parents, rows, side="right") - first, BRANCHES)
+        place = np.repeat(first - (np.cumsum(count) - count), count) + np.arange(count.sum())
+        return children[place], np.repeat(owners, count)
+
+    def _session(self, rows: Rows) -> Scores:
+        """Score the session of each turn: all its turns that may be shown, as one text."""
+        turns, terms = self.index.turns, self.query.terms
+        shown = np.arange(len(turns.rows))
+        if self.scope.rows is not None:
+            shown = shown[among(turns.rows, self.scope.rows)]
+        counts, lengths = np.zeros((turns.session_count, len(terms))), np.zeros(turns.session_count)
+        for lexical in self._lexicals():
+            of_session, length = lexical.grouped(
+                terms, turns.rows[shown], turns.sessions[shown], turns.session_count
+            )
+            counts += of_session
+            lengths += length
+        spoken = lengths > 0
+        weights = inverse_frequency(int(spoken.sum()), (counts > 0).sum(axis=0))
+        scores = bm25(counts, lengths, weights, float(lengths[spoken].mean() if spoken.any() else 1))
+        return _to_best(scores[turns.sessions[turns.places(rows)]])
+
+    def _speaker(self, rows: Rows) -> Scores:
+        turns = self.index.turns
+        return turns.spoken_by(turns.places(rows), self.query.terms).astype(np.float64)
+
+    # -- what all of them need --------------------------------------------------------------------
+
+    def _matched(self, stems: Sequence[str]) -> list[Match]:
+        known = self._statistics(stems)
+        return [words.match(stems, known, self.scope.rows) for words in self._lexicals()]
+
+    def _lexicals(self) -> list[LexicalIndex]:
+        return [shard.lexical for shard in self.scope.shards]
+
+    def _own_history(self) -> LexicalIndex:
+        """Return the words whose weights count: trial runs must not distort them."""
+        return next((words for words in self._lexicals() if len(words)), self._lexicals()[0])
+
+    def _statistics(self, terms: Sequence[str]) -> Statistics | None:
+        return self._own_history().statistics(terms) if terms else None
+
+    @cached_property
+    def _average(self) -> float:
+        return self._own_history().average_length
+
+    def _weights(self, asked: AskedText) -> Scores:
+        known = self._own_history().statistics(asked.terms)
+        return np.array([known.weight(term) for term in asked.terms])
+
+    def _own_words(self, rows: Rows, asked: AskedText) -> Scores:
+        """Return the BM25 score of each row's own text; of `NO_ROW` 0."""
+        counts, lengths = self._own_counts(rows, asked.terms)
+        return bm25(counts, lengths, self._weights(asked), self._own_history().average_own_length)
+
+    def _own_counts(self, rows: Rows, terms: Sequence[str]) -> tuple[Counts, Places]:
+        """Return how often each row's own text has each term, and its length."""
+        counts, lengths = np.zeros((len(rows), len(terms))), np.zeros(len(rows), np.int64)
+        for lexical in self._lexicals():
+            words = lexical.forward.words(lexical.positions_of(rows), own=True)
+            counts += term_counts(words, lexical.numbers(terms), lexical.vocabulary)
+            lengths += words.lengths
+        return counts, lengths
+
+    def _cosines(self, vector: FloatVector | None, rows: Rows) -> Scores:
+        found = np.full(len(rows), np.nan)
+        if vector is not None:
+            for shard in self.scope.shards:
+                near = shard.vectors.similarities(vector, rows)
+                found = np.where(np.isnan(near), found, near)
+        return found
+
+    def _may_show(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        held = np.logical_or.reduce([words.positions_of(rows) >= 0 for words in self._lexicals()])
+        return held if self.scope.rows is None else held & among(rows, self.scope.rows)
+
+
+def among(rows: Rows, known: Rows) -> npt.NDArray[np.bool_]:
+    """Return which of `rows` stand in `known`, which ascends."""
+    if not len(known):
+        return np.zeros(len(rows), np.bool_)
+    return known[np.minimum(np.searchsorted(known, rows), len(known) - 1)] == rows
+
+
+def _to_best(scores: Scores) -> Scores:
+    """Return scores divided by the best."""
+    best = scores.max(initial=0.0)
+    return scores / best if best else scores
+
+
+def _summed(counts: Counts, owners: Places, count: int) -> Counts:
+    """Return the sums of the rows of each owner."""
+    summed = np.zeros((count, counts.shape[1]))
+    np.add.at(summed, owners, counts)
+    return summed
