@@ -64,16 +64,14 @@ class Formula(NamedTuple):
 
 GENERAL = Formula({"window": 0.6, "meaning": 0.55, "phrases": 0.15, "pieces": 0.15})
 """Steps of agents, nothing said about what for."""
-AIMS: Mapping[Aim | None, Formula] = {
+AIMS: dict[Aim | None, Formula] = {
     None: GENERAL,
     "next": Formula(
         {**GENERAL.weights, "state_words": 0.6, "state_meaning": 0.6},
         votes={"tool_vote": 0.2},
     ),
     "episode": Formula(GENERAL.weights, spread=0.9, votes={"run_vote": 0.2}),
-    "tool": Formula(
-        {"own": 0.4, "window": 0.2, "meaning": 0.4, "tool_words": 0.3}, spread=0.5
-    ),
+    "tool": Formula({"own": 0.4, "window": 0.2, "meaning": 0.4, "tool_words": 0.3}, spread=0.5),
 }
 """Steps of agents, by what is asked for."""
 DIALOGUE = Formula(
@@ -87,7 +85,7 @@ DIALOGUE = Formula(
     }
 )
 """Spoken turns."""
-ONE_HALF: Mapping[Mode, Formula] = {
+ONE_HALF: dict[Mode, Formula] = {
     "lexical": Formula({"window": 1.0}, spread=0.0),
     "dense": Formula({"meaning": 1.0}, spread=0.0),
 }

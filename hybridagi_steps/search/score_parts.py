@@ -47,11 +47,12 @@ class Scope(NamedTuple):
     rows: Rows | None
 
 
-
 class AskedText:
     """A text whose parts are sought, its words and its meaning; empty where a half is not asked."""
 
-    def __init__(self, text: str, vector: FloatVector | None, *, words: bool, meaning: bool) -> None:
+    def __init__(
+        self, text: str, vector: FloatVector | None, *, words: bool, meaning: bool
+    ) -> None:
         self.stems = tokens(text) if words else []
         self.vector = vector if meaning else None
 
@@ -247,7 +248,9 @@ class ScoreParts:
             lengths += length
         spoken = lengths > 0
         weights = inverse_frequency(int(spoken.sum()), (counts > 0).sum(axis=0))
-        scores = bm25(counts, lengths, weights, float(lengths[spoken].mean() if spoken.any() else 1))
+        scores = bm25(
+            counts, lengths, weights, float(lengths[spoken].mean() if spoken.any() else 1)
+        )
         return _to_best(scores[turns.sessions[turns.places(rows)]])
 
     def _speaker(self, rows: Rows) -> Scores:

@@ -44,11 +44,17 @@ class TurnColumns:
         self.remove(np.array([*fresh], np.int64))
         values: dict[str, list[Any]] = {
             "rows": [*fresh],
-            "sessions": [self._sessions.setdefault(turn.session, len(self._sessions)) for turn in fresh.values()],
+            "sessions": [
+                self._sessions.setdefault(turn.session, len(self._sessions))
+                for turn in fresh.values()
+            ],
             "lengths": [turn.length for turn in fresh.values()],
             "asks": [turn.asks for turn in fresh.values()],
             "dated": [turn.dated for turn in fresh.values()],
-            "speakers": [self._speakers.setdefault(turn.speaker, len(self._speakers)) for turn in fresh.values()],
+            "speakers": [
+                self._speakers.setdefault(turn.speaker, len(self._speakers))
+                for turn in fresh.values()
+            ],
         }
         joined = {
             name: np.concatenate((column, np.array(values[name], column.dtype)))

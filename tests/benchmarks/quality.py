@@ -25,6 +25,7 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.step_text import own_text, text_hash, tokens
+from hybridagi_steps.search import formulas
 from hybridagi_steps.search import ranking as retrieval
 from hybridagi_steps.search.bm25 import LexicalIndex
 from tests.benchmarks.conditions import conditions
@@ -193,7 +194,7 @@ def _mixed(steps: list[AgentStep], embedder: str, half: Half) -> dict[str, Any]:
     return mixed_memory(embedder, tools, ask, turns, turn_questions(turns, half))
 
 
-def _library(searches: Searches, mode: retrieval.Mode = "hybrid", k: int = CUT) -> Ranker:
+def _library(searches: Searches, mode: formulas.Mode = "hybrid", k: int = CUT) -> Ranker:
     return lambda question, _: _hashes(searches.hits(question, k, mode=mode))
 
 
@@ -281,10 +282,13 @@ def _means(found: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     }
 
 
-def _constants() -> dict[str, float]:
+def _constants() -> dict[str, Any]:
+    by_aim = {aim or "general": formula for aim, formula in formulas.AIMS.items()}
     return {
-        "lexical_weight": retrieval.LEXICAL_WEIGHT,
-        "neighbour_share": retrieval.NEIGHBOUR_SHARE,
+        **{
+            name: {**formula.weights, **formula.votes, "spread": formula.spread}
+            for name, formula in by_aim.items()
+        },
         "pool": retrieval.POOL,
     }
 
@@ -304,18 +308,15 @@ def _grid(hybrid: Ranker, tasks: list[Task]) -> list[dict[str, Any]]:
 
 @contextmanager
 def _using(weight: float, share: float) -> Generator[None]:
-    """Search with other constants for a while."""
-    before = retrieval.LEXICAL_WEIGHT, retrieval.NEIGHBOUR_SHARE
-    _set_constants(weight, share)
+    """Search with another general formula for a while: words and meaning share what they have."""
+    before = formulas.AIMS[None]
+    both = before.weights["window"] + before.weights["meaning"]
+    halves = {"window": weight * both, "meaning": (1 - weight) * both}
+    formulas.AIMS[None] = formulas.Formula({**before.weights, **halves}, share)
     try:
         yield
     finally:
-        _set_constants(*before)
-
-
-def _set_constants(weight: float, share: float) -> None:
-    for name, value in (("LEXICAL_WEIGHT", weight), ("NEIGHBOUR_SHARE", share)):
-        setattr(retrieval, name, value)
+        formulas.AIMS[None] = before
 
 
 def _tables(result: dict[str, Any]) -> list[Table]:
@@ -374,5 +375,5 @@ def _comparison(result: dict[str, Any], measure: str, title: str) -> Table:
 def _grid_table(grid: list[dict[str, Any]]) -> Table:
     means = {(entry["lexical_weight"], entry["neighbour_share"]): entry["mean"] for entry in grid}
     rows = [[str(w), *(number(means[w, share]) for share in SHARES)] for w in WEIGHTS]
-    columns = ["LEXICAL_WEIGHT \\ NEIGHBOUR_SHARE", *map(str, SHARES)]
+    columns = ["share of words \\ spread", *map(str, SHARES)]
     return Table(f"mean nDCG@{CUT} on the half `tune`", columns, rows)

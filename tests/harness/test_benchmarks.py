@@ -15,7 +15,7 @@ from hybridagi_steps.exchange.shipped_runs import shipped_steps
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.step_text import own_text, text_hash
-from hybridagi_steps.search import ranking as retrieval
+from hybridagi_steps.search import formulas
 from tests.benchmarks import (
     corpus,
     embed,
@@ -184,9 +184,9 @@ class TestQuality:
     ) -> None:
         monkeypatch.setattr(quality, "WEIGHTS", (0.0, 1.0))
         monkeypatch.setattr(quality, "SHARES", (0.0, 0.9))
-        before = retrieval.LEXICAL_WEIGHT, retrieval.NEIGHBOUR_SHARE
+        before = dict(formulas.AIMS)
         result = quality.measure(embedder="hashing", tune=True, only="tasks")
-        assert before == (retrieval.LEXICAL_WEIGHT, retrieval.NEIGHBOUR_SHARE)
+        assert formulas.AIMS == before
         assert len({round(entry["mean"], 6) for entry in result["grid"]}) > 1
 
 
