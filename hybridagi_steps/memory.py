@@ -32,9 +32,9 @@ from hybridagi_steps.records.provenance import Revocation
 from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.store_values import RunSummary
 from hybridagi_steps.search.embedder_binding import AUTO, EmbedderBinding
+from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.indexing import START_AT
 from hybridagi_steps.search.lineage import Expand, ancestors
-from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.searcher import Searcher
 from hybridagi_steps.search.step_index import IN_MEMORY, cache_path
 from hybridagi_steps.stores import address_text, open_store
@@ -56,7 +56,7 @@ from hybridagi_steps.validation import (
 )
 
 if TYPE_CHECKING:
-    from hybridagi_steps.dspy_types import AgentStepList, Query, QueryList
+    from hybridagi_steps.dspy_types import AgentStepList, Query, QueryList, QueryWithSteps
     from hybridagi_steps.sessions.repository import SessionRepository
 
 _EVERYTHING = 2**62
@@ -346,7 +346,12 @@ class StepMemory:
 
     def search(
         self,
-        query: str | AgentStep | Query | QueryList | Sequence[str | AgentStep | Query],
+        query: str
+        | AgentStep
+        | Query
+        | QueryList
+        | QueryWithSteps
+        | Sequence[str | AgentStep | Query],
         k: int = 5,
         *,
         where: Where = None,

@@ -36,7 +36,8 @@ _MERGE_AT_LEAST = 2_000
 _MERGE_SHARE = 0.1
 
 _Positions = npt.NDArray[np.int32]
-_Scores = npt.NDArray[np.float64]
+_Lengths = npt.NDArray[np.float32]
+_Scores = npt.NDArray[np.float32]
 _Flags = npt.NDArray[np.bool_]
 
 
@@ -93,11 +94,13 @@ class LexicalIndex:
         self._lengths = np.empty(0, np.float32)
         self._live = np.empty(0, np.bool_)
         self._size = 0
+        self._documents, self._words = 0, 0
+        self._damped: tuple[tuple[float, int], _Lengths] = (0.0, -1), np.empty(0, np.float32)
         self._by_row: tuple[Rows, npt.NDArray[np.int64]] | None = None
 
     def __len__(self) -> int:
         """Number of live documents."""
-        return int(np.count_nonzero(self._live[: self._size]))
+        return self._documents
 
     def add(self, documents: Iterable[tuple[int, Sequence[str]] | Document]) -> None:
         """Add documents as (row, words); a row already held is replaced.
@@ -105,7 +108,7 @@ class LexicalIndex:
         A `Document` may have further words: they are found, with a count of 0, which weighs
         `FURTHER`, and do not make it longer.
         """
-        added = [Document(given[0], given[1], *given[2:]) for given in documents]
+        added = [d if isinstance(d, Document) else Document(*d) for d in documents]
         self.remove(np.array([document.row for document in added], np.int64))
         self._reserve(len(added))
         for row, words, further, own_from in added:
@@ -120,6 +123,7 @@ class LexicalIndex:
                 counts.append(min(count, 65_535))
             self.forward.append([self._terms[word] for word in words], own_from)
             self._size += 1
+            self._documents, self._words = self._documents + 1, self._words + len(words)
         self._fresh_documents += len(added)
         self._by_row = None
         if self._fresh_documents > max(_MERGE_AT_LEAST, _MERGE_SHARE * self._size):
@@ -128,19 +132,18 @@ class LexicalIndex:
     def remove(self, rows: Rows) -> int:
         """Forget rows; unknown ones are skipped. Returns how many were held."""
         positions = self.positions_of(rows)
-        positions = positions[positions >= 0]
+        positions = np.unique(positions[positions >= 0])
         self._live[positions] = False
+        self._documents -= len(positions)
+        self._words -= int(self._lengths[positions].sum())
         return len(positions)
 
     def statistics(self, terms: Iterable[str]) -> Statistics:
         """Return what the weights of `terms` depend on, counting live documents only."""
-        live = self._live[: self._size]
-        documents = int(np.count_nonzero(live))
-        total = float(self._lengths[: self._size][live].sum())
-        whole = documents == self._size
+        live, whole = self._live[: self._size], self._documents == self._size
         postings = {term: self._posting(term)[0] for term in set(terms)}
         found = {t: len(p) if whole else int(live[p].sum()) for t, p in postings.items()}
-        return Statistics(documents, total / documents if documents else 0.0, found)
+        return Statistics(self._documents, self.average_length, found)
 
     def match(
         self,
@@ -159,23 +162,32 @@ class LexicalIndex:
         """
         distinct = list(dict.fromkeys(terms))
         if not distinct:
-            return Match(self, np.empty(0))
+            return Match(self, np.empty(0, np.float32))
         known = statistics or self.statistics(distinct)
         wanted = None if rows is None else self._wanted(rows)
-        scores = np.zeros(self._size, np.float64)
-        average = known.average_length or 1.0
+        scores = np.zeros(self._size, np.float32)
+        damped = self._damping(known.average_length or 1.0)
         for term in distinct:
             positions, counts = self._posting(term)
             if wanted is not None:
                 places = _places(positions, wanted)
                 positions, counts = positions[places], counts[places]
-            damped = K1 * (1 - B + B * self._lengths[positions] / average)
-            often = counts.astype(np.float64)
-            saturated = np.where(often, often * (K1 + 1) / (often + damped), FURTHER)
-            scores[positions] += known.weight(term) * saturated
-        if wanted is None:
+            often = counts.astype(np.float32)
+            saturated = often * np.float32(K1 + 1) / (often + damped.take(positions))
+            saturated[counts == 0] = FURTHER
+            saturated *= np.float32(known.weight(term))
+            scores[positions] += saturated
+        if wanted is None and self._documents < self._size:
             scores[~self._live[: self._size]] = 0.0
         return Match(self, scores)
+
+    def _damping(self, average: float) -> _Lengths:
+        """Return what a document's length adds to how often a term must stand in it."""
+        if self._damped[0] != (average, self._size):
+            lengths = self._lengths[: self._size]
+            damped = (K1 * (1 - B + B * lengths / average)).astype(np.float32)
+            self._damped = (average, self._size), damped
+        return self._damped[1]
 
     def _wanted(self, rows: Rows) -> _Positions | None:
         """Return the positions of rows, ascending; None when they are too many to look up."""
@@ -199,8 +211,7 @@ class LexicalIndex:
     @property
     def average_length(self) -> float:
         """Words of the average live document."""
-        live = self._live[: self._size]
-        return float(self._lengths[: self._size][live].mean()) if live.any() else 0.0
+        return self._words / self._documents if self._documents else 0.0
 
     @property
     def average_own_length(self) -> float:
@@ -209,7 +220,7 @@ class LexicalIndex:
 
     def grouped(
         self, terms: Sequence[str], rows: Rows, groups: npt.NDArray[Any], count: int
-    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]]:
         """Count terms in groups of documents, each taken as one text.
 
         Args:
@@ -266,6 +277,7 @@ class LexicalIndex:
         self._lengths = self._lengths[: self._size][live]
         self._size = len(self._rows)
         self._live = np.ones(self._size, np.bool_)
+        self._damped = (0.0, -1), self._damped[1]
         self._fresh, self._fresh_documents, self._by_row = {}, 0, None
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -296,6 +308,7 @@ class LexicalIndex:
         )
         index._size = len(index._rows)
         index._live = np.ones(index._size, np.bool_)
+        index._documents, index._words = index._size, int(index._lengths.sum(dtype=np.float64))
         return index
 
     def rows(self) -> Rows:
@@ -370,7 +383,7 @@ class Match:
         """Return the exact score of each row; 0 for rows not held."""
         positions = self._index.positions_of(rows)
         if not len(self._scores):
-            return np.zeros(len(rows))
+            return np.zeros(len(rows), np.float32)
         return np.where(positions >= 0, self._scores[np.maximum(positions, 0)], 0.0)
 
     def top(self, k: int, rows: Rows | None = None) -> tuple[Rows, _Scores]:

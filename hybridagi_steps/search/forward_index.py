@@ -1,10 +1,9 @@
 """The forward index: the words of each document in order, as numbers, beside the postings.
 
 Postings say which documents hold a word; this says which words a document holds, where, and which
-of them are its own. From it everything that is scored of candidates alone is counted: their phrases,
-pieces of words, and the text of other documents taken together (a parent, the turns around, the
-first steps of a tool). Four bytes per word, no second list of documents. It knows positions and
-term numbers, which its `LexicalIndex` hands out, and nothing else.
+of them are its own. What is scored of candidates alone is counted from it: phrases, pieces of
+words, and other documents' text (a parent, the turns around, the first steps of a tool). Four bytes
+per word. It knows positions and term numbers, which its `LexicalIndex` hands out, nothing else.
 """
 
 from __future__ import annotations

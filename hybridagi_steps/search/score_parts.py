@@ -196,7 +196,7 @@ class ScoreParts:
         holding = (of_tool > 0).sum(axis=0)
         weights = inverse_frequency(len(named), holding)
         scores = bm25(of_tool, length, weights, float(length.mean()))
-        place = np.minimum(np.searchsorted(named, tools), len(named) - 1)
+        place = np.searchsorted(named, tools).clip(max=len(named) - 1)
         return _to_best(np.where(tools >= 0, scores[place], 0.0))
 
     # -- turns of a dialogue ----------------------------------------------------------------------

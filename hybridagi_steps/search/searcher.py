@@ -33,6 +33,7 @@ from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.step_text import own_text, text_hash, whole_text
 from hybridagi_steps.records.store_values import FloatVector, Hidden, Rows
 from hybridagi_steps.search.filter_index import FEW_RUNS
+from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.indexing import (
     PATIENCE_SECONDS,
     BackgroundWork,
@@ -42,7 +43,6 @@ from hybridagi_steps.search.indexing import (
     own_stems,
 )
 from hybridagi_steps.search.lineage import NOTHING_HIDDEN, Expand, HiddenIds, context_of
-from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.ranking import RankedRow, SearchQuery, State, search
 from hybridagi_steps.search.score_parts import Scope
 from hybridagi_steps.search.step_index import StepIndex

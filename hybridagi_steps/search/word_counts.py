@@ -9,6 +9,7 @@ frequencies are nowhere kept.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ Scores = npt.NDArray[np.float64]
 
 def bm25(
     counts: Counts,
-    lengths: npt.NDArray[np.int64],
+    lengths: npt.NDArray[Any],
     weights: npt.NDArray[np.float64] | float,
     average: float,
 ) -> Scores:
@@ -57,7 +58,7 @@ def phrase_counts(words: Words, terms: npt.NDArray[np.int64], vocabulary: int) -
     """Count pairs of terms that follow each other in `terms`, where a document has them so."""
     whole = (terms[:-1] >= 0) & (terms[1:] >= 0)
     pairs = np.unique((terms[:-1] * vocabulary + terms[1:])[whole])
-    if not len(pairs) or len(words.ids) < 2:  # noqa: PLR2004 - a pair is of two
+    if not len(pairs) or len(words.ids) < 2:
         return np.zeros((len(words.lengths), len(pairs)))
     known = np.zeros(vocabulary, np.bool_)
     known[pairs // vocabulary] = True
@@ -110,7 +111,7 @@ def _pieces(word: bytes) -> npt.NDArray[np.uint32]:
 
 
 def _table(
-    documents: npt.NDArray[np.intp], slots: npt.NDArray[np.intp], count: int, width: int
+    documents: npt.NDArray[np.intp], slots: npt.NDArray[Any], count: int, width: int
 ) -> Counts:
     flat = np.bincount(documents * width + slots, minlength=count * width)
     return flat.reshape(count, width).astype(np.float64)

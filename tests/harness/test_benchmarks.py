@@ -186,7 +186,7 @@ class TestQuality:
         monkeypatch.setattr(quality, "SHARES", (0.0, 0.9))
         before = dict(formulas.AIMS)
         result = quality.measure(embedder="hashing", tune=True, only="tasks")
-        assert formulas.AIMS == before
+        assert before == formulas.AIMS
         assert len({round(entry["mean"], 6) for entry in result["grid"]}) > 1
 
 

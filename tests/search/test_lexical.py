@@ -64,14 +64,16 @@ def test_scores_are_those_of_the_formula_after_any_changes(
     match = index.match(query)
     rows = np.arange(1, 31)
     assert len(index) == len(documents)
-    np.testing.assert_allclose(match.of(rows), [expected.get(row, 0.0) for row in rows.tolist()])
+    np.testing.assert_allclose(
+        match.of(rows), [expected.get(row, 0.0) for row in rows.tolist()], rtol=1e-5
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lexical, "NARROW", 99.0)
         few = index.match(query, rows=rows[::3])
     np.testing.assert_allclose(few.of(rows), np.where(rows % 3 == 1, match.of(rows), 0.0))
     best, scores = match.top(3)
     wanted = sorted((row for row in expected if expected[row] > 0), key=lambda r: -expected[r])
-    np.testing.assert_allclose(scores, [expected[row] for row in wanted[:3]])
+    np.testing.assert_allclose(scores, [expected[row] for row in wanted[:3]], rtol=1e-5)
     assert [round(expected[row], 9) for row in best.tolist()] == [
         round(expected[row], 9) for row in wanted[:3]
     ]
