@@ -33,6 +33,14 @@ def search(
     ] = None,
     k: Annotated[int, typer.Option("-k", help="Most hits wanted.")] = 5,
     mode: Annotated[str, typer.Option("--mode", help="hybrid, dense or lexical.")] = "hybrid",
+    aim: Annotated[
+        str | None,
+        typer.Option(
+            "--aim",
+            help="What it is for: next (after a step like --like), episode (the run that did this) "
+            "or tool (which can do this).",
+        ),
+    ] = None,
     expand: Annotated[
         str | None, typer.Option("--expand", help="Show parents, following or program too.")
     ] = None,
@@ -49,7 +57,7 @@ def search(
     if (text is None) == (like is None):
         raise typer.BadParameter("say what to look for: either TEXT or --like ID.")
     options: dict[str, Any] = {"where": where, "mode": mode, "expand": expand}
-    options["min_score"] = min_score
+    options |= {"min_score": min_score, "aim": aim}
     with existing(db, namespace) as memory:
         hits = _found(memory, text, like, k, options)
     _print_hits(hits, as_json=as_json)

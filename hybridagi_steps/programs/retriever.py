@@ -34,6 +34,8 @@ from hybridagi_steps.validation import is_number, whole_number
 
 Mode = Literal["hybrid", "dense", "lexical"]
 """Which halves of the search are used."""
+Aim = Literal["next", "episode", "tool"]
+"""What is recalled for."""
 Distance = Literal["cosine", "euclidean"]
 """How far two unit vectors are apart: 1 - cos, in 0..2, or sqrt(2 - 2 cos), in 0..2."""
 Where = StepFilter | Mapping[str, Any] | None
@@ -55,7 +57,7 @@ class SearchableMemory(Protocol):
     def search(
         self, query: Any, k: int = 5, *, where: Where = None, mode: Mode = "hybrid"
     ) -> list[StepHit]:
-        """Return up to k hits, best first."""
+        """Return up to k hits, best first; of a retriever with an `aim`, it takes that too."""
         ...
 
 
@@ -76,11 +78,13 @@ class StepRetriever(dspy.Module):
             are dropped too; lexical search measures no distance and ignores it.
         reverse: Answer in reverse order, the best step last, next to the question in a prompt.
         reranker: Reorders a pool of 4 k hits before the best k are kept.
+        aim: What is recalled for, as `StepMemory.search` has it; for `next` a call is given the
+            last step, or a QueryWithSteps that ends with it.
 
     Raises:
         InvalidMemoryError: `memory` has no `search`.
         InvalidQueryError: k below 1, an unknown mode or distance, a negative `max_distance`, a
-            `reranker` that has no `rerank`.
+            `reranker` that has no `rerank`, an unknown aim.
         InvalidFilterError: An unknown key in `where`.
     """
 
@@ -94,8 +98,11 @@ class StepRetriever(dspy.Module):
         max_distance: float | None = None,
         reverse: bool = False,
         reranker: Reranker | None = None,
+        aim: Aim | None = None,
     ) -> None:
         super().__init__()
+        if aim is not None and aim not in get_args(Aim):
+            raise InvalidQueryError(f"unknown aim {aim!r}; known: {', '.join(get_args(Aim))}.")
         if mode not in get_args(Mode):
             raise InvalidQueryError(f"unknown mode {mode!r}; known: {', '.join(get_args(Mode))}.")
         if distance not in get_args(Distance):
@@ -112,6 +119,7 @@ class StepRetriever(dspy.Module):
         self.distance: Distance = distance
         self.max_distance = max_distance
         self.reverse = reverse
+        self.aim: Aim | None = aim
         self.reranker = None if reranker is None else checked_reranker(reranker)
 
     if TYPE_CHECKING:
@@ -147,6 +155,8 @@ class StepRetriever(dspy.Module):
         asked = next((q for q in (query, query_or_queries, queries) if q is not None), None)
         wanted = self.k if k is None else whole_number("k", k, 1, InvalidQueryError)
         question, texts = _question(asked)
+        if self.aim == "next" and isinstance(asked, QueryWithSteps):
+            question = asked  # with its steps, the last of which is the state
         scope = self._scope(where)
         with unnoted():
             hits = [] if scope is None else self._found(question, wanted, scope)
@@ -167,9 +177,10 @@ class StepRetriever(dspy.Module):
         far = None if self.mode == "lexical" else self.max_distance
         pool = wanted if self.reranker is None else wanted * _POOL
         limit = pool if far is None else wanted * _POOL
+        aim: dict[str, Any] = {} if self.aim is None else {"aim": self.aim}
         calls_too = scope.step_types is not None or isinstance(question, AgentStep)
         while True:
-            hits = self.memory.search(question, limit, where=scope, mode=self.mode)
+            hits = self.memory.search(question, limit, where=scope, mode=self.mode, **aim)
             near = [hit for hit in hits if hit.step.program not in _RECALLING]
             if far is not None:
                 near = [hit for hit in near if self._within(hit, far)]

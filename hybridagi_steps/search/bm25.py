@@ -32,6 +32,14 @@ half of the shipped runs that is for tuning, see `python -m tests.benchmarks qua
 NARROW = 0.1
 """Share of the documents up to which looking each one up beats scoring all."""
 
+LONG = 16
+"""Lists with more than one in so many documents are worth a look at who can still be among the
+best."""
+FEW = 4
+"""Fewer than one in so many documents are looked up one by one."""
+
+_ROUNDING = 1e-5
+_ALL = slice(None)
 _MERGE_AT_LEAST = 2_000
 _MERGE_SHARE = 0.1
 
@@ -145,41 +153,19 @@ class LexicalIndex:
         found = {t: len(p) if whole else int(live[p].sum()) for t, p in postings.items()}
         return Statistics(self._documents, self.average_length, found)
 
-    def match(
-        self,
-        terms: Iterable[str],
-        statistics: Statistics | None = None,
-        rows: Rows | None = None,
-    ) -> Match:
-        """Score documents against the distinct query terms.
+    def match(self, terms: Iterable[str], statistics: Statistics | None = None) -> Match:
+        """Return what scores documents against the distinct query terms.
 
         Args:
             terms: The query's words, as they were given to `add`.
             statistics: Weights of another collection; by default this index's own.
-            rows: Score only these; the match then says 0 of all others.
-
-        Complexity: O(sum of the terms' postings); of r rows O(r log n) for each term.
         """
         distinct = list(dict.fromkeys(terms))
-        if not distinct:
-            return Match(self, np.empty(0, np.float32))
         known = statistics or self.statistics(distinct)
-        wanted = None if rows is None else self._wanted(rows)
-        scores = np.zeros(self._size, np.float32)
-        damped = self._damping(known.average_length or 1.0)
-        for term in distinct:
-            positions, counts = self._posting(term)
-            if wanted is not None:
-                places = _places(positions, wanted)
-                positions, counts = positions[places], counts[places]
-            often = counts.astype(np.float32)
-            saturated = often * np.float32(K1 + 1) / (often + damped.take(positions))
-            saturated[counts == 0] = FURTHER
-            saturated *= np.float32(known.weight(term))
-            scores[positions] += saturated
-        if wanted is None and self._documents < self._size:
-            scores[~self._live[: self._size]] = 0.0
-        return Match(self, scores)
+        lists = [
+            TermScores(*self._posting(term), np.float32(known.weight(term))) for term in distinct
+        ]
+        return Match(self, lists, self._damping(known.average_length or 1.0))
 
     def _damping(self, average: float) -> _Lengths:
         """Return what a document's length adds to how often a term must stand in it."""
@@ -189,12 +175,9 @@ class LexicalIndex:
             self._damped = (average, self._size), damped
         return self._damped[1]
 
-    def _wanted(self, rows: Rows) -> _Positions | None:
-        """Return the positions of rows, ascending; None when they are too many to look up."""
-        if len(rows) > NARROW * self._size:
-            return None
-        positions = self.positions_of(rows)
-        return np.unique(positions[positions >= 0]).astype(np.int32)
+    def live(self) -> _Flags | None:
+        """Return which positions are not removed; None when all are there."""
+        return None if self._documents == self._size else self._live[: self._size]
 
     def counts_of(self, term: str, rows: Rows) -> npt.NDArray[np.int64]:
         """Return how often each row has the term; 0: among its further words; -1: nowhere."""
@@ -373,38 +356,128 @@ class _Spelling:
         self.ends = np.concatenate((self.ends, ends))
 
 
-class Match:
-    """The scores of one query over one index."""
+class TermScores(NamedTuple):
+    """One term of a query: where it stands, how often, and its weight."""
 
-    def __init__(self, index: LexicalIndex, scores: _Scores) -> None:
-        self._index, self._scores = index, scores
+    positions: _Positions
+    counts: npt.NDArray[np.uint16]
+    weight: np.float32
+
+    @property
+    def most(self) -> float:
+        """The most that it can add to a score."""
+        return float(self.weight) * (K1 + 1)
+
+    def scores(self, damped: _Lengths, places: npt.NDArray[np.intp] | slice = _ALL) -> _Scores:
+        """Return what the term adds to its documents, or to those at some places of the list."""
+        counts = self.counts[places]
+        often = counts.astype(np.float32)
+        added = often * np.float32(K1 + 1) / (often + damped.take(self.positions[places]))
+        added[counts == 0] = FURTHER
+        return added * self.weight
+
+
+class Match:
+    """The scores of one query over one index, exact for any row.
+
+    The best are found without adding up every document: once the documents that hold the rarer
+    terms are so good that the common terms alone cannot reach the k best, only those that still can
+    get there are looked up in the long lists.
+
+    Reference: Turtle and Flood 1995, "Query evaluation: strategies and optimizations" (max-score).
+    """
+
+    def __init__(self, index: LexicalIndex, terms: list[TermScores], damped: _Lengths) -> None:
+        self._index, self._damped = index, damped
+        self._terms = sorted(terms, key=lambda term: len(term.positions))
 
     def of(self, rows: Rows) -> _Scores:
         """Return the exact score of each row; 0 for rows not held."""
-        positions = self._index.positions_of(rows)
-        if not len(self._scores):
-            return np.zeros(len(rows), np.float32)
-        return np.where(positions >= 0, self._scores[np.maximum(positions, 0)], 0.0)
+        positions = self._index.positions_of(rows).astype(np.int32)
+        known, place = np.unique(positions, return_inverse=True)
+        scores = np.zeros(len(known), np.float32)
+        self._look_up(self._terms, known, scores)
+        return np.where(positions >= 0, scores[place], np.float32(0.0))
 
     def top(self, k: int, rows: Rows | None = None) -> tuple[Rows, _Scores]:
         """Return up to k best rows with a score above 0, best first, ties by row."""
-        held = self._index.rows() if rows is None else rows
-        scores = self._scores if rows is None else self.of(rows)
-        if len(scores) > k:
-            least = np.partition(scores, len(scores) - k)[len(scores) - k]
-            chosen = np.flatnonzero((scores >= least) & (scores > 0))
+        size = len(self._damped)
+        if rows is not None and len(rows) <= NARROW * size:
+            held, scores = rows, self.of(rows)
+            chosen = _best(scores, k)
         else:
-            chosen = np.flatnonzero(scores > 0)
+            positions, scores = self._contenders(k, self._passing(rows))
+            held, chosen = self._index.rows()[positions], _best(scores, k)
         order = np.lexsort((held[chosen], -scores[chosen]))[:k]
         return held[chosen][order], scores[chosen][order]
 
+    def _passing(self, rows: Rows | None) -> _Flags | None:
+        """Return which positions may be found; None: all."""
+        if rows is None:
+            return self._index.live()
+        positions = self._index.positions_of(rows)
+        passing = np.zeros(len(self._damped), np.bool_)
+        passing[positions[positions >= 0]] = True
+        return passing
 
-def _places(held: _Positions, wanted: _Positions) -> npt.NDArray[np.intp]:
-    """Return where in `held` those of `wanted` stand that it has; both ascend."""
-    if not len(held):
-        return np.empty(0, np.intp)
-    found = np.minimum(np.searchsorted(held, wanted), len(held) - 1)
-    return found[held[found] == wanted]
+    def _contenders(self, k: int, passing: _Flags | None) -> tuple[_Positions, _Scores]:
+        """Return positions among which are the k best, with their scores."""
+        size = len(self._damped)
+        scores = np.zeros(size, np.float32)
+        left, seen, looked = sum(term.most for term in self._terms), 0, 0
+        for number, term in enumerate(self._terms):
+            if len(term.positions) > size // LONG and seen >= 2 * looked:
+                looked = seen
+                found = _still_possible(scores, passing, left, k)
+                if found is not None:
+                    best = scores[found]
+                    self._look_up(self._terms[number:], found, best)
+                    return found, best
+            scores[term.positions] += term.scores(self._damped)
+            left -= term.most
+            seen += len(term.positions)
+        if passing is not None:
+            scores[~passing] = 0.0
+        return np.arange(size, dtype=np.int32), scores
+
+    def _look_up(self, terms: list[TermScores], positions: _Positions, scores: _Scores) -> None:
+        """Add what terms say of some positions, which ascend."""
+        for term in terms:
+            if len(term.positions):
+                place = np.searchsorted(term.positions, positions)
+                place[place == len(term.positions)] = 0
+                held = term.positions[place] == positions
+                scores[held] += term.scores(self._damped, place[held])
+
+
+def _still_possible(
+    scores: _Scores, passing: _Flags | None, left: float, k: int
+) -> _Positions | None:
+    """Return the positions that can be among the k best; None: too many, or any.
+
+    Args:
+        scores: What the terms so far add up to.
+        passing: Which positions count; None: all.
+        left: The most that the other terms can add.
+        k: How many are wanted.
+    """
+    (touched,) = scores.nonzero()
+    if passing is not None:
+        touched = touched[passing[touched]]
+    if len(touched) < k:
+        return None
+    reached = scores[touched]
+    least = np.partition(reached, len(reached) - k)[len(reached) - k] * (1 - _ROUNDING) - left
+    possible = touched[reached >= least] if least > 0 else touched[:0]
+    return possible.astype(np.int32) if 0 < len(possible) < len(scores) // FEW else None
+
+
+def _best(scores: _Scores, k: int) -> npt.NDArray[np.intp]:
+    """Return the places of the k best scores above 0, and of ties with the last."""
+    if len(scores) <= k:
+        return np.flatnonzero(scores > 0)
+    least = np.partition(scores, len(scores) - k)[len(scores) - k]
+    return np.flatnonzero((scores >= least) & (scores > 0))
 
 
 def _no_postings() -> Postings:

@@ -261,7 +261,7 @@ class ScoreParts:
 
     def _matched(self, stems: Sequence[str]) -> list[Match]:
         known = self._statistics(stems)
-        return [words.match(stems, known, self.scope.rows) for words in self._lexicals()]
+        return [words.match(stems, known) for words in self._lexicals()]
 
     def _lexicals(self) -> list[LexicalIndex]:
         return [shard.lexical for shard in self.scope.shards]

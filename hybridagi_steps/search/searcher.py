@@ -339,8 +339,9 @@ def _state(query: Any, aim: Aim) -> AgentStep:
         return last
     raise InvalidQueryError(
         f"aim={aim!r} asks what was done after a step like the one at hand, and the query names "
-        "none. Search for that step itself, memory.search(step, aim='next'), or with a text and "
-        "the steps so far, hs.QueryWithSteps(query=text, steps=[…]); leave `aim` out for a text."
+        "none. Search like that step (memory.search(step, aim='next'); `like` on the command line "
+        "and over HTTP), or with a text and the steps so far, hs.QueryWithSteps(queries=text, "
+        "steps=[…]); a text alone is searched for without this aim."
     )
 
 

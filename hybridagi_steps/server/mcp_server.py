@@ -126,6 +126,7 @@ class _Calls:
         k: Annotated[int, Field(ge=1, le=_MOST_HITS)] = 5,
         mode: Literal["hybrid", "dense", "lexical"] = "hybrid",
         where: dict[str, Any] | None = None,
+        aim: Literal["next", "episode", "tool"] | None = None,
     ) -> dict[str, Any]:
         """Find past steps by meaning and words, best first.
 
@@ -135,10 +136,11 @@ class _Calls:
             k: Most hits wanted, 1 to 200.
             mode: By meaning and words, or one of them.
             where: Conditions: {keys}.
+            aim: What it is for: next (what was done after a step like this one, with `like`),
+                episode (the run that did this), tool (which tool can do this).
         """
-        hits = await _asked(
-            lambda: hits_for(self._memory, k, query=query, like=like, where=where, mode=mode)
-        )
+        options: dict[str, Any] = {"where": where, "mode": mode, "aim": aim}
+        hits = await _asked(lambda: hits_for(self._memory, k, query=query, like=like, **options))
         return {"hits": [inert_json(hit_data(hit)) for hit in hits]}
 
     async def get_run(self, run_id: str) -> dict[str, Any]:

@@ -78,6 +78,7 @@ def hit_data(hit: StepHit) -> dict[str, Any]:
         dense_score=hit.dense_score,
         lexical_score=hit.lexical_score,
         why=hit.why,
+        parts=hit.parts or None,
         context=without_vectors(hit.context),
     )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,10 +69,14 @@ def test_scores_are_those_of_the_formula_after_any_changes(
     np.testing.assert_allclose(
         match.of(rows), [expected.get(row, 0.0) for row in rows.tolist()], rtol=1e-5
     )
+    few = [match.top(3, rows[::3])]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lexical, "NARROW", 99.0)
-        few = index.match(query, rows=rows[::3])
-    np.testing.assert_allclose(few.of(rows), np.where(rows % 3 == 1, match.of(rows), 0.0))
+        patch.setattr(lexical, "NARROW", 0.0)
+        few.append(match.top(3, rows[::3]))
+    for found, reached in few:
+        passing = {row: score for row, score in expected.items() if row % 3 == 1 and score > 0}
+        assert sorted(reached.tolist()) == pytest.approx(sorted(passing.values())[-3:], rel=1e-5)
+        assert set(found.tolist()) <= set(passing)
     best, scores = match.top(3)
     wanted = sorted((row for row in expected if expected[row] > 0), key=lambda r: -expected[r])
     np.testing.assert_allclose(scores, [expected[row] for row in wanted[:3]], rtol=1e-5)
@@ -127,3 +133,63 @@ def test_words_that_nothing_holds_any_more_are_forgotten() -> None:
     again.add([(3, ["secret"])])
     assert again.match(["secret"]).top(5)[0].tolist() == [3]
     assert again.match(["shared"]).top(5)[0].tolist() == [2]
+
+
+def test_the_best_are_found_without_adding_up_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Common terms are looked up only where the rarer ones left a chance, and nothing is lost."""
+    chance = random.Random(3)
+    index = LexicalIndex()
+    vocabulary = [f"w{number}" for number in range(300)]
+    often = [1 / (number + 1) for number in range(300)]
+    index.add(
+        (row, chance.choices(vocabulary, often, k=chance.randint(5, 30))) for row in range(4_000)
+    )
+    looked_up: list[int] = []
+    possible = lexical._still_possible  # pyright: ignore[reportPrivateUsage]
+
+    def counted(*asked: Any) -> Any:
+        found = possible(*asked)
+        looked_up.append(-1 if found is None else len(found))
+        return found
+
+    monkeypatch.setattr(lexical, "_still_possible", counted)
+    rows = np.arange(4_000)
+    for _ in range(30):
+        query = [*chance.sample(vocabulary, 4), "w0", "w1", "w2"]
+        match = index.match(query)
+        scores = match.of(rows)
+        for asked, passing in ((None, rows), (rows[rows % 3 > 0], rows[rows % 3 > 0])):
+            found, reached = match.top(10, asked)
+            wanted = np.sort(scores[passing])[::-1][:10]
+            np.testing.assert_array_equal(reached, wanted)
+            np.testing.assert_array_equal(scores[found], reached)
+    assert sum(0 <= count < 1_000 for count in looked_up) > 30
+
+
+words_in_order = st.lists(
+    st.tuples(st.lists(st.sampled_from("abcde"), max_size=6), st.integers(0, 6)), max_size=8
+)
+
+
+@given(words_in_order, st.lists(st.integers(0, 9), max_size=4), st.booleans())
+def test_the_forward_index_has_the_words_of_each_document(
+    documents: list[tuple[list[str], int]], gone: list[int], reload: bool
+) -> None:
+    index = LexicalIndex()
+    index.add(Document(row, words, (), first) for row, (words, first) in enumerate(documents))
+    index.remove(np.array(gone, np.int64))
+    if reload:
+        index = LexicalIndex.from_arrays(index.to_arrays())
+        index.add([Document(99, ["z", "a"], (), 1)])
+    rows = np.array([*range(10), 99])
+    alphabet = "abcdez"
+    numbers = dict(zip(index.numbers(alphabet).tolist(), alphabet, strict=False))
+    for own in (False, True):
+        found = index.forward.words(index.positions_of(rows), own=own)
+        held: dict[int, list[str]] = {row: [] for row in rows.tolist()}
+        for document, term in zip(found.document.tolist(), found.ids.tolist(), strict=True):
+            held[int(rows[document])].append(numbers[term])
+        for row, (words, first) in enumerate(documents):
+            assert held[row] == ([] if row in gone else words[first:] if own else words)
+        assert held[99] == ((["a"] if own else ["z", "a"]) if reload else [])
+        assert found.lengths.tolist() == [len(held[row]) for row in rows.tolist()]

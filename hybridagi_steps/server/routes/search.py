@@ -73,6 +73,9 @@ class SearchAsked(_Conditions):
     """Most hits wanted."""
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
     """By meaning and words, or one of them."""
+    aim: Literal["next", "episode", "tool"] | None = None
+    """What it is for: what was done after a step like `like`, the run that did this, or which tool
+    can do this."""
     expand: Literal["parents", "following", "program"] | None = None
     """What each hit brings along in `context`."""
     min_hit_score: float | None = Field(default=None, ge=0, le=1)
@@ -93,6 +96,7 @@ async def search(shared: Shared, asked: Annotated[SearchAsked, Query()]) -> Resp
     options: dict[str, Any] = {
         "where": asked.where(),
         "mode": asked.mode,
+        "aim": asked.aim,
         "expand": asked.expand,
         "min_score": asked.min_hit_score,
     }
