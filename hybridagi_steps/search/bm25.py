@@ -179,13 +179,21 @@ class LexicalIndex:
         """Return which positions are not removed; None when all are there."""
         return None if self._documents == self._size else self._live[: self._size]
 
-    def counts_of(self, term: str, rows: Rows) -> npt.NDArray[np.int64]:
-        """Return how often each row has the term; 0: among its further words; -1: nowhere."""
-        (held, counts), wanted = self._posting(term), self.positions_of(rows).astype(np.int32)
-        if not len(held):
-            return np.full(len(rows), -1, np.int64)
-        place = np.minimum(np.searchsorted(held, wanted), len(held) - 1)
-        return np.where(held[place] == wanted, counts[place].astype(np.int64), -1)
+    def counts_of(self, terms: Sequence[str], rows: Rows) -> npt.NDArray[np.int64]:
+        """Return how often each row has each term, shape (rows, terms).
+
+        0 stands for a term among a row's further words, -1 for one that it has nowhere.
+        """
+        found = np.full((len(rows), len(terms)), -1, np.int64)
+        wanted = self.positions_of(rows).astype(np.int32)
+        for number, term in enumerate(terms):
+            held, counts = self._posting(term)
+            if len(held):
+                place = held.searchsorted(wanted)
+                place[place == len(held)] = 0
+                (there,) = (held[place] == wanted).nonzero()
+                found[there, number] = counts[place[there]]
+        return found
 
     def numbers(self, terms: Iterable[str]) -> npt.NDArray[np.int64]:
         """Return the number of each term, -1 for those that no document holds."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from math import isnan
 from typing import NamedTuple
 
 import numpy as np
@@ -207,10 +208,12 @@ class _Answer:
         same = visible(index.columns.with_text(text_hash(query.whole or query.text)))[-POOL:]
         if query.itself is not None:
             same = np.union1d(same, visible(np.array([query.itself])))
-        rows = np.union1d(rows, same)
+        rows = np.union1d(rows, same) if len(same) else rows
         if self.mode == "hybrid":
-            near = np.concatenate((index.columns.parents(rows), index.columns.children(rows)[0]))
-            rows = np.union1d(rows, visible(near))
+            columns = index.columns
+            rows = visible(
+                np.concatenate((rows, columns.parents(rows), columns.children(rows)[0]))
+            )
         return rows, same
 
     def _spread(
@@ -276,10 +279,11 @@ class _Answer:
         dense, lexical = self.values.cosines(rows), self.values.lexical(rows)
         own, glimpsed = self._matched_words(rows)
         turns = self.index.turns.places(rows) >= 0
+        known = {n: values[chosen].round(4).tolist() for n, values in scored.parts.items()}
         hits: list[RankedRow] = []
         for number, place in enumerate(chosen.tolist()):
-            known = {name: float(values[place]) for name, values in scored.parts.items()}
-            parts = {n: round(value, 4) for n, value in known.items() if not np.isnan(value)}
+            parts = {name: values[number] for name, values in known.items()}
+            parts = {name: value for name, value in parts.items() if not isnan(value)}
             formula = self.of_turns if turns[number] else self.of_steps
             hits.append(
                 RankedRow(

@@ -18,6 +18,7 @@ from hybridagi_steps.records.step_text import tokens
 from hybridagi_steps.records.store_values import FloatVector, Rows
 from hybridagi_steps.search.bm25 import LexicalIndex, Match, Statistics, inverse_frequency
 from hybridagi_steps.search.formulas import Formula
+from hybridagi_steps.search.forward_index import Words
 from hybridagi_steps.search.step_columns import NO_ROW
 from hybridagi_steps.search.step_index import Shard, StepIndex
 from hybridagi_steps.search.word_counts import (
@@ -71,6 +72,7 @@ class ScoreParts:
         self.index, self.scope, self.query, self.state = index, scope, query, state
         self._matches = self._matched(query.stems)
         self._best_window = 0.0
+        self._read: tuple[Rows | None, list[Words]] = None, []
         self._by_name: dict[str, Callable[[Rows], Scores]] = {
             "window": lambda rows: self.lexical(rows) / (self._best_window or 1.0),
             "meaning": lambda rows: np.clip(np.nan_to_num(self.cosines(rows)), 0.0, 1.0),
@@ -130,10 +132,9 @@ class ScoreParts:
     def held(self, rows: Rows, stems: Sequence[str]) -> Iterator[tuple[int, str, bool]]:
         """Yield the place of a row, a stem it holds, and whether its own text surely does."""
         own = self._own_counts(rows, stems)[0] > 0
-        for number, stem in enumerate(stems):
-            count = np.maximum.reduce([words.counts_of(stem, rows) for words in self._lexicals()])
-            for place in np.flatnonzero(count >= 0).tolist():
-                yield place, stem, bool(own[place, number] or count[place] == 0)
+        counts = np.maximum.reduce([words.counts_of(stems, rows) for words in self._lexicals()])
+        for place, number in np.argwhere(counts >= 0).tolist():
+            yield place, stems[number], bool(own[place, number] or counts[place, number] == 0)
 
     def cosines(self, rows: Rows) -> Scores:
         """Return the cosine of each row with the query, NaN where there is none."""
@@ -141,19 +142,27 @@ class ScoreParts:
 
     def _phrases(self, rows: Rows) -> Scores:
         found = np.zeros(len(rows))
-        for words in self._lexicals():
-            held = words.forward.words(words.positions_of(rows), own=False)
+        for words, held in zip(self._lexicals(), self._windows(rows), strict=True):
             counts = phrase_counts(held, words.numbers(self.query.stems), words.vocabulary)
             found += bm25(counts, held.lengths, 1.0, self._average)
         return _to_best(found)
 
     def _pieces(self, rows: Rows) -> Scores:
         found = np.zeros(len(rows))
-        for words in self._lexicals():
-            held = words.forward.words(words.positions_of(rows), own=False)
+        for words, held in zip(self._lexicals(), self._windows(rows), strict=True):
             counts = piece_counts(held, self.query.terms, words)
             found += bm25(counts, held.lengths, 1.0, self._average)
         return _to_best(found)
+
+    def _windows(self, rows: Rows) -> list[Words]:
+        """Return the words of each row's window, by shard; asked again, the same."""
+        if self._read[0] is not rows:
+            held = [
+                lexical.forward.words(lexical.positions_of(rows), own=False)
+                for lexical in self._lexicals()
+            ]
+            self._read = rows, held
+        return self._read[1]
 
     def _own(self, rows: Rows) -> Scores:
         return _to_best(self._own_words(rows, self.query))
