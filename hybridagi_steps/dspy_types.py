@@ -6,7 +6,7 @@ through either side is validated. Iteration, `len()`, `in`, `keys()` and `get()`
 `dspy.Example`: they speak of *fields*; `len(x.steps)` counts steps.
 
 `StepContext` is a prompt type: left to itself DSPy writes a list of steps as full JSON, this as the
-text of their templates, without vectors. Recalled text comes from anywhere, so it is fenced (see
+text of recalled steps, without vectors. Recalled text comes from anywhere, so it is fenced (see
 messages/fences.py).
 
 This is the one low module that needs DSPy; everything below the programs works without it.
@@ -34,12 +34,12 @@ from pydantic import (
     model_validator,
 )
 
-from hybridagi_steps.messages.fences import fenced, inert, sealed
-from hybridagi_steps.messages.parts import field_lines
+from hybridagi_steps.messages.fences import fenced, listed, sealed
+from hybridagi_steps.messages.recalled_text import recalled_text
 from hybridagi_steps.records.agent_step import AgentStep, id_text, shown
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.json_values import json_value
-from hybridagi_steps.records.step_text import cut, own_text
+from hybridagi_steps.records.step_text import cut
 
 _TAG = "past_steps"
 _NO_STEPS = "(no past steps)"
@@ -356,8 +356,8 @@ class StepContext(_PromptText):
 
     Made of an AgentStepList, a QueryWithSteps, a step, a hit, or a list of steps or hits:
     `predict(past=StepContext.of(found))` or `predict(past=found.as_context())`. Any adapter writes
-    it as the text of the steps, in demos too; vectors never show. Below the text of a program's
-    call stands what it was given, below that of its end what it gave back.
+    it as the text of the steps, in demos too; vectors never show. Each step stands in the form of
+    `messages/recalled_text`: its day, what was asked, the call with its arguments, what came of it.
     """
 
     steps: list[AgentStep] = Field(default_factory=list[AgentStep])
@@ -385,8 +385,7 @@ class StepContext(_PromptText):
 
     def format(self) -> str:
         """Return the steps as they stand in a prompt."""
-        told = "\n\n".join(map(_told, self.steps))
-        return sealed(_TAG, told) if told else _NO_STEPS
+        return sealed(_TAG, listed(map(recalled_text, self.steps))) if self.steps else _NO_STEPS
 
     @classmethod
     def description(cls) -> str:
@@ -423,7 +422,7 @@ class NumberedSteps(StepContext):
         """Return the steps as they stand in a prompt."""
         length = max(1, self.max_characters // max(1, len(self.steps)))
         lines = (
-            cut(f"{number}. {own_text(step)}", length)
+            cut(f"{number}. {recalled_text(step, length=length)}", length)
             for number, step in enumerate(self.steps, start=1)
         )
         return fenced_steps("\n".join(lines))
@@ -431,22 +430,6 @@ class NumberedSteps(StepContext):
 
 def _step_of(item: object) -> Any:
     return item.step if isinstance(item, StepHit) else item
-
-
-def _told(step: AgentStep) -> str:
-    """Return a step's text, inert but for the line of ours that begins it.
-
-    Of a program also its values, which the templates leave out.
-    """
-    kind = str(getattr(step.step_type, "value", step.step_type))
-    asked = {name: value for name, value in step.arguments.items() if value != step.purpose}
-    values = {"ProgramCall": asked, "ProgramEnd": step.outputs}.get(kind)
-    name = "Inputs" if kind == "ProgramCall" else "Outputs"
-    text = f"{step}\nProgram {name}: {field_lines(values)}" if values else str(step)
-    if not isinstance(step.hop, int):  # pyright: ignore[reportUnnecessaryIsInstance] - a step may be unvalidated
-        return inert(text)
-    head, line_end, rest = text.partition("\n")
-    return f"{head}{line_end}{inert(rest)}"
 
 
 def fenced_steps(text: str) -> str:

@@ -11,21 +11,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Literal, Protocol, overload
 
 from hybridagi_steps.context.compaction import Summarise, compact, expand, replaced, summarised
-from hybridagi_steps.context.excerpts import extractive_summary, identifiers, words
 from hybridagi_steps.context.layout import Layout, Quoted, least_tokens, planned, recalled_in
-from hybridagi_steps.context.recall import (
-    Search,
-    block_text,
-    dependencies,
-    fitted,
-    found,
-    query_of,
-    unit_text,
-)
+from hybridagi_steps.context.quoting import Recalled, block_text, filled
+from hybridagi_steps.context.recall import Search, dependencies, found, query_of
 from hybridagi_steps.context.receipt import Receipt, ReceiptEntry
 from hybridagi_steps.context.sources import SessionReader, Source, recallable, source_of
 from hybridagi_steps.errors import ContextBudgetError, InvalidMemoryError, InvalidSettingError
@@ -37,10 +29,11 @@ from hybridagi_steps.messages.provider_out import (
     media_notes,
     openai_messages,
 )
-from hybridagi_steps.messages.units import Unit, flat, message_units
+from hybridagi_steps.messages.units import Unit, flat, message_units, unit_text
 from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.recording_hooks import note_steps
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.excerpts import extractive_summary, words
 from hybridagi_steps.records.filters import StepFilter, Trust
 from hybridagi_steps.records.json_reading import JsonObject
 from hybridagi_steps.records.message import Step
@@ -54,6 +47,10 @@ from hybridagi_steps.validation import Where
 
 _RECALL_SHARE = 0.35
 """Share of the room that recall may take from a tail that does not fit."""
+_NEEDED = 5
+"""Older units that are quoted because the newest messages use what they named first."""
+_LEAST_FETCHED, _TYPICAL_TOKENS, _MOST_RECALLED = 8, 50, 1_600
+"""How many steps are searched: as many as fit if they are of this length, then four times more."""
 
 
 @dataclass(slots=True)
@@ -119,7 +116,7 @@ class ContextBuilder:
         memory: StepMemory | None = None,
         budget: int = 4_000,
         recent: int | None = 6,
-        k: int = 5,
+        k: int | None = None,
         *,
         counter: CounterChoice = "auto",
         where: Where = None,
@@ -133,7 +130,8 @@ class ContextBuilder:
             budget: Most tokens of a context, in whichever provider's form it is asked for.
             recent: Newest units shown as they are: a unit is a message, or calls with their
                 results. None shows as many as fit.
-            k: Most older steps recalled; what they depend on comes on top where there is room.
+            k: Most older steps recalled; what the newest messages depend on comes on top. None
+                recalls by rank until the budget is used, and 0 nothing.
             counter: Counts tokens: whatever `token_counter` takes.
             where: Which steps of the memory may be recalled. Unless it names a `user_id`, only
                 those of the user that the running code is recorded for, else of the only user that
@@ -149,11 +147,11 @@ class ContextBuilder:
         if memory is not None and not hasattr(memory, "repository"):
             raise InvalidMemoryError(memory, "repository()", "search()")
         _check_number("budget", budget, 1)
-        _check_number("k", k, 0)
+        if k is not None:
+            _check_number("k", k, 0)
         if recent is not None:
             _check_number("recent", recent, 1)
-        self.memory, self.budget, self.recent = memory, budget, recent
-        self.k = min(k, sys.maxsize)
+        self.memory, self.budget, self.recent, self.k = memory, budget, recent, k
         self.where = None if where is None else StepFilter.of(where)
         if trust is not None:
             self.where = StepFilter(trust=trust).and_(self.where or StepFilter())
@@ -205,7 +203,7 @@ class ContextBuilder:
         layout = self._laid_out(units, costs, self.budget - needed, query, source, receipt)
         layout.report(receipt, source, self._count)
         if layout.recalled is not None:
-            note_steps(layout.recalled.steps)
+            note_steps(layout.recalled.found.steps)
         receipt.dropped += [
             source.entry(message, f"stands in summary {standing[message.id]}", 0)
             for unit in (conversation.units if standing else ())
@@ -268,41 +266,50 @@ class ContextBuilder:
     ) -> Layout:
         """Return what is shown: the tail, what stands before it, what is recalled."""
         layout = planned(units, costs, room, self.recent, self._count)
-        if not self.k or (not layout.hidden and self.memory is None):
+        if self.k == 0 or (not layout.hidden and self.memory is None):
             return layout
-        share = layout.left
         if layout.cut_short:
-            share = max(share, int(room * _RECALL_SHARE))
+            reserved = int(room * _RECALL_SHARE)
+            layout = planned(units, costs, room - reserved, self.recent, self._count)
+            layout.left += reserved
         asked = query if query and query.strip() else query_of(units)
-        recalled = self._recalled(layout, share, asked, source, receipt)
-        if recalled is not None and recalled.tokens > layout.left:
-            layout = planned(units, costs, room - recalled.tokens, self.recent, self._count)
-        layout.recalled = recalled
+        layout.recalled = self._recalled(layout, asked, source, receipt)
+        if layout.recalled is None and layout.cut_short:
+            return planned(units, costs, room, self.recent, self._count)
         return layout
 
     def _recalled(
-        self, layout: Layout, room: int, query: str, source: Source, receipt: Receipt
+        self, layout: Layout, query: str, source: Source, receipt: Receipt
     ) -> Quoted | None:
         """Return the message that quotes older steps, if one fits."""
-        texts = [unit_text(unit) for unit in layout.shown]
+        room = layout.left - MESSAGE_TOKENS
         search = Search(
             self.memory,
             *recallable(self.memory, source, self.where),
             layout.shown_ids(source),
-            {word for text in texts for word in words(text)},
+            {word for unit in layout.shown for word in words(unit_text(unit))},
             receipt.notes,
         )
-        steps = found(query, self.k, layout.hidden, search)
-        known = {step.id for step in steps}
-        steps += islice(dependencies(layout.tail[-2:], layout.hidden, known), self.k)
-        seen = {name for text in texts for name in identifiers(text)}
-        kept = fitted(steps, room - MESSAGE_TOKENS, query, seen, self._count.text)
-        while kept:
-            cost = self._count.message({"content": block_text(kept)})
-            if cost <= room:
-                return Quoted(kept, cost)
-            kept.pop()
-        return None
+        needed = list(islice(dependencies(layout.tail[-2:], layout.hidden), self.k or _NEEDED))
+        most, known = self.k or sys.maxsize, {step.id for step in needed}
+        wanted = words(query)
+
+        def new(step: Recalled) -> bool:
+            told = isinstance(step.of, Unit) or search.says_something_new(step.of)
+            return told and step.id not in known
+
+        width = min(most, max(_LEAST_FETCHED, room // _TYPICAL_TOKENS))
+        while True:
+            steps, more = found(query, width, layout.hidden, search)
+            every = chain(needed, filter(new, steps))
+            made = filled(every, room, most + len(needed), wanted, self._count.text)
+            if made.full or not more or len(made.steps) >= most or width >= _MOST_RECALLED:
+                break
+            width = min(width * 4, _MOST_RECALLED)
+        if not made.steps:
+            return None
+        text = {"content": block_text(made.steps)}
+        return Quoted(made, self._count.message(text))
 
 
 def _check_number(name: str, value: object, least: int) -> None:

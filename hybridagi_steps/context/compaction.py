@@ -12,11 +12,10 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from hybridagi_steps.context.excerpts import extractive_summary
-from hybridagi_steps.context.recall import unit_text
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.messages.fences import fenced
-from hybridagi_steps.messages.units import Unit, message_units
+from hybridagi_steps.messages.units import Unit, message_units, unit_text
+from hybridagi_steps.records.excerpts import extractive_summary
 from hybridagi_steps.records.json_reading import as_list
 from hybridagi_steps.records.message import SUMMARY_OF, MessageRole, Step
 

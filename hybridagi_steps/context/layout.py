@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hybridagi_steps.context.compaction import summarised
-from hybridagi_steps.context.recall import Recalled, block_text
+from hybridagi_steps.context.quoting import Filled, block_text
 from hybridagi_steps.context.receipt import Receipt, ReceiptEntry
 from hybridagi_steps.context.sources import Source
 from hybridagi_steps.messages.provider_out import OPENING
@@ -34,7 +34,7 @@ def recalled_in(messages: Iterable[Step]) -> list[str]:
 class Quoted:
     """The message that quotes older steps, and its cost."""
 
-    steps: list[Recalled]
+    found: Filled
     tokens: int
 
     def message(self, session_id: str) -> Step:
@@ -43,8 +43,8 @@ class Quoted:
             id="recalled",
             session_id=session_id,
             role=MessageRole.USER,
-            content=block_text(self.steps),
-            metadata={SYNTHETIC: True, RECALLED_STEPS: [step.id for step in self.steps]},
+            content=block_text(self.found.steps),
+            metadata={SYNTHETIC: True, RECALLED_STEPS: [step.id for step in self.found.steps]},
         )
 
 
@@ -112,7 +112,7 @@ class Layout:
         if self.recalled is not None:
             _report_recalled(receipt, self.recalled)
         self._keep(receipt, source, last, "newest")
-        quoted = {step.id for step in self.recalled.steps} if self.recalled else set[str]()
+        quoted = {step.id for step in self.recalled.found.steps} if self.recalled else set[str]()
         front = set(self.front)
         why = "older than the tail, not recalled" if not self.cut_short else "no room"
         for place in range(self.start):
@@ -215,10 +215,18 @@ def _opening(session_id: str) -> Step:
 
 
 def _report_recalled(receipt: Receipt, recalled: Quoted) -> None:
-    for step in recalled.steps:
-        receipt.kept.append(ReceiptEntry(step.id, f"recalled: {step.why}", step.tokens))
-    frame = recalled.tokens - sum(step.tokens for step in recalled.steps)
+    """Write down what is quoted, best first, and the best of what is not."""
+    frame = recalled.tokens - sum(step.tokens for step in recalled.found.steps)
+    for step in recalled.found.steps:
+        cut = f", cut from {step.whole_tokens:,} tokens" if step.cut else ""
+        why = f"recalled: {step.why}{cut}"
+        tokens = step.tokens
+        if frame < 0:  # the marks are shared by neighbours, and parts are counted apart
+            tokens, frame = max(0, tokens + frame), min(0, tokens + frame)
+        receipt.kept.append(ReceiptEntry(step.id, why, tokens, step.rank))
     receipt.kept.append(ReceiptEntry("recalled", "marks what was recalled as data", frame))
+    if (best := recalled.found.left_out) is not None:
+        receipt.next_best = ReceiptEntry(best.id, best.why, best.whole_tokens, best.rank)
 
 
 def _add(entries: list[ReceiptEntry], entry: ReceiptEntry) -> None:

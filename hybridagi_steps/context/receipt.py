@@ -22,6 +22,8 @@ class ReceiptEntry(NamedTuple):
     """Why it is in, or out."""
     tokens: int
     """What it costs; of something dropped, what it would have cost."""
+    rank: int | None = None
+    """Its place among what was found to be recalled, from 1."""
 
 
 @dataclass(slots=True)
@@ -36,6 +38,9 @@ class Receipt:
     """What is in the context, in order; their tokens add up to all of it."""
     dropped: list[ReceiptEntry] = field(default_factory=list[ReceiptEntry])
     """What is not, in the order of the session."""
+    next_best: ReceiptEntry | None = None
+    """What the next tokens would have bought: the best that was found and is not there, or cut, and
+    what it costs whole."""
     notes: list[str] = field(default_factory=list[str])
     """What was repaired, and what could not be done."""
 

@@ -228,7 +228,7 @@ def result_text(step: AgentStep) -> tuple[str, bool]:
     """Return what a tool gave back as text, and whether that is an error."""
     outputs = step.outputs or {}
     if (error := outputs.get("error")) and step.result is None:
-        return f"Error: {_error_text(error)}", True
+        return f"Error: {error_text(error)}", True
     if step.result is not None:
         return json_text(step.result) or NO_RESULT, step.status == "error"
     if outputs and not outputs.keys() <= {"result", "observation"}:
@@ -262,7 +262,7 @@ def _program_call(step: AgentStep) -> tuple[MessageRole, str]:
 def _outcome(step: AgentStep) -> str:
     outputs = step.outputs or {}
     if error := outputs.get("error"):
-        return f"Error: {_error_text(error)}"
+        return f"Error: {error_text(error)}"
     spoken = {key: value for key, value in outputs.items() if key != "reasoning"} or outputs
     return field_lines(spoken) if spoken else ""
 
@@ -273,7 +273,8 @@ def _reasoning(step: AgentStep) -> str | None:
     return reasoning if isinstance(reasoning, str) and len(outputs) > 1 else None
 
 
-def _error_text(error: object) -> str:
+def error_text(error: object) -> str:
+    """Return what an error says: its type and message, else all of it."""
     fields = as_object(error)
     parts = [str(fields[key]) for key in ("type", "message") if fields.get(key)]
     return ": ".join(parts) or json_text(error)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
@@ -69,6 +69,8 @@ in too many files."""
 
 FENCES = ("past_steps", "recalled", "run", "step", "tool_result")
 """Tags of ours: `run` and `step` stand inside of a fence and carry no number."""
+STEP_MARK = "<step>"
+"""Begins a step inside of a fence."""
 
 _ALIKE = {
     "<": "‹〈⟨〈˂ᐸ❮",
@@ -136,9 +138,12 @@ def sealed(tag: str, text: str, **origin: object) -> str:
     return f"{PREFACE}\n{opening(name, **origin)}\n{text}\n</{name}>"
 
 
-def marked(tag: str, text: str, **origin: object) -> str:
-    """Return a text between marks without a number, for use inside of a fence."""
-    return f"{opening(tag, **origin)}\n{inert(text)}\n</{tag}>"
+def listed(texts: Iterable[str]) -> str:
+    """Return texts for use inside of a fence, each behind a mark that none of them can hold.
+
+    A mark that opens is enough: what follows it is one step, up to the next mark or the fence's.
+    """
+    return "\n".join(f"{STEP_MARK}\n{inert(text)}" for text in texts)
 
 
 def opening(tag: str, **origin: object) -> str:

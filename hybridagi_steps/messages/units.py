@@ -16,14 +16,20 @@ Each repair is told in the unit's notes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hybridagi_steps.messages.agent_steps import INTERRUPTED, IS_ERROR
 from hybridagi_steps.messages.fences import fenced, inert
 from hybridagi_steps.messages.parts import OpenCalls, call_id, is_call_id, tool_name
-from hybridagi_steps.records.json_reading import JsonObject, as_object, text_of
+from hybridagi_steps.messages.recalled_text import call_text
+from hybridagi_steps.records.json_reading import (
+    JsonObject,
+    as_arguments,
+    as_object,
+    text_of,
+)
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.message import MessageRole, Step
 
@@ -208,3 +214,19 @@ def _as_user(step: Step, text: str) -> Step:
 def flat(units: Sequence[Unit]) -> list[Step]:
     """Return the messages of units, in order."""
     return [message for unit in units for message in unit.messages]
+
+
+def unit_text(unit: Unit) -> str:
+    """Return what a unit's messages say, as lines of text: who speaks, calls and their results."""
+    return "\n".join(line for message in unit.messages for line in _lines(message))
+
+
+def _lines(message: Step) -> Iterator[str]:
+    text = text_of(message.content)
+    if message.role is MessageRole.TOOL:
+        yield f"-> {text}"
+    elif text:
+        yield f"{message.name or message.role.value}: {text}"
+    for call in message.tool_calls or ():
+        function = as_object(call.get("function"))
+        yield call_text(str(function.get("name")), as_arguments(function.get("arguments")))

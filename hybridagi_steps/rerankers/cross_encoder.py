@@ -14,12 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.errors import InvalidQueryError, MissingExtraError, RerankerError
+from hybridagi_steps.messages.recalled_text import recalled_text
+from hybridagi_steps.records.excerpts import words
 from hybridagi_steps.records.filters import StepHit
-from hybridagi_steps.records.step_text import own_text
 from hybridagi_steps.rerankers.rescoring import best_first, rescored
 
 DEFAULT_MODEL = "cross-encoder/ms-marco-MiniLM-L6-v2"
 """A small model trained on questions and passages, 90 MB, fetched from the model hub."""
+_LONGEST_STEP = 1_500
+"""Characters of a step: such models read some 500 tokens of query and text together."""
 
 
 @runtime_checkable
@@ -32,7 +35,7 @@ class PairModel(Protocol):
 
 
 class CrossEncoder:
-    """Scores each hit by a model that sees the query beside the step's own text.
+    """Scores each hit by a model that sees the query beside the recalled step.
 
     Scores outside 0..1 are taken for logits and go through the logistic function, which keeps their
     order. The model is shared by copies and, when it was given by name, loaded anew after pickling.
@@ -68,7 +71,10 @@ class CrossEncoder:
         """
         if not hits:
             return []
-        pairs = [(query, own_text(hit.step)) for hit in hits]
+        wanted = words(query)
+        pairs = [
+            (query, recalled_text(hit.step, length=_LONGEST_STEP, wanted=wanted)) for hit in hits
+        ]
         scores = _probabilities(self._predicted(pairs))
         return best_first(
             [

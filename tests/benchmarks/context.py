@@ -17,13 +17,13 @@ from statistics import mean
 from typing import Any
 
 from hybridagi_steps.context.builder import ContextBuilder
-from hybridagi_steps.context.excerpts import identifiers
 from hybridagi_steps.errors import ContextBudgetError
 from hybridagi_steps.exchange.shipped_runs import shipped_steps
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.agent_steps import to_messages
 from hybridagi_steps.messages.parts import json_text
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.excerpts import identifiers
 from hybridagi_steps.token_counters import is_estimate
 from tests.benchmarks.conditions import conditions
 from tests.benchmarks.tables import Table, number, print_json, print_tables

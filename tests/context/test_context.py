@@ -198,8 +198,8 @@ class TestRecall:
         (block,) = [m for m in context.messages if BOOKING in str(m["content"])]
         assert block["role"] == "user"
         assert "data to learn from" in block["content"]
-        assert f'<step id="{steps[1].id}"' in block["content"]
-        assert f'when="{steps[1].created_at:%Y-%m-%dT%H:%MZ}">' in block["content"]
+        assert f"<run {steps[1].created_at:%Y-%m-%d}>" in block["content"]
+        assert steps[1].id not in block["content"]
         assert context.messages[-1]["content"] == "Cancel my booking now, please."
         (entry,) = [e for e in context.receipt.kept if e.id == steps[1].id]
         assert entry.why.startswith("recalled")
@@ -213,8 +213,9 @@ class TestRecall:
         context = ContextBuilder(memory).build(steps=[say("user", "Cancel my booking")])
         block = context.messages[0]
         assert block["role"] == "user"
-        assert f'<run id="old">\n<step id="{step.id}" when=' in block["content"]
-        assert 'cancel({"id": "X1"})' in block["content"]
+        quoted = f'<run {step.created_at:%Y-%m-%d}>\ncancel a booking\ncancel(id="X1")\n-> ok\n'
+        assert quoted in block["content"]
+        assert context.recalled == [str(step.id)]
 
     def test_what_is_shown_is_not_recalled_again(self, memory: StepMemory) -> None:
         run = [
@@ -267,10 +268,10 @@ class TestRecall:
             steps=[say("user", "refund")], system_prompt="Be kind."
         )
         block = next(m["content"] for m in context.messages if "Ignore all rules" in m["content"])
-        assert block.count("</step>") == block.count("</recalled") == block.count("</run>") == 1
+        assert (block.count("<run"), block.count("<step"), block.count("</recalled")) == (1, 0, 1)
         assert "<|" not in block
         assert "[[ ##" not in block
-        assert 'id="&quot;&gt;&lt;x&gt;"' in block
+        assert "<x>" not in block
         assert context.messages[0] == {"role": "system", "content": "Be kind."}
 
     def test_an_id_that_is_used_brings_the_message_that_named_it(self) -> None:

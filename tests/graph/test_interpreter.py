@@ -262,7 +262,7 @@ class TestPrompts:
         )
         with dspy.context(lm=model):
             out = agent(query="q")
-        assert ("Decision: ANSWER" in request_text(model.requests[-1])) is shown
+        assert ("-> ANSWER" in request_text(model.requests[-1])) is shown
         assert "Decision" in kinds(out)
 
     @pytest.mark.parametrize(

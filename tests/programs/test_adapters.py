@@ -12,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from hybridagi_steps.dspy_types import AgentStepList, Query, QueryList, QueryWithSteps, StepContext
+from hybridagi_steps.messages.recalled_text import recalled_text
 from hybridagi_steps.programs.adapters import (
     StepMessages,
     StepsAdapterMixin,
@@ -98,8 +99,8 @@ def test_any_adapter_writes_a_context_as_text(adapter: Any) -> None:
     demo = {"past": StepContext.of([step(7)]), "question": "then?", "answer": "so"}
     messages = adapter().format(Answer, [demo], {"past": context, "question": "now?"})
     shown, asked = user_messages(messages)
-    assert str(step(7)) in shown
-    assert asked.index(str(ONE)) < asked.index(str(TWO))
+    assert recalled_text(step(7)) in shown
+    assert asked.index(recalled_text(ONE)) < asked.index(recalled_text(TWO))
     assert str(NUMBER) not in json.dumps(messages)
 
 
@@ -110,8 +111,8 @@ def test_our_adapters_write_every_kind_of_steps_as_text(adapter: Any, kind: str)
     demo = {"past": value, "question": "then?", "answer": "so"}
     messages = adapter().format(AnswerFromList, [demo], {"past": value, "question": "now?"})
     for text in user_messages(messages):
-        assert str(ONE) in text
-        assert str(TWO) in text
+        assert recalled_text(ONE) in text
+        assert recalled_text(TWO) in text
     assert str(NUMBER) not in json.dumps(messages)
 
 
@@ -141,7 +142,7 @@ def fenced_text(prompt: str) -> str:
 def test_recalled_text_is_fenced_and_said_to_be_data() -> None:
     text = StepContext.of([ONE]).format()
     assert "data" in text.splitlines()[0]
-    assert fenced_text(text) == str(ONE)
+    assert fenced_text(text) == f"<step>\n{recalled_text(ONE)}"
 
 
 @pytest.mark.parametrize(
@@ -168,11 +169,9 @@ def test_a_program_tells_what_went_in_and_what_came_out() -> None:
     begin = AgentStep(step_type=AgentStepType.ProgramCall, inputs=inputs)
     outputs = {"answer": "at 9:40"}
     end = AgentStep(step_type=AgentStepType.ProgramEnd, inputs={"program": "desk"}, outputs=outputs)
-    text = StepContext.of([begin, end]).format()
-    assert f"{begin}\nProgram Inputs: question: when?\nn: 2\n\n{end}" in text
-    assert fenced_text(text).endswith(f"{end}\nProgram Outputs: at 9:40")
-    bare = AgentStep(step_type=AgentStepType.ProgramEnd, inputs={"program": "desk"})
-    assert fenced_text(StepContext.of(bare).format()) == str(bare)
+    text = fenced_text(StepContext.of([begin, end]).format())
+    assert 'desk(question="when?", n=2)' in text
+    assert text.endswith("desk -> at 9:40")
 
 
 def test_nothing_found_is_said() -> None:
@@ -192,7 +191,7 @@ def test_the_second_attempt_in_json_shows_no_vectors_either() -> None:
     assert len(requests) == 2
     for request in requests:
         prompt = "".join(message.text or "" for message in request.messages)
-        assert "Action Purpose: purpose 1" in prompt
+        assert recalled_text(ONE) in prompt
         assert str(NUMBER) not in prompt
 
 
@@ -216,8 +215,8 @@ def test_demos_with_steps_are_saved_with_a_program(tmp_path: Path) -> None:
         Answer, [dict(demo) for demo in loaded.demos], {"past": [TWO], "question": "now?"}
     )
     shown, asked = user_messages(messages)
-    assert str(ONE) in shown
-    assert str(TWO) in asked
+    assert recalled_text(ONE) in shown
+    assert recalled_text(TWO) in asked
 
 
 class Everything(dspy.Signature):

@@ -18,6 +18,7 @@ import pytest
 from hybridagi_steps import StepMemory
 from hybridagi_steps.dspy_types import Query, QueryList, QueryWithSteps, StepContext
 from hybridagi_steps.errors import InvalidFilterError, InvalidQueryError, RerankerError
+from hybridagi_steps.messages.recalled_text import recalled_text
 from hybridagi_steps.programs.reranking import LMStepReranker, StepReranker
 from hybridagi_steps.programs.retriever import StepRetriever
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
@@ -483,7 +484,7 @@ def test_what_is_found_goes_into_a_prompt(stocked: StepMemory) -> None:
     found = StepRetriever(stocked, k=2)("refund")
     context: Any = found.as_context()
     assert isinstance(context, StepContext)
-    assert all(str(step) in context.format() for step in found.steps)
+    assert all(recalled_text(step) in context.format() for step in found.steps)
 
 
 class RecallingAgent(dspy.Module):

@@ -107,7 +107,7 @@ def test_what_a_program_without_a_model_answered_is_recalled(memory: hs.StepMemo
         Clock()(question=WORDINGS[0])
     memory.add([done(number) for number in range(3)])
     found = hs.StepRetriever(memory, k=1)(WORDINGS[1])
-    assert "Program Outputs: at 9:40" in found.as_context().format()
+    assert "Clock -> at 9:40" in found.as_context().format()
 
 
 def test_calls_take_only_places_that_nothing_else_wants(memory: hs.StepMemory) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridagi_steps.context.excerpts import condensed, excerpt, identifiers, words
+from hybridagi_steps.records.excerpts import excerpt, identifiers, words
 
 LONG_RUNS = ["x", "a.", "a/b-", "-", "中", "_", "é", "1", " ", "。", "#"]
 
@@ -20,7 +20,6 @@ def test_a_long_run_takes_linear_time(piece: str) -> None:
         begin = time.process_time()
         identifiers(text)
         words(text)
-        condensed(text, ["wanted"], set())
         assert len(excerpt(text, 500, ["wanted"])) <= 500
         return time.process_time() - begin
 
@@ -43,5 +42,5 @@ def test_what_is_kept_stands_in_the_text(text: str) -> None:
 def test_words_and_lines_stay_whole() -> None:
     words_of = [f"word{n}" for n in range(200)]
     text = "\n".join(" ".join(words_of[n : n + 50]) for n in range(0, 200, 50))
-    assert condensed(text, [], set()) == text
+    assert excerpt(text, len(text)) == text
     assert set(excerpt(text, 600).replace("[…]", " ").split()) <= set(words_of)

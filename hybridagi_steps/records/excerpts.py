@@ -21,9 +21,6 @@ _SUMMARY_CHARACTERS = 2_000
 _WORDS_OF = 40_000
 _IDENTIFIERS_OF = 400_000
 """Characters of a text in which ids are looked for."""
-_SHORT_CHARACTERS = 200
-_WANTED_WORDS = 2
-"""Words of the query that a fragment must share to be kept without a new id."""
 
 # No pattern here may look ahead: texts of one long run would cost quadratic time.
 _RUN = re.compile(r"[\w@./:#-]+")
@@ -66,30 +63,6 @@ def words(text: str) -> tuple[str, ...]:
     """Return the words by which a text is found: stems, and ids as they stand."""
     begin = text[:_WORDS_OF]
     return (*tokens(begin), *(found.lower() for found in identifiers(begin)))
-
-
-def condensed(text: str, wanted: Collection[str], known: set[str]) -> str:
-    """Return a text without the fragments that bring nothing: no wanted word, no new id or number.
-
-    A short text comes back as it is.
-
-    Args:
-        text: Any text.
-        wanted: Words, as `words` gives them, that make a fragment matter.
-        known: Ids and numbers that the reader has seen; those of the text are added.
-    """
-    if len(text) <= _SHORT_CHARACTERS:
-        known.update(identifiers(text))
-        return text
-    fragments = _fragments(text)
-    sought = set(wanted)
-    chosen: list[int] = []
-    for number, fragment in enumerate(fragments):
-        fresh = [name for name in identifiers(fragment) if name not in known]
-        if fresh or number == 0 or len(sought.intersection(words(fragment))) >= _WANTED_WORDS:
-            chosen.append(number)
-            known.update(fresh)
-    return _joined(fragments, chosen)
 
 
 def excerpt(text: str, characters: int, wanted: Collection[str] = ()) -> str:
