@@ -11,9 +11,8 @@ from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hybridagi_steps import embedders, errors, plots, rerankers
-    from hybridagi_steps.context.builder import (
-        Context,
-        ContextBuilder,
+    from hybridagi_steps.context.builder import Context, ContextBuilder
+    from hybridagi_steps.context.session_messages import (
         build_context_from_steps,
         get_context_summary,
     )
@@ -208,14 +207,14 @@ _HOMES: dict[str, str | None] = {
     "StepsXMLAdapter": "programs.adapters",
     "ToolRequest": "running.limits",
     "Workspace": "workspace.workspace",
-    "build_context_from_steps": "context.builder",
+    "build_context_from_steps": "context.session_messages",
     "compare_branches": "sessions.repository",
     "edit_from_sequence": "running.runner",
     "embedders": None,
     "errors": None,
     "fork_session": "sessions.repository",
     "from_messages": "messages.provider_in",
-    "get_context_summary": "context.builder",
+    "get_context_summary": "context.session_messages",
     "idempotent": "running.tool_calls",
     "in_context": "recording",
     "note_recalled": "recording_hooks",

@@ -90,8 +90,13 @@ def _openai_content(place: int, role: str, content: Any, *, optional: bool) -> N
             _want(part["type"] != "text" or bool(part["text"].strip()), f"{place}: blank part")
 
 
-def check_anthropic(system: str | None, messages: list[dict[str, Any]]) -> None:
+def check_anthropic(
+    system: str | list[dict[str, Any]] | None, messages: list[dict[str, Any]]
+) -> None:
     """Refuse what Anthropic refuses."""
+    if isinstance(system, list):
+        _want(len(system) > 0, "no block in the system prompt")
+        system = "".join(str(block["text"]) for block in system)
     _want(system is None or bool(system.strip()), "the system prompt is blank")
     _want(bool(messages), "no messages")
     json.dumps(messages, allow_nan=False)

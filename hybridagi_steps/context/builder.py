@@ -12,13 +12,14 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import Literal, Protocol, overload
+from typing import Literal, get_args, overload
 
 from hybridagi_steps.context.compaction import Summarise, compact, expand, replaced, summarised
 from hybridagi_steps.context.layout import Layout, Quoted, least_tokens, planned, recalled_in
 from hybridagi_steps.context.quoting import Recalled, block_text, filled
 from hybridagi_steps.context.recall import Search, dependencies, found, query_of
 from hybridagi_steps.context.receipt import Receipt, ReceiptEntry
+from hybridagi_steps.context.sent_prompts import SentPrompts
 from hybridagi_steps.context.sources import SessionReader, Source, recallable, source_of
 from hybridagi_steps.errors import ContextBudgetError, InvalidMemoryError, InvalidSettingError
 from hybridagi_steps.memory import StepMemory
@@ -29,7 +30,7 @@ from hybridagi_steps.messages.provider_out import (
     media_notes,
     openai_messages,
 )
-from hybridagi_steps.messages.units import Unit, flat, message_units, unit_text
+from hybridagi_steps.messages.units import Unit, message_units, unit_text
 from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.recording_hooks import note_steps
 from hybridagi_steps.records.agent_step import AgentStep
@@ -43,7 +44,10 @@ from hybridagi_steps.token_counters import (
     MessageCounter,
     token_counter,
 )
-from hybridagi_steps.validation import Where
+from hybridagi_steps.validation import Where, is_number
+
+LayoutName = Literal["recent", "cached"]
+"""How a context is laid out; see ContextBuilder."""
 
 _RECALL_SHARE = 0.35
 """Share of the room that recall may take from a tail that does not fit."""
@@ -66,6 +70,7 @@ class Context:
     steps: list[Step]
     """The messages without the system prompt, as Steps."""
     _originals: list[Step] = field(default_factory=list[Step], repr=False)
+    _stable: int = field(default=0, repr=False)
 
     @property
     def recalled(self) -> list[str]:
@@ -75,18 +80,25 @@ class Context:
     @overload
     def for_provider(self, style: Literal["openai"] = "openai") -> list[JsonObject]: ...
     @overload
-    def for_provider(self, style: Literal["anthropic"]) -> AnthropicPrompt: ...
     def for_provider(
-        self, style: Literal["openai", "anthropic"] = "openai"
+        self, style: Literal["anthropic"], *, cache: bool = False
+    ) -> AnthropicPrompt: ...
+    def for_provider(
+        self, style: Literal["openai", "anthropic"] = "openai", *, cache: bool = False
     ) -> list[JsonObject] | AnthropicPrompt:
         """Return the context in a provider's form; Anthropic's has the system prompt beside it.
 
         Either is within the budget.
+
+        Args:
+            style: Whose form.
+            cache: Whether Anthropic shall keep the prompt up to what was recalled, which is where
+                the next one begins to differ. OpenAI keeps prompts by itself.
         """
         if style == "openai":
             return self.messages
         if style == "anthropic":
-            return anthropic_prompt(self.system, self.steps)
+            return anthropic_prompt(self.system, self.steps, self._stable if cache else None)
         raise InvalidSettingError(f"style is openai or anthropic, not {style!r}.")
 
     def expand(self, summary_id: str) -> list[Step]:
@@ -121,6 +133,8 @@ class ContextBuilder:
         counter: CounterChoice = "auto",
         where: Where = None,
         trust: Trust | None = None,
+        layout: LayoutName = "recent",
+        cache_weight: float = 0.1,
     ) -> None:
         """Set what every context of this builder gets.
 
@@ -138,10 +152,17 @@ class ContextBuilder:
                 the session's steps name, else those of no user; None stands for all users.
             trust: Least trust of a step that may be recalled, as in `where`: `own`, `team`, or
                 `imported`, which is all. What is not the user's own says where it comes from.
+            layout: `recent` shows `recent` units and gives the rest of the room to recall.
+                `cached` keeps the conversation as it grows, up to two thirds of the budget, and
+                then drops the older half at once: more tokens, of which a provider's prompt cache
+                serves most. In both stand, in order, system prompt, history, recall, newest unit.
+            cache_weight: What a token costs that comes from the provider's prompt cache, beside a
+                fresh one, for `receipt.weighted_tokens`: 0.1 with Anthropic, OpenAI 0.1 to 0.5.
 
         Raises:
             InvalidMemoryError: The memory is none.
-            InvalidSettingError: A number that means nothing, or no token counter.
+            InvalidSettingError: A number that means nothing, an unknown layout, or no token
+                counter.
             InvalidFilterError: An unknown key in `where`.
         """
         if memory is not None and not hasattr(memory, "repository"):
@@ -155,6 +176,16 @@ class ContextBuilder:
         self.where = None if where is None else StepFilter.of(where)
         if trust is not None:
             self.where = StepFilter(trust=trust).and_(self.where or StepFilter())
+        if layout not in get_args(LayoutName):
+            known = " or ".join(get_args(LayoutName))
+            raise InvalidSettingError(f"layout is {known}, not {layout!r}.")
+        if not is_number(cache_weight) or not 0 <= cache_weight <= 1:
+            raise InvalidSettingError(
+                f"cache_weight is a number from 0 (cached tokens are free) to 1, not "
+                f"{cache_weight!r}."
+            )
+        self.layout, self.cache_weight = layout, cache_weight
+        self._sent = SentPrompts()
         self._count = MessageCounter(token_counter(counter))
         self._reader = SessionReader(memory)
 
@@ -196,7 +227,7 @@ class ContextBuilder:
         needed = least_tokens(self._count, system, units[-1], sum(costs[-1]))
         if needed > self.budget:
             raise ContextBudgetError(needed, self.budget)
-        receipt = Receipt(self.budget, self.counter.counter_id)
+        receipt = Receipt(self.budget, self.counter.counter_id, cache_weight=self.cache_weight)
         if system and system.strip():
             cost = self._count.message({"role": "system", "content": system})
             receipt.kept.append(ReceiptEntry("system", "the system prompt", cost))
@@ -214,7 +245,10 @@ class ContextBuilder:
         shown = [step.model_copy(deep=True) for step in layout.messages(source.session_id)]
         receipt.notes += [f"{step.id}: {note}" for step in shown for note in media_notes(step)]
         messages = openai_messages(system, shown)
-        return Context(messages, receipt, system, shown, _originals=source.messages)
+        receipt.cached_tokens = min(
+            receipt.tokens, self._sent.shared(source.session_id, messages, self._count)
+        )
+        return Context(messages, receipt, system, shown, source.messages, layout.stable)
 
     def compact(
         self,
@@ -265,24 +299,31 @@ class ContextBuilder:
         receipt: Receipt,
     ) -> Layout:
         """Return what is shown: the tail, what stands before it, what is recalled."""
-        layout = planned(units, costs, room, self.recent, self._count)
+        layout = self._planned(units, costs, room)
         if self.k == 0 or (not layout.hidden and self.memory is None):
             return layout
-        if layout.cut_short:
+        if layout.cut_short and self.layout == "recent":
             reserved = int(room * _RECALL_SHARE)
-            layout = planned(units, costs, room - reserved, self.recent, self._count)
+            layout = self._planned(units, costs, room - reserved)
             layout.left += reserved
         asked = query if query and query.strip() else query_of(units)
         layout.recalled = self._recalled(layout, asked, source, receipt)
         if layout.recalled is None and layout.cut_short:
-            return planned(units, costs, room, self.recent, self._count)
+            return self._planned(units, costs, room)
         return layout
+
+    def _planned(self, units: Sequence[Unit], costs: Sequence[Sequence[int]], room: int) -> Layout:
+        share = 0 if self.k == 0 else _RECALL_SHARE
+        history = int((1 - share) * self.budget) if self.layout == "cached" else None
+        return planned(units, costs, room, self.recent, self._count, history)
 
     def _recalled(
         self, layout: Layout, query: str, source: Source, receipt: Receipt
     ) -> Quoted | None:
         """Return the message that quotes older steps, if one fits."""
         room = layout.left - MESSAGE_TOKENS
+        if self.layout == "cached":  # what is recalled is new in every prompt
+            room = min(room, int(_RECALL_SHARE * self.budget))
         search = Search(
             self.memory,
             *recallable(self.memory, source, self.where),
@@ -315,70 +356,3 @@ class ContextBuilder:
 def _check_number(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidSettingError(f"{name} is a whole number, at least {least}; got {value!r}.")
-
-
-class StepReader(Protocol):
-    """What is needed of a session repository."""
-
-    async def get_steps(
-        self, session_id: str, start_seq: int | None = None, end_seq: int | None = None
-    ) -> list[Step]:
-        """Return the messages of a session in a range of sequences, both ends included."""
-        ...
-
-
-async def build_context_from_steps(
-    session_id: str,
-    repo: StepReader,
-    system_prompt: str | None = None,
-    start_seq: int | None = None,
-    end_seq: int | None = None,
-    budget: int | None = None,
-) -> list[JsonObject]:
-    """Return a session as messages, ready to be sent.
-
-    Args:
-        session_id: The session.
-        repo: Where it is stored.
-        system_prompt: Put before everything; by default what leading system messages say.
-        start_seq: First sequence, 1 for the beginning; so is what is below.
-        end_seq: Last sequence, included. A range that ends before it begins is empty.
-        budget: Most tokens; the newest messages that fit are kept. None keeps all.
-
-    Returns:
-        Messages in OpenAI's form. Without messages in the range, or of a session that is not
-        there, only the system prompt, if one is given; ContextBuilder refuses such a session.
-
-    Raises:
-        InvalidSettingError: A sequence or the budget is no number, or the prompt no text.
-        ContextBudgetError: System prompt and newest unit do not fit into the budget.
-    """
-    check_text("system_prompt", system_prompt)
-    for name, sequence in (("start_seq", start_seq), ("end_seq", end_seq)):
-        if sequence is not None and (isinstance(sequence, bool) or not isinstance(sequence, int)):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
-            raise InvalidSettingError(f"{name} is a sequence, 1 for the first; got {sequence!r}.")
-    steps = await repo.get_steps(session_id, start_seq=start_seq, end_seq=end_seq)
-    if budget is not None and steps:
-        builder = ContextBuilder(budget=budget, recent=None, k=0)
-        return builder.build(steps=steps, system_prompt=system_prompt).messages
-    system, units = message_units(steps)
-    return openai_messages(system if system_prompt is None else system_prompt, flat(units))
-
-
-async def get_context_summary(session_id: str, repo: StepReader) -> JsonObject:
-    """Return how many messages of each kind a session has, and its range of sequences.
-
-    All are 0 for a session that is not there.
-    """
-    steps = await repo.get_steps(session_id)
-    sequences = [step.sequence for step in steps]
-    return {
-        "total_steps": len(steps),
-        "user_steps": sum(step.is_user_step() for step in steps),
-        "assistant_steps": sum(step.is_assistant_step() for step in steps),
-        "tool_steps": sum(step.is_tool_step() for step in steps),
-        "sequence_range": {
-            "min": min(sequences, default=0),
-            "max": max(sequences, default=0),
-        },
-    }

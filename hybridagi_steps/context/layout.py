@@ -64,6 +64,7 @@ class Layout:
     left: int
     """Tokens that are not used."""
     recent: int | None
+    """Units that were asked for; None for as many as fit."""
     recalled: Quoted | None = None
     _hidden: list[Unit] = field(default_factory=list[Unit])
 
@@ -90,6 +91,12 @@ class Layout:
         """Whether the tail is shorter than was asked for."""
         wanted = 0 if self.recent is None else max(0, len(self.units) - self.recent)
         return self.start > wanted
+
+    @property
+    def stable(self) -> int:
+        """How many messages stand before what is recalled, and before the newest unit."""
+        before = [*self.front, *range(self.start, len(self.units) - 1)]
+        return sum(len(self.units[n].messages) for n in before) + self.opening
 
     def messages(self, session_id: str) -> list[Step]:
         """Return the messages in order."""
@@ -163,6 +170,7 @@ def planned(
     room: int,
     recent: int | None,
     counter: MessageCounter,
+    history: int | None = None,
 ) -> Layout:
     """Return a layout without anything recalled.
 
@@ -172,6 +180,8 @@ def planned(
         room: Tokens beyond what `least_tokens` counts.
         recent: Units of the tail; None for as many as fit.
         counter: Counts tokens.
+        history: Tokens of a tail that is to grow for long and then lose its older half, the newest
+            unit included; None for one of `recent` units.
     """
     tokens = [sum(row) for row in costs]
     newest, opening_tokens = len(units) - 1, counter.message(OPENING_MESSAGE)
@@ -181,7 +191,11 @@ def planned(
     pinned = sum(tokens[n] for n in summaries)
     if pinned > room // 2:
         summaries, pinned = [], 0
-    start = tail_start(tokens, room - pinned, recent)
+    if history is None:
+        start = tail_start(tokens, room - pinned, recent)
+    else:
+        start = steady_start(tokens, min(room - pinned, history), history)
+        recent = None
     while True:
         left = room - pinned - sum(tokens[start:newest])
         front = [n for n in summaries if n < start]
@@ -257,6 +271,26 @@ def tail_start(tokens: Sequence[int], room: int, recent: int | None) -> int:
         if sum(tokens[start:newest]) <= room:
             return start
     return longest_start(tokens, room)
+
+
+def steady_start(tokens: Sequence[int], room: int, history: int) -> int:
+    """Return where a tail begins that stays there until it has outgrown its history.
+
+    Then it jumps by half of it. The jumps hang on the units alone, not on what else there is room
+    for: so a growing conversation keeps its beginning, byte for byte, for many turns.
+
+    Args:
+        tokens: Tokens of each unit, in order; at least one.
+        room: Tokens there are right now for the tail without its newest unit.
+        history: Tokens that the tail may grow to, its newest unit included.
+    """
+    newest, jump = len(tokens) - 1, max(1, history // 2)
+    to_drop = -(-max(0, sum(tokens) - history) // jump) * jump
+    start = 0
+    while start < newest and to_drop > 0:
+        to_drop -= tokens[start]
+        start += 1
+    return start if sum(tokens[start:newest]) <= room else longest_start(tokens, room)
 
 
 def longest_start(tokens: Sequence[int], room: int) -> int:

@@ -41,6 +41,12 @@ class Receipt:
     next_best: ReceiptEntry | None = None
     """What the next tokens would have bought: the best that was found and is not there, or cut, and
     what it costs whole."""
+    cached_tokens: int = 0
+    """Of all tokens those of the beginning that this prompt shares with the last one that the same
+    builder made for the session: what a provider's prompt cache can serve, if it is long enough and
+    soon enough (OpenAI and Anthropic keep nothing below 1,024 tokens, for some minutes)."""
+    cache_weight: float = 0.1
+    """What a cached token costs beside a fresh one."""
     notes: list[str] = field(default_factory=list[str])
     """What was repaired, and what could not be done."""
 
@@ -48,6 +54,11 @@ class Receipt:
     def tokens(self) -> int:
         """Tokens of the whole context; no provider's form of it has more."""
         return sum(entry.tokens for entry in self.kept)
+
+    @property
+    def weighted_tokens(self) -> int:
+        """What the prompt costs in fresh tokens, those that are cached at their weight."""
+        return round(self.tokens - (1 - self.cache_weight) * self.cached_tokens)
 
     @property
     def estimated(self) -> bool:
@@ -58,10 +69,14 @@ class Receipt:
         """The receipt as lines of text, of what was dropped the first ones."""
         about = "about " if self.estimated else ""
         head = f"{about}{self.tokens:,} of {self.budget:,} tokens ({self.counter_id})"
-        kept = [f"+ {e.id}: {e.why}, {e.tokens:,}" for e in self.kept]
+        if self.cached_tokens:
+            head += f", {self.cached_tokens:,} as before: {self.weighted_tokens:,} weighted"
+        kept = [f"+ {e.id}: {e.why}{_ranked(e)}, {e.tokens:,}" for e in self.kept]
         dropped = [f"- {e.id}: {e.why}, {e.tokens:,}" for e in self.dropped[:_MOST_DROPPED]]
         if (more := len(self.dropped) - _MOST_DROPPED) > 0:
             dropped.append(f"… and {more:,} more dropped")
+        if (best := self.next_best) is not None:
+            dropped.append(f"> next: {best.id}: {best.why}{_ranked(best)}, {best.tokens:,}")
         return "\n".join([head, *kept, *dropped, *(f"! {note}" for note in self.notes)])
 
     def shown(self) -> JsonObject:
@@ -73,6 +88,9 @@ class Receipt:
             "estimated": self.estimated,
             "kept": [entry._asdict() for entry in self.kept],
             "dropped": [entry._asdict() for entry in self.dropped],
+            "next_best": None if self.next_best is None else self.next_best._asdict(),
+            "cached_tokens": self.cached_tokens,
+            "weighted_tokens": self.weighted_tokens,
             "notes": self.notes,
         }
 
@@ -81,3 +99,7 @@ class Receipt:
         from hybridagi_steps.display.context import receipt_html
 
         return receipt_html(self.shown())
+
+
+def _ranked(entry: ReceiptEntry) -> str:
+    return "" if entry.rank is None else f" (rank {entry.rank})"

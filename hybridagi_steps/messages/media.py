@@ -13,6 +13,7 @@ import binascii
 import re
 from typing import NamedTuple
 
+from hybridagi_steps.messages.parts import CACHE_CONTROL
 from hybridagi_steps.records.json_reading import JsonObject, as_object, text_of, without
 from hybridagi_steps.records.message import MessageRole
 
@@ -40,14 +41,14 @@ def openai_part(part: JsonObject, role: MessageRole = MessageRole.USER) -> JsonO
     """Return a content part as OpenAI takes it in a message of a role."""
     kind = str(part.get("type"))
     if kind == "text":
-        return without(part, "cache_control", "citations")
+        return without(part, CACHE_CONTROL, "citations")
     if kind == "refusal" and role is MessageRole.ASSISTANT:
         return part
     media = _media(part)
     if role is not MessageRole.USER or (media is not None and not _is_sound(media)):
         return _named(part, media)
     if kind in _OPENAI_PARTS:
-        return part
+        return without(part, CACHE_CONTROL) if CACHE_CONTROL in part else part
     if media is None or (media.kind == "document" and not media.media_type):
         return _named(part, media)
     url = f"data:{media.media_type};base64,{media.data}" if media.media_type else media.data
@@ -73,7 +74,8 @@ def anthropic_part(part: JsonObject, role: MessageRole = MessageRole.USER) -> Js
     source = {"type": "url", "url": media.data}
     if media.media_type:
         source = {"type": "base64", "media_type": media.media_type, "data": media.data}
-    return {"type": media.kind, "source": source}
+    mark = {CACHE_CONTROL: part[CACHE_CONTROL]} if CACHE_CONTROL in part else {}
+    return {"type": media.kind, "source": source, **mark}
 
 
 def not_sent(part: JsonObject, role: MessageRole) -> str | None:

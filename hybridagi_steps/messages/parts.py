@@ -11,6 +11,9 @@ from typing import Generic, TypeVar
 from hybridagi_steps.records.json_reading import JsonObject
 
 LONGEST_CALL_ID, LONGEST_NAME = 40, 64
+CACHE_CONTROL = "cache_control"
+"""Key of the mark up to which Anthropic keeps a prompt in its cache, of a block or, as LiteLLM has
+it, of a message; of messages without blocks it stands in their metadata."""
 
 _VALID = re.compile(r"[A-Za-z0-9_-]+")
 _INVALID_RUN = re.compile(r"[^A-Za-z0-9_-]+")

@@ -15,7 +15,8 @@ from typing import Any, Literal, NamedTuple, cast, overload
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.messages.agent_steps import IS_ERROR, NO_RESULT, all_of
 from hybridagi_steps.messages.media import anthropic_part, not_sent, openai_part
-from hybridagi_steps.messages.parts import function_call, json_text, tool_name
+from hybridagi_steps.messages.parts import CACHE_CONTROL, function_call, json_text, tool_name
+from hybridagi_steps.messages.turns import THINKING_BLOCKS
 from hybridagi_steps.messages.units import THINKING, flat, message_units
 from hybridagi_steps.records.json_reading import JsonObject, as_arguments, as_object
 from hybridagi_steps.records.json_values import json_value
@@ -26,11 +27,15 @@ EMPTY = "(empty message)"
 OPENING = "Continue."
 """What the user says where a conversation must begin with one and does not."""
 
+_EPHEMERAL = {"type": "ephemeral"}
+_MOST_MARKS = 4
+
 
 class AnthropicPrompt(NamedTuple):
     """A request in Anthropic's form: its system prompt stands beside the messages."""
 
-    system: str | None
+    system: str | list[JsonObject] | None
+    """A text; a list of one block where the mark of the prompt cache ends it."""
     messages: list[JsonObject]
 
 
@@ -113,25 +118,50 @@ def media_notes(step: Step) -> list[str]:
     return [f"OpenAI's form has the text {text} for it" for text in named if text]
 
 
-def anthropic_prompt(system: str | None, messages: Iterable[Step]) -> AnthropicPrompt:
-    """Return a system prompt and sound units' messages in Anthropic's form."""
+def anthropic_prompt(
+    system: str | None, messages: Iterable[Step], cached: int | None = None
+) -> AnthropicPrompt:
+    """Return a system prompt and sound units' messages in Anthropic's form.
+
+    Args:
+        system: The system prompt.
+        messages: Its messages.
+        cached: How many messages the mark of the prompt cache shall follow, 0 for the system prompt
+            alone; None sets none. Anthropic takes four marks: where they are there, none is added.
+    """
     turns: list[tuple[str, list[JsonObject]]] = []
-    for step in messages:
+    stable: list[JsonObject] = []
+    for number, step in enumerate(messages, start=1):
         role = "assistant" if step.role is MessageRole.ASSISTANT else "user"
         if not turns and role != "user":
             turns.append(("user", [_text_block(OPENING)]))
         if not turns or turns[-1][0] != role:
             turns.append((role, []))
-        turns[-1][1].extend(_blocks(step))
+        blocks = [dict(block) for block in _blocks(step)]
+        turns[-1][1].extend(blocks)
+        stable += blocks if cached is not None and number <= cached else []
     if not turns:
         turns.append(("user", [_text_block(OPENING)]))
     if turns[-1][0] == "assistant":
         _strip_end(turns[-1][1])
-    prompt = json_value(system, []) if system and system.strip() else None
+    prompt: Any = json_value(system, []) if system and system.strip() else None
+    if cached is not None and sum(CACHE_CONTROL in b for _, bs in turns for b in bs) < _MOST_MARKS:
+        ends = [block for block in stable if block.get("type") not in THINKING_BLOCKS]
+        if prompt and not ends:
+            prompt = ends = [_text_block(prompt)]
+        for block in ends[-1:]:
+            block.setdefault(CACHE_CONTROL, _EPHEMERAL.copy())
     return AnthropicPrompt(prompt, [{"role": r, "content": _shortest(b)} for r, b in turns])
 
 
 def _blocks(step: Step) -> list[JsonObject]:
+    blocks = _unmarked_blocks(step)
+    if mark := (step.metadata or {}).get(CACHE_CONTROL):
+        blocks[-1] = {**blocks[-1], CACHE_CONTROL: mark}
+    return blocks
+
+
+def _unmarked_blocks(step: Step) -> list[JsonObject]:
     if step.role is MessageRole.TOOL:
         return [_result_block(step)]
     blocks = _content_blocks(step.content, step.role)
@@ -157,7 +187,8 @@ def _call_block(call: JsonObject) -> JsonObject:
     sound = _sound_call(call)
     function = sound["function"]
     arguments = as_arguments(function["arguments"])
-    return {"type": "tool_use", "id": sound["id"], "name": function["name"], "input": arguments}
+    block = {"type": "tool_use", "id": sound["id"], "name": function["name"], "input": arguments}
+    return {**block, CACHE_CONTROL: call[CACHE_CONTROL]} if CACHE_CONTROL in call else block
 
 
 def _content_blocks(content: object, role: MessageRole) -> list[JsonObject]:
@@ -171,7 +202,8 @@ def _sound_call(call: JsonObject) -> JsonObject:
     """Return a call whose name and arguments are well-formed; the same object if they were."""
     function = as_object(call.get("function"))
     name, arguments = tool_name(function.get("name")), _sound_arguments(function.get("arguments"))
-    if function == {"name": name, "arguments": arguments} and call.get("type") == "function":
+    sound = function == {"name": name, "arguments": arguments} and call.get("type") == "function"
+    if sound and CACHE_CONTROL not in call:
         return call
     return function_call(call["id"], name, arguments)
 

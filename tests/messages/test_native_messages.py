@@ -19,6 +19,7 @@ from hybridagi_steps.dspy_types import StepContext
 from hybridagi_steps.errors import MessageError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages import from_messages, to_provider
+from hybridagi_steps.messages.recalled_text import recalled_text
 from hybridagi_steps.programs.adapters import NativeChatAdapter, NativeJSONAdapter, StepMessages
 from hybridagi_steps.recording import record
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
@@ -90,7 +91,7 @@ class TestPrompt:
         step = AgentStep(step_type=AgentStepType.Action, inputs={"purpose": "p"}, vector=[0.25])
         inputs = {"past": None, "steps": [step], "question": "now?"}
         messages = adapter().format(ReplyWithSteps, [], inputs)
-        assert str(step) in messages[-1]["content"]
+        assert recalled_text(step) in messages[-1]["content"]
         assert "0.25" not in str(messages)
 
     def test_a_signature_without_such_a_field_is_as_ever(self, adapter: Any) -> None:
