@@ -25,8 +25,8 @@ from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
 import orjson
+from hybridagi_steps.records.excerpts import identifiers
 
-from hybridagi_steps.context.excerpts import identifiers
 from hybridagi_steps.exchange.importer import import_file
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.parts import json_text

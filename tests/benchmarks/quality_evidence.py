@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
+from hybridagi_steps.records.excerpts import identifiers
+
 from hybridagi_steps.context.builder import ContextBuilder
-from hybridagi_steps.context.excerpts import identifiers
 from hybridagi_steps.errors import ContextBudgetError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.parts import json_text
