@@ -120,7 +120,7 @@ def inner(program: Any) -> Any:
     return program
 
 
-def tools_of(program: Any, named: Sequence[Any]) -> dict[str, Any]:
+def tools_of(program: object, named: Sequence[Any]) -> dict[str, Any]:
     """Return the tools of a program by name: those named for it, and those its modules hold."""
     tools = [tool if isinstance(tool, dspy.Tool) else dspy.Tool(tool) for tool in named]
     if isinstance(program, dspy.Module):
@@ -131,7 +131,7 @@ def tools_of(program: Any, named: Sequence[Any]) -> dict[str, Any]:
     return {str(tool.name): tool for tool in tools}
 
 
-def signature_of(program: Any) -> Any:
+def signature_of(program: object) -> Any:
     """Return the signature of a module, None when it has none of its own."""
     found = inner(program)
     if isinstance(found, dspy.ChainOfThought):
@@ -139,7 +139,7 @@ def signature_of(program: Any) -> Any:
     return getattr(found, "signature", None)
 
 
-def input_field_of(program: Any, given: str | None) -> str:
+def input_field_of(program: object, given: str | None) -> str:
     """Return the input field that takes the user's message."""
     fields, open_ended = _inputs_of(program)
     if given is not None:
@@ -180,7 +180,7 @@ def answer_field(names: list[str]) -> str | None:
     return known or (candidates[-1] if candidates else None)
 
 
-def history_field_of(program: Any) -> str | None:
+def history_field_of(program: object) -> str | None:
     """Return the input that takes earlier messages: one of type StepMessages."""
     signature = signature_of(program)
     if signature is not None:
@@ -190,7 +190,7 @@ def history_field_of(program: Any) -> str | None:
     return next((name for name, kind in fields.items() if _takes_messages(kind)), None)
 
 
-def purpose_of(program: Any) -> str:
+def purpose_of(program: object) -> str:
     """Return what a program is for; of a function its docstring, empty when it has none."""
     found = inner(program)
     while isinstance(found, partial):
@@ -320,7 +320,7 @@ def text_of(value: object) -> str:
     return plain if isinstance(plain, str) else orjson.dumps(plain).decode()
 
 
-def _inputs_of(program: Any) -> tuple[list[str], bool]:
+def _inputs_of(program: object) -> tuple[list[str], bool]:
     """Return the names of a module's inputs, and whether it takes others, too."""
     signature = signature_of(program)
     if signature is not None:
@@ -337,7 +337,7 @@ def _inputs_of(program: Any) -> tuple[list[str], bool]:
     return required or [p.name for p in named], inspect.Parameter.VAR_KEYWORD in kinds
 
 
-def _parameters(program: Any) -> dict[str, inspect.Parameter]:
+def _parameters(program: object) -> dict[str, inspect.Parameter]:
     """Return what a module's own method takes."""
     kind = type(inner(program))
     forward = getattr(kind, "aforward", None) or getattr(kind, "forward", None)
