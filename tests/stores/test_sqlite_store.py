@@ -411,7 +411,8 @@ def test_the_users_of_a_session_are_found_without_walking_all_steps(path: Path) 
         for many in (200, 2000):
             store.append([step(session_id=f"s{n}", user_id=f"u{n}") for n in range(many)])
             assert store.users(asked, limit=2) == ["u1"]
-            with store._db.reading() as connection:  # the one that the next question uses
+            # The connection that the next question uses.
+            with store._db.reading() as connection:  # pyright: ignore[reportPrivateUsage]
                 connection.set_progress_handler(count, 50)
             work.append(0)
             assert store.users(asked, limit=2) == ["u1"]
