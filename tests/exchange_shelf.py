@@ -1,40 +1,36 @@
-"""A memory that is a dict: all that import and export ask of one."""
+"""A memory for tests of import and export."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
-from hybridagi_steps.errors import DuplicateStepError, StepTooLargeError
+from hybridagi_steps import StepMemory
+from hybridagi_steps.errors import StepTooLargeError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import Step
+from hybridagi_steps.validation import Steps
 
 
-class Shelf:
-    """Keeps steps by id; refuses those whose purpose says enormous."""
+class Shelf(StepMemory):
+    """Refuses steps whose purpose says enormous."""
 
     def __init__(self) -> None:
-        self.steps: dict[str, AgentStep] = {}
+        super().__init__(":memory:", embedder="hashing:2")
 
-    def add(self, steps: AgentStep | Iterable[AgentStep]) -> None:
-        given = [steps] if isinstance(steps, AgentStep) else list(steps)
+    @property
+    def steps(self) -> dict[str, AgentStep]:
+        """All steps by id, with their vectors."""
+        self.flush()  # else some would have a vector, and others not yet
+        ids = [id_text(step.id) for step in self.iter_steps(StepFilter(scope="*"))]
+        return {id_text(step.id): step for step in self.get_steps(ids, vectors=True)}
+
+    def add(self, steps: Steps) -> None:
+        given = cast("list[AgentStep]", [steps] if isinstance(steps, AgentStep) else steps)
         for step in given:
-            if id_text(step.id) in self.steps:
-                raise DuplicateStepError(str(step.id))
             if "enormous" in step.purpose:
                 raise StepTooLargeError(str(step.id), 9, 8)
-        self.steps |= {id_text(step.id): step for step in given}
-
-    def get_steps(self, ids: Iterable[str], *, vectors: bool = False) -> list[AgentStep]:
-        found = [self.steps[step_id] for step_id in ids if step_id in self.steps]
-        return found if vectors else [step.model_copy(update={"vector": None}) for step in found]
-
-    def iter_steps(self, where: StepFilter) -> Iterator[AgentStep]:
-        assert where.scope == "*"
-        for step in self.get_steps(list(self.steps)):
-            if where.run_id in (None, step.run_id):
-                yield step
+        super().add(given)
 
 
 def unsourced(value: Any) -> Any:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from hybridagi_steps.memory import StepMemory
+    from hybridagi_steps.running.runner import StepRunner
     from hybridagi_steps.server.security import TokenScope
 
 TOKEN_VARIABLE = "HYBRIDAGI_STEPS_TOKEN"  # noqa: S105 - the name of a variable
@@ -123,7 +124,9 @@ def mcp(db: Db = DEFAULT_DB, namespace: Namespace = "default", redact: Redact = 
 
 
 @contextmanager
-def _exported(memory: StepMemory, runner: Any, endpoint: str | None) -> Generator[None]:
+def _exported(
+    memory: StepMemory, runner: StepRunner | None, endpoint: str | None
+) -> Generator[None]:
     """Send the runs of a runner to a collector for the length of the block."""
     if endpoint is None or runner is None:
         yield

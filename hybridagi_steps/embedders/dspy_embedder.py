@@ -93,11 +93,11 @@ def _by_name(model: str) -> Callable[[list[str]], Any]:
 
 def _described(embedder: Callable[[list[str]], Any]) -> str:
     """Name what is called: the hosted model of a dspy.Embedder, else the function."""
-    inner: Any = getattr(embedder, "model", None)
+    inner: object = getattr(embedder, "model", None)
     if isinstance(inner, str):
         options: dict[str, Any] = getattr(embedder, "default_kwargs", {})
         size = f"@{options['dimensions']}" if "dimensions" in options else ""
         return f"dspy/{inner}{size}"
-    called: Any = inner if callable(inner) else embedder
+    called: object = inner if callable(inner) else embedder
     named: Any = called if hasattr(called, "__qualname__") else called.__class__
     return f"callable/{named.__module__}.{named.__qualname__}"

@@ -1,7 +1,7 @@
 """Transformer models through sentence-transformers, an extra: torch is loaded on first use only.
 
-It takes a hub model's name or a local folder. all-MiniLM-L6-v2 is looked for on this machine first
-(`minilm.py`), so that it works offline; other hub models are fetched by the library itself.
+It takes a hub model's name or a local folder. all-MiniLM-L6-v2 is looked for on this machine first,
+so that it works offline; other hub models are fetched by the library itself.
 """
 
 # pyright: reportMissingImports=false, reportUnknownMemberType=false

@@ -1,7 +1,7 @@
 """In from files and out to files, one module per format.
 
-Parsers are generators over records and know no memory: `formats` lists them, `transfer` connects
-them to a memory, `export` goes the other way.
+Parsers are generators over records and know no memory: `formats` lists them, `importer` connects
+them to a memory, `exporter` goes the other way.
 """
 
 from __future__ import annotations

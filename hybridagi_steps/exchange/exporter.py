@@ -11,15 +11,15 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange.formats import jsonl, openai_training, otlp_export, parquet
-from hybridagi_steps.exchange.origins import RunScores, embedder_name, with_origin
+from hybridagi_steps.exchange.origins import RunScores, with_origin
 from hybridagi_steps.exchange.reader import file_path
 from hybridagi_steps.exchange.session_export import SessionLines
 from hybridagi_steps.records.agent_step import AgentStep, id_text
@@ -29,6 +29,7 @@ from hybridagi_steps.records.store_values import ABANDONED
 
 if TYPE_CHECKING:
     from hybridagi_steps.memory import StepMemory
+    from hybridagi_steps.stores.sql.salvage import Salvaged
 
 BATCH = 500
 """Steps read at once."""
@@ -41,20 +42,8 @@ LeftOut = Callable[[str], None]
 """Called with the id of a run that a format cannot hold."""
 
 
-class Readable(Protocol):
-    """What an export asks of a memory; StepMemory has it."""
-
-    def get_steps(self, ids: Iterable[str], *, vectors: bool = False) -> list[AgentStep]:
-        """Return the steps with these ids."""
-        ...
-
-    def iter_steps(self, where: StepFilter) -> Iterator[AgentStep]:
-        """Yield all matching steps."""
-        ...
-
-
 def export_file(
-    memory: Readable,
+    memory: StepMemory,
     path: str | os.PathLike[str],
     *,
     format: str = "auto",  # noqa: A002 - the word people expect
@@ -92,10 +81,10 @@ def export_file(
     asked = StepFilter.of(where)
     if asked.scope is None:
         asked = asked.model_copy(update={"scope": EVERY_SCOPE})
-    job = _Job(memory, asked, vectors, left_out)
+    job = _Job(memory, asked, memory.embedder.model_id if vectors else None, left_out)
     if format == "parquet":
         parquet.required()
-    return _write(job, _WRITERS[format], target, getattr(memory, "address", None))
+    return _write(job, _WRITERS[format], target, memory.address)
 
 
 def salvage_file(
@@ -119,17 +108,23 @@ def salvage_file(
     """
     salvage = getattr(memory.repository().store, "salvage", None)
     whole = memory if salvage is None else salvage(damaged)
-    job = _Job(whole, StepFilter(scope=EVERY_SCOPE), vectors=False, left_out=None)
+    job = _Job(whole, StepFilter(scope=EVERY_SCOPE))
     return _write(job, _write_jsonl, file_path(path), memory.address)
 
 
 class _Job(NamedTuple):
     """What is to be written."""
 
-    memory: Readable
+    memory: StepMemory | Salvaged
     where: StepFilter
-    vectors: bool
-    left_out: LeftOut | None
+    embedder: str | None = None
+    """Who made the vectors that are to be written; None when none are."""
+    left_out: LeftOut | None = None
+
+    @property
+    def vectors(self) -> bool:
+        """Whether vectors are written."""
+        return self.embedder is not None
 
     def steps(self) -> Iterator[AgentStep]:
         """Yield the steps, with their vectors when they were asked for."""
@@ -143,18 +138,16 @@ class _Job(NamedTuple):
     def steps_with(self, ids: Sequence[str]) -> list[AgentStep]:
         """Return steps by id."""
         steps = self.memory.get_steps(ids, vectors=self.vectors)
-        if not self.vectors:
+        if self.embedder is None:
             return steps
-        embedder = embedder_name(self.memory)
-        return [with_origin(step, embedder) for step in steps]
+        return [with_origin(step, self.embedder) for step in steps]
 
     def sessions(self) -> SessionLines | None:
         """Return the sessions that go along: all, the one asked for, or None of a selection."""
-        repository = getattr(self.memory, "repository", None)
         chosen = self.where.model_dump(exclude_defaults=True, exclude={"scope", "session_id"})
-        if repository is None or chosen or self.where.scope != EVERY_SCOPE:
+        if chosen or self.where.scope != EVERY_SCOPE:
             return None
-        return SessionLines(repository().store, self.where.session_id)
+        return SessionLines(self.memory.repository().store, self.where.session_id)
 
     def runs(self) -> Iterator[list[AgentStep]]:
         """Yield the steps of each run in their order; steps without a run come one by one."""

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybridagi_steps.errors import (
     DuplicateStepError,
@@ -44,6 +44,9 @@ from hybridagi_steps.records.message import Step, utc_now
 from hybridagi_steps.records.provenance import from_outside
 from hybridagi_steps.validation import admitted
 
+if TYPE_CHECKING:
+    from hybridagi_steps.memory import StepMemory
+
 BATCH = 500
 """Steps stored in one transaction."""
 MAX_NAMED = 1_000
@@ -51,22 +54,6 @@ MAX_NAMED = 1_000
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in the file); for Parquet with rows."""
-
-
-class Writable(Protocol):
-    """What an import asks of a memory; StepMemory has it.
-
-    One that has a `repository()` as well gets the messages of conversations, in sessions; one that
-    has `update`, the results that calls lacked before; one that has `score`, the scores of runs.
-    """
-
-    def add(self, steps: AgentStep | Iterable[AgentStep]) -> None:
-        """Store steps, all or nothing."""
-        ...
-
-    def get_steps(self, ids: Iterable[str], *, vectors: bool = False) -> list[AgentStep]:
-        """Return the steps with these ids."""
-        ...
 
 
 class ImportReport(NamedTuple):
@@ -85,7 +72,7 @@ class ImportReport(NamedTuple):
 
 
 def import_file(
-    memory: Writable,
+    memory: StepMemory,
     path: str | os.PathLike[str],
     *,
     format: str = "auto",  # noqa: A002 - the word people expect
@@ -192,16 +179,16 @@ def _says_less(step: AgentStep, known: AgentStep) -> bool:
 class _Importer:
     """Stores batches and keeps count."""
 
-    def __init__(self, memory: Writable, defaults: dict[str, str], source: dict[str, str]) -> None:
+    def __init__(
+        self, memory: StepMemory, defaults: dict[str, str], source: dict[str, str]
+    ) -> None:
         self._memory, self._defaults, self._from = memory, defaults, source
         self._added = self._already_there = self._skipped_count = 0
         self._skipped: list[tuple[int, str]] = []
-        repository = getattr(memory, "repository", None)
-        self._sessions = None if repository is None else SessionImport(repository())
+        self._sessions = SessionImport(memory.repository())
         self._vectors, self._scores = VectorOrigins(memory), RunScores(memory)
         self._traces = TraceImport(memory, self._scores)
         self._links = ParentLinks(memory.get_steps)
-        self._update: Callable[[AgentStep], None] | None = getattr(memory, "update", None)
         self._units: list[Unit] = []
         self._unit: list[Parsed] = []
 
@@ -235,13 +222,13 @@ class _Importer:
             else:
                 self._meet(there[step_id], record)
             said = record.said
-            if self._sessions is None or said is None:
+            if said is None:
                 waiting += [record] * fresh
                 continue
             self._store(waiting)
             waiting = []
             if said.begins:
-                self._begin(entry, said, str(record.step.session_id), self._sessions)
+                self._begin(entry, said, str(record.step.session_id))
             self._unit += [record] * fresh
             if said.messages:
                 self._take_unit(record.line, said.messages)
@@ -272,20 +259,18 @@ class _Importer:
         if _says(record.step) == _says(known):
             self._already_there += 1
             return
-        [step] = admitted([record.step], getattr(self._memory, "redact", None))
+        [step] = admitted([record.step], self._memory.redact)
         if _says(step) == _says(known) or _says_less(step, known):
             self._already_there += 1
-        elif _waits(known) and self._update is not None:
-            self._update(self._vectors.fitting(step, record.embedder))
+        elif _waits(known):
+            self._memory.update(self._vectors.fitting(step, record.embedder))
             self._added += 1
         else:
             self._skip(record.line, f"step {step.id} is stored already and says something else")
 
     def _take_messages(self, record: ParsedMessages) -> None:
         """Begin a session, or store messages of one."""
-        if self._sessions is None:
-            self._skip(record.line, "this memory keeps no sessions")
-        elif record.messages:
+        if record.messages:
             self._take_unit(record.line, record.messages)
         else:
             self._end_unit()
@@ -298,20 +283,19 @@ class _Importer:
     def _take_score(self, told: ParsedScore) -> None:
         """Score a run, unless it has a score here."""
         self._store_units()
-        score = getattr(self._memory, "score", None)
-        if score is None or self._scores.of(told.run_id) is not None:
+        if self._scores.of(told.run_id) is not None:
             return
         try:
-            score(told.run_id, told.score, told.feedback)
+            self._memory.score(told.run_id, told.score, told.feedback)
         except (InvalidStepError, UnknownRunError) as error:
             self._skip(told.line, str(error))
 
-    def _begin(self, record: Parsed, said: Said, session_id: str, sessions: SessionImport) -> None:
+    def _begin(self, record: Parsed, said: Said, session_id: str) -> None:
         """Begin a conversation; in a session that the caller names others may stand before it."""
         self._end_unit()
         given = record.step.session_id is None and "session_id" in self._defaults
         branch_of = session_id if said.line else None
-        sessions.begin(
+        self._sessions.begin(
             said.line or session_id, anywhere=said.anywhere or given, branch_of=branch_of
         )
 
@@ -352,26 +336,26 @@ class _Importer:
         sourced = [from_outside(message.metadata, self._from) for message in messages]
         for message, metadata in zip(messages, sourced, strict=True):
             message.metadata = metadata
-        if units and self._sessions is not None:
-            self._commit(units, self._sessions)
+        if units:
+            self._commit(units)
 
-    def _commit(self, units: list[Unit], sessions: SessionImport) -> None:
+    def _commit(self, units: list[Unit]) -> None:
         """Store units at once; when something is refused, one by one, and steps alone."""
-        if sessions.refused:
+        if self._sessions.refused:
             rest = [record for unit in units for record in unit.records]
         else:
             try:
-                rest = sessions.commit(units)
+                rest = self._sessions.commit(units)
             except (InvalidStepError, MessageError, VectorError) as error:
                 if len(units) > 1:
                     for unit in units:
-                        self._commit([unit], sessions)
+                        self._commit([unit])
                     return
                 why = str(error)
                 if isinstance(error, DuplicateStepError) and not error.in_call:
                     why = "the session has lost messages since"
                 self._skip(units[0].line, f"its messages from here on: {why}")
-                sessions.refuse_rest(why)
+                self._sessions.refuse_rest(why)
                 rest = units[0].records
         self._added += sum(len(unit.records) for unit in units) - len(rest)
         self._store(rest)
@@ -381,8 +365,7 @@ class _Importer:
         self._store_units()
         unit, self._unit = self._unit, []
         self._store(unit)
-        if self._sessions is not None:
-            self._sessions.end()
+        self._sessions.end()
 
     def _skip(self, line: int, reason: str) -> None:
         self._skipped_count += 1

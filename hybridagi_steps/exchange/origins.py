@@ -10,25 +10,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from hybridagi_steps.exchange.records import ParsedScore
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.json_reading import JsonObject, as_object
 from hybridagi_steps.records.store_values import RunSummary
 
+if TYPE_CHECKING:
+    from hybridagi_steps.memory import StepMemory
+    from hybridagi_steps.stores.sql.salvage import Salvaged
+
 VECTOR_EMBEDDER = "vector_embedder"
 """The field, in Parquet the column, that names the embedder."""
 
 
-def embedder_name(memory: object) -> str | None:
-    """Return the name of a memory's embedder; None for a memory that has none."""
-    embedder = getattr(memory, "embedder", None)
-    return None if embedder is None else embedder.model_id
-
-
-def with_origin(step: AgentStep, embedder: str | None) -> AgentStep:
+def with_origin(step: AgentStep, embedder: str) -> AgentStep:
     """Return a step as it is to be written, its vector's origin named."""
-    if step.vector is None or embedder is None:
+    if step.vector is None:
         return step
     return step.model_copy(update={VECTOR_EMBEDDER: embedder})
 
@@ -48,7 +47,7 @@ class VectorOrigins:
         memory: Where the steps go.
     """
 
-    def __init__(self, memory: object) -> None:
+    def __init__(self, memory: StepMemory) -> None:
         self._memory = memory
         self._left_out: Counter[str] = Counter()
 
@@ -59,9 +58,7 @@ class VectorOrigins:
             step: A step that is to be stored.
             embedder: Who made its vector, as far as the file says.
         """
-        if embedder is None or step.vector is None:
-            return step
-        if embedder_name(self._memory) in (None, embedder):
+        if step.vector is None or embedder in (None, self._memory.embedder.model_id):
             return step
         self._left_out[embedder] += 1
         return step.model_copy(update={"vector": None})
@@ -70,7 +67,7 @@ class VectorOrigins:
         """Return what was left out, in words."""
         return [
             f"vectors by {name:.80} left out, since this memory embeds with "
-            f"{embedder_name(self._memory):.80}: {count:,}"
+            f"{self._memory.embedder.model_id:.80}: {count:,}"
             for name, count in self._left_out.items()
         ]
 
@@ -83,10 +80,10 @@ class RunScores:
     """The scores of runs, as a memory knows them.
 
     Args:
-        memory: One that has no `runs` has no scores.
+        memory: A StepMemory, or what was salvaged of one.
     """
 
-    def __init__(self, memory: object) -> None:
+    def __init__(self, memory: StepMemory | Salvaged) -> None:
         self._memory = memory
         self._scored: dict[str, RunSummary] | None = None
         self._told: set[str] = set()
@@ -107,9 +104,8 @@ class RunScores:
         return step.model_copy(update={RUN_SCORE: {k: v for k, v in said.items() if v is not None}})
 
     def _read(self) -> dict[str, RunSummary]:
-        runs = getattr(self._memory, "runs", None)
         found: list[RunSummary] = []
-        while runs is not None and (page := runs(limit=_PAGE, offset=len(found))):
+        while page := self._memory.runs(limit=_PAGE, offset=len(found)):
             found += page
         return {run.run_id: run for run in found if run.score is not None}
 

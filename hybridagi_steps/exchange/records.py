@@ -135,7 +135,7 @@ def chat_of(
     value: object, format_name: str, turns: Callable[[list[Message]], list[Turn]]
 ) -> Conversation:
     """Return a list of messages, or an object that holds one, as a conversation."""
-    messages: Any = as_list(value) or as_object(value).get("messages")
+    messages: object = as_list(value) or as_object(value).get("messages")
     if not isinstance(messages, list):
         raise BadRecordError("no list of messages")
     if not messages:

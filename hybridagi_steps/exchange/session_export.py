@@ -6,13 +6,16 @@ A fork is written as what it shares with a session before it, and its own messag
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hybridagi_steps.exchange.formats.jsonl import header_line, message_line
 from hybridagi_steps.protocols import SessionStore
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.store_values import SessionSummary
+
+if TYPE_CHECKING:
+    from hybridagi_steps.stores.sql.salvage import Salvaged
 
 _PAGE = 500
 
@@ -32,7 +35,7 @@ class SessionLines:
         session_id: The only one to write; None: all.
     """
 
-    def __init__(self, store: SessionStore, session_id: str | None) -> None:
+    def __init__(self, store: SessionStore | Salvaged, session_id: str | None) -> None:
         self._store = store
         known = _oldest_first(store)
         # Steps may name a session that has no messages.
@@ -107,7 +110,7 @@ class SessionLines:
         return None
 
 
-def _oldest_first(store: SessionStore) -> list[str]:
+def _oldest_first(store: SessionStore | Salvaged) -> list[str]:
     """Return all sessions, so that what was forked comes before its forks."""
     found: list[SessionSummary] = []
     while page := store.sessions(limit=_PAGE, offset=len(found)):

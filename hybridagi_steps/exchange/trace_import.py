@@ -7,7 +7,7 @@ whole is placed anew, and what is stored moves to where it stands now.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hybridagi_steps.exchange.origins import RunScores
 from hybridagi_steps.exchange.records import (
@@ -23,6 +23,9 @@ from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.json_reading import JsonObject
 from hybridagi_steps.validation import admitted
 
+if TYPE_CHECKING:
+    from hybridagi_steps.memory import StepMemory
+
 PlacedEntry = Parsed | ParsedMessages | ParsedScore | Skipped
 """What an import stores."""
 _PLACE = ("joins", "note", "trace")
@@ -33,25 +36,21 @@ class TraceImport:
     """Places the steps of traces.
 
     Args:
-        memory: Where they go; only one that has `update` and `iter_steps` moves what is there.
+        memory: Where they go.
         scores: The scores of its runs, which are not those of their steps.
     """
 
-    def __init__(self, memory: Any, scores: RunScores) -> None:
+    def __init__(self, memory: StepMemory, scores: RunScores) -> None:
         self._memory, self._scores = memory, scores
-        self._can_move = hasattr(memory, "update") and hasattr(memory, "iter_steps")
         self._moved = 0
         self._alone: dict[str, int] = {}
-        self._missed: bool | None = None
 
     def placed(self, batch: Sequence[Entry]) -> list[PlacedEntry]:
         """Return entries, the traces among them as their steps."""
-        alone = {n: list(e.placed(())) for n, e in enumerate(batch) if isinstance(e, ParsedTrace)}
-        stored = self._stored_of([step for entries in alone.values() for step in _steps(entries)])
         found: list[PlacedEntry] = []
-        for place, entry in enumerate(batch):
+        for entry in batch:
             if isinstance(entry, ParsedTrace):
-                found += self._whole(entry, alone[place], stored)
+                found += self._whole(entry)
             else:
                 found.append(entry)
         return found
@@ -65,46 +64,18 @@ class TraceImport:
             notes.append(f"spans whose parent span has not come yet: {alone:,}")
         return notes
 
-    def _stored_of(self, steps: list[AgentStep]) -> dict[str, AgentStep]:
-        """Return what is stored of steps and of those around them."""
-        if not (steps and self._can_move):
-            return {}
-        return {str(step.id): step for step in self._memory.get_steps(_names(steps))}
-
-    def _whole(
-        self, trace: ParsedTrace, told: list[Parsed | Skipped], stored: dict[str, AgentStep]
-    ) -> Iterator[Parsed | Skipped]:
+    def _whole(self, trace: ParsedTrace) -> Iterator[Parsed | Skipped]:
         """Yield the steps of a trace; when more of it is stored, as they stand among that."""
-        if self._can_move and self._has_relatives(trace.run_id, _steps(told), stored):
-            run = StepFilter(run_id=trace.run_id, scope=EVERY_SCOPE)
-            stored = {str(step.id): step for step in self._memory.iter_steps(run)}
-            told = list(trace.placed(stored.values()))
-            self._move(stored, _steps(told))
+        run = StepFilter(run_id=trace.run_id, scope=EVERY_SCOPE)
+        stored = {str(step.id): step for step in self._memory.iter_steps(run)}
+        told = list(trace.placed(stored.values()))
+        self._move(stored, _steps(told))
         self._count_alone(trace.run_id, _steps(told))
         for entry in told:
             if entry.line:
                 yield entry
             elif isinstance(entry, Skipped) or str(entry.step.id) not in stored:
                 yield entry._replace(line=trace.line)
-
-    def _has_relatives(
-        self, run_id: str, steps: list[AgentStep], stored: dict[str, AgentStep]
-    ) -> bool:
-        """Whether something of a trace may be stored that has a say in where its steps stand."""
-        if not _names(steps) & stored.keys():
-            return run_id in self._alone or self._parents_are_missed()
-        known = [stored.get(str(step.id)) for step in steps]
-        return any(
-            old is None or old.step_type is not new.step_type or self._moved_to(old, new)
-            for old, new in zip(known, steps, strict=True)
-        )
-
-    def _parents_are_missed(self) -> bool:
-        """Whether steps were stored before this import that wait for their parents."""
-        if self._missed is None:
-            stats = getattr(self._memory, "stats", JsonObject)
-            self._missed = bool(stats().get("dangling_parents"))
-        return self._missed
 
     def _move(self, stored: dict[str, AgentStep], steps: list[AgentStep]) -> None:
         """Put what is stored where it stands now."""
@@ -125,7 +96,7 @@ class TraceImport:
                 return None
             said = ("step_type", "inputs", "outputs", "status", "metrics", "created_at")
             step = step.model_copy(update={name: getattr(fresh, name) for name in said})
-        [step] = admitted([step], getattr(self._memory, "redact", None))
+        [step] = admitted([step], self._memory.redact)
         if _stands(step) == _stands(known):
             return None
         run = self._scores.of(known.run_id) if known.score is not None else None
@@ -144,12 +115,6 @@ class TraceImport:
 
 def _steps(entries: Iterable[Parsed | Skipped]) -> list[AgentStep]:
     return [entry.step for entry in entries if isinstance(entry, Parsed)]
-
-
-def _names(steps: Iterable[AgentStep]) -> set[str]:
-    """Return the ids of steps, and of those that they stand in."""
-    inside = {step.program_id for step in steps if step.program_id is not None}
-    return inside | {str(step.id) for step in steps}
 
 
 def _place(known: AgentStep, fresh: AgentStep) -> JsonObject:

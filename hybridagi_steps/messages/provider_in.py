@@ -78,7 +78,7 @@ class _Reader:
         self._open: OpenCalls[str] = OpenCalls()
         self._open_names: dict[str, list[str]] = {}
 
-    def read(self, place: int, message: Any) -> None:
+    def read(self, place: int, message: object) -> None:
         """Read one message."""
         if not isinstance(message, Mapping):
             raise MessageError(f"message {place}: an object is wanted, not {_kind(message)}.")
@@ -130,7 +130,7 @@ class _Reader:
             return waiting.pop(0) if waiting else call_id(place, name)
         return self._answered(place, "tool_call_id", fields.get("tool_call_id"))
 
-    def _answered(self, place: int, field: str, given: Any) -> str:
+    def _answered(self, place: int, field: str, given: object) -> str:
         """Return the id of the call that a result answers; its own if none waits."""
         if not isinstance(given, str) or not given:
             raise MessageError(f"message {place}: {field}: {given!r:.60} is no call's id.")
@@ -161,7 +161,7 @@ class _Reader:
         self._add(MessageRole.TOOL, fields, said or "", metadata, tool_call_id=answered)
 
     def _calls(self, place: int, fields: JsonObject) -> Parts:
-        given: Any = fields.get("tool_calls") or []
+        given: object = fields.get("tool_calls") or []
         if not isinstance(given, list):
             raise MessageError(
                 f"message {place}: tool_calls: a list is wanted, not {_kind(given)}."
@@ -179,7 +179,9 @@ class _Reader:
             self._open_names.setdefault(str(name), []).append(calls[-1]["id"])
         return calls
 
-    def _call(self, place: int, number: int, given: Any, name: Any, arguments: Any) -> JsonObject:
+    def _call(
+        self, place: int, number: int, given: object, name: object, arguments: object
+    ) -> JsonObject:
         if not isinstance(name, str) or not name:
             raise MessageError(f"message {place}: call {number + 1}: name: {name!r:.60} is none.")
         if given is not None and not isinstance(given, str):
@@ -212,7 +214,7 @@ class _Reader:
         self.steps.append(step)
 
 
-def _content(place: int, content: Any) -> str | Parts | None:
+def _content(place: int, content: object) -> str | Parts | None:
     """Return a message's content: a text, or its parts, each an object with a type."""
     if content is None or isinstance(content, str):
         return content

@@ -18,7 +18,7 @@ from hybridagi_steps.messages.media import anthropic_part, not_sent, openai_part
 from hybridagi_steps.messages.parts import CACHE_CONTROL, function_call, json_text, tool_name
 from hybridagi_steps.messages.turns import THINKING_BLOCKS
 from hybridagi_steps.messages.units import THINKING, flat, message_units
-from hybridagi_steps.records.json_reading import JsonObject, as_arguments, as_object
+from hybridagi_steps.records.json_reading import JsonObject, as_arguments, as_list, as_object
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.message import MessageRole, Step
 
@@ -166,7 +166,7 @@ def _unmarked_blocks(step: Step) -> list[JsonObject]:
         return [_result_block(step)]
     blocks = _content_blocks(step.content, step.role)
     if step.role is MessageRole.ASSISTANT:
-        thinking: Any = (step.metadata or {}).get(THINKING) or []
+        thinking = as_list((step.metadata or {}).get(THINKING))
         blocks = [*thinking, *blocks, *(_call_block(call) for call in step.tool_calls or [])]
     return blocks or [_text_block(_placeholder(step))]
 

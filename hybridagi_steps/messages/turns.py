@@ -131,7 +131,7 @@ class _ItemReader:
         self._view |= said
 
 
-def _item_content(content: Any) -> Any:
+def _item_content(content: object) -> object:
     """Return a message's parts under the names that they have in a chat."""
     if not isinstance(content, list):
         return content

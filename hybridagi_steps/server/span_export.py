@@ -31,6 +31,7 @@ from tenacity import (
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.exchange.formats.otlp_export import request_lines
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.running.hooks import RunInfo
 
 log = logging.getLogger("hybridagi_steps.server")
 
@@ -75,7 +76,7 @@ class SpanExport:
         self._thread = threading.Thread(target=self._work, name="span-export", daemon=True)
         self._thread.start()
 
-    def on_run_end(self, run: Any, status: str, data: dict[str, Any]) -> None:  # noqa: ARG002
+    def on_run_end(self, run: RunInfo, status: str, data: dict[str, Any]) -> None:  # noqa: ARG002
         """Note that a run has ended."""
         try:
             self._waiting.put_nowait(run.run_id)

@@ -23,7 +23,6 @@ from hybridagi_steps.exchange.formats.jsonl import parse, step_line
 from hybridagi_steps.exchange.reader import json_record
 from hybridagi_steps.exchange.records import Parsed, Record, Skipped
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
-from hybridagi_steps.records.filters import StepFilter
 
 
 @pytest.fixture
@@ -46,9 +45,10 @@ def test_real_steps_arrive_whole_and_only_once(shelf: Shelf) -> None:
     lines = source.read_text(encoding="utf-8").splitlines()
     report = import_file(shelf, source)
     assert (report.read, report.added, report.skipped) == (len(lines), len(lines), [])
+    stored = shelf.steps
     for line in lines:
         wanted = json.loads(line)
-        got = unsourced(shelf.steps[wanted["id"]]).model_dump(mode="json")
+        got = unsourced(stored[wanted["id"]]).model_dump(mode="json")
         assert {key: got[key] for key in wanted} == wanted
     again = import_file(shelf, source)
     assert (again.added, again.already_there) == (0, len(lines))
@@ -80,7 +80,7 @@ any_step = st.builds(
     session_id=st.none() | st.text("ab漢", min_size=1),
     status=st.sampled_from(["ok", "error", "partial", "cancelled"]),
     score=st.none() | st.floats(allow_nan=False, allow_infinity=False),
-    vector=st.none() | st.lists(st.floats(-1, 1), min_size=2, max_size=4),
+    vector=st.none() | st.lists(st.floats(-1, 1, width=32), min_size=2, max_size=2).filter(any),
 )
 
 
@@ -90,7 +90,7 @@ def test_a_step_written_and_read_is_the_same_step(given: AgentStep) -> None:
     assert records == [Parsed(1, given)]
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(steps=st.lists(any_step, max_size=20, unique_by=lambda s: id_text(s.id)))
 def test_export_then_import_changes_nothing(
     steps: list[AgentStep], tmp_path_factory: pytest.TempPathFactory
@@ -291,7 +291,7 @@ def test_a_failing_export_leaves_what_was_there(shelf: Shelf, tmp_path: Path) ->
     target.write_text("before")
 
     class Breaking(Shelf):
-        def iter_steps(self, where: StepFilter) -> Iterator[AgentStep]:
+        def iter_steps(self, where: Any = None) -> Iterator[AgentStep]:
             yield step()
             raise RuntimeError("the disk is gone")
 

@@ -26,6 +26,7 @@ from hybridagi_steps.exchange.formats.otlp import MAX_HELD_SPANS
 from hybridagi_steps.exchange.records import Parsed, ParsedTrace, Record, Skipped
 from hybridagi_steps.exchange.spans import MAX_SPAN_DEPTH, step_id
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.validation import Steps
 
 JSON_FORMATS = sorted({*FORMATS} - {"parquet"})
 
@@ -297,7 +298,7 @@ def test_an_import_that_is_interrupted_resumes(tmp_path: Path) -> None:
     class Breaking(Shelf):
         batches = 2
 
-        def add(self, steps: AgentStep | Iterable[AgentStep]) -> None:
+        def add(self, steps: Steps) -> None:
             self.batches -= 1
             if self.batches < 0:
                 raise KeyboardInterrupt

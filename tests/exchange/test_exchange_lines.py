@@ -238,8 +238,10 @@ def test_two_messages_of_one_id_are_named(memory: hs.StepMemory, tmp_path: Path)
         for n in (1, 2)
     ]
     report = import_file(memory, written(tmp_path, header, *lines))
-    assert "same stands twice" in report.skipped[0][1]
-    assert contents(memory) == {}
+    [(line, reason)] = report.skipped
+    assert line == 3
+    assert "'same' stands elsewhere" in reason
+    assert contents(memory) == {"h": ["1"]}
 
 
 def test_long_ids_of_calls_still_meet(memory: hs.StepMemory, tmp_path: Path) -> None:

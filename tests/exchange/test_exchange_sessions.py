@@ -130,11 +130,10 @@ class TestOpenAI:
     def test_steps_imported_before_sessions_were_known_get_their_messages(
         self, memory: hs.StepMemory, tmp_path: Path
     ) -> None:
-        class OnlySteps:
-            add, get_steps = memory.add, memory.get_steps
-
         path = written(tmp_path, {"id": "chat-1", "messages": CHAT})
-        import_file(OnlySteps(), path)
+        with hs.StepMemory(":memory:", embedder="hashing") as before:
+            import_file(before, path)
+            memory.add(list(before.iter_steps()))
         assert sessions(memory) == {}
         assert import_file(memory, path).added == 0
         assert len(said(memory, "chat-1")) == 8

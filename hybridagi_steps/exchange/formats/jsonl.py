@@ -54,16 +54,17 @@ def parse(records: Records) -> Iterator[Entry]:
     """Yield the steps of records, and the messages of sessions that we wrote."""
     chat: list[Record] = []
     nameless: Counter[str] = Counter()
-    sessions, scores = SessionReader(), RunScoresRead()
+    scores, session_id = RunScoresRead(), None
     for record in records:
         if isinstance(record, Skipped):
-            yield from sessions.messages_read()
             yield record
             continue
         try:
             fields = _fields(record.value)
             if is_session_line(fields):
-                yield from sessions.read(record.line, fields)
+                for entry in _session_line(record.line, fields, session_id):
+                    session_id = entry.session_id
+                    yield entry
                 continue
             if "step_type" not in fields:
                 if chat and fields.get("session_id") != chat[0].value.get("session_id"):
@@ -78,9 +79,8 @@ def parse(records: Records) -> Iterator[Entry]:
         except BadRecordError as error:
             yield refused(record, error)
             continue
-        yield from sessions.messages_read()
-        yield Parsed(record.line, step, sessions.place, embedder)
-    yield from sessions.messages_read()
+        said = None if session_id is None else Said([], session_id)
+        yield Parsed(record.line, step, said, embedder)
     if chat:
         yield from _chat_steps(chat)
     yield from scores.read()
@@ -128,8 +128,6 @@ def _conversation(chat: list[Record]) -> Conversation:
 
 RECORD = "record"
 """Key by which a line says that it is a session's header or message."""
-MESSAGES_AT_ONCE = 500
-"""Messages without steps between them that are stored in one commit."""
 
 
 def is_session_line(fields: JsonObject) -> bool:
@@ -151,49 +149,15 @@ def message_line(message: Step) -> bytes:
     return orjson.dumps({RECORD: "message", **said}) + b"\n"
 
 
-class SessionReader:
-    """Follows the session that the lines of a file are in."""
-
-    def __init__(self) -> None:
-        self._session_id: str | None = None
-        self._line = 0
-        self._messages: list[Step] = []
-
-    @property
-    def place(self) -> Said | None:
-        """What a step on the next line has to do with messages; None outside of sessions."""
-        return None if self._session_id is None else Said([], self._session_id)
-
-    def read(self, line: int, fields: JsonObject) -> Iterator[ParsedMessages]:
-        """Take a header or message; yield what is complete by that."""
-        if fields[RECORD] == "session":
-            header = _header(line, fields)
-            yield from self.messages_read()
-            self._session_id = header.session_id
-            yield header
-            return
-        try:
-            message = _message(fields)
-        except BadRecordError:
-            yield from self.messages_read()
-            raise
-        if message.session_id != self._session_id:
-            yield from self.messages_read()
-            yield ParsedMessages(line, message.session_id, [])  # its header is missing
-        elif len(self._messages) >= MESSAGES_AT_ONCE or not self._follows(message):
-            yield from self.messages_read()
-        self._session_id, self._line = message.session_id, self._line or line
-        self._messages.append(message)
-
-    def _follows(self, message: Step) -> bool:
-        """Whether nothing is missing before a message, which would hold up those before it."""
-        return not self._messages or message.sequence == self._messages[-1].sequence + 1
-
-    def messages_read(self) -> Iterator[ParsedMessages]:
-        """Yield the messages that stand together, if there are any."""
-        if self._messages and self._session_id is not None:
-            yield ParsedMessages(self._line, self._session_id, self._messages)
-        self._messages, self._line = [], 0
+def _session_line(line: int, fields: JsonObject, inside: str | None) -> Iterator[ParsedMessages]:
+    """Yield a session's header or message; `inside` is the session that the line before is of."""
+    if fields[RECORD] == "session":
+        yield _header(line, fields)
+        return
+    message = _message(fields)
+    if message.session_id != inside:
+        yield ParsedMessages(line, message.session_id, [])  # its header is missing
+    yield ParsedMessages(line, message.session_id, [message])
 
 
 def _header(line: int, fields: JsonObject) -> ParsedMessages:

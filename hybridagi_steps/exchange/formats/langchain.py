@@ -123,7 +123,7 @@ def _turn(message: Message, place: int) -> Turn:
     return Turn(view, place, message, _metrics(fields), failed)
 
 
-def _said(content: Any) -> Any:
+def _said(content: object) -> object:
     """Return an assistant's content without the blocks that only repeat its calls."""
     if not isinstance(content, list):
         return content

@@ -4,8 +4,8 @@ A record is one OTLP request as JSON, or a single span, also as the SDK's `to_js
 Spans of one trace may stand in several requests: they are held until the file ends, or until
 `MAX_HELD_SPANS` are held and the oldest trace is written out. Those of an earlier file are read
 again from what is stored of them, so that all find their places. Spans that our own export wrote
-carry the step itself and become it again; all others are read by the names in `otlp_names`, old
-and new.
+carry the step itself and become it again; all others are read by the names in `otlp_values`,
+old and new.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,19}")
 
 def attributes_of(native: JsonObject) -> JsonObject:
     """Return the attributes of a span, event or resource as plain values."""
-    given: Any = native.get("attributes")
+    given: object = native.get("attributes")
     if isinstance(given, dict):
         return as_object(given)
     return _pairs(given)

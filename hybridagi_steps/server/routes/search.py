@@ -52,7 +52,7 @@ def _parameter(field: FilterField) -> tuple[Any, Any]:
         said = f"{said.removesuffix('.')}; repeat it for several."
     elif field.kind == "json":
         said = f"{said.removesuffix('.')}, as a JSON object."
-    kind: Any = StepFilter.model_fields[field.name].rebuild_annotation()
+    kind: object = StepFilter.model_fields[field.name].rebuild_annotation()
     return _KINDS.get(field.kind, kind), Field(default=None, description=said)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 import pytest
@@ -45,7 +45,7 @@ class _Backwards:
     def __init__(self, days: Iterator[int]) -> None:
         self._days = days
 
-    def now(self, zone: Any) -> datetime:
+    def now(self, zone: tzinfo) -> datetime:
         return datetime(2030, 1, 1, tzinfo=zone) - timedelta(days=next(self._days))
 
 
