@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hybridagi_steps import __version__
-from hybridagi_steps.cli import demo, exchange, plan, revocations, serve, sessions
+from hybridagi_steps.cli import demo, exchange, plan, serve, sessions
 from hybridagi_steps.cli import maintenance as keeping
 from hybridagi_steps.cli import steps as reading
 
@@ -52,7 +52,7 @@ app.command("verify")(keeping.verify)
 app.command("reembed")(keeping.reembed)
 app.command("vacuum")(keeping.vacuum)
 app.command("purge")(keeping.purge)
-app.command("revoke")(revocations.revoke)
+app.command("revoke")(keeping.revoke)
 app.command("plan")(plan.plan)
 app.command("serve")(serve.serve)
 app.command("mcp")(serve.mcp)

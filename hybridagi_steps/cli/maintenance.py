@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +19,7 @@ from hybridagi_steps.cli.options import (
 
 if TYPE_CHECKING:
     from hybridagi_steps.records.filters import StepFilter
+    from hybridagi_steps.records.provenance import Revocation
 
 
 def stats(db: Db = DEFAULT_DB, namespace: Namespace = "default", as_json: AsJson = False) -> None:
@@ -119,3 +121,75 @@ def _confirm(count: int, sessions: int, db: str) -> None:
     if not sys.stdin.isatty():
         raise typer.BadParameter(f"{what} would be erased from {db}; say --yes to do it.")
     typer.confirm(f"Erase {what} from {db} for good?", abort=True)
+
+
+@with_filter
+def revoke(
+    where: StepFilter,
+    undo: Annotated[
+        str | None, typer.Option("--undo", help="Take this revocation back.", metavar="ID")
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List what was revoked.")] = False,
+    reason: Annotated[str | None, typer.Option("--reason", help="Why, for the list.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is hit.")] = False,
+    db: Db = DEFAULT_DB,
+    namespace: Namespace = "default",
+    as_json: AsJson = False,
+) -> None:
+    """Hide what a filter names, and all that descends from it, from every search."""
+    filtered = bool(where.model_dump(exclude_none=True))
+    if (undo is not None) + listed + filtered != 1:
+        raise typer.BadParameter("give a filter (--source, --run, --user, …), --undo ID or --list.")
+    with existing(db, namespace) as memory:
+        if listed:
+            _show(memory.revocations(), as_json=as_json)
+            return
+        before = {each.id for each in memory.revocations() if each.undone_at is not None}
+        done = (
+            memory.revoke(where, reason=reason, dry_run=dry_run)
+            if undo is None
+            else memory.reinstate(undo)
+        )
+    if as_json:
+        _show([done], as_json=True)
+    elif undo in before:
+        typer.echo(f"{undo} was undone before, {done.undone_at:%Y-%m-%d %H:%M}: nothing changed.")
+    else:
+        typer.echo(_outcome(done, named(db), dry_run=dry_run))
+
+
+def _outcome(done: Revocation, db: str, *, dry_run: bool) -> str:
+    if done.undone_at is not None:
+        rest = done.matched + done.descended - len(done.step_ids)
+        left = f"; {rest:,} stay hidden by another revocation, or were deleted" if rest else ""
+        return f"{len(done.step_ids):,} steps are back in {db}{left}."
+    what = f"{done.matched:,} steps and {done.descended:,} that descend from them"
+    if dry_run:
+        return f"{what} would be hidden in {db}."
+    if done.id is None:
+        return f"nothing matched: no step is hidden in {db}."
+    return f"{what} are hidden in {db}; --undo {done.id} takes it back."
+
+
+def _show(found: list[Revocation], *, as_json: bool) -> None:
+    from hybridagi_steps.cli import render
+
+    if as_json:
+        render.print_json([_json_data(each) for each in found])
+        return
+    table = render.table("id", "when", "steps", "filter", "reason", "undone", right=("steps",))
+    for each in found:
+        undone = "" if each.undone_at is None else f"{each.undone_at:%Y-%m-%d %H:%M}"
+        conditions = ", ".join(f"{key}={value}" for key, value in each.where.items())
+        counts = f"{each.matched:,} + {each.descended:,}"
+        row = (each.id or "", f"{each.created_at:%Y-%m-%d %H:%M}", counts, conditions)
+        table.add_row(*map(render.plain, (*row, each.reason or "", undone)))
+    render.console().print(table)
+
+
+def _json_data(revocation: Revocation) -> dict[str, Any]:
+    """Return a revocation as JSON, times as ISO texts."""
+    values = asdict(revocation)
+    for name in ("created_at", "undone_at"):
+        values[name] = None if values[name] is None else values[name].isoformat()
+    return values

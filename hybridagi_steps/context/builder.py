@@ -109,7 +109,7 @@ class Context:
 
     def _repr_html_(self) -> str:
         """Show the context in a notebook."""
-        from hybridagi_steps.display.context import context_html
+        from hybridagi_steps.display import context_html
 
         return context_html(self.messages, self.receipt.shown())
 

@@ -96,7 +96,7 @@ class Receipt:
 
     def _repr_html_(self) -> str:
         """Show the receipt in a notebook."""
-        from hybridagi_steps.display.context import receipt_html
+        from hybridagi_steps.display import receipt_html
 
         return receipt_html(self.shown())
 

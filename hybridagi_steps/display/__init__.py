@@ -1,4 +1,4 @@
-"""Steps, trees of steps and search hits as HTML for notebooks.
+"""Steps, trees of steps, search hits and contexts as HTML for notebooks.
 
 Knows plain dicts only (`step.model_dump(mode="json")`), so that any part of the library may show
 what it holds without a cycle. The HTML has no script and loads nothing, every text in it is
@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hybridagi_steps.display.rendering import render
+from hybridagi_steps.display.templates import render
 from hybridagi_steps.display.view import hit_view, plural, step_view, tree_view
 
-__all__ = ["hits_html", "step_html", "steps_html"]
+__all__ = ["context_html", "hits_html", "receipt_html", "step_html", "steps_html"]
 
 MAX_SHOWN = 200
-"""Steps or hits shown at most; the rest is counted."""
+"""Steps, hits or lines of a receipt shown at most; the rest is counted."""
+_LONGEST_TEXT = 4_000
+
+_STYLES = {"user": "call", "assistant": "action", "tool": "decision", "system": "end"}
 
 
 def step_html(step: Mapping[str, Any]) -> str:
@@ -55,3 +58,52 @@ def hits_html(hits: Sequence[Mapping[str, Any]], *, limit: int = MAX_SHOWN) -> s
     shown = [hit_view(rank, hit) for rank, hit in enumerate(hits[:limit], start=1)]
     title = plural(len(hits), "hit") if hits else "no hits"
     return render("hits", hits=shown, title=title, hidden=max(0, len(hits) - limit))
+
+
+def receipt_html(receipt: Mapping[str, Any]) -> str:
+    """Return a receipt as HTML.
+
+    Args:
+        receipt: Its plain data: tokens, budget, counter, estimated, kept, dropped, notes.
+    """
+    return _page([], receipt)
+
+
+def context_html(messages: Sequence[Mapping[str, Any]], receipt: Mapping[str, Any]) -> str:
+    """Return a context as HTML: its messages, and the receipt folded below.
+
+    Args:
+        messages: In OpenAI's form.
+        receipt: Its plain data.
+    """
+    return _page([_message(message) for message in messages], receipt)
+
+
+def _page(messages: list[dict[str, str]], receipt: Mapping[str, Any]) -> str:
+    about = "about " if receipt["estimated"] else ""
+    title = f"{about}{receipt['tokens']:,} of {receipt['budget']:,} tokens · {receipt['counter']}"
+    sections = [
+        (f"{len(entries):,} {name}", entries[:MAX_SHOWN], max(0, len(entries) - MAX_SHOWN))
+        for name in ("kept", "dropped")
+        if (entries := receipt[name])
+    ]
+    notes = receipt["notes"][:MAX_SHOWN]
+    return render("context", title=title, messages=messages, sections=sections, notes=notes)
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, str]:
+    content = message.get("content")
+    text = content if isinstance(content, str) else "" if content is None else str(content)
+    calls = [f"{c['function']['name']}({c['function']['arguments']})" for c in _calls(message)]
+    text = "\n".join(part for part in (text, *calls) if part)
+    role = str(message["role"])
+    return {
+        "role": role,
+        "style": _STYLES.get(role, "end"),
+        "line": " ".join(text[:400].split()),
+        "text": text[:_LONGEST_TEXT] + (" …" if len(text) > _LONGEST_TEXT else ""),
+    }
+
+
+def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return message.get("tool_calls") or []

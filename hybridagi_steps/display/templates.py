@@ -1,14 +1,20 @@
-"""The HTML of steps, hits and contexts, and its style.
+"""Templates: the HTML of steps, hits and contexts, and its style.
 
 Strings in a module, so that a notebook needs no file beside the code. Colours are mixed from the
 page's own text colour, with one restrained tint per step type, so nothing here asks which theme is
 on. Every value goes through jinja2's autoescape; none stands in an unquoted attribute, a style, a
-script or an address.
+script or an address. jinja2 is loaded when something is shown.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
 from markupsafe import Markup
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 STYLE = Markup("""<style>
 .hs{--hs-line:rgba(128,128,128,.26);--hs-soft:rgba(128,128,128,.09);font:13px/1.5 system-ui,\
@@ -200,3 +206,24 @@ _CONTEXT = """{% import "macros" as show %}
 
 TEMPLATES = {"macros": _MACROS, "step": _STEP, "hits": _HITS, "context": _CONTEXT}
 """Name → template source."""
+
+
+def render(name: str, **values: object) -> str:
+    """Return a template's HTML; every value is escaped."""
+    html = _environment().get_template(name).render(**values)
+    return html.encode("utf-8", "replace").decode()  # a notebook cannot store lone surrogates
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    from jinja2 import DictLoader, Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True,
+        loader=DictLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["style"] = STYLE  # pyright: ignore[reportArgumentType]
+    return environment

@@ -211,9 +211,7 @@ class _Answer:
         rows = np.union1d(rows, same) if len(same) else rows
         if self.mode == "hybrid":
             columns = index.columns
-            rows = visible(
-                np.concatenate((rows, columns.parents(rows), columns.children(rows)[0]))
-            )
+            rows = visible(np.concatenate((rows, columns.parents(rows), columns.children(rows)[0])))
         return rows, same
 
     def _spread(
