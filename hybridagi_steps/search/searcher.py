@@ -153,7 +153,7 @@ class Searcher:
 
     def _background_batch(self) -> bool:
         with self._store.waiting(_BACKGROUND_SECONDS):
-            return next(self._backlog, 0) > 0
+            return next(self._backlog, None) is not None
 
     def close(self) -> None:
         """End what goes on in the background; keep the index that searches have built."""

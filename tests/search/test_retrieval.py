@@ -135,6 +135,16 @@ def test_one_half_alone_scores_by_that_half(
     assert {hit.dense_score for hit in words} == {None}
 
 
+def test_of_equal_texts_the_newest_stands_with_the_score_of_the_best(memory: StepMemory) -> None:
+    trip = action("plan the trip to Zanzibar", id="trip")
+    memory.add([trip, action("book the hotel", id="old", parent_id="trip")])
+    [best] = (hit for hit in memory.search("hotel in Zanzibar") if hit.step.id == "old")
+    memory.add(action("book the hotel", id="new"))
+    hits = {hit.step.id: hit.score for hit in memory.search("hotel in Zanzibar")}
+    assert hits.keys() == {"trip", "new"}
+    assert hits["new"] == pytest.approx(best.score, rel=0.1)
+
+
 class Loud(HashingEmbedder):
     """Gives queries a length of its own, as some models do."""
 
