@@ -72,7 +72,8 @@ def main() -> int:
         codes: list[int] = []
         for mutant in chosen:
             codes.append(_exit_code(tree, mutant, reach))
-            print(f"{len(codes)}/{len(chosen)}, {codes.count(0)} survived", file=sys.stderr)
+            line = f"{mutant.path.name}:{mutant.line} ended with {codes[-1]}"
+            print(f"{len(codes)}/{len(chosen)}, {codes.count(0)} survived; {line}", file=sys.stderr)
     finally:
         shutil.rmtree(tree, ignore_errors=True)
     places = [
