@@ -56,7 +56,7 @@ class SearchQuery:
 
     text: str
     vector: FloatVector | None
-    """Of length one; None when meaning is not asked for or the text has none."""
+    """Of any length above zero; None when meaning is not asked for or the text has none."""
     whole: str | None = None
     """The query uncut, when that is longer than `text`: what an equal step would say."""
     itself: int | None = None
