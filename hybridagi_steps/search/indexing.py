@@ -31,7 +31,7 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.protocols import Embedder, IndexedStore
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.spoken_turn import spoken_turn
+from hybridagi_steps.records.spoken_turn import SpokenTurn, spoken_turn
 from hybridagi_steps.records.step_text import (
     glimpse_text,
     holds_word,
@@ -281,17 +281,24 @@ def _text_row(item: PendingText) -> TextRow:
 
 def _tokens(item: PendingText, whole: str) -> str:
     """Return the words of the window and of a step's other texts, as `TextRow.tokens` says."""
-    glimpse, own = glimpse_text(item.parent), own_text(item.step)
-    before, words = tokens(glimpse), tokens(own)
+    turn = spoken_turn(item.step)
+    before, words = tokens(_glimpse(item, turn)), tokens(own_text(item.step))
     known = {*before, *words}
     rest = dict.fromkeys(word for word in tokens(whole[:LONGEST_READ]) if word not in known)
-    turn = spoken_turn(item.step)
     lines = [
         f"{' '.join(before)}\t{' '.join(words)}",
         " ".join(rest),
         "" if turn is None else turn.line(),
     ]
     return "\n".join(lines).rstrip("\n")
+
+
+def _glimpse(item: PendingText, turn: SpokenTurn | None) -> str:
+    """Return what a window shows before the step's own text: of turns the previous one, whole."""
+    parent = item.parent
+    if parent is None or turn is None or spoken_turn(parent) is None:
+        return glimpse_text(parent)
+    return own_text(parent)
 
 
 START_AT = 2_000
