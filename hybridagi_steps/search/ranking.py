@@ -195,9 +195,10 @@ class _Answer:
                 fused[kind] = _fused(found, formula)
                 for name, values in found.items():
                     parts.setdefault(name, np.full(len(rows), np.nan))[kind] = values
-        reached, spread = self._spread(rows, fused, turns, parts)
+        worth = np.ones(len(rows))
         if turns.any() and self.mode == "hybrid":
-            reached[turns] *= self._priors(place[turns])
+            worth[turns] = self._priors(place[turns])
+        reached, spread = self._spread(rows, fused, turns, worth, parts)
         exact = np.isin(rows, same)
         reached = np.where(exact, 1.0, np.minimum(reached, 1.0))
         return _Scored(rows, reached, exact, spread, parts)
@@ -215,9 +216,17 @@ class _Answer:
         return rows, same
 
     def _spread(
-        self, rows: Rows, fused: Scores, turns: _Flags, parts: dict[str, Scores]
+        self,
+        rows: Rows,
+        fused: Scores,
+        turns: _Flags,
+        worth: Scores,
+        parts: dict[str, Scores],
     ) -> tuple[Scores, _Flags]:
-        """Let the best vote, and a match shine on its neighbours; return also where it did."""
+        """Let the best vote, and a match shine on its neighbours; return also where it did.
+
+        A neighbour is never worth more by a match than the match itself.
+        """
         total = sum(self.of_steps.weights.values()) + sum(self.of_steps.votes.values())
         weight = sum(self.of_steps.weights.values()) / total
         if (share := self.of_steps.votes.get("tool_vote")) is not None:
@@ -225,7 +234,8 @@ class _Answer:
             fused = np.where(turns, fused, weight * fused + share / total * parts["tool_vote"])
         if self.mode != "hybrid":
             return fused, np.zeros(len(rows), np.bool_)
-        near = parts["neighbour"] = _best_neighbours(self.index, rows, fused)
+        near = parts["neighbour"] = _best_neighbours(self.index, rows, fused, worth)
+        fused = worth * fused
         shares = np.where(turns, self.of_turns.spread, self.of_steps.spread)
         reached = np.maximum(fused, shares * near)
         spread = reached > fused
@@ -326,12 +336,13 @@ def _carried(parts: dict[str, float], formula: Formula) -> list[str]:
     return [name for name, w in weights.items() if w * parts.get(name, 0.0) / total > _CARRIED]
 
 
-def _best_neighbours(index: StepIndex, rows: Rows, fused: Scores) -> Scores:
+def _best_neighbours(index: StepIndex, rows: Rows, fused: Scores, worth: Scores) -> Scores:
     """Return the best score among each row's parent and children, one hop."""
     parents = index.columns.parents(rows)
     place = np.minimum(np.searchsorted(rows, parents), len(rows) - 1) if len(rows) else parents
     linked = np.flatnonzero(rows[place] == parents) if len(rows) else place
+    both = np.minimum(worth[linked], worth[place[linked]])
     best = np.zeros(len(rows))
-    np.maximum.at(best, linked, fused[place[linked]])
-    np.maximum.at(best, place[linked], fused[linked])
+    np.maximum.at(best, linked, both * fused[place[linked]])
+    np.maximum.at(best, place[linked], both * fused[linked])
     return best
