@@ -13,14 +13,23 @@ from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hybridagi_steps.rerankers.cross_encoder import CrossEncoder
+    from hybridagi_steps.rerankers.learned_rank import LearnedRank
     from hybridagi_steps.rerankers.maximal_marginal_relevance import MaximalMarginalRelevance
     from hybridagi_steps.rerankers.reciprocal_rank import ReciprocalRank
     from hybridagi_steps.rerankers.rescoring import Outcome, Recency
 
-__all__ = ["CrossEncoder", "MaximalMarginalRelevance", "Outcome", "Recency", "ReciprocalRank"]
+__all__ = [
+    "CrossEncoder",
+    "LearnedRank",
+    "MaximalMarginalRelevance",
+    "Outcome",
+    "Recency",
+    "ReciprocalRank",
+]
 
 _HOMES = {
     "CrossEncoder": "cross_encoder",
+    "LearnedRank": "learned_rank",
     "MaximalMarginalRelevance": "maximal_marginal_relevance",
     "Outcome": "rescoring",
     "Recency": "rescoring",

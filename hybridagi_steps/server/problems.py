@@ -44,6 +44,8 @@ STATUS: Mapping[type[StepsError], int] = {
     errors.EmbedderMismatchError: 500,
     errors.EmbedderError: 502,
     errors.RerankerError: 502,
+    errors.LabelError: 422,
+    errors.NotLearnedError: 404,
     errors.DiskFullError: 507,
     errors.StorageBusyError: 503,
     errors.ReadOnlyStorageError: 503,

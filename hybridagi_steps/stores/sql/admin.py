@@ -28,6 +28,11 @@ _IDENTITY = """SELECT (SELECT value FROM meta WHERE key = 'store_id'), n.embedde
     FROM (SELECT 1) one LEFT JOIN namespace n ON n.id = ?"""
 _PLACES = "SELECT value FROM meta WHERE substr(key, 1, 6) = 'place:' ORDER BY key"
 _NOTE_PLACE = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
+_LEARNED = "SELECT value FROM meta WHERE key = ?"
+_KEEP_LEARNED = """INSERT INTO meta VALUES (?, ?)
+    ON CONFLICT (key) DO UPDATE SET value = excluded.value"""
+_FORGET_LEARNED = "DELETE FROM meta WHERE key = ?"
+_FORGET_ALL_LEARNED = "DELETE FROM meta WHERE substr(key, 1, ?) = ?"
 _OTHER_EMBEDDER = (
     "DELETE FROM embedding WHERE namespace = ?",
     "UPDATE namespace SET epoch = epoch + 1, vectors_through = 0 WHERE id = ?",
@@ -99,6 +104,35 @@ class AdminTables(BranchTables, RevocationTables):
         with self._db.writing() as connection:
             connection.execute(_NOTE_PLACE, (f"place:{place}", place))
 
+    def learned(self, name: str) -> str | None:
+        """Return what was kept under a name."""
+        with self._db.asking() as connection:
+            found = self._column(connection, _LEARNED, f"{self._learned_from}{name}")
+        return found[0] if found else None
+
+    def keep_learned(self, name: str, value: str | None) -> None:
+        """Keep what was learned, or forget it."""
+        key = f"{self._learned_from}{name}"
+        with self._db.writing() as connection:
+            if value is None:
+                connection.execute(_FORGET_LEARNED, (key,))
+            else:
+                connection.execute(_KEEP_LEARNED, (key, value))
+
+    def forget_learned(self) -> None:
+        """Forget all that was learned from this namespace."""
+        with self._db.writing() as connection:
+            self._forget_learned(connection)
+
+    def _forget_learned(self, connection: Connection) -> None:
+        begin = self._learned_from
+        connection.execute(_FORGET_ALL_LEARNED, (len(begin), begin))
+
+    @property
+    def _learned_from(self) -> str:
+        """How the keys of all that was learned from this namespace begin."""
+        return f"learned:{self._namespace}:"
+
     @abstractmethod
     def compact(self) -> tuple[str, ...]:
         """Give space back; nothing deleted is left in any file but those returned."""
@@ -135,6 +169,7 @@ class AdminTables(BranchTables, RevocationTables):
         """Delete everything of this namespace."""
         with self._db.writing() as connection:
             self._forget_all(connection)
+            self._forget_learned(connection)
 
     def vacuum(self) -> None:
         """Delete what no session reads, and compact."""
