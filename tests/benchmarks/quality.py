@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -25,33 +25,38 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.step_text import own_text, text_hash, tokens
+from hybridagi_steps.rerankers.judged_hits import JudgedHits
 from hybridagi_steps.search import formulas
 from hybridagi_steps.search import ranking as retrieval
 from hybridagi_steps.search.bm25 import LexicalIndex
 from tests.benchmarks.conditions import conditions
-from tests.benchmarks.quality_cost import cost_by_part, cost_table
+from tests.benchmarks.quality_cost import cost_by_part
 from tests.benchmarks.quality_dialogue import (
+    TurnQuestion,
+    as_steps,
     chat_file,
     dialogue_quality,
-    dialogue_table,
     mixed_memory,
-    mixed_table,
     shipped_turns,
     turn_questions,
 )
 from tests.benchmarks.quality_evidence import (
     evidence_questions,
     evidence_recall,
-    evidence_table,
     side_by_side,
 )
-from tests.benchmarks.quality_own_runs import own_quality, own_tasks_table
+from tests.benchmarks.quality_learned import (
+    judged_question,
+    judged_turns,
+    learned_gains,
+)
+from tests.benchmarks.quality_own_runs import own_quality
 from tests.benchmarks.quality_searches import Searches
+from tests.benchmarks.quality_tables import AIMED, CUT, HYBRID, quality_tables
 from tests.benchmarks.ranking import (
     Values,
     by_run,
     interval,
-    interval_text,
     ndcg,
     paired,
     recall,
@@ -65,11 +70,8 @@ from tests.benchmarks.retrieval_tasks import (
     retrieval_tasks,
     shipped_tasks,
 )
-from tests.benchmarks.tables import Table, number, print_json, print_tables
+from tests.benchmarks.tables import print_json, print_tables
 
-CUT = 10
-"""Hits that are looked at."""
-HYBRID, AIMED = "this library (hybrid)", "this library, aim named"
 OWN_HALVES = ("BM25, own text", "dense, own text")
 """What the hybrid must not fall behind."""
 
@@ -91,7 +93,7 @@ def report(json_output: bool = False, **options: Any) -> None:
     if json_output:
         print_json(result)
     else:
-        print_tables(_tables(result), result)
+        print_tables(quality_tables(result), result)
 
 
 def measure(
@@ -99,6 +101,7 @@ def measure(
     half: Half = "report",
     tune: bool = False,
     only: str = "",
+    learned: bool = False,
     runs: str = "",
     questions: str = "",
 ) -> dict[str, Any]:
@@ -110,6 +113,8 @@ def measure(
         tune: Also try a grid of constants on the tuning half.
         only: The parts to measure, of tasks, evidence, dialogue, mixed and cost, with commas
             between them; by default all of them.
+        learned: Also learn a rank from each task, and tell what it is worth on runs that it did not
+            learn from.
         runs: A file with runs or chats of your own, in any format that can be imported; then
             nothing but they is measured.
         questions: What to ask about them: JSON objects with question and relevant, a list of ids.
@@ -137,6 +142,8 @@ def measure(
         if "cost" in parts:
             asked = [question for task in tasks for question in task.questions]
             found["cost"] = cost_by_part(memory, Searches(memory), asked, _COST_ROUNDS)
+        if learned:
+            found["learned"] = _learned(memory, steps, embedder)
         if tune:
             found["grid"] = _grid(rankers[HYBRID], retrieval_tasks(steps, "tune"))
     if "evidence" in parts:
@@ -174,6 +181,23 @@ def _dialogue(steps: list[AgentStep], embedder: str, half: Half) -> dict[str, An
     turns = shipped_turns(steps)
     with chat_file(turns) as file:
         return dialogue_quality(embedder, turns, turn_questions(turns, half), file)
+
+
+def _learned(memory: StepMemory, steps: list[AgentStep], embedder: str) -> dict[str, Any]:
+    """Return what learned ranks are worth on the tasks and the conversations of both halves."""
+    searches = Searches(memory)
+    judged: dict[str, list[JudgedHits]] = {}
+    turns = shipped_turns(steps)
+    asked: list[TurnQuestion] = []
+    for half in get_args(Half):
+        asked += turn_questions(turns, half)
+        for task in retrieval_tasks(steps, half):
+            found = judged.setdefault(task.name, [])
+            found += [judged_question(searches, each, task) for each in task.questions]
+    with StepMemory(":memory:", embedder=embedder) as spoken:
+        spoken.add(as_steps(turns))
+        judged["turns of conversations"] = judged_turns(spoken, turns, asked)
+    return learned_gains(judged)
 
 
 def _mixed(steps: list[AgentStep], embedder: str, half: Half) -> dict[str, Any]:
@@ -317,63 +341,3 @@ def _using(weight: float, share: float) -> Generator[None]:
         yield
     finally:
         formulas.AIMS[None] = before
-
-
-def _tables(result: dict[str, Any]) -> list[Table]:
-    if "own" in result:
-        return _own_tables(result["own"])
-    tables: list[Table] = []
-    if "tasks" in result:
-        tables.append(_comparison(result, "ndcg", f"nDCG@{CUT}"))
-        tables.append(_comparison(result, "recall", f"recall@{CUT}"))
-    for name, found in result.get("evidence", {}).items():
-        tables.append(evidence_table(f"evidence in the context, asked with {name}", found))
-    if "dialogue" in result:
-        tables.append(dialogue_table("turns of conversations", result["dialogue"]))
-    if "mixed" in result:
-        tables.append(mixed_table(result["mixed"]))
-    if "cost" in result:
-        tables.append(cost_table(result["cost"], result["options"]["steps"]))
-    if "grid" in result:
-        tables.append(_grid_table(result["grid"]))
-    return tables
-
-
-def _own_tables(own: dict[str, Any]) -> list[Table]:
-    tables: list[Table] = []
-    if "tasks" in own:
-        tables.append(own_tasks_table(own["tasks"]))
-    if "dialogue" in own:
-        tables.append(dialogue_table("turns", own["dialogue"]))
-    return [*tables, evidence_table("evidence in the context", own["evidence"])]
-
-
-def _comparison(result: dict[str, Any], measure: str, title: str) -> Table:
-    means = result["mean"][measure]
-    rivals = [name for name in means if name not in (HYBRID, AIMED)]
-    columns = ["", "questions (runs)", *rivals, HYBRID, AIMED, "aim"]
-    rows: list[list[str]] = []
-    for task in sorted(result["tasks"], key=lambda task: not task["in_mean"]):
-        ours = [interval_text(task["intervals"][measure][name]) for name in (HYBRID, AIMED)]
-        asked = f"{task['questions']} ({task['runs']})"
-        others = [number(task[measure][name]) for name in rivals]
-        rows.append([task["task"], asked, *others, *ours, task["aim"]])
-    counted = sum(task["in_mean"] for task in result["tasks"])
-    ours = [number(means[name]) for name in (HYBRID, AIMED)]
-    rows.insert(counted, ["mean", "", *(number(means[name]) for name in rivals), *ours, ""])
-    if measure == "ndcg":
-        columns += ["hybrid - better own-text half [95 %]", "gain of the aim [95 %]"]
-        by_name = {task["task"]: task for task in result["tasks"]}
-        for row in rows:
-            found = by_name.get(row[0])
-            for key in ("ahead_of_better_half", "gain_of_aim"):
-                row.append(interval_text(found[key], signed=True) if found else "")
-    options = result["options"]
-    return Table(f"{title}, half `{options['half']}`, {options['embedder']}", columns, rows)
-
-
-def _grid_table(grid: list[dict[str, Any]]) -> Table:
-    means = {(entry["lexical_weight"], entry["neighbour_share"]): entry["mean"] for entry in grid}
-    rows = [[str(w), *(number(means[w, share]) for share in SHARES)] for w in WEIGHTS]
-    columns = ["share of words \\ spread", *map(str, SHARES)]
-    return Table(f"mean nDCG@{CUT} on the half `tune`", columns, rows)

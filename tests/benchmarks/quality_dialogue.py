@@ -25,12 +25,13 @@ from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
 import orjson
-from hybridagi_steps.records.excerpts import identifiers
 
 from hybridagi_steps.exchange.importer import import_file
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.parts import json_text
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.excerpts import identifiers
+from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.records.step_text import text_hash
 from tests.benchmarks.quality_evidence import BLOT, plain
@@ -231,7 +232,7 @@ def turns_found(
 
     The keys of `values` hold both by session, for whoever compares.
     """
-    known = {text_hash(text): turn.key for turn in turns for text in (turn.text, turn.line)}
+    known = known_turns(turns)
     recalls: Values = {}
     ranks: Values = {}
     kinds: dict[str, Values] = {}
@@ -257,14 +258,24 @@ def turns_found(
     }
 
 
+def known_turns(turns: Iterable[Turn]) -> dict[int, int]:
+    """Return the key of each turn by the hashes of the texts under which a hit may show it."""
+    return {text_hash(text): turn.key for turn in turns for text in (turn.text, turn.line)}
+
+
+def keys_shown(hit: StepHit, known: Mapping[int, int]) -> list[int]:
+    """Return the keys of the turns whose whole text a hit shows."""
+    texts = (hit.step.purpose, json_text(hit.step.result or ""))
+    return [known[key] for text in texts if (key := text_hash(text)) in known]
+
+
 def _turns_by_hit(
     memory: StepMemory, known: Mapping[int, int], question: TurnQuestion
 ) -> list[list[int]]:
     """Return the turns that each of the best ten hits shows, the asking one left out."""
     found: list[list[int]] = []
     for hit in memory.search(question.text, CUT + 2):
-        texts = (hit.step.purpose, json_text(hit.step.result or ""))
-        keys = [known[key] for text in texts if (key := text_hash(text)) in known]
+        keys = keys_shown(hit, known)
         if keys != [question.asking]:
             found.append([key for key in keys if key != question.asking])
     return found[:CUT]

@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from hybridagi_steps.records.excerpts import identifiers
-
 from hybridagi_steps.context.builder import ContextBuilder
 from hybridagi_steps.errors import ContextBudgetError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.parts import json_text
 from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.excerpts import identifiers
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.token_counters import MESSAGE_TOKENS, is_estimate, token_counter

@@ -24,11 +24,11 @@ class Searches:
         self, question: Question, k: int, aim: Aim | None = None, **options: Any
     ) -> list[StepHit]:
         """Return k hits; an aim that needs a state is left out where there is none."""
-        query: Any = question.text
+        query: str | QueryWithSteps = question.text
+        if aim == "next" and question.state is not None:
+            query = QueryWithSteps.from_hits(query, [StepHit(step=question.state, score=1.0)])
         if aim in self.aims and (aim != "next" or question.state is not None):
             options["aim"] = aim
-        if aim == "next" and "aim" in options:
-            query = QueryWithSteps(queries=question.text, steps=[question.state])
         return self._memory.search(query, k, where=scope_of(question), **options)
 
 

@@ -36,7 +36,7 @@ _SOURCES = {
     "toolbench": "ToolBench",
 }
 _SAME_FUNCTION: dict[str, Aim] = {"tau-bench": "next", "Who&When": "next", "ToolBench": "tool"}
-"""What it is asked for: the next step, or, among ToolBench's thousands, a tool that can do this."""
+"""What is asked for: what an agent did next or, among thousands of tools, which can do this."""
 _FROM_TASK = ("tau-bench", "FireAct", "ToolBench")
 _WITH_TOOLS = ("ToolBench",)
 
