@@ -17,10 +17,16 @@ from typing import Literal, get_args, overload
 from hybridagi_steps.context.compaction import Summarise, compact, expand, replaced, summarised
 from hybridagi_steps.context.layout import Layout, Quoted, least_tokens, planned, recalled_in
 from hybridagi_steps.context.quoting import Recalled, block_text, filled
-from hybridagi_steps.context.recall import Search, dependencies, found, query_of
+from hybridagi_steps.context.recall import Aim, Search, dependencies, found, query_of
 from hybridagi_steps.context.receipt import Receipt, ReceiptEntry
 from hybridagi_steps.context.sent_prompts import SentPrompts
-from hybridagi_steps.context.sources import SessionReader, Source, recallable, source_of
+from hybridagi_steps.context.sources import (
+    SessionReader,
+    Source,
+    newest_step,
+    recallable,
+    source_of,
+)
 from hybridagi_steps.errors import ContextBudgetError, InvalidMemoryError, InvalidSettingError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.provider_out import (
@@ -133,6 +139,7 @@ class ContextBuilder:
         counter: CounterChoice = "auto",
         where: Where = None,
         trust: Trust | None = None,
+        aim: Aim | None = None,
         layout: LayoutName = "recent",
         cache_weight: float = 0.1,
     ) -> None:
@@ -152,6 +159,9 @@ class ContextBuilder:
                 the session's steps name, else those of no user; None stands for all users.
             trust: Least trust of a step that may be recalled, as in `where`: `own`, `team`, or
                 `imported`, which is all. What is not the user's own says where it comes from.
+            aim: What the memory is searched for, as in `memory.search`: `next`, `episode`, `tool`.
+                `next` asks what was done after a step like the newest recorded one; where none is
+                recorded, the receipt says so.
             layout: `recent` shows `recent` units and gives the rest of the room to recall.
                 `cached` keeps the conversation as it grows, up to two thirds of the budget, and
                 then drops the older half at once: more tokens, of which a provider's prompt cache
@@ -161,7 +171,7 @@ class ContextBuilder:
 
         Raises:
             InvalidMemoryError: The memory is none.
-            InvalidSettingError: A number that means nothing, an unknown layout, or no token
+            InvalidSettingError: A number that means nothing, an unknown aim or layout, or no token
                 counter.
             InvalidFilterError: An unknown key in `where`.
         """
@@ -176,15 +186,17 @@ class ContextBuilder:
         self.where = None if where is None else StepFilter.of(where)
         if trust is not None:
             self.where = StepFilter(trust=trust).and_(self.where or StepFilter())
-        if layout not in get_args(LayoutName):
-            known = " or ".join(get_args(LayoutName))
-            raise InvalidSettingError(f"layout is {known}, not {layout!r}.")
+        _check_name("layout", layout, get_args(LayoutName))
+        if aim is not None:
+            _check_name("aim", aim, get_args(Aim))
         if not is_number(cache_weight) or not 0 <= cache_weight <= 1:
             raise InvalidSettingError(
                 f"cache_weight is a number from 0 (cached tokens are free) to 1, not "
                 f"{cache_weight!r}."
             )
-        self.layout, self.cache_weight = layout, cache_weight
+        self.aim: Aim | None = aim
+        self.layout: LayoutName = layout
+        self.cache_weight = cache_weight
         self._sent = SentPrompts()
         self._count = MessageCounter(token_counter(counter))
         self._reader = SessionReader(memory)
@@ -330,6 +342,8 @@ class ContextBuilder:
             layout.shown_ids(source),
             {word for unit in layout.shown for word in words(unit_text(unit))},
             receipt.notes,
+            self.aim,
+            newest_step(self.memory, source) if self.aim == "next" else None,
         )
         needed = list(islice(dependencies(layout.tail[-2:], layout.hidden), self.k or _NEEDED))
         most, known = self.k or sys.maxsize, {step.id for step in needed}
@@ -347,6 +361,8 @@ class ContextBuilder:
             if made.full or not more or len(made.steps) >= most or width >= _MOST_RECALLED:
                 break
             width = min(width * 4, _MOST_RECALLED)
+        if (best := made.left_out) is not None:
+            receipt.next_best = ReceiptEntry(best.id, best.why, best.whole_tokens, best.rank)
         if not made.steps:
             return None
         text = {"content": block_text(made.steps)}
@@ -356,3 +372,8 @@ class ContextBuilder:
 def _check_number(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidSettingError(f"{name} is a whole number, at least {least}; got {value!r}.")
+
+
+def _check_name(setting: str, name: object, known: Sequence[str]) -> None:
+    if name not in known:
+        raise InvalidSettingError(f"{setting} is one of {', '.join(known)}; got {name!r}.")

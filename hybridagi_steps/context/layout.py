@@ -229,7 +229,7 @@ def _opening(session_id: str) -> Step:
 
 
 def _report_recalled(receipt: Receipt, recalled: Quoted) -> None:
-    """Write down what is quoted, best first, and the best of what is not."""
+    """Write down what is quoted, what the newest messages need before what was found."""
     frame = recalled.tokens - sum(step.tokens for step in recalled.found.steps)
     for step in recalled.found.steps:
         cut = f", cut from {step.whole_tokens:,} tokens" if step.cut else ""
@@ -239,8 +239,6 @@ def _report_recalled(receipt: Receipt, recalled: Quoted) -> None:
             tokens, frame = max(0, tokens + frame), min(0, tokens + frame)
         receipt.kept.append(ReceiptEntry(step.id, why, tokens, step.rank))
     receipt.kept.append(ReceiptEntry("recalled", "marks what was recalled as data", frame))
-    if (best := recalled.found.left_out) is not None:
-        receipt.next_best = ReceiptEntry(best.id, best.why, best.whole_tokens, best.rank)
 
 
 def _add(entries: list[ReceiptEntry], entry: ReceiptEntry) -> None:

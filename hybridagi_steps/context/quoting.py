@@ -121,19 +121,22 @@ def filled(
     for step in _different(found, made.steps):
         if len(made.steps) >= most:
             break
+        if made.full:
+            made.left_out = made.left_out or step
+            break
         share = min(made.left, max(_ALWAYS_WHOLE, int(_SHARE * made.left)))
         if _fit(step, share, wanted, count):
             made.steps.append(step)
             made.left -= step.tokens
         elif made.left_out is None:
             made.left_out = step
-        if made.full:
-            break
     for step in (step for step in made.steps if step.cut):
         made.left += step.tokens
         _fit(step, made.left, wanted, count)
         made.left -= step.tokens
     made.left_out = next((step for step in made.steps if step.cut), made.left_out)
+    if (best := made.left_out) is not None and not best.whole_tokens:
+        best.whole_tokens = count(f"{best.mark}\n{best.text}\n")
     while made.steps and (over := count(block_text(made.steps)) - room) > 0:
         made.left_out = made.steps.pop()
         made.left -= over

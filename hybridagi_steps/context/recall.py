@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 from hybridagi_steps.context.quoting import Recalled
 from hybridagi_steps.errors import EmbedderError
@@ -25,6 +26,9 @@ from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.json_reading import text_of
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.search.bm25 import Document, LexicalIndex
+
+Aim = Literal["next", "episode", "tool"]
+"""What a search is for: what to do next, the run that did this, which tool can do this."""
 
 _RANK_OFFSET = 60
 _OVERFETCH = 20
@@ -57,6 +61,13 @@ def query_of(units: Sequence[Unit]) -> str:
     return " | ".join(text for text in (asked.strip(), done.strip()) if text)
 
 
+class _Situation(NamedTuple):
+    """A question and the steps so far, as a memory takes them for `next`; needs no DSPy."""
+
+    queries: str
+    steps: list[AgentStep]
+
+
 @dataclass(slots=True)
 class Search:
     """Where older steps are searched, and what need not be found."""
@@ -73,6 +84,10 @@ class Search:
     """Words that are shown as they are."""
     notes: list[str]
     """Receives what could not be done."""
+    aim: Aim | None = None
+    """What the search is for, as `memory.search` has it."""
+    state: AgentStep | None = None
+    """The newest recorded step: that after which `next` asks what was done."""
 
     def hits(self, query: str, k: int) -> tuple[list[StepHit], bool]:
         """Return steps of the memory that are not shown, best first, and whether there are more."""
@@ -87,18 +102,31 @@ class Search:
             if len(new) >= k or not others or not more or wanted >= _MOST_FETCHED:
                 break
             wanted = min(wanted * _WIDER, _MOST_FETCHED)
-        if others and _WHOSE not in self.notes:
-            self.notes.append(_WHOSE)
+        if others:
+            self._note(_WHOSE)
         return new[:k], more or len(new) > k
 
     def _found(self, memory: StepMemory, query: str, k: int) -> list[StepHit]:
+        asked, options = self._asked(query)
         with unnoted():  # what is quoted of it is noted
             try:
-                return memory.search(query, k, where=self.where)
+                return memory.search(asked, k, where=self.where, **options)
             except EmbedderError as error:
-                if (note := f"searched by words only: {error}") not in self.notes:
-                    self.notes.append(note)
-                return memory.search(query, k, where=self.where, mode="lexical")
+                self._note(f"searched by words only: {error}")
+                return memory.search(asked, k, where=self.where, mode="lexical", **options)
+
+    def _asked(self, query: str) -> tuple[Any, dict[str, Any]]:
+        """Return what the memory is asked, and with which aim."""
+        if self.aim != "next":
+            return query, {} if self.aim is None else {"aim": self.aim}
+        if self.state is None:
+            self._note("searched without aim='next': no step is recorded of this conversation yet")
+            return query, {}
+        return _Situation(query, [self.state]), {"aim": self.aim}
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
 
     def says_something_new(self, step: AgentStep) -> bool:
         """Whether a step has words that are not shown."""
@@ -118,7 +146,9 @@ def found(query: str, k: int, older: Sequence[Unit], search: Search) -> tuple[li
     """
     if not query.strip() or k < 1:
         return [], False
-    by_step = {step_id: unit for unit in older for m in unit.messages for step_id in shown_steps(m)}
+    held = [(message, unit) for unit in older for message in unit.messages]
+    by_step = {step_id: unit for message, unit in held for step_id in shown_steps(message)}
+    by_step |= {message.id: unit for message, unit in held}
     ranked: dict[str, tuple[float, Recalled]] = {}
 
     def rank(step: Recalled, place: int) -> None:
@@ -134,7 +164,7 @@ def found(query: str, k: int, older: Sequence[Unit], search: Search) -> tuple[li
         if unit:
             rank(recalled_unit(unit, why), place)
         else:
-            rank(_recalled_step(hit.step, why, search.where.user_id), place)
+            rank(_recalled_hit(hit, why, search.where.user_id), place)
     best = [step for _, step in sorted(ranked.values(), key=lambda scored: -scored[0])]
     for place, step in enumerate(best, start=1):
         step.rank = place
@@ -174,11 +204,16 @@ def recalled_unit(unit: Unit, why: str) -> Recalled:
     return Recalled(step_id, first.run_id, first.created_at, unit, why, line, span)
 
 
-def _recalled_step(step: AgentStep, why: str, user_id: str | None) -> Recalled:
+def _recalled_hit(hit: StepHit, why: str, user_id: str | None) -> Recalled:
+    step = hit.step
     origin = None if step.user_id == user_id else "another user"
     if (source := source_of(step.metadata)) is not None:
         origin = f"imported: {source}"
     line, span = ("run", step.run_id), (step.hop, step.hop)
+    sequence: int | None = getattr(hit, "sequence", None)
+    if sequence is not None:  # a message of a session, with the one that it answers
+        line = ("session", step.session_id)
+        span = (sequence - (2 if step.purpose and step.outputs else 1), sequence - 1)
     step_id = id_text(step.id)
     return Recalled(step_id, step.run_id, step.created_at, step, why, line, span, origin)
 

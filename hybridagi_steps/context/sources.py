@@ -54,6 +54,8 @@ class Source:
     """Whom the AgentSteps that were given name; None for a step that names nobody."""
     token_store: MessageTokenStore | None = None
     """Where token counts are kept."""
+    last_step: AgentStep | None = None
+    """The newest of the AgentSteps that were given."""
 
     def tokens(self, units: Sequence[Unit], counter: MessageCounter) -> list[list[int]]:
         """Return the tokens of each message of each unit, in either provider's form."""
@@ -167,6 +169,14 @@ def recallable(
     return asked.model_copy(update={"user_id": user}), False
 
 
+def newest_step(memory: StepMemory | None, source: Source) -> AgentStep | None:
+    """Return the newest recorded step of a conversation, None if none is recorded."""
+    if source.last_step is not None or memory is None:
+        return source.last_step
+    shown = (ids for message in reversed(source.messages) if (ids := shown_steps(message)))
+    return next(iter(memory.get_steps(next(shown, list[str]())[-1:])), None)
+
+
 def _user_of(memory: StepMemory, source: Source) -> str | None:
     if source.of_agent_steps:
         return only_user(source.users)
@@ -230,7 +240,8 @@ def _given(steps: list[Any]) -> Source:
     if all(isinstance(step, AgentStep) for step in steps):
         messages = to_messages(steps, carry=False)
         users = {step.user_id for step in steps}
-        return Source(messages, messages[0].session_id, of_agent_steps=True, users=users)
+        session_id, last = messages[0].session_id, steps[-1]
+        return Source(messages, session_id, of_agent_steps=True, users=users, last_step=last)
     kinds = ", ".join(sorted({type(step).__name__ for step in steps}))
     raise InvalidSettingError(f"steps are all AgentSteps or all Steps, not {kinds}.")
 

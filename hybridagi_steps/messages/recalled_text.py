@@ -18,12 +18,14 @@ from hybridagi_steps.messages.agent_steps import error_text
 from hybridagi_steps.messages.parts import field_lines, json_text
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.excerpts import excerpt
-from hybridagi_steps.records.json_reading import JsonObject
+from hybridagi_steps.records.json_reading import JsonObject, as_object
 from hybridagi_steps.records.message import in_utc
 
 _BOOKKEEPING = ("trajectory", "repairs")
 """Fields that recorders and agents keep for their own use."""
 _REASONING = "reasoning"
+_SAID_BY = "said_by"
+"""Metadata key of what a message tells: who asked, and who answered."""
 _LEAST_SHARE = 3
 """A part of a step keeps a third of the room before the longer ones take it."""
 
@@ -39,12 +41,15 @@ class _Parts:
     arguments: str
     outcome: str
     state: str
+    speaker: str = ""
+    """Who says the outcome, where it was said and not given back."""
 
     def text(self) -> str:
         call = f"{self.called}({self.arguments})" if self.called else self.arguments
         said = "\n".join(part for part in (self.purpose, call) if part)
-        outcome = f"-> {self.outcome}" if self.outcome else ""
-        joint = "\n" if call or "\n" in said else " "
+        sign = f"{self.speaker}:" if self.speaker else "->"
+        outcome = f"{sign} {self.outcome}" if self.outcome else ""
+        joint = "\n" if call or self.speaker or "\n" in said else " "
         told = joint.join(part for part in (said, outcome) if part)
         return " ".join(part for part in (self.date, told, self.state) if part)
 
@@ -106,7 +111,10 @@ def _parts(step: AgentStep, dated: bool) -> _Parts:
     kind = str(getattr(step.step_type, "value", step.step_type))
     arguments = _told(step.arguments)
     purpose, called, outcome = step.purpose.strip(), step.tool or step.program or "", _outcome(step)
-    if step.tool is None and kind == "ProgramCall":
+    said_by = as_object((step.metadata or {}).get(_SAID_BY))
+    if asker := said_by.get("purpose"):
+        purpose, called, arguments = f"{asker}: {purpose}", "", {}
+    elif step.tool is None and kind == "ProgramCall":
         if purpose in arguments.values():  # what a user said in a chat is both
             purpose, called, arguments = f"user: {purpose}", "", {}
         elif arguments:
@@ -125,6 +133,7 @@ def _parts(step: AgentStep, dated: bool) -> _Parts:
         given,
         outcome,
         f"[{', '.join(state)}]" if state else "",
+        str(said_by.get("result") or ""),
     )
 
 
