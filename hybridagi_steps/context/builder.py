@@ -17,7 +17,7 @@ from typing import Literal, get_args, overload
 from hybridagi_steps.context.compaction import Summarise, compact, expand, replaced, summarised
 from hybridagi_steps.context.layout import Layout, Quoted, least_tokens, planned, recalled_in
 from hybridagi_steps.context.quoting import Recalled, block_text, filled
-from hybridagi_steps.context.recall import Aim, Search, dependencies, found, query_of
+from hybridagi_steps.context.recall import Search, dependencies, found, query_of
 from hybridagi_steps.context.receipt import Receipt, ReceiptEntry
 from hybridagi_steps.context.sent_prompts import SentPrompts
 from hybridagi_steps.context.sources import (
@@ -44,6 +44,7 @@ from hybridagi_steps.records.excerpts import extractive_summary, words
 from hybridagi_steps.records.filters import StepFilter, Trust
 from hybridagi_steps.records.json_reading import JsonObject
 from hybridagi_steps.records.message import Step
+from hybridagi_steps.search.formulas import Aim
 from hybridagi_steps.token_counters import (
     MESSAGE_TOKENS,
     CounterChoice,

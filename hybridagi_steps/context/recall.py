@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from hybridagi_steps.context.quoting import Recalled
 from hybridagi_steps.errors import EmbedderError
@@ -26,9 +26,7 @@ from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.json_reading import text_of
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.search.bm25 import Document, LexicalIndex
-
-Aim = Literal["next", "episode", "tool"]
-"""What a search is for: what to do next, the run that did this, which tool can do this."""
+from hybridagi_steps.search.formulas import Aim
 
 _RANK_OFFSET = 60
 _OVERFETCH = 20

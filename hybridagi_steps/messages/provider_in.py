@@ -14,7 +14,13 @@ from typing import Any, cast
 
 from hybridagi_steps.errors import MessageError
 from hybridagi_steps.messages.agent_steps import IS_ERROR
-from hybridagi_steps.messages.parts import OpenCalls, call_id, function_call, json_text
+from hybridagi_steps.messages.parts import (
+    CACHE_CONTROL,
+    OpenCalls,
+    call_id,
+    function_call,
+    json_text,
+)
 from hybridagi_steps.messages.turns import ROLES, THINKING_BLOCKS
 from hybridagi_steps.messages.units import THINKING
 from hybridagi_steps.records.json_reading import (
@@ -104,6 +110,7 @@ class _Reader:
         if isinstance(content, list):
             calls += [
                 self._call(place, number, block.get("id"), block.get("name"), block.get("input"))
+                | _mark(block)
                 for number, block in enumerate(content)
                 if block["type"] == "tool_use"
             ]
@@ -157,7 +164,8 @@ class _Reader:
         answered = self._answered(place, "tool_use_id", block.get("tool_use_id"))
         content = _content(place, block.get("content"))
         said = _plain(content) if isinstance(content, list) else content
-        metadata: JsonObject = {IS_ERROR: True} if block.get("is_error") is True else {}
+        metadata = {IS_ERROR: True} if block.get("is_error") is True else {}
+        metadata |= _mark(block)
         self._add(MessageRole.TOOL, fields, said or "", metadata, tool_call_id=answered)
 
     def _calls(self, place: int, fields: JsonObject) -> Parts:
@@ -250,7 +258,15 @@ def _native(fields: JsonObject) -> JsonObject:
     """Return what a message holds beside what a Step has fields for, as metadata."""
     rest = without(fields, *_READ, "function_call")
     rest = {name: value for name, value in rest.items() if value is not None}
-    return {NATIVE: rest} if rest else {}
+    mark = _mark(rest)
+    rest = without(rest, *mark)
+    return {NATIVE: rest, **mark} if rest else mark
+
+
+def _mark(fields: JsonObject) -> JsonObject:
+    """Return the mark of Anthropic's prompt cache that a block or a message has."""
+    mark = as_object(fields.get(CACHE_CONTROL))
+    return {CACHE_CONTROL: mark} if mark else {}
 
 
 def _reasoning(fields: JsonObject, metadata: JsonObject) -> str | None:

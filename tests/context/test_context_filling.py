@@ -375,3 +375,11 @@ class TestAim:
         context = ContextBuilder(memory, aim="next").build(steps=ASKED)
         assert "aim" not in seen[0][1]
         assert any("searched without aim='next'" in note for note in context.receipt.notes)
+
+    @pytest.mark.parametrize("aim", ["next", "episode", "tool"])
+    def test_each_finds_older_steps(self, memory: StepMemory, aim: Any) -> None:
+        runs = [act(n, run=f"r{n // 4}", hop=n % 4) for n in range(12)]
+        memory.add(runs)
+        context = ContextBuilder(memory, aim=aim, k=4).build(steps=runs[8:10], query="a pool")
+        assert len(context.recalled) == 4
+        assert context.receipt.notes == []
