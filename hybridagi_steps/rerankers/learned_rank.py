@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from hybridagi_steps.display.rendering import render
+from hybridagi_steps.display.templates import render
 from hybridagi_steps.errors import InvalidSettingError, LabelError, NotLearnedError
 from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.records.agent_step import AgentStepType

@@ -239,7 +239,8 @@ class ScoreParts:
         children, parents = children[order], parents[order]
         first = np.searchsorted(parents, rows)
         count = np.minimum(np.searchsorted(parents, rows, side="right") - first, BRANCHES)
-        place = np.repeat(first - (np.cumsum(count) - count), count) + np.arange(count.sum())
+        place: Places = np.repeat(first - (np.cumsum(count) - count), count)
+        place = place + np.arange(int(count.sum()))
         return children[place], np.repeat(owners, count)
 
     def _session(self, rows: Rows) -> Scores:
