@@ -380,9 +380,10 @@ class TermScores(NamedTuple):
         """Return what the term adds to its documents, or to those at some places of the list."""
         counts = self.counts[places]
         often = counts.astype(np.float32)
-        added: _Scores = often * np.float32(K1 + 1) / (often + damped.take(self.positions[places]))
+        below = often + damped.take(self.positions[places])
+        added: _Scores = np.divide(often * (K1 + 1), below, dtype=np.float32)
         added[counts == 0] = FURTHER
-        return (added * self.weight).astype(np.float32, copy=False)
+        return added * self.weight
 
 
 class Match:
