@@ -18,8 +18,7 @@ from hybridagi_steps.context.compaction import Summarise, compact, expand, repla
 from hybridagi_steps.context.layout import Layout, Quoted, least_tokens, planned, recalled_in
 from hybridagi_steps.context.quoting import Recalled, block_text, filled
 from hybridagi_steps.context.recall import Search, dependencies, found, query_of
-from hybridagi_steps.context.receipt import Receipt, ReceiptEntry
-from hybridagi_steps.context.sent_prompts import SentPrompts
+from hybridagi_steps.context.receipt import Receipt, ReceiptEntry, SentPrompts
 from hybridagi_steps.context.sources import (
     SessionReader,
     Source,
@@ -187,14 +186,7 @@ class ContextBuilder:
         self.where = None if where is None else StepFilter.of(where)
         if trust is not None:
             self.where = StepFilter(trust=trust).and_(self.where or StepFilter())
-        _check_name("layout", layout, get_args(LayoutName))
-        if aim is not None:
-            _check_name("aim", aim, get_args(Aim))
-        if not is_number(cache_weight) or not 0 <= cache_weight <= 1:
-            raise InvalidSettingError(
-                f"cache_weight is a number from 0 (cached tokens are free) to 1, not "
-                f"{cache_weight!r}."
-            )
+        _check_layout(layout, aim, cache_weight)
         self.aim: Aim | None = aim
         self.layout: LayoutName = layout
         self.cache_weight = cache_weight
@@ -375,6 +367,12 @@ def _check_number(name: str, value: object, least: int) -> None:
         raise InvalidSettingError(f"{name} is a whole number, at least {least}; got {value!r}.")
 
 
-def _check_name(setting: str, name: object, known: Sequence[str]) -> None:
-    if name not in known:
-        raise InvalidSettingError(f"{setting} is one of {', '.join(known)}; got {name!r}.")
+def _check_layout(layout: str, aim: str | None, cache_weight: float) -> None:
+    for setting, name, known in (("layout", layout, LayoutName), ("aim", aim, Aim)):
+        if name not in get_args(known) and (name is not None or setting == "layout"):
+            names = ", ".join(get_args(known))
+            raise InvalidSettingError(f"{setting} is one of {names}; got {name!r}.")
+    if not is_number(cache_weight) or not 0 <= cache_weight <= 1:
+        raise InvalidSettingError(
+            f"cache_weight is a number from 0 (cached tokens are free) to 1, not {cache_weight!r}."
+        )

@@ -131,6 +131,8 @@ def filled(
         elif made.left_out is None:
             made.left_out = step
     for step in (step for step in made.steps if step.cut):
+        if made.full:
+            break
         made.left += step.tokens
         _fit(step, made.left, wanted, count)
         made.left -= step.tokens

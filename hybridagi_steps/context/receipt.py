@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import NamedTuple
 
-from hybridagi_steps.records.json_reading import JsonObject
-from hybridagi_steps.token_counters import ESTIMATE
+from hybridagi_steps.records.json_reading import JsonObject, as_json
+from hybridagi_steps.token_counters import ESTIMATE, MessageCounter
 
+_REMEMBERED_SESSIONS = 256
+_DIGEST_BYTES = 16
 _MOST_DROPPED = 20
 """Lines of what was dropped in a printed receipt."""
 
@@ -103,3 +108,33 @@ class Receipt:
 
 def _ranked(entry: ReceiptEntry) -> str:
     return "" if entry.rank is None else f" (rank {entry.rank})"
+
+
+class SentPrompts:
+    """How each session's last prompt began, so that a receipt can say what a cache would serve.
+
+    Of the messages only digests are kept. Threads may share it: what it knows of a session is
+    replaced, not changed.
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, list[bytes]] = OrderedDict()
+
+    def shared(
+        self, session_id: str, messages: Sequence[JsonObject], counter: MessageCounter
+    ) -> int:
+        """Return the tokens with which a prompt begins as the session's last one did; keep it."""
+        digests = [
+            blake2b(as_json(message).encode("utf-8", "replace"), digest_size=_DIGEST_BYTES).digest()
+            for message in messages
+        ]
+        before = self._known.pop(session_id, [])
+        self._known[session_id] = digests
+        while len(self._known) > _REMEMBERED_SESSIONS:
+            self._known.popitem(last=False)
+        tokens = 0
+        for message, now, then in zip(messages, digests, before, strict=False):
+            if now != then:
+                break
+            tokens += counter.message(message)
+        return tokens

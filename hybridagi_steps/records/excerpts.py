@@ -126,4 +126,4 @@ def _beginning(text: str, characters: int) -> str:
 def _worth(fragment: str, sought: set[str], place: int) -> float:
     hits = len(sought.intersection(words(fragment))) if sought else 0
     first = 1.0 if place == 0 else 0.0
-    return 2.0 * hits + first + 0.5 * min(4, len(identifiers(fragment)))
+    return 2.0 * hits + first + 0.5 * min(4, len(identifier_set(fragment)))

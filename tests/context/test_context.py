@@ -560,6 +560,7 @@ class TestForms:
         context = ContextBuilder(budget=8_000).build(steps=run, system_prompt="Be kind.")
         system, messages = context.for_provider("anthropic")
         assert system == "Be kind."
+        assert context.for_provider() == context.for_provider("openai") == context.messages
         assert len(messages) < len(context.messages)
         assert check_contexts([context]) == 1
         assert to_provider(from_messages(context.messages)) == context.messages

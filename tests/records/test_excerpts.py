@@ -39,6 +39,15 @@ def test_what_is_kept_stands_in_the_text(text: str) -> None:
         assert kept.strip() in text
 
 
+def test_a_gap_at_the_end_of_a_line_stands_on_a_line_of_its_own() -> None:
+    lines = [f"Line {n} says nothing to anybody." for n in range(9)]
+    lines[2] = lines[6] = "The zebra is number 7."
+    text = excerpt("\n".join(lines), 100, ["zebra", "number"])
+    assert text == f"{lines[0]}\n[…]\n{lines[2]}\n[…]\n{lines[6]}\n[…]"
+    one_line = excerpt(" ".join(lines), 100, ["zebra", "number"])
+    assert one_line == f"{lines[0]} […] {lines[2]} […] {lines[6]} […]"
+
+
 def test_words_and_lines_stay_whole() -> None:
     words_of = [f"word{n}" for n in range(200)]
     text = "\n".join(" ".join(words_of[n : n + 50]) for n in range(0, 200, 50))
