@@ -68,6 +68,15 @@ def test_each_kind_of_step(recalled: AgentStep, text: str) -> None:
     assert recalled_text(recalled, dated=False) == text.removeprefix("(2026-03-01) ")
 
 
+def test_what_was_said_names_who_said_it() -> None:
+    said_by = {"said_by": {"purpose": "Ana", "result": "assistant"}}
+    asked = {"purpose": "Which seat?", "arguments": {}}
+    answer = step(inputs=asked, outputs={"result": "14C"}, metadata=said_by)
+    assert recalled_text(answer) == "(2026-03-01) Ana: Which seat?\nassistant: 14C"
+    question = step("ProgramCall", inputs=CHAT, metadata={"said_by": {"purpose": "Ana"}})
+    assert recalled_text(question) == "(2026-03-01) Ana: Hi?"
+
+
 def test_ids_and_bookkeeping_are_left_out() -> None:
     told = {"trajectory": {"steps": ["id-1"]}, "reasoning": "since", "answer": "14C"}
     asked = {"question": "Which?", "trajectory": {"thought_0": "x"}, "past": {"steps": ["id-2"]}}
