@@ -177,11 +177,7 @@ class ContextBuilder:
         """
         if memory is not None and not hasattr(memory, "repository"):
             raise InvalidMemoryError(memory, "repository()", "search()")
-        _check_number("budget", budget, 1)
-        if k is not None:
-            _check_number("k", k, 0)
-        if recent is not None:
-            _check_number("recent", recent, 1)
+        _check_numbers(budget=(budget, 1), k=(k, 0), recent=(recent, 1))
         self.memory, self.budget, self.recent, self.k = memory, budget, recent, k
         self.where = None if where is None else StepFilter.of(where)
         if trust is not None:
@@ -362,9 +358,12 @@ class ContextBuilder:
         return Quoted(made, self._count.message(text))
 
 
-def _check_number(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidSettingError(f"{name} is a whole number, at least {least}; got {value!r}.")
+def _check_numbers(budget: tuple[object, int], **optional: tuple[object, int]) -> None:
+    """Check whole numbers, each with the least that it may be; all but the budget may be None."""
+    given = {name: pair for name, pair in optional.items() if pair[0] is not None}
+    for name, (value, least) in {"budget": budget, **given}.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InvalidSettingError(f"{name} is a whole number, at least {least}; got {value!r}.")
 
 
 def _check_layout(layout: str, aim: str | None, cache_weight: float) -> None:
