@@ -22,6 +22,7 @@ from hybridagi_steps.errors import LabelError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.provenance import recalled_by
+from hybridagi_steps.records.step_text import whole_text
 from hybridagi_steps.records.store_values import UNREVOKED
 
 LONGEST_QUERY = 1_000
@@ -199,8 +200,19 @@ def judged(
     lost = 0
     for known in verdicts:
         hits = memory.search(known.query, pool, where=known.where)
-        told = [known.of.get(id_text(hit.step.id)) for hit in hits]
-        lost += len(known.of) - sum(verdict is not None for verdict in told)
+        of_id = {id_text(hit.step.id): place for place, hit in enumerate(hits)}
+        missing = [step_id for step_id in known.of if step_id not in of_id]
+        if missing:  # of steps that say the same only the newest is a hit: it stands for them
+            of_text = {whole_text(hit.step): place for place, hit in enumerate(hits)}
+            for step in memory.get_steps(missing):
+                if (place := of_text.get(whole_text(step))) is not None:
+                    of_id[id_text(step.id)] = place
+        told: list[bool | None] = [None] * len(hits)
+        for step_id, verdict in known.of.items():
+            if step_id in of_id:
+                told[of_id[step_id]] = verdict
+            else:
+                lost += 1
         if any(verdict is not None for verdict in told):
             found.append(JudgedHits(known.query, hits, told, known.group))
     return found, lost

@@ -61,7 +61,10 @@ MOST_COUNTED = 20
 """Labels of a run or query that count in full; more of them share that weight."""
 
 _NAME = "learned_rank"
+_ORDER = ("score", "rank")
+"""What tells in which order the hits came."""
 _FREE_SHARE = 0.01
+_KEPT_AT_ZERO = 1e15
 _NEVER_DIFFERS = 1e-9
 _LEAST_POOL = 2
 _TOLD = 3
@@ -138,8 +141,8 @@ class LearnedRank:
         """Set how to learn.
 
         Args:
-            l2: How strongly weights are kept small, above 0; those of score and place are not, so
-                few labels leave the order as it came.
+            l2: How strongly weights are kept small, above 0; that of the score hardly is, so few
+                labels leave the order as it came.
             pool: Hits of a query among which labelled steps are looked for; at least 2.
 
         Raises:
@@ -206,7 +209,7 @@ class LearnedRank:
         queries = list(judged)
         features, scales, rows = _rows(queries)
         _check(rows, unusable, source)
-        fit = partial(_fit, penalties=np.array([_penalty(name, self.l2) for name in features]))
+        fit = partial(_fit, names=features, l2=self.l2)
         model = fit(rows)
         good = int(rows.labels.sum())
         self.learned = RankWeights(
@@ -384,16 +387,21 @@ def _rows(queries: Sequence[JudgedHits]) -> tuple[list[str], Floats, JudgedRows]
     return names, scales, rows.of(known)
 
 
-def _fit(rows: JudgedRows, penalties: Floats) -> LogisticModel:
-    """Learn from judged hits, those of long runs no more than those of others."""
-    sizes = np.bincount(rows.groups)[rows.groups]
-    return fit_logistic(
-        rows.features, rows.labels, np.minimum(1.0, MOST_COUNTED / sizes), penalties
-    )
+def _fit(rows: JudgedRows, names: Sequence[str], l2: float) -> LogisticModel:
+    """Learn from judged hits, those of long runs no more than those of others.
 
-
-def _penalty(name: str, l2: float) -> float:
-    return l2 * _FREE_SHARE if name in ("score", "rank") else l2
+    No hit is worth less for matching better: where score or place would weigh against it, which a
+    few labels of hits that stand close together can ask for, it weighs nothing.
+    """
+    counts = np.minimum(1.0, MOST_COUNTED / np.bincount(rows.groups)[rows.groups])
+    penalties = np.array([l2 * _FREE_SHARE if name == "score" else l2 for name in names])
+    order = [names.index(name) for name in _ORDER]
+    while True:
+        model = fit_logistic(rows.features, rows.labels, counts, penalties)
+        least = min(order, key=lambda place: model.weights[place])
+        if model.weights[least] >= -_NEVER_DIFFERS:
+            return model
+        penalties[least] = _KEPT_AT_ZERO
 
 
 def _check(rows: JudgedRows, unusable: int, source: str) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from inspect import signature
-from typing import Any
+from typing import Any, get_args
 
 from hybridagi_steps.dspy_types import QueryWithSteps
 from hybridagi_steps.memory import StepMemory
@@ -14,22 +13,23 @@ from tests.benchmarks.retrieval_tasks import Aim, Question
 class Searches:
     """Asks a memory benchmark questions."""
 
+    aims: tuple[Aim, ...] = get_args(Aim)
+
     def __init__(self, memory: StepMemory) -> None:
         self._memory = memory
-        known = "aim" in signature(memory.search).parameters
-        self.aims: tuple[Aim, ...] = ("next", "episode", "tool") if known else ()
-        """The aims that can be named."""
 
     def hits(
         self, question: Question, k: int, aim: Aim | None = None, **options: Any
     ) -> list[StepHit]:
         """Return k hits; an aim that needs a state is left out where there is none."""
-        query: str | QueryWithSteps = question.text
-        if aim == "next" and question.state is not None:
-            query = QueryWithSteps.from_hits(query, [StepHit(step=question.state, score=1.0)])
-        if aim in self.aims and (aim != "next" or question.state is not None):
-            options["aim"] = aim
-        return self._memory.search(query, k, where=scope_of(question), **options)
+        where = scope_of(question)
+        if aim != "next":
+            return self._memory.search(question.text, k, where=where, aim=aim, **options)
+        if question.state is None:
+            return self._memory.search(question.text, k, where=where, **options)
+        state = StepHit(step=question.state, score=1.0)
+        query = QueryWithSteps.from_hits(question.text, [state])
+        return self._memory.search(query, k, where=where, aim=aim, **options)
 
 
 def scope_of(question: Question) -> StepFilter:

@@ -20,9 +20,8 @@ from typing import Literal
 from hybridagi_steps.exchange.shipped_runs import shipped_runs
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.step_text import cut, own_text, text_hash
+from hybridagi_steps.search.formulas import Aim
 
-Aim = Literal["next", "episode", "tool"]
-"""What a search is for: what to do next, that very run, or which tool can do this."""
 Half = Literal["tune", "report"]
 """Which runs ask: those on which constants are chosen, or those on which they are reported."""
 

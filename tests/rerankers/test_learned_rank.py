@@ -261,6 +261,14 @@ class TestUse:
         assert known is not None
         assert (known.good, known.bad) == (156, 156)
 
+    def test_a_step_that_was_done_again_since_counts_as_its_twin(self, memory: StepMemory) -> None:
+        for topic in range(40):
+            again = [past(topic, n).model_copy(update={"id": f"again-{topic}-{n}"}) for n in (0, 1)]
+            memory.add(again)
+        known = LearnedRank().fit(memory).learned
+        assert known is not None
+        assert (known.good, known.bad, known.unusable) == (160, 160, 0)
+
     def test_asking_again_is_not_recalling(self, memory: StepMemory) -> None:
         @record_step(kind="action", purpose="act")
         def act() -> str:
