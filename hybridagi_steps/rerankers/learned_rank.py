@@ -24,12 +24,6 @@ from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.records.agent_step import AgentStepType
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.message import in_utc, utc_now
-from hybridagi_steps.rerankers.cross_validation import (
-    Gain,
-    JudgedRows,
-    cross_fitted,
-    measured_gain,
-)
 from hybridagi_steps.rerankers.judged_hits import (
     JudgedHits,
     Labels,
@@ -38,7 +32,15 @@ from hybridagi_steps.rerankers.judged_hits import (
     labelled,
     used,
 )
-from hybridagi_steps.rerankers.logistic import Floats, LogisticModel, fit_logistic
+from hybridagi_steps.rerankers.logistic import (
+    Floats,
+    Gain,
+    JudgedRows,
+    LogisticModel,
+    cross_fitted,
+    fit_logistic,
+    measured_gain,
+)
 from hybridagi_steps.rerankers.rescoring import best_first, rescored
 from hybridagi_steps.validation import is_number, whole_number
 

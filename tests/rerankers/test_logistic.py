@@ -6,15 +6,18 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from hybridagi_steps.rerankers.cross_validation import (
+from hybridagi_steps.rerankers.logistic import (
+    Floats,
     Gain,
     JudgedRows,
+    LogisticModel,
     area_under_curve,
     cross_fitted,
+    fit_logistic,
     measured_gain,
     ndcg,
+    sigmoid,
 )
-from hybridagi_steps.rerankers.logistic import Floats, LogisticModel, fit_logistic, sigmoid
 
 
 def fit(features: Floats, labels: Floats, l2: float = 1e-9) -> LogisticModel:
