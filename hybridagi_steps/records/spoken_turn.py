@@ -32,6 +32,9 @@ _ASKS_WHEN = re.compile(
     re.IGNORECASE,
 )
 
+_NAMED = re.compile(r"(\([^()]{,40}\) )?(?P<name>[^\W\d_][\w.'-]*( [\w.'-]+){,3}): ")
+"""How a purpose begins that says who speaks: "Ann Lee: …", a date before it or not."""
+
 
 class SpokenTurn(NamedTuple):
     """What counts of a spoken turn besides its words."""
@@ -66,6 +69,8 @@ def spoken_turn(step: AgentStep) -> SpokenTurn | None:
     if not isinstance(speakers, dict) and (step.tool or not _is_chat(step)):
         return None
     names: list[Any] = list(speakers.values()) if isinstance(speakers, dict) else []  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if not names and (named := _NAMED.match(step.purpose)) is not None:
+        names = [named["name"]]
     answer = step.result if isinstance(step.result, str) else ""
     said = f"{step.purpose} {answer}" if _SAID_BY in metadata else answer or step.purpose
     called = [name for name in names if isinstance(name, str) and name.lower() not in _ROLES]
@@ -91,5 +96,5 @@ def asks_when(text: str) -> bool:
 def _is_chat(step: AgentStep) -> bool:
     """Whether a step without a tool says something: in an imported chat, or as a plain answer."""
     kind = str(getattr(step.step_type, "value", step.step_type))
-    plain = kind == "Action" and not step.arguments and isinstance(step.result, str)
-    return step.program == _CHAT or plain
+    plain = kind == "Action" and not step.arguments and isinstance(step.result or "", str)
+    return step.program == _CHAT or (plain and bool(step.result or step.purpose))

@@ -20,10 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.records.store_values import Rows
-from hybridagi_steps.search.forward_index import ForwardIndex
-
-K1, B = 1.5, 0.75
-"""Term saturation and length normalisation, the usual constants."""
+from hybridagi_steps.search.forward_index import K1, B, ForwardIndex, Spelling
 
 FURTHER = 0.2
 """What a further word counts, where a single word of an average document counts 1; the best on the
@@ -241,7 +238,7 @@ class LexicalIndex:
         """How many term numbers there are."""
         return len(self._terms)
 
-    def spelling(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    def spelling(self) -> Spelling:
         """Return all terms as one UTF-8 text, and behind which byte of it each ends."""
         self._spelled.follow(self._terms)
         return self._spelled.text, self._spelled.ends

@@ -28,9 +28,9 @@ from hybridagi_steps.search.formulas import (
     Mode,
     formulas,
 )
+from hybridagi_steps.search.forward_index import Scores
 from hybridagi_steps.search.score_parts import AskedText, Places, Scope, ScoreParts
 from hybridagi_steps.search.step_index import StepIndex
-from hybridagi_steps.search.word_counts import Scores
 
 POOL = 50
 """Candidates taken from each half."""

@@ -18,17 +18,17 @@ from hybridagi_steps.records.step_text import tokens
 from hybridagi_steps.records.store_values import FloatVector, Rows
 from hybridagi_steps.search.bm25 import LexicalIndex, Match, Statistics, inverse_frequency
 from hybridagi_steps.search.formulas import Formula
-from hybridagi_steps.search.forward_index import Words
-from hybridagi_steps.search.step_columns import NO_ROW
-from hybridagi_steps.search.step_index import Shard, StepIndex
-from hybridagi_steps.search.word_counts import (
+from hybridagi_steps.search.forward_index import (
     Counts,
     Scores,
+    Words,
     bm25,
     phrase_counts,
     piece_counts,
     term_counts,
 )
+from hybridagi_steps.search.step_columns import NO_ROW
+from hybridagi_steps.search.step_index import Shard, StepIndex
 
 TOOL_STEPS = 12
 """The first steps of a tool that stand for it."""
@@ -150,7 +150,7 @@ class ScoreParts:
     def _pieces(self, rows: Rows) -> Scores:
         found = np.zeros(len(rows))
         for words, held in zip(self._lexicals(), self._windows(rows), strict=True):
-            counts = piece_counts(held, self.query.terms, words)
+            counts = piece_counts(held, self.query.terms, words.spelling())
             found += bm25(counts, held.lengths, 1.0, self._average)
         return _to_best(found)
 

@@ -23,8 +23,7 @@ from hybridagi_steps.records.store_values import Changes, Position, Rows, TextRo
 from hybridagi_steps.search.bm25 import Document, LexicalIndex
 from hybridagi_steps.search.filter_index import FilterColumns
 from hybridagi_steps.search.index_cache import erase_cache, load_cache, save_cache
-from hybridagi_steps.search.step_columns import StepColumns
-from hybridagi_steps.search.turn_columns import TurnColumns
+from hybridagi_steps.search.step_columns import StepColumns, TurnColumns
 from hybridagi_steps.search.vector_index import FaissIndex
 from hybridagi_steps.stores.address import is_server
 
