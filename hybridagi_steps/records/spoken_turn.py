@@ -32,7 +32,7 @@ _ASKS_WHEN = re.compile(
     re.IGNORECASE,
 )
 
-_NAMED = re.compile(r"(\([^()]{,40}\) )?(?P<name>[^\W\d_][\w.'-]*( [\w.'-]+){,3}): ")
+_NAMED = re.compile(r"(\([^()]{,40}\) )?(?P<name>(?![a-z])[^\W\d_][\w.'-]*( [\w.'-]+){,3}): ")
 """How a purpose begins that says who speaks: "Ann Lee: …", a date before it or not."""
 
 
@@ -47,19 +47,22 @@ class SpokenTurn(NamedTuple):
     """Whether it ends in a question mark."""
     dated: bool
     """Whether it has an English time expression."""
+    exchange: bool
+    """Whether it is a question together with its answer: two turns in one."""
     speaker: str
     """Stems of the speakers' names, with blanks between; empty for mere roles."""
 
     def line(self) -> str:
         """Return it as a line that `of_line` reads."""
-        flags = f"{'?' * self.asks}{'@' * self.dated}" or "-"
+        flags = f"{'?' * self.asks}{'@' * self.dated}{'+' * self.exchange}" or "-"
         return f"{self.session} {self.length} {flags} {self.speaker}".rstrip()
 
     @classmethod
     def of_line(cls, line: str) -> SpokenTurn:
         """Read what `line` wrote."""
         session, length, flags, *speaker = line.split(" ", 3)
-        return cls(int(session), int(length), "?" in flags, "@" in flags, "".join(speaker))
+        known = ("?" in flags, "@" in flags, "+" in flags)
+        return cls(int(session), int(length), *known, "".join(speaker))
 
 
 def spoken_turn(step: AgentStep) -> SpokenTurn | None:
@@ -79,6 +82,7 @@ def spoken_turn(step: AgentStep) -> SpokenTurn | None:
         length=len(said.split()),
         asks=said.rstrip().endswith("?"),
         dated=says_when(said),
+        exchange=bool(step.purpose.strip() and answer),
         speaker=" ".join(dict.fromkeys(tokens(" ".join(called)))),
     )
 

@@ -219,17 +219,25 @@ class ScoreParts:
         return _to_best(bm25(wide, length, self._weights(self.query), float(length.mean())))
 
     def _around(self, rows: Rows) -> tuple[Rows, Places]:
-        """Return the turns around each row, itself included, and beside each the row's place."""
+        """Return the turns around each row, itself included, and beside each the row's place.
+
+        Two links in either direction, but one where each row is a question with its answer.
+        """
+        turns = self.index.turns
+        alone = ~turns.column("exchanges", turns.places(rows))
         before, owners = rows, np.arange(len(rows))
         after, owners_after = rows, owners
         members, of = [rows], [owners]
-        for _ in range(AROUND):
+        for hop in range(AROUND):
             before = self.index.columns.parents(before)
             after, owners_after = self._followers(after, owners_after)
+            if hop == AROUND - 1:
+                before = np.where(alone, before, NO_ROW)
+                after, owners_after = (x[alone[owners_after]] for x in (after, owners_after))
             members += [before, after]
             of += [owners, owners_after]
         member, owner = np.concatenate(members), np.concatenate(of)
-        kept = self._may_show(member) & (self.index.turns.places(member) >= 0)
+        kept = self._may_show(member) & (turns.places(member) >= 0)
         return member[kept], owner[kept]
 
     def _followers(self, rows: Rows, owners: Places) -> tuple[Rows, Places]:

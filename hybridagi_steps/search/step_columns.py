@@ -26,6 +26,7 @@ _TURN_TYPES = {
     "lengths": np.int32,
     "asks": np.bool_,
     "dated": np.bool_,
+    "exchanges": np.bool_,
     "speakers": np.int32,
 }
 _NAMES = ("rows", "parent_rows", "text_hashes", "purpose_hashes")
@@ -193,6 +194,7 @@ class TurnColumns:
             "lengths": [turn.length for turn in fresh.values()],
             "asks": [turn.asks for turn in fresh.values()],
             "dated": [turn.dated for turn in fresh.values()],
+            "exchanges": [turn.exchange for turn in fresh.values()],
             "speakers": [
                 self._speakers.setdefault(turn.speaker, len(self._speakers))
                 for turn in fresh.values()
@@ -234,7 +236,7 @@ class TurnColumns:
         return np.where(self.rows[found] == rows, found, -1)
 
     def column(self, name: str, places: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
-        """Return `lengths`, `asks` or `dated` at some places."""
+        """Return `lengths`, `asks`, `dated` or `exchanges` at some places."""
         return self._columns[name][places]
 
     def spoken_by(self, places: npt.NDArray[np.intp], names: Collection[str]) -> npt.NDArray[Any]:

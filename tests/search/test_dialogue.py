@@ -229,8 +229,9 @@ def test_what_counts_of_a_turn_survives_its_line() -> None:
     made = spoken_turn(turn("a", "Were you there last May, or not?", "Ann Lee", session_id="s"))
     assert made is not None
     assert (made.length, made.asks, made.dated, made.speaker) == (7, True, True, "ann lee")
+    assert not made.exchange
     assert SpokenTurn.of_line(made.line()) == made
-    plain = made._replace(asks=False, dated=False, speaker="", session=-(2**63))
+    plain = made._replace(asks=False, dated=False, speaker="", session=-(2**63), exchange=True)
     assert SpokenTurn.of_line(plain.line()) == plain
 
 
@@ -256,3 +257,29 @@ def test_the_wide_window_is_bm25_over_five_turns(memory: StepMemory) -> None:
     expected = {name: value / max(raw.values()) for name, value in raw.items()}
     wide = {name: hit.parts["wide"] for name, hit in hits(memory, "alpha").items()}
     assert wide == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_question_with_its_answer_is_as_wide_as_two_turns(memory: StepMemory) -> None:
+    """Its wide window reaches one link to either side, that of a turn alone two."""
+    for kind, purpose in (("pair", "and then?"), ("lone", "")):
+        steps = talk(kind, *[("Ann", f"{kind} {word}") for word in ("tent", "mud", "oar", "fog")])
+        for step in steps:
+            step.inputs = {"purpose": purpose, "arguments": {}}
+        memory.add(steps)
+    wide = {name: hit.parts["wide"] for name, hit in hits(memory, "tent").items()}
+    assert wide["lone2"] > 0
+    assert wide["pair1"] > 0
+    assert wide.get("pair2", 0) == wide.get("lone3", 0) == 0
+
+
+def test_a_purpose_may_name_who_speaks() -> None:
+    plain = AgentStep(
+        step_type=AgentStepType.Action, inputs={"purpose": "(8 May 2024) Ann Lee: we left."}
+    )
+    made = spoken_turn(plain)
+    assert made is not None
+    assert made.speaker == "ann lee"
+    plain.inputs = {"purpose": "just talk: nothing else, or so she said"}
+    made = spoken_turn(plain)
+    assert made is not None
+    assert made.speaker == ""
