@@ -22,11 +22,9 @@ from hybridagi_steps.outside_files import QueuedRun, StateFolder, erase_from_que
 from hybridagi_steps.protocols import StoreBackend
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.records.message import SUMMARY_OF, MessageRole, Step, new_id
+from hybridagi_steps.records.message import ERASED, SUMMARY_OF, MessageRole, Step, new_id
 from hybridagi_steps.validation import in_every_scope
 
-ERASED = "[erased]"
-"""What stands in the place of a message that was erased and whose place is still read."""
 _WHOLE = ({"session_id"}, {"user_id"}, {"run_id"})
 """Conditions that, alone, mean all that belongs to somebody or something."""
 _LONGEST_TURN = 1_000

@@ -25,6 +25,7 @@ from hybridagi_steps.records.store_values import (
     FloatMatrix,
     Frontier,
     Hidden,
+    MessagePlace,
     PendingText,
     Position,
     Rows,
@@ -135,7 +136,7 @@ class IndexedStore(Protocol):
 
     def pending_vectors(
         self, limit: int, *, after: int = 0, through: int = NEWEST
-    ) -> list[tuple[int, AgentStep]]:
+    ) -> list[tuple[int, AgentStep | None]]:
         """Return the next steps without an embedding, by row, within bounds as above."""
         ...
 
@@ -162,6 +163,41 @@ class IndexedStore(Protocol):
         At most `limit` texts and `limit` vectors; ask again from the position returned.
         When `since` is of another epoch the answer starts from nothing.
         """
+        ...
+
+
+@runtime_checkable
+class MessageIndex(Protocol):
+    """What a store has besides that indexes messages of sessions; without it a search finds none.
+
+    A message's row is its own plus `MESSAGE_ROWS`; `pending_texts`, `pending_vectors`, `changes`,
+    and `read` speak of both kinds, `frontier` of the newest of each.
+    """
+
+    def hidden_messages(self) -> Hidden:
+        """Return the rows of messages that recall leaves out."""
+        ...
+
+    def message_keys(
+        self, names: Sequence[StepKey], *, after: int, limit: int
+    ) -> tuple[Rows, dict[StepKey, list[str | None]]]:
+        """Return the next messages above `after` with their keys, as `step_keys` does."""
+        ...
+
+    def message_rows(self, where: StepFilter) -> Rows:
+        """Return the rows of messages that match, ascending."""
+        ...
+
+    def message_places(
+        self, rows: Sequence[int], session_id: str | None = None
+    ) -> dict[int, MessagePlace]:
+        """Return where each message is read: in that session if it does, else in another."""
+        ...
+
+    def message_line(
+        self, row: int, session_id: str, *, before: int, after: int
+    ) -> list[tuple[int, Any]]:
+        """Return what so many messages around one tell, see `messages.told`, with their rows."""
         ...
 
 

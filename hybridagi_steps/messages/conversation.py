@@ -35,10 +35,11 @@ from hybridagi_steps.records.json_reading import (
     time_of,
 )
 from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
+from hybridagi_steps.records.step_text import CHAT
 
 UNANSWERED = "no result for this call"
 """The note of an Action whose tool has not answered, as far as the file goes."""
-PROGRAM = "chat"
+PROGRAM = CHAT
 """Name of the program that an imported conversation is."""
 LONGEST_RUN_ID = 128
 """Longer ids of a conversation do not become the run's."""

@@ -122,6 +122,13 @@ FILTER_FIELDS = (
         "Least trust: `own` (recorded here by the user asked for), `team` (recorded here by "
         "anybody), `imported` (all).",
     ),
+    FilterField(
+        "kinds",
+        "--kind",
+        "choices",
+        "What is searched: `step`, `message` (of sessions), or both, as without it.",
+        metavar="KIND",
+    ),
 )
 """In the order in which they are listed."""
 

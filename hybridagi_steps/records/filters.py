@@ -33,6 +33,8 @@ from hybridagi_steps.records.message import from_local, in_utc
 
 EVERY_SCOPE = "*"
 """The value of `scope` that shows a user's own history and all trial runs."""
+Kind = Literal["step", "message"]
+"""What a search finds: AgentSteps, or messages of sessions."""
 Trust = Literal["own", "team", "imported"]
 """Where steps may come from: recorded here by one user, by anybody, or from anywhere."""
 
@@ -43,6 +45,8 @@ _OPEN: dict[str, Any] = {
     "exclude_run_id": [],
 }
 """Values with which a condition lets everything pass."""
+OF_STEPS_ALONE = ("program", "program_id", "step_types", "tools", "status", "predictors")
+"""Conditions that no message meets."""
 _LEVELS: tuple[Trust, ...] = ("imported", "team", "own")
 
 
@@ -71,6 +75,7 @@ _Id = Annotated[str | None, BeforeValidator(_id_text)]
 _Texts = Annotated[list[str] | None, BeforeValidator(_one_or_more)]
 _Types = Annotated[list[AgentStepType] | None, BeforeValidator(_one_or_more)]
 _Statuses = Annotated[list[StepStatus] | None, BeforeValidator(_one_or_more)]
+_Kinds = Annotated[list[Kind] | None, BeforeValidator(_one_or_more)]
 _Score = Annotated[float | None, BeforeValidator(_no_boolean), Field(allow_inf_nan=False)]
 _Time = Annotated[
     datetime | None,
@@ -105,6 +110,7 @@ class StepFilter(BaseModel):
     sources: _Texts = None
     predictors: _Texts = None
     trust: Trust | None = None
+    kinds: _Kinds = None
 
     def __init__(self, **conditions: object) -> None:
         """Make a filter.
@@ -145,7 +151,15 @@ class StepFilter(BaseModel):
     def passes_everything(self) -> bool:
         """Whether no condition leaves any step out; trial runs are not counted as left out."""
         asked = self.model_dump(exclude_none=True)
+        if "step" in (self.kinds or ()):
+            del asked["kinds"]
         return all(value == _OPEN.get(key) for key, value in asked.items())
+
+    def finds(self, kind: Kind) -> bool:
+        """Whether rows of a kind can match at all: a message has no tool and no program."""
+        if self.kinds is not None and kind not in self.kinds:
+            return False
+        return kind == "step" or all(getattr(self, name) is None for name in OF_STEPS_ALONE)
 
     def equalities(self) -> Iterator[tuple[StepKey, list[str | None]]]:
         """Yield step keys that must have one of some values, those first that leave least."""
@@ -232,6 +246,13 @@ class StepHit(BaseModel):
     `neighbour` and others that the page about searching lists."""
     context: list[AgentStep] = Field(default_factory=list[AgentStep])
     """The steps around it that `expand` asked for."""
+    kind: Kind = "step"
+    """Whether it is a stored AgentStep or a message of a session; then `step` tells what was said,
+    with the question that it answers, under the message's id."""
+    session_id: str | None = None
+    """The session: of a message one that reads it, the one asked for if it does."""
+    sequence: int | None = None
+    """Which message of the session it is; None of a step."""
 
     def shown(self) -> dict[str, Any]:
         """Return the hit as plain data for display, whatever its steps hold by now."""

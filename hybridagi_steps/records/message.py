@@ -41,6 +41,8 @@ def in_utc(value: datetime) -> datetime:
         raise ValueError(f"{value.isoformat()} has no date in UTC") from error
 
 
+ERASED = "[erased]"
+"""What stands in the place of a message that was erased and whose place is still read."""
 SUMMARY_OF = "summary_of"
 """Metadata key: ids of the messages that a summary stands for, in order."""
 

@@ -16,19 +16,30 @@ import threading
 import unicodedata
 from collections.abc import Callable, Collection
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
 from hybridagi_steps.records.agent_step import AgentStep
 
+CHAT = "chat"
+"""Name of the program that a conversation is, told as steps."""
+SAID_BY = "said_by"
+"""Metadata key of what a message tells: who spoke, as `{"purpose": name, "result": name}`."""
+
 _PURPOSE, _RESULT, _VALUE, _VALUES = 300, 150, 60, 8
+_SPOKEN = 600
+"""Characters of what somebody says in a conversation."""
 _PARENT_PURPOSE, _PARENT_RESULT = 100, 80
 
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_CJK}]|(?:(?![{_CJK}])[^\W_])+")
 _LONGEST_WORD = 64
+_MONTHS = (
+    *("January", "February", "March", "April", "May", "June", "July", "August", "September"),
+    *("October", "November", "December"),
+)
 _SHORTEST_STEMMED = 2
 
 _Cut = Callable[[Any, int], str]
@@ -64,7 +75,11 @@ def whole_text(step: AgentStep) -> str:
 def _text(step: AgentStep, cut: _Cut, values: int | None) -> str:
     kind = str(getattr(step.step_type, "value", step.step_type))
     inputs, outputs = step.inputs or {}, step.outputs or {}
-    purpose, outcome = cut(step.purpose, _PURPOSE), _outcome(step, cut)
+    if isinstance(speakers := (step.metadata or {}).get(SAID_BY), dict):
+        return _dialogue(step, cast("dict[str, Any]", speakers), cut)
+    spoken = step.program == CHAT or (kind == "Action" and not step.tool and not step.arguments)
+    purpose = cut(step.purpose, _SPOKEN if spoken else _PURPOSE)
+    outcome = _outcome(step, cut, _SPOKEN if spoken else _RESULT)
     if step.tool:
         called = f"{_words(step.tool)} ({_pairs(step.arguments, cut, _VALUE, values)})"
         return f"{purpose} | {called} -> {outcome}"
@@ -77,9 +92,13 @@ def _text(step: AgentStep, cut: _Cut, values: int | None) -> str:
         # Only the whole text has both.
         told_by_arguments = step.arguments and values is not None
         return called if told_by_arguments or not purpose else f"{purpose} | {called}"
+    if kind == "ProgramEnd" and spoken:
+        return f"{purpose} -> {outcome}"
     if kind == "ProgramEnd":
-        ended = f"{_words(step.program or '')} -> {outcome}"
-        return f"{purpose} | {ended}" if purpose else ended
+        asked = f" ({_pairs(step.arguments, cut, _PURPOSE, values)})" if step.arguments else ""
+        ended = f"{_words(step.program or '')}{asked} -> {outcome}"
+        told_by_arguments = step.arguments and values is not None
+        return ended if told_by_arguments or not purpose else f"{purpose} | {ended}"
     return f"{purpose} | {_pairs(step.arguments, cut, _VALUE, values)} -> {outcome}"
 
 
@@ -176,13 +195,25 @@ def _pairs(values: dict[str, Any], cut: _Cut, length: int, most: int | None) -> 
     return ", ".join(f"{key}={cut(value, length)}" for key, value in first)
 
 
-def _outcome(step: AgentStep, cut: _Cut) -> str:
+def _outcome(step: AgentStep, cut: _Cut, length: int = _RESULT) -> str:
     outputs = step.outputs or {}
     if step.result is not None:
-        return cut(step.result, _RESULT)
+        return cut(step.result, length)
     if len(outputs) == 1:
-        return cut(next(iter(outputs.values())), _RESULT)
-    return cut(_pairs(outputs, cut, _RESULT, None), _RESULT)
+        return cut(next(iter(outputs.values())), length)
+    return cut(_pairs(outputs, cut, length, None), length)
+
+
+def _dialogue(step: AgentStep, speakers: dict[str, Any], cut: _Cut) -> str:
+    """Return what was said as a script has it, with the day: when is a question people ask."""
+    made = step.created_at
+    said = {"purpose": step.purpose, "result": step.result}
+    lines = (
+        f"{speakers[part]}: {cut(text, _SPOKEN)}"
+        for part, text in said.items()
+        if speakers.get(part) and text
+    )
+    return f"({made.day} {_MONTHS[made.month - 1]} {made.year}) {' '.join(lines)}"
 
 
 def _uncut(value: object, _: int) -> str:

@@ -27,6 +27,8 @@ REVOKED = "revoked"
 """The scope that revoked steps show."""
 UNREVOKED = "* but revoked"
 """The scope that shows all but revoked steps: what `*` is to whoever recalls."""
+MESSAGE_ROWS = 2**40
+"""Rows from here on are messages of sessions: this plus the row that the message itself has."""
 
 
 class TextRow(NamedTuple):
@@ -41,7 +43,8 @@ class TextRow(NamedTuple):
     text_hash: int
     """Of the whole text."""
     purpose_hash: int
-    """Of the purpose; 0 when there is none."""
+    """Of the purpose; 0 when there is none. Of what it answers where that is a row of its own, as
+    `step_identity.answer_to` makes it."""
     scoped: bool
     """Whether the step belongs to a trial run (`scope` is set); ignored on save."""
 
@@ -57,12 +60,19 @@ class VectorRow(NamedTuple):
 
 
 class PendingText(NamedTuple):
-    """A step whose words are not indexed yet, with the parent its window shows."""
+    """A step or message whose words are not indexed yet, with the parent its window shows."""
 
     row: int
-    step: AgentStep
+    step: AgentStep | None
+    """The step, or what a message tells; None of a message that tells nothing."""
     parent_row: int | None
     parent: AgentStep | None
+    asked: AgentStep | None = None
+    """What it answers: the call of a program, a question, a call of tools."""
+    shown: AgentStep | None = None
+    """The stored step that a message shows: both say the same."""
+    shown_in: AgentStep | None = None
+    """The call that it stands in."""
 
 
 class Position(NamedTuple):
@@ -82,7 +92,9 @@ class Frontier(NamedTuple):
 
     position: Position
     row: int
-    """The newest row in use; what is stored later has a higher one."""
+    """The newest row of a step; what is stored later has a higher one."""
+    message_row: int = 0
+    """The newest row of a message, from `MESSAGE_ROWS` on; 0 of a store that indexes none."""
 
 
 class Changes(NamedTuple):
@@ -107,6 +119,13 @@ class Hidden(NamedTuple):
         if scope is None:
             return np.union1d(self.abandoned, self.revoked)
         return self.revoked[:0] if scope in (EVERY_SCOPE, REVOKED) else self.revoked
+
+
+class MessagePlace(NamedTuple):
+    """Where a message is read."""
+
+    session_id: str
+    sequence: int
 
 
 class StoreIdentity(NamedTuple):

@@ -44,7 +44,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FEW_RUNS = 32
 """So many excluded runs are asked for one by one; of more what remains is asked for."""
 _NOWHERE = np.empty(0, np.int32)
-_Positions = npt.NDArray[np.int32]
+Positions = npt.NDArray[np.int32]
+"""Places in the columns."""
 _Flags = npt.NDArray[np.bool_]
 _Values = npt.NDArray[Any]
 
@@ -77,11 +78,11 @@ class FilterColumns:
         Complexity: O(rows of the narrowest value asked for) once its posting list is kept, else
         O(n) over four-byte numbers.
         """
-        if _is_for_the_store(where):
-            return self._store.rows(where)
+        if self._is_for_the_store(where):
+            return self._rows_of(where)
         asked = repr(vars(where))  # its lists might be changed afterwards
         if asked != self._asked:
-            self._hold(_names(where))
+            self._hold(self._names(where))
             found = self._but_hidden(self._rows.values[self._matching(where)], where)
             found.flags.writeable = False
             self._asked, self._answer = asked, found
@@ -112,14 +113,64 @@ class FilterColumns:
     def hidden(self) -> Hidden:
         """Return the rows that recall leaves out, as the store last said."""
         if self._hidden is None:
-            self._hidden = self._store.hidden_rows()
+            self._hidden = self._hidden_rows()
         return self._hidden
+
+    def users_of_runs(self) -> dict[str, str]:
+        """Return the user of each run whose steps name one."""
+        self._hold(["run_id", "user_id"])
+        if not len(self._rows.values):
+            return {}
+        held = np.stack([self._columns[name].values for name in ("run_id", "user_id")])
+        runs, users = (list(self._numbers_of(name)) for name in ("run_id", "user_id"))
+        found: dict[str, str] = {}
+        pairs: list[tuple[int, int]] = np.unique(held, axis=1).T.tolist()
+        for number, place in pairs:
+            run, user = runs[number], users[place]
+            if run is not None and user is not None:
+                found[run] = user
+        return found
+
+    def of_runs(self, run_ids: Sequence[str]) -> list[Rows]:
+        """Return the rows of some runs, of every scope."""
+        wheres = (StepFilter(run_id=run_id, scope=EVERY_SCOPE) for run_id in run_ids)
+        return [self._rows_of(where) for where in wheres]
+
+    # -- what the store says ----------------------------------------------------------------------
+
+    def _hidden_rows(self) -> Hidden:
+        return self._store.hidden_rows()
+
+    def _rows_of(self, where: StepFilter) -> Rows:
+        """Return the rows that match, as the store says."""
+        return self._store.rows(where)
+
+    def _keys_above(
+        self, names: Sequence[StepKey], after: int
+    ) -> tuple[Rows, dict[StepKey, list[str | None]]]:
+        return self._store.step_keys(names, after=after, limit=PAGE)
+
+    def _is_for_the_store(self, where: StepFilter) -> bool:
+        """Tell whether the database knows better: by an index, or because it may change."""
+        return where.run_id is not None or changes_without_rows(where)
+
+    def _names(self, where: StepFilter) -> list[StepKey]:
+        """Return the keys that a filter looks at."""
+        names: dict[StepKey, None] = dict.fromkeys(name for name, _ in _equalities(where))
+        if where.program is not None:
+            names |= {"program": None, "call_id": None, "program_id": None}
+        if where.since is not None or where.until is not None:
+            names["created_at"] = None
+        return list(names)
+
+    def _held_rows(self, positions: Positions) -> Rows:
+        return self._rows.values[positions]
 
     # -- what passes ------------------------------------------------------------------------------
 
-    def _matching(self, where: StepFilter) -> _Positions:
+    def _matching(self, where: StepFilter) -> Positions:
         """Return the positions that pass the keys; each condition looks at what the last left."""
-        found: _Positions | None = None
+        found: Positions | None = None
         for name, values in _equalities(where):
             found = self._narrowed(found, name, values)
         if found is None:
@@ -133,8 +184,8 @@ class FilterColumns:
         return found
 
     def _narrowed(
-        self, found: _Positions | None, name: StepKey, values: Iterable[str | None]
-    ) -> _Positions:
+        self, found: Positions | None, name: StepKey, values: Iterable[str | None]
+    ) -> Positions:
         numbers = self._known(name, values)
         if found is None:
             lists = [self._posting(name, number) for number in numbers]
@@ -143,7 +194,7 @@ class FilterColumns:
             return found  # all steps have this value, as is usual of the scope
         return found[_one_of(self._columns[name].values[found], numbers)]
 
-    def _in_program(self, found: _Positions, program: str) -> _Flags:
+    def _in_program(self, found: Positions, program: str) -> _Flags:
         """Return which positions name a program, or stand directly inside a call of it."""
         named = self._known("program", [program])
         calls = self._columns["call_id"].values[self._narrowed(None, "program", [program])]
@@ -156,12 +207,9 @@ class FilterColumns:
         """Leave out excluded runs, and what is abandoned or revoked."""
         excluded = where.exclude_run_id or []
         if len(excluded) > FEW_RUNS:
-            left = self._store.rows(StepFilter(exclude_run_id=excluded, scope=EVERY_SCOPE))
+            left = self._rows_of(StepFilter(exclude_run_id=excluded, scope=EVERY_SCOPE))
             found, excluded = found[np.isin(found, left)], []
-        gone = [
-            self._store.rows(StepFilter(run_id=run_id, scope=EVERY_SCOPE)) for run_id in excluded
-        ]
-        gone.append(self.hidden().under(where.scope))
+        gone = [*self.of_runs(excluded), self.hidden().under(where.scope)]
         if not any(map(len, gone)):
             return found
         return found[~np.isin(found, np.concatenate(gone))]
@@ -171,7 +219,7 @@ class FilterColumns:
         numbers = self._numbers_of(name)
         return [numbers[value] for value in dict.fromkeys(values) if value in numbers]
 
-    def _posting(self, name: StepKey, number: int) -> _Positions:
+    def _posting(self, name: StepKey, number: int) -> Positions:
         """Return all positions with a value, ascending."""
         column = self._columns[name].values
         known = self._postings.pop((name, number), None)
@@ -196,7 +244,7 @@ class FilterColumns:
         self._rows = _Column(np.int64)
         self._columns: dict[StepKey, _Column] = {}
         self._numbers: dict[StepKey, defaultdict[str | None, int]] = {}
-        self._postings: dict[tuple[StepKey, int], tuple[_Positions, int]] = {}
+        self._postings: dict[tuple[StepKey, int], tuple[Positions, int]] = {}
         self._kept, self._through = 0, -1
 
     def _hold(self, names: Sequence[StepKey]) -> None:
@@ -241,7 +289,7 @@ class FilterColumns:
         """Yield the rows above `after`, with what is to stand in their columns."""
         full = True
         while full:
-            rows, keys = self._store.step_keys(names, after=after, limit=PAGE)
+            rows, keys = self._keys_above(names, after)
             full = len(rows) == PAGE
             if len(rows):
                 yield rows, {name: self._encoded(name, keys[name]) for name in names}
@@ -299,25 +347,14 @@ def _empty_columns(names: Sequence[StepKey]) -> dict[StepKey, _Column]:
     return {name: _Column(np.int64 if name == "created_at" else np.int32) for name in names}
 
 
-def _is_for_the_store(where: StepFilter) -> bool:
-    """Tell whether the database knows better: by an index, or because it may change."""
+def changes_without_rows(where: StepFilter) -> bool:
+    """Tell whether what a filter finds may change without a new row, or is no plain key."""
     return (
-        where.run_id is not None
-        or where.session_id is not None
+        where.session_id is not None
         or where.min_score is not None
         or bool(where.metadata)
         or where.scope in (ABANDONED, REVOKED)
     )
-
-
-def _names(where: StepFilter) -> list[StepKey]:
-    """Return the keys that a filter looks at."""
-    names: dict[StepKey, None] = dict.fromkeys(name for name, _ in _equalities(where))
-    if where.program is not None:
-        names |= {"program": None, "call_id": None, "program_id": None}
-    if where.since is not None or where.until is not None:
-        names["created_at"] = None
-    return list(names)
 
 
 def _equalities(where: StepFilter) -> Iterator[tuple[StepKey, list[str | None]]]:

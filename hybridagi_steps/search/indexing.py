@@ -32,6 +32,14 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.protocols import Embedder, IndexedStore
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.spoken_turn import SpokenTurn, spoken_turn
+from hybridagi_steps.records.step_identity import (
+    answer_to,
+    answered_hash,
+    answers,
+    asks,
+    may_repeat_a_call,
+    says,
+)
 from hybridagi_steps.records.step_text import (
     glimpse_text,
     holds_word,
@@ -42,6 +50,7 @@ from hybridagi_steps.records.step_text import (
     whole_text,
 )
 from hybridagi_steps.records.store_values import (
+    MESSAGE_ROWS,
     FloatMatrix,
     Frontier,
     PendingText,
@@ -56,6 +65,8 @@ PATIENCE_SECONDS = 0.005
 """How long a search waits for other writers before it keeps a batch in memory."""
 LONGEST_READ = 20_000
 """Characters of a step whose words are indexed."""
+NOT_FOUND = (0, 0)
+"""The hashes of a row that no search finds: it says nothing of its own."""
 
 log = logging.getLogger("hybridagi_steps")
 
@@ -141,16 +152,16 @@ class Deriver:
         Returns:
             How many windows went stale by what was saved: they show another step by now.
         """
-        through = frontier.row
-        text_at, vector_at = 0, 0 if vectors else through
         seconds, stale = self._patience.seconds, 0
-        while text_at < through or vector_at < through:
-            with taken(self._turn, seconds, "the indexing of new steps") as seconds:
-                texts, text_at = self._texts(text_at, through)
-                made, vector_at = self._vectors(vector_at, frontier)
-            if texts or made:
-                stale += self._saved(texts, made, held)
-                yield len(texts) + len(made)
+        for first, through in ((0, frontier.row), (MESSAGE_ROWS, frontier.message_row)):
+            text_at, vector_at = first, first if vectors else through
+            while text_at < through or vector_at < through:
+                with taken(self._turn, seconds, "the indexing of new steps") as seconds:
+                    texts, text_at = self._texts(text_at, through)
+                    made, vector_at = self._vectors(vector_at, through, frontier)
+                if texts or made:
+                    stale += self._saved(texts, made, held)
+                    yield len(texts) + len(made)
         if held is not None:  # else the thread may be another when this goes on
             self._patience.seconds = seconds
         return stale
@@ -164,13 +175,12 @@ class Deriver:
         texts = [_known_or_made(known.get(item.row), item) for item in pending]
         return texts, texts[-1].row if len(texts) == TEXT_BATCH else through
 
-    def _vectors(self, after: int, frontier: Frontier) -> tuple[list[VectorRow], int]:
+    def _vectors(self, after: int, through: int, frontier: Frontier) -> tuple[list[VectorRow], int]:
         """Return the embeddings of the next pending steps, and up to which row that is.
 
         What the embedder gives for a step and cannot be used (NaN, Inf, zero) leaves that step
         found by words only.
         """
-        through = frontier.row
         if after >= through:
             return [], through
         pending = self._store.pending_vectors(VECTOR_BATCH, after=after, through=through)
@@ -185,7 +195,7 @@ class Deriver:
         made = _vector_rows([item for item in pending if item[0] not in known], embedder)
         fresh = {vector.row: vector for vector in made}
         vectors = [known.get(row) or fresh[row] for row, _ in pending]
-        return vectors, vectors[-1].row if len(vectors) == VECTOR_BATCH else through
+        return vectors, pending[-1][0] if len(vectors) == VECTOR_BATCH else through
 
     def _saved(self, texts: list[TextRow], vectors: list[VectorRow], held: Held | None) -> int:
         """Save a batch, or hold it when that cannot be done now; return whose windows went stale.
@@ -213,15 +223,19 @@ class Deriver:
         return self._store.save_derived(texts, vectors, model_id=model_id)
 
 
-def _vector_rows(pending: Sequence[tuple[int, AgentStep]], embedder: Embedder) -> list[VectorRow]:
-    if not pending:
-        return []
-    texts = [own_text(step) for _, step in pending]
+def _vector_rows(
+    pending: Sequence[tuple[int, AgentStep | None]], embedder: Embedder
+) -> list[VectorRow]:
+    """Return the embeddings of steps; what is not to be found has none."""
+    found = [(row, step) for row, step in pending if step is not None]
+    rows = [VectorRow(row, 0, None, scoped=False) for row, step in pending if step is None]
+    if not found:
+        return rows
+    texts = [own_text(step) for _, step in found]
     distinct = list(dict.fromkeys(texts))
     vectors, usable = embed_documents(embedder, distinct)
     place = {text: number for number, text in enumerate(distinct)}
-    rows: list[VectorRow] = []
-    for (row, step), text in zip(pending, texts, strict=True):
+    for (row, step), text in zip(found, texts, strict=True):
         number = place[text]
         vector = vectors[number] if usable[number] else None
         rows.append(VectorRow(row, text_hash(text), vector, scoped=step.scope is not None))
@@ -268,21 +282,42 @@ def own_stems(step: AgentStep, words: Mapping[str, str]) -> set[str]:
 
 
 def _text_row(item: PendingText) -> TextRow:
-    whole, purpose = whole_text(item.step), item.step.purpose
+    step = item.step
+    if step is None:
+        return TextRow(item.row, item.parent_row, "", *NOT_FOUND, scoped=False)
+    said = text_hash(_identity(item, step))
     return TextRow(
         row=item.row,
         parent_row=item.parent_row,
-        tokens=_tokens(item, whole),
-        text_hash=text_hash(whole),
-        purpose_hash=text_hash(purpose) if purpose.strip() else 0,
-        scoped=item.step.scope is not None,
+        tokens=_tokens(item, step, whole_text(step)),
+        text_hash=said,
+        purpose_hash=_purpose_hash(item, step, said),
+        scoped=step.scope is not None,
     )
 
 
-def _tokens(item: PendingText, whole: str) -> str:
+def _identity(item: PendingText, step: AgentStep) -> str:
+    """Return what a row says, as others that say the same do."""
+    if item.shown is not None:
+        return says(item.shown, item.shown_in)
+    return says(step, item.asked if may_repeat_a_call(step) else None)
+
+
+def _purpose_hash(item: PendingText, step: AgentStep, said: int) -> int:
+    """Return the hash of a purpose, or what tells which row this one answers."""
+    asked = item.asked
+    if asked is not None and (not may_repeat_a_call(step) or answers(step, asked)):
+        return answered_hash(asked)
+    if (question := asks(step)) is not None:
+        return answer_to(text_hash(question))
+    purpose = text_hash(step.purpose) if step.purpose.strip() else 0
+    return purpose if purpose != said else 0
+
+
+def _tokens(item: PendingText, step: AgentStep, whole: str) -> str:
     """Return the words of the window and of a step's other texts, as `TextRow.tokens` says."""
-    turn = spoken_turn(item.step)
-    before, words = tokens(_glimpse(item, turn)), tokens(own_text(item.step))
+    turn = spoken_turn(step)
+    before, words = tokens(_glimpse(item, turn)), tokens(own_text(step))
     known = {*before, *words}
     rest = dict.fromkeys(word for word in tokens(whole[:LONGEST_READ]) if word not in known)
     lines = [

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Literal, NamedTuple
 
-from hybridagi_steps.protocols import StepStore
+from hybridagi_steps.messages.told import around
+from hybridagi_steps.protocols import MessageIndex, StepStore
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.store_values import ABANDONED, REVOKED, UNREVOKED
@@ -127,6 +128,38 @@ def context_of(
     if expand == "following":
         return following(store, id_text(step.id), shown=shown)
     return enclosing_program(store, step, around, shown=shown)
+
+
+_LINE_SEEN = 100
+"""Messages on either side of one that are looked at."""
+
+
+def context_of_message(
+    store: MessageIndex,
+    row: int,
+    session_id: str,
+    expand: Expand,
+    where: StepFilter,
+    revoked: Collection[int] = (),
+) -> list[AgentStep]:
+    """Return what `expand` asks for around a message, in the line of a session that reads it.
+
+    Args:
+        store: Where it stands.
+        row: The message.
+        session_id: The session.
+        expand: What to bring.
+        where: The filter it was found with; of it the user counts.
+        revoked: Rows that are left out.
+    """
+    line = store.message_line(row, session_id, before=_LINE_SEEN, after=_LINE_SEEN)
+    place = next((n for n, (at, _) in enumerate(line) if at == row), None)
+    if place is None:
+        return []
+    found = around([told for _, told in line], place)[expand]
+    steps = [line[n][1].step for n in found if line[n][0] not in revoked]
+    own = [step for step in steps if where.user_id in (None, step.user_id)]
+    return own[: FOLLOWING if expand == "following" else PROGRAM_STEPS]
 
 
 def _in_scope(step: AgentStep, scope: str | None, hidden: HiddenIds) -> bool:

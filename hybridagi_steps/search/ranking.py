@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.records.spoken_turn import asks_when
+from hybridagi_steps.records.step_identity import answer_to
 from hybridagi_steps.records.step_text import text_hash, written_words
 from hybridagi_steps.records.store_values import FloatVector, Rows
 from hybridagi_steps.search.formulas import (
@@ -41,6 +42,8 @@ _Flags = npt.NDArray[np.bool_]
 _WORDS_SHOWN = 5
 _CARRIED = 0.05
 """What a part adds to a score from which `why` names it."""
+_QUESTIONS_DEEP = 2
+"""A message may be a program's question, and the program's end answers both."""
 
 
 class State(NamedTuple):
@@ -210,6 +213,8 @@ class _Answer:
         if query.itself is not None:
             same = np.union1d(same, visible(np.array([query.itself])))
         rows = np.union1d(rows, same) if len(same) else rows
+        answers = index.columns.with_purposes(answer_to(index.columns.text_hashes(rows)))
+        rows = np.union1d(rows, visible(answers)) if len(answers) else rows
         if self.mode == "hybrid":
             columns = index.columns
             rows = visible(np.concatenate((rows, columns.parents(rows), columns.children(rows)[0])))
@@ -265,8 +270,9 @@ class _Answer:
 
     def _collapsed(self, scored: _Scored) -> list[int]:
         """Return the places of the answer, best first; of equal texts the newest row stands."""
+        given_way = self._given_way(scored)
         order = np.lexsort((-scored.rows, ~scored.exact, -scored.score))
-        order = order[scored.score[order] > 0]
+        order = order[(scored.score[order] > 0) & ~given_way[order]]
         hashes = self.index.columns.text_hashes(scored.rows)
         best: dict[int, int] = {}
         for place in order.tolist():
@@ -275,6 +281,25 @@ class _Answer:
                 scored.score[place] = max(scored.score[place], scored.score[kept])
                 best[int(hashes[place])] = place
         return list(best.values())
+
+    def _given_way(self, scored: _Scored) -> _Flags:
+        """Return which rows only ask what others answer; those are as good as their questions.
+
+        A question may be asked of a program, whose call gives way in turn.
+        """
+        columns, given_way = self.index.columns, np.zeros(len(scored.rows), np.bool_)
+        wanted = answer_to(columns.text_hashes(scored.rows))
+        order = np.argsort(wanted, kind="stable")
+        asked = columns.purpose_hashes(scored.rows)
+        first, last = (np.searchsorted(wanted[order], asked, side) for side in ("left", "right"))
+        for _ in range(_QUESTIONS_DEEP):
+            for answer in np.flatnonzero(last > first).tolist():
+                questions = order[first[answer] : last[answer]]
+                scored.score[answer] = max(scored.score[answer], scored.score[questions].max())
+                scored.exact[answer] |= scored.exact[questions].any()
+                given_way[questions] = True
+        itself = self.query.itself
+        return given_way if itself is None else given_way & (scored.rows != itself)
 
     def _stands_for(self, scored: _Scored, place: int, kept: int) -> bool:
         itself = self.query.itself

@@ -26,12 +26,26 @@ from hybridagi_steps.errors import (
     InvalidQueryError,
     StepsError,
 )
-from hybridagi_steps.protocols import Embedder, StepStore
+from hybridagi_steps.protocols import Embedder, MessageIndex, StepStore
 from hybridagi_steps.records.agent_step import AgentStep, id_text
-from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
+from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.redaction import Redact, redacted
-from hybridagi_steps.records.step_text import own_text, text_hash, whole_text
-from hybridagi_steps.records.store_values import FloatVector, Hidden, Rows
+from hybridagi_steps.records.step_identity import (
+    is_end,
+    may_repeat_a_call,
+    same_owner,
+    says,
+    with_question,
+)
+from hybridagi_steps.records.step_text import own_text, text_hash
+from hybridagi_steps.records.store_values import (
+    MESSAGE_ROWS,
+    UNREVOKED,
+    FloatVector,
+    Hidden,
+    MessagePlace,
+    Rows,
+)
 from hybridagi_steps.search.filter_index import FEW_RUNS
 from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.indexing import (
@@ -42,7 +56,13 @@ from hybridagi_steps.search.indexing import (
     embed_documents,
     own_stems,
 )
-from hybridagi_steps.search.lineage import NOTHING_HIDDEN, Expand, HiddenIds, context_of
+from hybridagi_steps.search.lineage import (
+    NOTHING_HIDDEN,
+    Expand,
+    HiddenIds,
+    context_of,
+    context_of_message,
+)
 from hybridagi_steps.search.ranking import RankedRow, SearchQuery, State, search
 from hybridagi_steps.search.score_parts import Scope
 from hybridagi_steps.search.step_index import StepIndex
@@ -101,6 +121,7 @@ class Searcher:
         state = self._redacted(_state(query, aim)) if aim == "next" else None
         with self._patience.shared():
             held = self._caught_up(vectors=mode != "lexical")
+            asked = self._told(asked)
             texts = [own_text(item) if isinstance(item, AgentStep) else item for item in asked]
             # A hosted embedder takes its time; nobody else has to wait for it.
             told = [*texts, own_text(state)] if isinstance(state, AgentStep) else texts
@@ -134,7 +155,8 @@ class Searcher:
         steps = self._store.get(ids, vectors=True)
         without = [step for step in steps if step.vector is None] if held.vectors else []
         if without:
-            made, usable = embed_documents(self._embedder(), [own_text(step) for step in without])
+            texts = [own_text(step) for step in self._with_questions(without)]
+            made, usable = embed_documents(self._embedder(), texts)
             for step, vector, good in zip(without, made, usable, strict=True):
                 step.vector = vector.tolist() if good else None
         return steps
@@ -219,22 +241,45 @@ class Searcher:
             rows = self._index.filters.rows(where)
         return Scope(self._index.shards(own_only=where.scope is None), rows)
 
-    def _all_but(self, run_ids: Iterable[str]) -> Rows | None:
+    def _all_but(self, run_ids: Sequence[str]) -> Rows | None:
         """Return all rows but those of some runs and hidden ones; None when all may be found.
 
         Those are few rows to ask for, instead of nearly all.
         """
-        wheres = [StepFilter(run_id=run_id, scope=EVERY_SCOPE) for run_id in run_ids]
         hidden = self._index.filters.hidden().under(None)
-        gone = [hidden, *(self._store.rows(where) for where in wheres)]
+        gone = [hidden, *self._index.filters.of_runs(run_ids)]
         if not sum(map(len, gone)):
             return None
         held = self._index.columns.held()
         return held[~np.isin(held, np.concatenate(gone))]
 
     def _query(self, item: str | AgentStep, text: str, vector: FloatVector | None) -> SearchQuery:
-        whole = whole_text(item) if isinstance(item, AgentStep) else None
+        whole = self._says(item) if isinstance(item, AgentStep) else None
         return SearchQuery(text, vector, whole, self._row_of(item))
+
+    def _told(self, asked: list[str | AgentStep]) -> list[str | AgentStep]:
+        """Return queries, the end of a program with its question, as such steps are indexed."""
+        steps = iter(self._with_questions([q for q in asked if isinstance(q, AgentStep)]))
+        return [next(steps) if isinstance(item, AgentStep) else item for item in asked]
+
+    def _says(self, step: AgentStep) -> str:
+        """Return what a stored step would be compared by that says the same."""
+        return says(step, self._call_of(step) if may_repeat_a_call(step) else None)
+
+    def _call_of(self, step: AgentStep) -> AgentStep | None:
+        found = self._store.get([str(step.program_id)])
+        return found[0] if found and same_owner(found[0], step) else None
+
+    def _with_questions(self, steps: Sequence[AgentStep]) -> list[AgentStep]:
+        """Return steps, ends of programs with what their programs were asked."""
+        ends = {step.program_id for step in steps if is_end(step)} - {None}
+        calls = {id_text(call.id): call for call in self._store.get(sorted(map(str, ends)))}
+        told: list[AgentStep] = []
+        for step in steps:
+            call = calls.get(step.program_id or "") if is_end(step) else None
+            asked = call is not None and same_owner(call, step)
+            told.append(with_question(step, call) if asked and call is not None else step)
+        return told
 
     def _embedded(self, texts: Sequence[str]) -> list[FloatVector | None]:
         embedder = self._embedder()
@@ -253,7 +298,7 @@ class Searcher:
     def _row_of(self, item: str | AgentStep) -> int | None:
         """Return the row of the stored step that a query is: itself, or its prompt text."""
         if isinstance(item, AgentStep):
-            text = whole_text(item)
+            text = self._says(item)
         elif found := _TEMPLATE.match(item):
             text = found["purpose"]
         else:
@@ -283,21 +328,53 @@ class Searcher:
         where: StepFilter,
         hidden: Hidden | None,
     ) -> list[StepHit]:
-        steps = self._store.read([hit.row for hit in ranked])
-        known = self._ids_of(hidden) if hidden is not None else NOTHING_HIDDEN
+        read = self._store.read([hit.row for hit in ranked])
+        steps = dict(zip(read, self._with_questions(list(read.values())), strict=True))
+        places = self._places([row for row in steps if row >= MESSAGE_ROWS], where.session_id)
+        around = self._around(expand, where, hidden)
         return [
             StepHit.model_construct(
                 step=step,
                 score=hit.score,
+                parts=hit.parts,
                 dense_score=hit.dense,
                 lexical_score=hit.lexical,
                 why=hit.why(own_stems(step, hit.glimpsed_words) if hit.glimpsed_words else ()),
-                parts=hit.parts,
-                context=context_of(self._store, step, expand, where, known) if expand else [],
+                context=around(hit.row, step, place),
+                kind="step" if place is None else "message",
+                session_id=step.session_id if place is None else place.session_id,
+                sequence=None if place is None else place.sequence,
             )
             for hit in ranked
             if (step := steps.get(hit.row)) is not None
+            and ((place := places.get(hit.row)) is not None or hit.row < MESSAGE_ROWS)
         ]
+
+    def _around(
+        self, expand: Expand | None, where: StepFilter, hidden: Hidden | None
+    ) -> Callable[[int, AgentStep, MessagePlace | None], list[AgentStep]]:
+        """Return what finds the steps around a hit."""
+        if expand is None or hidden is None:
+            return _nothing_around
+        known, revoked = self._ids_of(hidden), {*hidden.under(UNREVOKED).tolist()}
+
+        def around(row: int, step: AgentStep, place: MessagePlace | None) -> list[AgentStep]:
+            if place is None:
+                return context_of(self._store, step, expand, where, known)
+            index = cast("MessageIndex", self._store)
+            return context_of_message(index, row, place.session_id, expand, where, revoked)
+
+        return around
+
+    def _places(self, rows: list[int], session_id: str | None) -> dict[int, MessagePlace]:
+        """Return where messages are read."""
+        if not rows or not isinstance(self._store, MessageIndex):
+            return {}
+        return self._store.message_places(rows, session_id)
+
+
+def _nothing_around(_row: int, _step: AgentStep, _place: MessagePlace | None) -> list[AgentStep]:
+    return []
 
 
 def _is(item: str | AgentStep, step: AgentStep) -> bool:

@@ -93,6 +93,19 @@ class StepColumns:
         """Return the hash of each row's own text, 0 where it is not held."""
         return self._look_up("text_hashes", rows, missing=0)
 
+    def purpose_hashes(self, rows: Rows) -> Rows:
+        """Return the purpose hash of each row, 0 where it is not held."""
+        return self._look_up("purpose_hashes", rows, missing=0)
+
+    def with_purposes(self, hashes: Rows) -> Rows:
+        """Return all rows whose purpose hash is one of these."""
+        known, order = self._order("purpose_hashes")
+        first, last = np.searchsorted(known, hashes), np.searchsorted(known, hashes, side="right")
+        runs = [order[start:end] for start, end in zip(first, last, strict=True) if end > start]
+        if not runs:
+            return np.empty(0, np.int64)
+        return np.unique(self._column("rows")[np.concatenate(runs)])
+
     def parents(self, rows: Rows) -> Rows:
         """Return each row's parent row, `NO_ROW` where there is none."""
         return self._look_up("parent_rows", rows, missing=NO_ROW)

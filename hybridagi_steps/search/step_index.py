@@ -21,13 +21,13 @@ from hybridagi_steps.protocols import IndexedStore
 from hybridagi_steps.records.spoken_turn import SpokenTurn
 from hybridagi_steps.records.store_values import Changes, Position, Rows, TextRow, VectorRow
 from hybridagi_steps.search.bm25 import Document, LexicalIndex
-from hybridagi_steps.search.filter_index import FilterColumns
 from hybridagi_steps.search.index_cache import erase_cache, load_cache, save_cache
+from hybridagi_steps.search.row_filter import RowFilter
 from hybridagi_steps.search.step_columns import StepColumns, TurnColumns
 from hybridagi_steps.search.vector_index import FaissIndex
 from hybridagi_steps.stores.address import is_server
 
-FORMAT = 4
+FORMAT = 5
 """Layout of the cache; another one is not read."""
 
 IN_MEMORY = ":memory:"
@@ -73,7 +73,7 @@ class StepIndex:
         self.close()
         self.columns = StepColumns()
         self.turns = TurnColumns()
-        self.filters = FilterColumns(self._store)
+        self.filters = RowFilter(self._store)
         self.own = Shard(LexicalIndex(), FaissIndex(self._model[1] or 1))
         self.scoped = Shard(LexicalIndex(), FaissIndex(self._model[1] or 1))
         self.position = _NOTHING
@@ -199,10 +199,10 @@ class StepIndex:
         gone = np.array(changes.removed, np.int64)
         self.columns.remove(gone)
         self._take_turns(changes.texts, gone)
-        self.filters.follow(max((text.row for text in changes.texts), default=0), gone)
+        self.filters.follow([text.row for text in changes.texts], gone)
         for shard, scoped in ((self.own, False), (self.scoped, True)):
             texts = [text for text in changes.texts if text.scoped == scoped]
-            shard.lexical.add(_document(text) for text in texts)
+            shard.lexical.add(_document(text) for text in texts if text.text_hash)
             usable = [v for v in changes.vectors if v.scoped == scoped and v.vector is not None]
             if usable:
                 rows = np.array([item.row for item in usable], np.int64)

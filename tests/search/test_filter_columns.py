@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from hybridagi_steps.embedders import HashingEmbedder
 from hybridagi_steps.errors import StorageError
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.protocols import StepKey, StepStore
+from hybridagi_steps.protocols import MessageIndex, StepKey, StepStore
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import Rows
@@ -63,7 +63,8 @@ class Follower:
             continue
         self.index.follow("", 0)
         found = self.index.filters.rows(where)
-        assert found.tolist() == self.store.rows(where).tolist()
+        messages = self.store.message_rows(where) if isinstance(self.store, MessageIndex) else []
+        assert found.tolist() == [*self.store.rows(where).tolist(), *messages]
         assert found.dtype == np.int64
         return found
 

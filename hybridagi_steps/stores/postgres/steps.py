@@ -19,7 +19,7 @@ from hybridagi_steps.errors import DuplicateStepError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.provenance import source_of
-from hybridagi_steps.records.store_values import BranchPosition, Rows
+from hybridagi_steps.records.store_values import MESSAGE_ROWS, BranchPosition, Rows
 from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.postgres.database import PostgresDatabase
 from hybridagi_steps.stores.postgres.schema import DURABLY
@@ -86,6 +86,19 @@ _SAVE_VECTOR = """INSERT INTO embedding
         s.scope IS NOT NULL
     FROM agent_step s JOIN namespace n ON n.id = s.namespace
     WHERE s.namespace = ? AND s.row = ? ON CONFLICT (row) DO NOTHING"""
+_SAVE_MESSAGE_TEXT = f"""INSERT INTO step_text
+    (parent_row, tokens, text_hash, purpose_hash, checksum, namespace, row, scoped)
+    SELECT CAST(? AS BIGINT), ?, ?, ?, ?, m.namespace, m.row + {MESSAGE_ROWS}, FALSE
+    FROM message m WHERE m.namespace = ? AND m.row = ? - {MESSAGE_ROWS}
+    ON CONFLICT (row) DO UPDATE SET seq = excluded.seq, parent_row = excluded.parent_row,
+        tokens = excluded.tokens, text_hash = excluded.text_hash,
+        purpose_hash = excluded.purpose_hash, checksum = excluded.checksum"""  # noqa: S608 - no value in it
+_SAVE_MESSAGE_VECTOR = f"""INSERT INTO embedding
+    (dimension, text_hash, vector, checksum, namespace, row, model, given, scoped)
+    SELECT CAST(? AS INTEGER), ?, CAST(? AS BYTEA), ?, m.namespace, m.row + {MESSAGE_ROWS},
+        n.embedder, 0, FALSE
+    FROM message m JOIN namespace n ON n.id = m.namespace
+    WHERE m.namespace = ? AND m.row = ? - {MESSAGE_ROWS} ON CONFLICT (row) DO NOTHING"""  # noqa: S608 - no value in it
 # PostgreSQL reads no JSON with a NUL in any text (its backslash may be an escaped one), and chr(26)
 # is escaped in what a text is compared with, as `database.teach` writes it.
 _BODY = r"CAST(replace(replace(replace(s.body, '\\', chr(1)), '\u0000', ''), chr(1), '\\') AS json)"
@@ -111,10 +124,11 @@ _EMPTY = """UPDATE step_text
     SET seq = nextval(pg_get_serial_sequence('step_text', 'seq')), parent_row = NULL, tokens = '',
         checksum = NULL
     WHERE row IN (SELECT value FROM json_each(?))"""
-LEFTOVERS = """SELECT t.row FROM step_text t WHERE t.parent_row IS NOT NULL AND NOT EXISTS (
+LEFTOVERS = f"""SELECT t.row FROM step_text t WHERE t.parent_row IS NOT NULL
+    AND t.row < {MESSAGE_ROWS} AND NOT EXISTS (
     SELECT 1 FROM step_view k JOIN step_view p ON p.namespace = k.namespace
     WHERE k.namespace = t.namespace AND k.row = t.row AND p.row = t.parent_row
-        AND p.user_id IS NOT DISTINCT FROM k.user_id AND p.scope IS NOT DISTINCT FROM k.scope)"""
+        AND p.user_id IS NOT DISTINCT FROM k.user_id AND p.scope IS NOT DISTINCT FROM k.scope)"""  # noqa: S608 - no value in it
 """Rows that show words they must not, in any namespace."""
 
 
@@ -125,6 +139,7 @@ class PostgresSteps(PostgresTables, StepWriting):
     _columns, _recalled = _KEY_COLUMNS, _RECALLED
     _save_text = _SAVE_TEXT
     _save_vector = _SAVE_VECTOR
+    _save_message_text, _save_message_vector = _SAVE_MESSAGE_TEXT, _SAVE_MESSAGE_VECTOR
     _forget_rows, _forget_namespace, _empty_rows = _FORGET_ROWS, FORGET_NAMESPACE, _EMPTY
 
     def step_keys(

@@ -225,6 +225,6 @@ class PostgresStepStore(PostgresAdmin, DerivedTables):
         With `normal`, a crash may have taken rows back that a follower has seen, and their numbers
         will be used again: it must start from nothing.
         """
-        position, row = super()._frontier(connection)
+        position, *rows = super()._frontier(connection)
         epoch = position.epoch + _RESTART * self._db.restarts
-        return Frontier(position._replace(epoch=epoch), row)
+        return Frontier(position._replace(epoch=epoch), *rows)

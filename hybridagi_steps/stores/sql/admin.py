@@ -11,7 +11,7 @@ from typing import Any
 
 from hybridagi_steps.errors import StorageBusyError, StorageError
 from hybridagi_steps.records.agent_step import id_text
-from hybridagi_steps.records.store_values import StoreIdentity
+from hybridagi_steps.records.store_values import MESSAGE_ROWS, StoreIdentity
 from hybridagi_steps.stores.sql.branches import BranchTables
 from hybridagi_steps.stores.sql.checked_tables import CHECKED_TABLES, changed_rows
 from hybridagi_steps.stores.sql.revocations import RevocationTables
@@ -35,7 +35,8 @@ _FORGET_LEARNED = "DELETE FROM meta WHERE key = ?"
 _FORGET_ALL_LEARNED = "DELETE FROM meta WHERE substr(key, 1, ?) = ?"
 _OTHER_EMBEDDER = (
     "DELETE FROM embedding WHERE namespace = ?",
-    "UPDATE namespace SET epoch = epoch + 1, vectors_through = 0 WHERE id = ?",
+    """UPDATE namespace SET epoch = epoch + 1, vectors_through = 0, message_vectors_through = 0
+       WHERE id = ?""",
 )
 COUNTS = {
     "steps": "SELECT count(*) FROM agent_step WHERE namespace = :namespace",
@@ -50,10 +51,12 @@ COUNTS = {
     "text_only": """SELECT count(*) FROM embedding
         WHERE namespace = :namespace AND vector IS NULL""",
     "pending_texts": """SELECT (SELECT count(*) FROM agent_step WHERE namespace = n.id)
+        + (SELECT count(*) FROM message WHERE namespace = n.id)
         - (SELECT count(*) FROM step_text WHERE namespace = n.id)
         + (SELECT count(*) FROM stale_text WHERE namespace = n.id)
         FROM namespace n WHERE id = :namespace""",
     "pending_vectors": """SELECT (SELECT count(*) FROM agent_step WHERE namespace = n.id)
+        + (SELECT count(*) FROM message WHERE namespace = n.id)
         - (SELECT count(*) FROM embedding WHERE namespace = n.id)
         FROM namespace n WHERE id = :namespace""",
     "dangling_parents": """SELECT count(*) FROM step_view k
@@ -62,13 +65,23 @@ COUNTS = {
 }
 """What `stats` counts."""
 INVARIANTS = {
-    "words without a step": """SELECT row FROM step_text t WHERE NOT EXISTS
-        (SELECT 1 FROM agent_step s WHERE s.row = t.row AND s.namespace = t.namespace)""",
+    "words without a step": f"""SELECT row FROM step_text t WHERE NOT EXISTS
+        (SELECT 1 FROM agent_step s WHERE s.row = t.row AND s.namespace = t.namespace)
+        AND NOT EXISTS (SELECT 1 FROM message m
+            WHERE m.row = t.row - {MESSAGE_ROWS} AND m.namespace = t.namespace)""",  # noqa: S608 - no value in it
     "a step without words below the watermark": """SELECT s.row FROM agent_step s
         JOIN namespace n ON n.id = s.namespace WHERE s.row <= n.texts_through AND NOT EXISTS
         (SELECT 1 FROM step_text t WHERE t.row = s.row)""",
-    "an embedding without a step": """SELECT row FROM embedding e WHERE NOT EXISTS
-        (SELECT 1 FROM agent_step s WHERE s.row = e.row AND s.namespace = e.namespace)""",
+    "a message without words below the watermark": f"""SELECT m.row FROM message m
+        JOIN namespace n ON n.id = m.namespace WHERE m.row <= n.message_texts_through
+        AND NOT EXISTS (SELECT 1 FROM step_text t WHERE t.row = m.row + {MESSAGE_ROWS})""",  # noqa: S608 - no value in it
+    "an embedding without a step": f"""SELECT row FROM embedding e WHERE NOT EXISTS
+        (SELECT 1 FROM agent_step s WHERE s.row = e.row AND s.namespace = e.namespace)
+        AND NOT EXISTS (SELECT 1 FROM message m
+            WHERE m.row = e.row - {MESSAGE_ROWS} AND m.namespace = e.namespace)""",  # noqa: S608 - no value in it
+    "a message without embedding below the watermark": f"""SELECT m.row FROM message m
+        JOIN namespace n ON n.id = m.namespace WHERE m.row <= n.message_vectors_through
+        AND NOT EXISTS (SELECT 1 FROM embedding e WHERE e.row = m.row + {MESSAGE_ROWS})""",  # noqa: S608 - no value in it
     "a step without embedding below the watermark": """SELECT s.row FROM agent_step s
         JOIN namespace n ON n.id = s.namespace WHERE s.row <= n.vectors_through AND NOT EXISTS
         (SELECT 1 FROM embedding e WHERE e.row = s.row)""",

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from hybridagi_steps.errors import SequenceConflictError
 from hybridagi_steps.records.message import Step, new_id, utc_now
-from hybridagi_steps.records.store_values import Attempt, BranchPosition
+from hybridagi_steps.records.store_values import MESSAGE_ROWS, Attempt, BranchPosition
 from hybridagi_steps.stores.body import encode_message
 from hybridagi_steps.stores.commits import ATTEMPT_HOURS, check_names
 from hybridagi_steps.stores.sql.lineage import (
@@ -60,7 +60,22 @@ _STEPS_BEYOND = """SELECT row FROM agent_step
     WHERE namespace = ? AND branch_id = ? AND sequence > ?"""
 _FORGET_TOKENS = """DELETE FROM message_token WHERE message_row IN
     (SELECT row FROM message WHERE branch_id = ? AND sequence > ?)"""
+_BEYOND = f"SELECT row + {MESSAGE_ROWS} FROM message WHERE branch_id = ? AND sequence > ?"  # noqa: S608 - no value in it
+_FORGET_UNITS = (
+    f"""INSERT INTO tombstone (namespace, row)
+        SELECT namespace, row + {MESSAGE_ROWS} FROM message WHERE branch_id = ? AND sequence > ?""",  # noqa: S608 - no value in it
+    f"DELETE FROM step_text WHERE row IN ({_BEYOND})",  # noqa: S608 - no value in it
+    f"DELETE FROM embedding WHERE row IN ({_BEYOND})",  # noqa: S608 - no value in it
+)
 _FORGET_MESSAGES = "DELETE FROM message WHERE branch_id = ? AND sequence > ?"
+# What others show of a message is not known without reading lines, so all are told anew: erasing
+# what another session reads is rare.
+_TELL_ANEW = (
+    f"DELETE FROM step_text WHERE namespace = ? AND row >= {MESSAGE_ROWS}",  # noqa: S608 - no value in it
+    f"DELETE FROM embedding WHERE namespace = ? AND row >= {MESSAGE_ROWS}",  # noqa: S608 - no value in it
+    """UPDATE namespace SET epoch = epoch + 1, message_texts_through = 0,
+       message_vectors_through = 0 WHERE id = ?""",
+)
 # What is rewritten has no checksum until the purge compacts, which adds them.
 _UNNAMED = """UPDATE session SET forked_from = '', checksum = NULL
     WHERE namespace = ? AND forked_from = ?"""
@@ -145,6 +160,8 @@ class BranchTables(SessionTables):
                 connection.execute(_FORGET_COUNTS, key)
                 new = (message.id, written.said, written.body)
                 there += connection.execute(_REWRITE, (*new, *key)).rowcount
+            for statement in _TELL_ANEW if there else ():
+                connection.execute(statement, (self._namespace,))
         return there
 
     def sweep(self) -> tuple[int, int]:
@@ -166,6 +183,8 @@ class BranchTables(SessionTables):
         for branch, last in limited.items():
             rows += self._column(connection, _STEPS_BEYOND, self._namespace, branch, last)
             connection.execute(_FORGET_TOKENS, (branch, last))
+            for statement in _FORGET_UNITS:
+                connection.execute(statement, (branch, last))
             messages += connection.execute(_FORGET_MESSAGES, (branch, last)).rowcount
         runs = runs_of(connection, self._namespace, rows)
         self._forget(connection, sorted(rows))

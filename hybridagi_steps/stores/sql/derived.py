@@ -2,12 +2,13 @@
 
 `namespace.texts_through` and `vectors_through` say up to which row everything is saved, so asking
 for what is pending looks only beyond them. A step whose parent arrived after its words were saved
-stands in `stale_text` until its words are saved again.
+stands in `stale_text` until its words are saved again. Messages of sessions have watermarks of
+their own; what they show never changes, so their words are never stale.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,7 +17,16 @@ import numpy as np
 from hybridagi_steps.errors import DamagedFileError, EmbedderMismatchError, StorageBusyError
 from hybridagi_steps.protocols import NEWEST
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.step_identity import (
+    is_end,
+    may_repeat_a_call,
+    recalls,
+    same_owner,
+    with_question,
+    without_bookkeeping,
+)
 from hybridagi_steps.records.store_values import (
+    MESSAGE_ROWS,
     Changes,
     Frontier,
     PendingText,
@@ -30,7 +40,8 @@ from hybridagi_steps.stores.checksums import (
     row_checksum,
     vector_checksum,
 )
-from hybridagi_steps.stores.sql.tables import Connection, Tables, many
+from hybridagi_steps.stores.sql.message_units import NOTHING, MessageUnits
+from hybridagi_steps.stores.sql.tables import Connection, many
 
 # One lower bound, not two: SQLite would walk from whichever stands first.
 _BEYOND = """+s.namespace = :namespace AND s.row <= :through AND s.row >
@@ -47,6 +58,18 @@ _PENDING_VECTOR_ROWS = f"""SELECT s.row FROM agent_step s
     WHERE {_BEYOND.format(column="vectors_through")}
     AND NOT EXISTS (SELECT 1 FROM embedding e WHERE e.row = s.row)
     ORDER BY s.row LIMIT :limit"""  # noqa: S608 - no value in it
+_PENDING_MESSAGES = """SELECT m.row FROM message m
+    WHERE +m.namespace = :namespace AND m.row <= :through AND m.row >
+    (SELECT CASE WHEN {column} > :after THEN {column} ELSE :after END
+    FROM namespace WHERE id = :namespace)
+    AND NOT EXISTS (SELECT 1 FROM {table} d WHERE d.row = m.row + {offset})
+    ORDER BY m.row LIMIT :limit"""
+_PENDING_MESSAGE_TEXTS = _PENDING_MESSAGES.format(
+    column="message_texts_through", table="step_text", offset=MESSAGE_ROWS
+)
+_PENDING_MESSAGE_VECTORS = _PENDING_MESSAGES.format(
+    column="message_vectors_through", table="embedding", offset=MESSAGE_ROWS
+)
 _NAMED_PARENTS = """SELECT k.row, p.row FROM step_view k
     JOIN agent_step p ON p.namespace = k.namespace AND p.id = k.parent_id AND p.row <> k.row
     WHERE k.namespace = ? AND k.row IN (SELECT value FROM json_each(?))"""
@@ -75,13 +98,23 @@ _ADVANCE = """UPDATE namespace SET {column} = coalesce(
         AND s.row > {column} AND NOT EXISTS (SELECT 1 FROM {table} d WHERE d.row = s.row)
         ORDER BY s.row LIMIT 1),
     (SELECT max(row) FROM agent_step), {column}) WHERE id = :namespace"""
+_MESSAGES_ADVANCE = f"""UPDATE namespace SET {{column}} = coalesce(
+    (SELECT m.row - 1 FROM message m WHERE +m.namespace = :namespace AND m.row > {{column}}
+        AND NOT EXISTS (SELECT 1 FROM {{table}} d WHERE d.row = m.row + {MESSAGE_ROWS})
+        ORDER BY m.row LIMIT 1),
+    (SELECT max(row) FROM message), {{column}}) WHERE id = :namespace"""  # noqa: S608 - no value in it
+_MESSAGE_TEXTS_ADVANCE = _MESSAGES_ADVANCE.format(column="message_texts_through", table="step_text")
+_MESSAGE_VECTORS_ADVANCE = _MESSAGES_ADVANCE.format(
+    column="message_vectors_through", table="embedding"
+)
 _TEXTS_ADVANCE = _ADVANCE.format(column="texts_through", table="step_text")
 _VECTORS_ADVANCE = _ADVANCE.format(column="vectors_through", table="embedding")
 _FRONTIER = """SELECT epoch,
     coalesce((SELECT max(seq) FROM step_text WHERE namespace = n.id), 0),
     coalesce((SELECT max(seq) FROM embedding WHERE namespace = n.id), 0),
     coalesce((SELECT max(seq) FROM tombstone WHERE namespace = n.id), 0),
-    branches_moved, coalesce((SELECT max(row) FROM agent_step), 0)
+    branches_moved, coalesce((SELECT max(row) FROM agent_step), 0),
+    coalesce((SELECT max(row) FROM message), 0)
     FROM namespace n WHERE id = ?"""
 _TEXTS = """SELECT seq, checksum, row, parent_row, tokens, text_hash, purpose_hash, scoped
     FROM step_text
@@ -89,17 +122,23 @@ _TEXTS = """SELECT seq, checksum, row, parent_row, tokens, text_hash, purpose_ha
 _VECTORS = """SELECT seq, row, text_hash, given, vector, checksum, scoped FROM embedding
     WHERE namespace = ? AND seq > ? ORDER BY seq LIMIT ?"""
 _TOMBSTONES = "SELECT row FROM tombstone WHERE namespace = ? AND seq > ? ORDER BY seq"
+_LIVING_MESSAGES = f"""SELECT row + {MESSAGE_ROWS} FROM message
+    WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?))"""  # noqa: S608 - no value in it
 _BODIES = """SELECT row, CAST(body AS BLOB), checksum FROM agent_step
     WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?))"""
 
 
-class DerivedTables(Tables):
+class DerivedTables(MessageUnits):
     """Implements `IndexedStore`; see protocols.py for the contract."""
 
     _save_text: str
     """Saves the words of a row under a new `seq`, in place of those it has."""
     _save_vector: str
     """Saves the embedding of a row that has none under a new `seq`."""
+    _save_message_text: str
+    """Does for a message as `_save_text`."""
+    _save_message_vector: str
+    """Does for a message as `_save_vector`."""
 
     def waiting(self, seconds: float) -> AbstractContextManager[None]:
         """Let this thread wait no longer for other writers."""
@@ -108,32 +147,73 @@ class DerivedTables(Tables):
     def pending_texts(
         self, limit: int, *, after: int = 0, through: int = NEWEST
     ) -> list[PendingText]:
-        """Return the next steps without words, or with stale ones."""
-        asked = self._bounds(limit, after, through)
-        if not self._some(_PENDING_TEXT_ROWS, asked):
-            return []
+        """Return the next steps and messages without words, or with stale ones."""
+        asked = self._bounds(limit, after, min(through, MESSAGE_ROWS - 1))
+        found = list[PendingText]()
+        if after < MESSAGE_ROWS and self._some(_PENDING_TEXT_ROWS, asked):
+            found = self._pending_step_texts(asked)
+        asked = self._message_bounds(limit - len(found), after, through)
+        if asked is not None and self._some(_PENDING_MESSAGE_TEXTS, asked):
+            found += self._pending_message_texts(asked)
+        return found
+
+    def _pending_step_texts(self, asked: dict[str, int]) -> list[PendingText]:
         with self._db.reading() as connection:
-            rows: list[int] = [row for (row,) in connection.execute(_PENDING_TEXT_ROWS, asked)]
+            rows: list[int] = self._asked_rows(connection, _PENDING_TEXT_ROWS, asked)
             self._keep_tail(connection)
             parents = self._parents(connection, rows)
             steps = self._steps(connection, {*rows, *parents.values()})
+            calls = self._calls_of(connection, steps)
         found = zip(rows, self._listed(steps, rows), map(parents.get, rows), strict=True)
+        told = {row: told_with(step, calls.get(row)) for row, step in steps.items()}
         return [
-            PendingText(row, step, parent, None if parent is None else steps.get(parent))
+            PendingText(
+                *(row, None if _only_recalls(step, calls.get(row)) else told[row]),
+                *(parent, None if parent is None else told.get(parent)),
+                asked=calls.get(row),
+            )
             for row, step, parent in found
         ]
 
+    def _pending_message_texts(self, asked: dict[str, int]) -> list[PendingText]:
+        with self._db.reading() as connection:
+            rows = self._asked_rows(connection, _PENDING_MESSAGE_TEXTS, asked)
+            found = self._units(connection, rows)
+            shown = self._shown(connection, [one.told for one in found.values()])
+            calls = self._calls_of(connection, dict(shown.values()))
+        pending: list[PendingText] = []
+        for row in rows:
+            one = found.get(row, NOTHING)
+            stored = shown.get(id(one.told))
+            step = None if stored is None else told_with(stored[1], calls.get(stored[0]))
+            call = None if stored is None else calls.get(stored[0])
+            window = (one.step, one.before_row, one.before)
+            told = PendingText(row + MESSAGE_ROWS, *window, one.asked, step, call)
+            pending.append(told)
+        return pending
+
     def pending_vectors(
         self, limit: int, *, after: int = 0, through: int = NEWEST
-    ) -> list[tuple[int, AgentStep]]:
-        """Return the next steps without an embedding."""
-        asked = self._bounds(limit, after, through)
-        if not self._some(_PENDING_VECTOR_ROWS, asked):
-            return []
-        with self._db.reading() as connection:
-            rows: list[int] = [row for (row,) in connection.execute(_PENDING_VECTOR_ROWS, asked)]
-            steps = self._steps(connection, set(rows))
-        return list(zip(rows, self._listed(steps, rows), strict=True))
+    ) -> list[tuple[int, AgentStep | None]]:
+        """Return the next steps and messages without an embedding."""
+        found: list[tuple[int, AgentStep | None]] = []
+        asked = self._bounds(limit, after, min(through, MESSAGE_ROWS - 1))
+        if after < MESSAGE_ROWS and self._some(_PENDING_VECTOR_ROWS, asked):
+            with self._db.reading() as connection:
+                rows = self._asked_rows(connection, _PENDING_VECTOR_ROWS, asked)
+                self._keep_tail(connection)
+                steps = self._steps(connection, set(rows))
+                calls = self._calls_of(connection, steps)
+            for row, step in zip(rows, self._listed(steps, rows), strict=True):
+                call = calls.get(row)
+                found.append((row, None if _only_recalls(step, call) else told_with(step, call)))
+        asked = self._message_bounds(limit - len(found), after, through)
+        if asked is not None and self._some(_PENDING_MESSAGE_VECTORS, asked):
+            with self._db.reading() as connection:
+                rows = self._asked_rows(connection, _PENDING_MESSAGE_VECTORS, asked)
+                told = self._units(connection, rows)
+            found += [(row + MESSAGE_ROWS, told.get(row, NOTHING).step) for row in rows]
+        return found
 
     def save_derived(
         self, texts: Sequence[TextRow], vectors: Sequence[VectorRow], *, model_id: str | None = None
@@ -150,6 +230,12 @@ class DerivedTables(Tables):
 
     def _save_texts(self, connection: Connection, texts: Sequence[TextRow]) -> int:
         texts = self._with_living_parents(connection, texts)
+        messages = [text for text in texts if text.row >= MESSAGE_ROWS]
+        if messages:
+            values = [self._text_values(text) for text in messages]
+            connection.executemany(self._save_message_text, values)
+            connection.execute(_MESSAGE_TEXTS_ADVANCE, {"namespace": self._namespace})
+            texts = [text for text in texts if text.row < MESSAGE_ROWS]
         rows = [int(text.row) for text in texts]
         connection.executemany(self._save_text, [self._text_values(text) for text in texts])
         connection.execute(_FRESH, (self._namespace, many(rows)))
@@ -171,8 +257,12 @@ class DerivedTables(Tables):
             )
         if model_id not in (None, stored):
             raise EmbedderMismatchError(str(stored), str(model_id))
-        connection.executemany(self._save_vector, [self._vector_values(row) for row in vectors])
+        values = [self._vector_values(row) for row in vectors if row.row < MESSAGE_ROWS]
+        connection.executemany(self._save_vector, values)
         connection.execute(_VECTORS_ADVANCE, {"namespace": self._namespace})
+        if messages := [self._vector_values(row) for row in vectors if row.row >= MESSAGE_ROWS]:
+            connection.executemany(self._save_message_vector, messages)
+            connection.execute(_MESSAGE_VECTORS_ADVANCE, {"namespace": self._namespace})
 
     def frontier(self) -> Frontier:
         """Return the newest position and the newest row."""
@@ -207,6 +297,30 @@ class DerivedTables(Tables):
     def _bounds(self, limit: int, after: int, through: int) -> dict[str, int]:
         return {"namespace": self._namespace, "limit": limit, "after": after, "through": through}
 
+    def _message_bounds(self, limit: int, after: int, through: int) -> dict[str, int] | None:
+        """Return the bounds among messages; None when none are asked for."""
+        if limit < 1 or through < MESSAGE_ROWS:
+            return None
+        return self._bounds(limit, max(after - MESSAGE_ROWS, 0), through - MESSAGE_ROWS)
+
+    def _asked_rows(self, connection: Connection, sql: str, asked: dict[str, int]) -> list[int]:
+        return [row for (row,) in connection.execute(sql, asked)]
+
+    def _calls_of(
+        self, connection: Connection, steps: Mapping[int, AgentStep]
+    ) -> dict[int, AgentStep]:
+        """Return, by row, the ProgramCall around each step that needs it to be told."""
+        asked = {row: s.program_id for row, s in steps.items() if may_repeat_a_call(s)}
+        ids = sorted({step_id for step_id in asked.values() if step_id is not None})
+        rows = self._rows_of(connection, ids) if ids else {}
+        known = {row: step for row, step in steps.items() if row in {*rows.values()}}
+        known |= self._steps(connection, {*rows.values()} - known.keys())
+        return {
+            row: known[rows[step_id]]
+            for row, step_id in asked.items()
+            if step_id in rows and same_owner(known[rows[step_id]], steps[row])
+        }
+
     def _some(self, pending: str, asked: dict[str, int]) -> bool:
         """Tell whether a query finds any row; most of the time before a search none does."""
         with self._db.asking() as connection:
@@ -219,8 +333,8 @@ class DerivedTables(Tables):
 
     def _frontier(self, connection: Connection) -> Frontier:
         found = connection.execute(_FRONTIER, (self._namespace,)).fetchone()
-        *position, row = found or (1, 0, 0, 0, 0, 0)
-        return Frontier(Position(*position), row)
+        *position, row, message = found or (1, 0, 0, 0, 0, 0, 0)
+        return Frontier(Position(*position), row, MESSAGE_ROWS + message if message else 0)
 
     def _parents(self, connection: Connection, rows: Sequence[int]) -> dict[int, int]:
         """Return the parent's row of each row that has one: the named step, else the one before.
@@ -259,8 +373,11 @@ class DerivedTables(Tables):
         self, connection: Connection, texts: Sequence[TextRow]
     ) -> list[TextRow]:
         shown = {int(text.parent_row) for text in texts if text.parent_row is not None}
-        asked = (self._namespace, many(sorted(shown)))
-        living = {None, *self._column(connection, _LIVING, *asked)}
+        steps = many(sorted(row for row in shown if row < MESSAGE_ROWS))
+        living = {None, *self._column(connection, _LIVING, self._namespace, steps)}
+        if messages := [row - MESSAGE_ROWS for row in sorted(shown) if row >= MESSAGE_ROWS]:
+            asked = (self._namespace, many(messages))
+            living.update(self._column(connection, _LIVING_MESSAGES, *asked))
         return [text for text in texts if text.parent_row in living]
 
     def _stale(self, connection: Connection, saved: Sequence[int]) -> list[int]:
@@ -303,6 +420,16 @@ class DerivedTables(Tables):
         blob = None if vector is None else np.asarray(vector, dtype="<f4").tobytes()
         checksum = vector_checksum(int(saved.row), words, 0, blob)
         return (None if vector is None else len(vector), words, blob, checksum, *key)
+
+
+def told_with(step: AgentStep, call: AgentStep | None) -> AgentStep:
+    """Return a step as a search tells it: without bookkeeping, an end with its question."""
+    told = without_bookkeeping(step)
+    return told if call is None or not is_end(step) else with_question(told, call)
+
+
+def _only_recalls(step: AgentStep, call: AgentStep | None) -> bool:
+    return recalls(step) or (call is not None and recalls(call))
 
 
 def _text(checksum: int | None, *values: Any) -> TextRow:

@@ -320,11 +320,24 @@ def place_of(connection: Connection, namespace: int, message_id: str) -> tuple[s
     found = connection.execute(_PLACE, (namespace, message_id)).fetchone()
     if found is None:
         return None
-    branch_id, sequence = found
+    reader = reader_of(connection, namespace, *found)
+    return None if reader is None else (reader, int(found[1]))
+
+
+def reader_of(
+    connection: Connection,
+    namespace: int,
+    branch_id: int,
+    sequence: int,
+    preferred: str | None = None,
+) -> str | None:
+    """Return a session whose lineage has what stands at a place, the `preferred` one if it does."""
     readers = {"namespace": namespace, "branch": branch_id}
-    for session_id, tip in connection.execute(_READERS, readers).fetchall():
-        if links(connection, tip, sequence, sequence)[0].branch_id == branch_id:
-            return session_id, sequence
+    found = connection.execute(_READERS, readers).fetchall()
+    for session_id, tip in sorted(found, key=lambda reader: reader[0] != preferred):
+        line = links(connection, tip, sequence, sequence)
+        if line and line[0].branch_id == branch_id:
+            return session_id
     return None
 
 

@@ -1,5 +1,7 @@
 """Revocations in a database: marks on the ids of steps, and what descends from them since.
 
+Messages that match are marked beside them; a message that shows a revoked step is hidden with it.
+
 A step descends from what its `metadata.recalled` names. The call of a program descends from the
 steps directly inside, since its answer came out of them, and its end from the call.
 
@@ -20,7 +22,7 @@ from hybridagi_steps.errors import UnknownRevocationError
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import new_id, utc_now
 from hybridagi_steps.records.provenance import RECALLED, Revocation, recalled_by
-from hybridagi_steps.stores.sql.steps import StepReading
+from hybridagi_steps.stores.sql.message_units import MessageUnits
 from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
 
 _IDS = """SELECT s.id FROM agent_step s
@@ -57,7 +59,7 @@ Kin = Callable[[Sequence[str]], Iterable[str]]
 """Returns the ids of steps that are linked to some."""
 
 
-class RevocationTables(StepReading):
+class RevocationTables(MessageUnits):
     """Implements `RevocationStore`; see protocols.py for the contract."""
 
     _recalled: str
@@ -79,9 +81,13 @@ class RevocationTables(StepReading):
                 len(found) - len(seeds),
                 step_ids=found,
             )
+            messages = self._message_ids(connection, where)
+            if told.id is None and messages and not dry_run:
+                told = replace(told, id=str(new_id()))
             if told.id is not None:
                 self._mark_late(connection)
                 self._keep(connection, told)
+                self._mark(connection, told.id, messages)
         return told
 
     def reinstate(self, revocation_id: str) -> Revocation:

@@ -205,13 +205,17 @@ class StepReading(Tables):
                     steps[row].vector = vector.tolist()
         unscored = {step.run_id for step in steps.values() if step.score is None and step.run_id}
         if unscored:
-            asked = (self._namespace, many(list(unscored)))
-            found = connection.execute(_RUN_SCORES, asked).fetchall()
-            scores = {run_id: self._score(run_id, *values)[0] for run_id, *values in found}
+            scores = self._run_scores(connection, unscored)
             for step in steps.values():
                 if scores and step.score is None and step.run_id in scores:
                     step.score = scores[step.run_id]
         return steps
+
+    def _run_scores(self, connection: Connection, runs: Iterable[str]) -> dict[str, float]:
+        """Return the scores of those runs that have one."""
+        asked = (self._namespace, many(list(runs)))
+        found = connection.execute(_RUN_SCORES, asked).fetchall()
+        return {run_id: self._score(run_id, *values)[0] for run_id, *values in found}
 
     def _score(
         self, run_id: str, score: float, feedback: str | None, checksum: int | None

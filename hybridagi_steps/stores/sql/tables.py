@@ -210,7 +210,9 @@ _FORGET_RUNS = """DELETE FROM run
                     WHERE k.namespace = run.namespace AND k.run_id = run.run_id)"""
 _FORGET_MARKS = (
     """DELETE FROM revoked WHERE namespace = ? AND NOT EXISTS (SELECT 1 FROM agent_step s
-       WHERE s.namespace = revoked.namespace AND s.id = revoked.step_id)""",
+       WHERE s.namespace = revoked.namespace AND s.id = revoked.step_id)
+       AND NOT EXISTS (SELECT 1 FROM message m
+       WHERE m.namespace = revoked.namespace AND m.id = revoked.step_id)""",
     """DELETE FROM revocation WHERE namespace = ? AND undone_at IS NULL
        AND id NOT IN (SELECT m.revocation FROM revoked m
                       WHERE m.namespace = revocation.namespace)""",
@@ -231,7 +233,8 @@ FORGET_NAMESPACE = (
     "DELETE FROM session WHERE namespace = :namespace",
     "DELETE FROM branch WHERE namespace = :namespace",
     """UPDATE namespace SET epoch = epoch + 1, texts_through = 0, vectors_through = 0,
-       revoked_through = 0 WHERE id = :namespace""",
+       message_texts_through = 0, message_vectors_through = 0, revoked_through = 0
+       WHERE id = :namespace""",
 )
 """Forgets everything of a namespace that every database keeps; followers start again."""
 

@@ -94,6 +94,8 @@ def condition(
 def _conditions(where: StepFilter, namespace: int, lines: Lines) -> Iterator[Condition]:
     """Yield the conditions that are no comparison of a step key."""
     yield "k.namespace = ?", [namespace]
+    if not where.finds("step"):
+        yield _NOTHING
     yield from _in_scope(where.scope, namespace, lines)
     if where.session_id is not None:
         yield _of_session(where.session_id, namespace, lines.pinned)

@@ -18,7 +18,7 @@ from hybridagi_steps.errors import DuplicateStepError, StorageError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.provenance import CHAT_FORMATS
-from hybridagi_steps.records.store_values import BranchPosition, Rows
+from hybridagi_steps.records.store_values import MESSAGE_ROWS, BranchPosition, Rows
 from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.checksums import damaged
 from hybridagi_steps.stores.sql.lineage import TAKE_NUMBER, Row, row_checksums
@@ -213,6 +213,15 @@ _SAVE_VECTOR = """INSERT OR IGNORE INTO embedding
         json_extract(s.body, '$.scope') IS NOT NULL
     FROM step_json s JOIN namespace n ON n.id = +s.namespace
     WHERE +s.namespace = ? AND s.row = ?"""
+_SAVE_MESSAGE_TEXT = f"""INSERT OR REPLACE INTO step_text
+    (namespace, row, parent_row, tokens, text_hash, purpose_hash, checksum, scoped)
+    SELECT m.namespace, m.row + {MESSAGE_ROWS}, ?, ?, ?, ?, ?, 0
+    FROM message m WHERE +m.namespace = ? AND m.row = ? - {MESSAGE_ROWS}"""  # noqa: S608 - no value in it
+_SAVE_MESSAGE_VECTOR = f"""INSERT OR IGNORE INTO embedding
+    (namespace, row, model, dimension, text_hash, given, vector, checksum, scoped)
+    SELECT m.namespace, m.row + {MESSAGE_ROWS}, n.embedder, ?, ?, 0, ?, ?, 0
+    FROM message m JOIN namespace n ON n.id = +m.namespace
+    WHERE +m.namespace = ? AND m.row = ? - {MESSAGE_ROWS}"""  # noqa: S608 - no value in it
 _GONE = "row IN (SELECT value FROM json_each(:rows))"
 _RAISE_FLOOR = """UPDATE meta SET value = max(value, coalesce(
     (SELECT max(row) FROM agent_step), 0)) WHERE key = 'row_floor'"""
@@ -243,10 +252,11 @@ _EMPTY = """INSERT OR REPLACE INTO step_text
     (namespace, row, parent_row, tokens, text_hash, purpose_hash, scoped)
     SELECT namespace, row, NULL, '', text_hash, purpose_hash, scoped FROM step_text
     WHERE row IN (SELECT value FROM json_each(?))"""
-LEFTOVERS = """SELECT t.row FROM step_text t WHERE t.parent_row IS NOT NULL AND NOT EXISTS (
+LEFTOVERS = f"""SELECT t.row FROM step_text t WHERE t.parent_row IS NOT NULL
+    AND t.row < {MESSAGE_ROWS} AND NOT EXISTS (
     SELECT 1 FROM step_key k JOIN step_key p ON p.namespace = k.namespace
     WHERE k.namespace = t.namespace AND k.row = t.row AND p.row = t.parent_row
-        AND p.user_id IS k.user_id AND p.scope IS k.scope)"""
+        AND p.user_id IS k.user_id AND p.scope IS k.scope)"""  # noqa: S608 - no value in it
 """Rows that show words they must not, in any namespace; files of older versions may have some."""
 
 
@@ -257,6 +267,7 @@ class SqliteSteps(SqliteTables, StepWriting):
     _columns, _recalled = _COLUMNS, RECALLED
     _save_text = _SAVE_TEXT
     _save_vector = _SAVE_VECTOR
+    _save_message_text, _save_message_vector = _SAVE_MESSAGE_TEXT, _SAVE_MESSAGE_VECTOR
     _forget_rows, _forget_namespace, _empty_rows = _FORGET_ROWS, _FORGET_ALL, _EMPTY
 
     def step_keys(

@@ -3,8 +3,8 @@
 Subclass `StepStoreContract` in a test file and say in `open_store` how a store is opened. Or run
 `python -m hybridagi_steps.testing.conformance ADDRESS` on a back-end that serves addresses.
 
-The contracts of steps, runs, filters, sessions and administration are here. Those of branches,
-derived data and revocations are in this project's own tests, `tests/conformance`.
+The contracts of steps, runs, filters, sessions, messages and administration are here. Those of
+branches, derived data and revocations are in this project's own tests, `tests/conformance`.
 """
 
 from collections.abc import Iterator
@@ -15,11 +15,14 @@ import pytest
 
 from hybridagi_steps.testing.conformance.samples import SessionStepStore
 
-for _part in ("steps", "filter", "session", "admin"):
+for _part in ("steps", "filter", "session", "admin", "message"):
     pytest.register_assert_rewrite(f"{__name__}.{_part}_contract")
 
 from hybridagi_steps.testing.conformance.admin_contract import AdminContract  # noqa: E402
 from hybridagi_steps.testing.conformance.filter_contract import FilterContract  # noqa: E402
+from hybridagi_steps.testing.conformance.message_contract import (  # noqa: E402
+    MessageIndexContract,
+)
 from hybridagi_steps.testing.conformance.session_contract import SessionContract  # noqa: E402
 from hybridagi_steps.testing.conformance.steps_contract import (  # noqa: E402
     RunContract,
@@ -29,6 +32,7 @@ from hybridagi_steps.testing.conformance.steps_contract import (  # noqa: E402
 __all__ = [
     "AdminContract",
     "FilterContract",
+    "MessageIndexContract",
     "RunContract",
     "SessionContract",
     "StepStoreContract",
@@ -36,7 +40,14 @@ __all__ = [
 ]
 
 
-class StepStoreContract(StepsContract, RunContract, FilterContract, SessionContract, AdminContract):
+class StepStoreContract(
+    StepsContract,
+    RunContract,
+    FilterContract,
+    SessionContract,
+    MessageIndexContract,
+    AdminContract,
+):
     """All contracts of the kit: subclass it as `Test…`, with an `open_store`."""
 
     def open_store(self, folder: Path, namespace: str) -> SessionStepStore:

@@ -1,0 +1,220 @@
+"""What messages of a session tell: each as an AgentStep that can be found, and read by anybody.
+
+A user's message with its answer is one unit, found at the answer; a question that nobody has
+answered stands alone, and gives way to its answer when that comes. A tool's result stands with its
+call. Nothing is stored here: a unit follows from the message and what stands before it in its line,
+which never changes. It reads as an importer of conversations reads the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hybridagi_steps.messages.agent_steps import CARRIED, IS_ERROR, shown_steps
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, as_id
+from hybridagi_steps.records.json_reading import (
+    JsonObject,
+    as_arguments,
+    as_object,
+    as_text,
+    text_of,
+)
+from hybridagi_steps.records.json_values import defaults_of, unvalidated
+from hybridagi_steps.records.message import ERASED, SUMMARY_OF, MessageRole, Step
+from hybridagi_steps.records.step_text import CHAT, SAID_BY
+
+_DEFAULTS = defaults_of(AgentStep)
+
+
+@dataclass(slots=True)
+class Told:
+    """What one message tells."""
+
+    step: AgentStep | None
+    """None of a message that says nothing of its own: empty, erased, a summary, an instruction."""
+    asked: int | None = None
+    """The place in the line of what it answers."""
+    before: int | None = None
+    """The place of the message whose unit stands before this one."""
+    shown: list[str] = field(default_factory=list[str])
+    """Ids of the AgentSteps that it shows, those that answer last."""
+
+    @property
+    def is_question(self) -> bool:
+        """Whether a user asks, or says something else that begins a turn."""
+        return self.step is not None and self.step.step_type is AgentStepType.ProgramCall
+
+
+@dataclass(slots=True)
+class _Call:
+    place: int
+    inputs: JsonObject
+
+
+class _Teller:
+    """Goes through a line; knows the question and the calls that wait."""
+
+    def __init__(self, line: Sequence[Step]) -> None:
+        self._line = line
+        self._told: list[Told] = []
+        self._question: int | None = None
+        self._calls: dict[str, _Call] = {}
+        self._last: int | None = None
+
+    def tell(self) -> list[Told]:
+        """Return what each message of the line tells."""
+        for place, message in enumerate(self._line):
+            told = self._of(message, place)
+            if told.step is not None:
+                self._last = place
+            self._told.append(told)
+        return self._told
+
+    def _of(self, message: Step, place: int) -> Told:
+        text = text_of(message.content)
+        if SUMMARY_OF in (message.metadata or {}) or text == ERASED:
+            return Told(None)
+        if message.role is MessageRole.SYSTEM:
+            return Told(None)  # it instructs: to recall it elsewhere would be to obey it there
+        if message.role is MessageRole.TOOL:
+            return self._result(message, text)
+        if message.role is MessageRole.ASSISTANT and message.tool_calls:
+            return self._calling(message, text, place)
+        if not text.strip():
+            return Told(None)
+        if message.role is MessageRole.USER:
+            self._question, self._calls = place, {}
+            inputs = {"program": CHAT, "purpose": text, "arguments": {"message": text}}
+            step = self._step(message, AgentStepType.ProgramCall, inputs, None)
+            return Told(step, before=self._last)
+        if message.role is MessageRole.ASSISTANT and self._question is not None:
+            return self._answer(message, text, self._question)
+        inputs: JsonObject = {"purpose": "", "arguments": {}}
+        step = self._step(message, AgentStepType.Action, inputs, {"result": text})
+        return Told(step, before=self._last, shown=shown_steps(message))
+
+    def _answer(self, message: Step, text: str, question: int) -> Told:
+        asked = self._line[question]
+        # An Action, as an importer makes one of it: that is shown with purpose and result.
+        inputs: JsonObject = {"purpose": text_of(asked.content), "arguments": {}}
+        outputs: JsonObject = {"result": text}
+        step = self._step(message, AgentStepType.Action, inputs, outputs, asked=_speaker(asked))
+        # Its window shows what stands before the question, which it says itself.
+        before = self._told[question].before if self._last == question else self._last
+        return Told(step, question, before, shown_steps(message))
+
+    def _calling(self, message: Step, text: str, place: int) -> Told:
+        purpose = text or self._asked()
+        calls = [as_object(call) for call in message.tool_calls or []]
+        named = [_inputs(call, purpose) for call in calls]
+        for call, inputs in zip(calls, named, strict=True):
+            self._calls[as_text(call.get("id")) or ""] = _Call(place, inputs)
+        inputs: JsonObject = named[0]
+        if len(named) > 1:
+            inputs = {
+                "purpose": purpose,
+                "arguments": {f"{n} {i['tool']}": i["arguments"] for n, i in enumerate(named, 1)},
+            }
+        return Told(
+            self._step(message, AgentStepType.Action, inputs, None, said=None), before=self._last
+        )
+
+    def _result(self, message: Step, text: str) -> Told:
+        call = self._calls.pop(message.tool_call_id or "", None)
+        if call is None:
+            tool = message.name or "unknown"
+            inputs: JsonObject = {"purpose": self._asked(), "tool": tool, "arguments": {}}
+        else:
+            inputs = call.inputs
+        failed = (message.metadata or {}).get(IS_ERROR) is True
+        outputs: JsonObject = {"result": text}
+        if failed:
+            outputs = {"error": {"type": "ToolError", "message": text}}
+        step = self._step(message, AgentStepType.Action, inputs, outputs, said=None)
+        if failed:
+            step.status = "error"
+        before = self._last if call is None else self._told[call.place].before
+        return Told(step, call and call.place, before, shown_steps(message))
+
+    def _asked(self) -> str:
+        return "" if self._question is None else text_of(self._line[self._question].content)
+
+    def _step(
+        self,
+        message: Step,
+        kind: AgentStepType,
+        inputs: JsonObject,
+        outputs: JsonObject | None,
+        *,
+        asked: str | None = None,
+        said: str | None = "result",
+    ) -> AgentStep:
+        speaker = _speaker(message)
+        notes = {k: v for k, v in (message.metadata or {}).items() if k != CARRIED}
+        if said is not None:
+            parts = {"purpose": speaker} if kind is AgentStepType.ProgramCall else {said: speaker}
+            notes[SAID_BY] = {"purpose": asked, **parts} if asked else parts
+        before = self._last
+        values: dict[str, Any] = {
+            "id": as_id(message.id),
+            "parent_id": None if before is None else as_id(self._line[before].id),
+            "hop": max(message.sequence - 1, 0),
+            "step_type": kind,
+            "inputs": inputs,
+            "outputs": outputs,
+            "metadata": notes,
+            "created_at": message.created_at,
+            "session_id": message.session_id,
+            "run_id": message.run_id,
+            "status": "partial" if notes.get("partial") is True else "ok",
+            "metrics": message.metrics,
+        }
+        return unvalidated(AgentStep, _DEFAULTS | values, {})
+
+
+def told_by(line: Sequence[Step]) -> list[Told]:
+    """Return what each message of a line tells.
+
+    Args:
+        line: Messages in order. What stands before them is not known: a line that begins in the
+            middle should begin with a user's message.
+
+    Complexity: linear in the number of messages.
+    """
+    return _Teller(line).tell()
+
+
+def around(line: Sequence[Told], place: int) -> dict[str, list[int]]:
+    """Return the places of what stands around a message in its line, by what `expand` asks for.
+
+    `parents` are those before it, nearest first; `following` those after it that nothing answers;
+    `program` is its turn, the question first.
+    """
+    answered = {one.asked for one in line}
+    parents: list[int] = []
+    here = line[place].before
+    while here is not None:
+        parents.append(here)
+        here = line[here].before
+    told = [n for n, one in enumerate(line) if one.step is not None]
+    asks = [n for n in told if line[n].is_question]
+    first = max((n for n in asks if n <= place), default=0)
+    end = min((n for n in asks if n > place), default=len(line))
+    return {
+        "parents": parents,
+        "following": [n for n in told if n > place and n not in answered],
+        "program": [n for n in told if first <= n < end and (n == first or n not in answered)],
+    }
+
+
+def _inputs(call: JsonObject, purpose: str) -> JsonObject:
+    function = as_object(call.get("function") or call.get("custom"))
+    arguments = as_arguments(function.get("arguments", function.get("input", {})))
+    tool = str(function.get("name") or "unknown")
+    return {"purpose": purpose, "tool": tool, "arguments": arguments}
+
+
+def _speaker(message: Step) -> str:
+    return message.name or message.role.value

@@ -1,0 +1,135 @@
+"""Which rows pass a filter, of steps and of messages: each kind has its own numbers and keys.
+
+A message has few of the keys that a step has: a run, a time, a source, the session whose line it
+stands in. Its user is that of its run's steps, which may be stored after it, so that is looked up
+in the columns of steps each time something changed. Not thread-safe by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridagi_steps.protocols import IndexedStore, MessageIndex
+from hybridagi_steps.records.filter_fields import StepKey
+from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.store_values import MESSAGE_ROWS, Hidden, Rows
+from hybridagi_steps.search.filter_index import (
+    PAGE,
+    FilterColumns,
+    Positions,
+    changes_without_rows,
+)
+
+Flags = npt.NDArray[np.bool_]
+_NONE = np.empty(0, np.int64)
+
+
+class RowFilter:
+    """Answers filters for both kinds of rows."""
+
+    def __init__(self, store: IndexedStore) -> None:
+        """Read from `store`; one that indexes no messages has steps only."""
+        self._steps = FilterColumns(store)
+        self._messages = (
+            _MessageColumns(store, store, self._steps) if isinstance(store, MessageIndex) else None
+        )
+        self._hidden: Hidden | None = None
+        self._joined: tuple[Rows, Rows, Rows] = (_NONE, _NONE, _NONE)
+
+    def follow(self, rows: Sequence[int], removed: Rows) -> None:
+        """Take note of new rows and that branches may have moved; drop removed ones."""
+        self._hidden = None
+        newest = max((row for row in rows if row < MESSAGE_ROWS), default=0)
+        self._steps.follow(newest, removed[removed < MESSAGE_ROWS])
+        if self._messages is not None:
+            newest = max((row for row in rows if row >= MESSAGE_ROWS), default=0)
+            self._messages.follow(newest, removed[removed >= MESSAGE_ROWS])
+
+    def rows(self, where: StepFilter) -> Rows:
+        """Return the rows that match, ascending; asked again, the same read-only array."""
+        steps = self._steps.rows(where) if where.finds("step") else _NONE
+        asked = self._messages is not None and where.finds("message")
+        messages = self._messages.rows(where) if asked and self._messages else _NONE
+        if not len(messages):
+            return steps
+        if not len(steps):
+            return messages
+        if self._joined[0] is not steps or self._joined[1] is not messages:
+            joined = np.concatenate((steps, messages))
+            joined.flags.writeable = False
+            self._joined = (steps, messages, joined)
+        return self._joined[2]
+
+    def of_runs(self, run_ids: Sequence[str]) -> list[Rows]:
+        """Return the rows of some runs, of every scope."""
+        found = self._steps.of_runs(run_ids)
+        return found if self._messages is None else [*found, *self._messages.of_runs(run_ids)]
+
+    def hidden(self) -> Hidden:
+        """Return the rows that recall leaves out, as the store last said; until then the same."""
+        if self._messages is None:
+            return self._steps.hidden()
+        if self._hidden is None:
+            pairs = zip(self._steps.hidden(), self._messages.hidden(), strict=True)
+            self._hidden = Hidden(*map(np.concatenate, pairs))
+        return self._hidden
+
+    def numbers(self, name: StepKey, rows: Rows) -> npt.NDArray[Any]:
+        """Return the number of each row's value of a key, -1 where it has none, as messages."""
+        return self._steps.numbers(name, rows)
+
+    def first_rows(
+        self,
+        name: StepKey,
+        number: int,
+        most: int,
+        passing: Callable[[Rows], Flags],
+    ) -> Rows:
+        """Return the first steps with a value, given by its number, that pass."""
+        return self._steps.first_rows(name, number, most, passing)
+
+
+class _MessageColumns(FilterColumns):
+    """Filters of messages: fewer keys, runs among them, users as the steps of runs say."""
+
+    def __init__(self, store: IndexedStore, index: MessageIndex, steps: FilterColumns) -> None:
+        super().__init__(store)
+        self._index, self._steps = index, steps
+
+    def _hidden_rows(self) -> Hidden:
+        return self._index.hidden_messages()
+
+    def _rows_of(self, where: StepFilter) -> Rows:
+        return self._index.message_rows(where)
+
+    def of_runs(self, run_ids: Sequence[str]) -> list[Rows]:
+        self._hold(["run_id"])
+        return [self._held_rows(self._narrowed(None, "run_id", run_ids))] if run_ids else []
+
+    def _keys_above(
+        self, names: Sequence[StepKey], after: int
+    ) -> tuple[Rows, dict[StepKey, list[str | None]]]:
+        return self._index.message_keys(names, after=after, limit=PAGE)
+
+    def _is_for_the_store(self, where: StepFilter) -> bool:
+        return changes_without_rows(where)
+
+    def _names(self, where: StepFilter) -> list[StepKey]:
+        names = ["run_id" if name == "user_id" else name for name in super()._names(where)]
+        return list(dict.fromkeys([*names, "run_id"] if where.exclude_run_id else names))
+
+    def _narrowed(
+        self, found: Positions | None, name: StepKey, values: Iterable[str | None]
+    ) -> Positions:
+        if name != "user_id":
+            return super()._narrowed(found, name, values)
+        wanted, users = set(values), self._steps.users_of_runs()
+        runs = list(self._numbers_of("run_id"))
+        passes = np.array([users.get(run or "") in wanted for run in runs], np.bool_)
+        if found is None:
+            found = np.arange(len(self._rows.values), dtype=np.int32)
+        return found[passes[self._columns["run_id"].values[found]]]

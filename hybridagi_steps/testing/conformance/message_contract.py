@@ -1,0 +1,125 @@
+"""What every store promises about messages that a search finds; one without the ability says so."""
+
+# A test's name says what it holds.
+# ruff: noqa: D102, S101
+
+from __future__ import annotations
+
+from hybridagi_steps.protocols import MessageIndex
+from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.store_values import MESSAGE_ROWS, MessagePlace, PendingText
+from hybridagi_steps.testing.conformance.samples import START, SessionStepStore, message, text
+
+_CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"n": 1}'}}
+
+
+def _talk() -> list[Step]:
+    return [
+        message("where is it?", id="q", name="ann"),
+        message(None, "assistant", id="c", tool_calls=[_CALL]),
+        message("in Oslo", "tool", id="r", tool_call_id="c1", name="find"),
+        message("It is in Oslo.", "assistant", id="a"),
+    ]
+
+
+def _pending(store: SessionStepStore) -> list[PendingText]:
+    newest = store.frontier().message_row
+    return store.pending_texts(99, after=MESSAGE_ROWS, through=newest) if newest else []
+
+
+def _rows(store: SessionStepStore) -> list[int]:
+    """Return the rows of what a store says that messages tell, none without the ability."""
+    return [found.row for found in _pending(store)]
+
+
+class MessageIndexContract:
+    """`MessageIndex`, or nothing of it."""
+
+    def test_a_store_without_the_ability_says_that_it_has_no_rows_of_messages(
+        self, store: SessionStepStore
+    ) -> None:
+        assert store.frontier().message_row == 0
+        store.commit("s", _talk())
+        newest = store.frontier().message_row
+        assert newest > MESSAGE_ROWS if isinstance(store, MessageIndex) else newest == 0
+
+    def test_messages_tell_question_call_result_and_answer(self, store: SessionStepStore) -> None:
+        store.commit("s", _talk())
+        found = {str(one.step.id): one for one in _pending(store) if one.step is not None}
+        assert found.keys() == ({"q", "c", "r", "a"} if isinstance(store, MessageIndex) else set())
+        for one, asked in (("r", "c"), ("a", "q")) if found else ():
+            told, answered = found[one].step, found[one].asked
+            assert told is not None
+            assert answered is not None
+            assert (told.purpose, str(answered.id)) == ("where is it?", asked)
+        if found:
+            told = found["r"].step
+            assert told is not None
+            assert (told.tool, told.arguments, told.result) == ("find", {"n": 1}, "in Oslo")
+            assert found["a"].parent_row == found["r"].row
+            assert found["q"].parent_row is None
+
+    def test_words_of_messages_are_followed_and_go_with_their_session(
+        self, store: SessionStepStore
+    ) -> None:
+        store.commit("s", _talk())
+        rows = _rows(store)
+        store.save_derived([text(row) for row in rows], [])
+        assert _rows(store) == []
+        changes = store.changes(START)
+        assert [one.row for one in changes.texts] == rows
+        store.delete_session("s")
+        gone = store.changes(changes.position)
+        assert sorted(gone.removed) == rows
+        assert store.read(rows) == {}
+        assert store.verify() == []
+
+    def test_what_is_deleted_in_a_session_is_hidden_and_comes_back_with_a_reader(
+        self, store: SessionStepStore
+    ) -> None:
+        store.commit("s", _talk())
+        rows = _rows(store)
+        store.fork("s", 4, "fork")
+        store.hide_from("s", 2)
+        if not isinstance(store, MessageIndex):
+            return
+        assert store.hidden_messages().abandoned.tolist() == []
+        store.delete_session("fork")
+        hidden = store.hidden_messages().abandoned.tolist()
+        assert [row for row in store.read(rows) if row not in hidden] == rows[:1]
+
+    def test_filters_and_places_of_messages(self, store: SessionStepStore) -> None:
+        store.commit("s", [message("one", run_id="r1"), message("two", run_id="r2")])
+        store.commit("t", [message("three", metadata={"mood": "glad"})])
+        store.fork("s", 1, "fork")
+        rows = _rows(store)
+        if not isinstance(store, MessageIndex):
+            assert rows == []
+            return
+        wheres = {
+            "run": {"run_id": "r2"},
+            "not_run": {"exclude_run_id": ["r2"]},
+            "session": {"session_id": "fork"},
+            "metadata": {"metadata": {"mood": "glad"}},
+            "nobody": {"user_id": "ann"},
+            "steps": {"kinds": ["step"]},
+            "tool": {"tools": ["find"]},
+            "all": {},
+        }
+        first, second, third = rows
+        found = {n: store.message_rows(StepFilter.of(w)).tolist() for n, w in wheres.items()}
+        assert found == {
+            "run": [second],
+            "not_run": [first, third],
+            "session": [first],
+            "metadata": [third],
+            "nobody": [],
+            "steps": [],
+            "tool": [],
+            "all": rows,
+        }
+        assert store.message_places([first])[first] == MessagePlace("s", 1)
+        assert store.message_places([first], "fork")[first] == MessagePlace("fork", 1)
+        keys = store.message_keys(["run_id"], after=first, limit=9)
+        assert (keys[0].tolist(), keys[1]) == ([second, third], {"run_id": ["r2", None]})
