@@ -80,7 +80,7 @@ class EdgeContract:
         assert len(filled.find({"run_id": "run1"}, limit=number, newest_first=True).steps) == 1
         assert len(filled.runs(limit=number)) == 40
         assert filled.runs(offset=number) == []
-        assert len(filled.search("find", number)) == 40
+        assert len(filled.search("find", number, where={"kinds": "step"})) == 40
         assert len(asyncio.run(repo.sessions(limit=number))) == 1
         assert asyncio.run(repo.sessions(offset=number)) == []
 
