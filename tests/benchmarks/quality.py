@@ -126,6 +126,8 @@ def measure(
     if runs or questions:
         if not (runs and questions):
             raise InvalidSettingError("--runs and --questions go together: what is asked of what.")
+        if learned or tune:
+            raise InvalidSettingError("--learned and --tune are about the shipped runs only.")
         found = conditions(embedder=embedder, runs=runs, questions=questions)
         return found | {"own": own_quality(Path(runs), Path(questions), embedder)}
     parts = _parts(only)
