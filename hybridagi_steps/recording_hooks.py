@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 from hybridagi_steps.records.agent_step import id_text
@@ -44,10 +44,16 @@ def note_recalled(ids: Iterable[str | UUID]) -> None:
     tell({id_text(one): None for one in several})
 
 
+def _shown(step: _OfARun) -> list[str]:
+    metadata: dict[str, Any] = getattr(step, "metadata", None) or {}
+    found: list[Any] = metadata.get("agent_step_ids") or []
+    return [str(one) for one in found]
+
+
 def note_steps(steps: Iterable[_OfARun]) -> None:
-    """Say that these steps were handed out."""
+    """Say that these steps were handed out, and with a message the steps that it shows."""
     if _listeners and not _quiet.get():
-        tell({id_text(step.id): step.run_id for step in steps})
+        tell({one: step.run_id for step in steps for one in (id_text(step.id), *_shown(step))})
 
 
 @contextmanager

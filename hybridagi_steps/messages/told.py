@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hybridagi_steps.messages.agent_steps import CARRIED, IS_ERROR, shown_steps
+from hybridagi_steps.messages.agent_steps import CARRIED, IS_ERROR, SHOWN, shown_steps
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, as_id
 from hybridagi_steps.records.json_reading import (
     JsonObject,
@@ -153,6 +153,8 @@ class _Teller:
     ) -> AgentStep:
         speaker = _speaker(message)
         notes = {k: v for k, v in (message.metadata or {}).items() if k != CARRIED}
+        if shown := shown_steps(message):
+            notes[SHOWN] = shown
         if said is not None:
             parts = {"purpose": speaker} if kind is AgentStepType.ProgramCall else {said: speaker}
             notes[SAID_BY] = {"purpose": asked, **parts} if asked else parts

@@ -47,6 +47,8 @@ _MARK = """INSERT INTO revoked (namespace, revocation, step_id) VALUES (?, ?, ?)
     ON CONFLICT DO NOTHING"""
 _COUNT = "UPDATE revocation SET descended = descended + ? WHERE namespace = ? AND id = ?"
 _MARKED_BY = "SELECT step_id FROM revoked WHERE namespace = ? AND revocation = ? ORDER BY step_id"
+_SAID = """SELECT id FROM message
+    WHERE namespace = ? AND id IN (SELECT value FROM json_each(?))"""
 _UNMARK = "DELETE FROM revoked WHERE namespace = ? AND revocation = ?"
 _UNDO = "UPDATE revocation SET undone_at = ? WHERE namespace = ? AND id = ? AND undone_at IS NULL"
 _LISTED = """SELECT id, filter, reason, created_at, matched, descended, undone_at FROM revocation
@@ -71,7 +73,10 @@ class RevocationTables(MessageUnits):
         with self._db.reading() if dry_run else self._db.writing() as connection:
             rows = many(self._matching(connection, where))
             seeds = self._column(connection, _IDS, self._namespace, rows)
-            found = descendants(seeds, *self._links(connection, self._told(connection, after=0)))
+            messages = self._message_ids(connection, where)
+            links = self._links(connection, self._told(connection, after=0))
+            said = {*messages}.difference(seeds)
+            found = [one for one in descendants([*seeds, *messages], *links) if one not in said]
             told = Revocation(
                 None if dry_run or not found else str(new_id()),
                 where.model_dump(mode="json", exclude_none=True),
@@ -81,7 +86,6 @@ class RevocationTables(MessageUnits):
                 len(found) - len(seeds),
                 step_ids=found,
             )
-            messages = self._message_ids(connection, where)
             if told.id is None and messages and not dry_run:
                 told = replace(told, id=str(new_id()))
             if told.id is not None:
@@ -98,7 +102,9 @@ class RevocationTables(MessageUnits):
             if revocation_id not in known:
                 raise UnknownRevocationError(revocation_id)
             self._mark_late(connection)
-            hidden = self._column(connection, _MARKED_BY, *key)
+            marked = self._column(connection, _MARKED_BY, *key)
+            said = {*self._column(connection, _SAID, self._namespace, many(marked))}
+            hidden = [step_id for step_id in marked if step_id not in said]
             connection.execute(_UNMARK, key)
             connection.execute(_UNDO, (utc_now().isoformat(), *key))
             others = {each for ids in self._marked(connection, hidden).values() for each in ids}
