@@ -140,6 +140,17 @@ def test_search_finds_the_step_and_says_why(run: Run, filled: str) -> None:
     assert set(hits[0]) >= {"step", "score", "why", "context"}
 
 
+def test_a_search_may_have_an_aim(run: Run, filled: str) -> None:
+    after = ("search", "--like", "tau-airline-40-0:3", "--db", filled, "--json")
+    hits = json.loads(run(*after, "--aim", "next").out)
+    assert "state_words" in hits[0]["parts"]
+    assert "state_words" not in json.loads(run(*after).out)[0]["parts"]
+    for odd in ("best", "next"):
+        refused = run("search", REFUND, "--db", filled, "--aim", odd)
+        assert refused.code == 2
+        assert "aim" in refused.err
+
+
 @pytest.mark.parametrize(
     ("option", "value", "path"),
     [

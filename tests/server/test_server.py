@@ -151,6 +151,13 @@ class TestSearch:
         assert "call" in {hit["step"]["id"] for hit in hits}
         problem(still.client.get("/search", params={"like": "nobody"}), 404)
 
+    def test_an_aim_is_passed_on_and_needs_its_state(self, still: Served) -> None:
+        asked = {"q": "refund ticket", "aim": "tool"}
+        hits = still.client.get("/search", params=asked).json()["hits"]
+        assert "tool_words" in {name for hit in hits for name in hit["parts"]}
+        refused = still.client.get("/search", params={**asked, "aim": "next"})
+        assert "QueryWithSteps" in problem(refused, 422)["detail"]
+
     @pytest.mark.parametrize(
         "where",
         [
