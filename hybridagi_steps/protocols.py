@@ -197,7 +197,7 @@ class MessageIndex(Protocol):
     def message_line(
         self, row: int, session_id: str, *, before: int, after: int
     ) -> list[tuple[int, Any]]:
-        """Return what so many messages around one tell, see `messages.told`, with their rows."""
+        """Return the messages around one as steps (`messages.message_steps`), with their rows."""
         ...
 
 

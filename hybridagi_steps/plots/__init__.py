@@ -5,8 +5,7 @@ as they are, a script saves them with `ax.figure.savefig("run.png")`. Needs the 
 (matplotlib), which is loaded when something is drawn. Nothing here touches pyplot or its settings.
 """
 
-from hybridagi_steps.plots.context_use import context_use
-from hybridagi_steps.plots.history import activity, outcomes
+from hybridagi_steps.plots.history import activity, context_use, outcomes
 from hybridagi_steps.plots.run_timeline import timeline
 from hybridagi_steps.plots.step_map import embedding_map
 

@@ -18,8 +18,7 @@ from hybridagi_steps.errors import InvalidQueryError
 from hybridagi_steps.protocols import Reranker
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.step_text import cut
-from hybridagi_steps.rerankers.rescoring import rescored
-from hybridagi_steps.rerankers.validation import reranked
+from hybridagi_steps.rerankers.rescoring import reranked, rescored
 from hybridagi_steps.validation import whole_number
 
 _NUMBER = re.compile(r"(?<!\d)\d{1,6}(?!\d)")

@@ -29,7 +29,7 @@ from hybridagi_steps.recording_hooks import active_user_id, note_steps, unnoted
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.step_text import own_text
-from hybridagi_steps.rerankers.validation import reranked
+from hybridagi_steps.rerankers.rescoring import reranked
 from hybridagi_steps.validation import is_number, whole_number
 
 Mode = Literal["hybrid", "dense", "lexical"]

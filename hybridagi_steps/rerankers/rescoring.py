@@ -1,17 +1,23 @@
 """What every reranker does with its new scores: clip them, say so in `why`, sort.
 
 Hits are copied, never changed. Sorting is stable: hits with equal scores keep the order they came
-in, so a reranker that has nothing to say changes nothing.
+in, so a reranker that has nothing to say changes nothing. What anybody's reranker gave back is
+looked at before it is believed: it may drop hits, order and score them, not bring others.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from numbers import Real
+from typing import Any, cast
 
-from hybridagi_steps.errors import InvalidQueryError
-from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.errors import InvalidQueryError, RerankerError
+from hybridagi_steps.protocols import Reranker
+from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.message import utc_now
 
@@ -138,3 +144,35 @@ def _merit(step: AgentStep) -> float:
 def _said(step: AgentStep) -> str:
     scored = "" if step.score is None else f", score {step.score:g}"
     return f"outcome {step.status}{scored}"
+
+
+def reranked(reranker: Reranker, query: str, hits: Sequence[StepHit]) -> list[StepHit]:
+    """Return hits in a reranker's order."""
+    made: object = reranker.rerank(query, hits)
+    wrong = _wrong(made, hits)
+    if wrong is not None:
+        raise RerankerError(
+            f"{type(reranker).__name__}.rerank returned {wrong}; it returns a list of the hits it "
+            "is given, in any order, each at most once."
+        )
+    return list(made)
+
+
+def _wrong(made: object, hits: Sequence[StepHit]) -> str | None:
+    """Return what is wrong with a reranker's answer, in words; None if nothing is."""
+    if inspect.iscoroutine(made):
+        made.close()
+        return "a coroutine"
+    if isinstance(made, str) or not isinstance(made, Sequence):
+        return type(made).__name__
+    left = Counter(id_text(hit.step.id) for hit in hits)
+    for hit in cast("Sequence[Any]", made):
+        if not isinstance(hit, StepHit):
+            return f"a list with {type(hit).__name__} in it"
+        step_id = id_text(hit.step.id)
+        if not isinstance(hit.score, Real) or not math.isfinite(hit.score):  # pyright: ignore[reportUnnecessaryIsInstance] - copies are not validated
+            return f"the score {hit.score!r} for step {step_id}"
+        left[step_id] -= 1
+        if left[step_id] < 0:
+            return f"step {step_id} more often than it was given"
+    return None

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import dspy
 
@@ -21,6 +21,7 @@ from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.recording.step_shapes import error_fields
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 from hybridagi_steps.records.event import StepEventType
+from hybridagi_steps.records.message import Step
 from hybridagi_steps.running.active_run import ActiveRun
 from hybridagi_steps.running.answering import Messages, answer, with_session
 from hybridagi_steps.running.model_events import SpendingCallback
@@ -44,6 +45,36 @@ _FINAL = {
     "failed": StepEventType.RUN_FAILED,
     "cancelled": StepEventType.RUN_CANCELLED,
 }
+
+
+class RunResult(NamedTuple):
+    """How a run ended."""
+
+    run_id: str
+    answer: Step | None
+    """The last thing the assistant said."""
+    data: dict[str, Any]
+    """What the final event said."""
+
+    @property
+    def status(self) -> str:
+        """completed, failed or cancelled."""
+        return str(self.data.get("status"))
+
+    @property
+    def reason(self) -> str:
+        """Why it ended."""
+        return str(self.data.get("termination_reason"))
+
+    @property
+    def text(self) -> str:
+        """The answer's text."""
+        content = self.answer.content if self.answer is not None else None
+        return content if isinstance(content, str) else ""
+
+
+class NestedRunError(RuntimeError):
+    """An agent that was used as a tool did not complete."""
 
 
 @dataclass(frozen=True, slots=True)

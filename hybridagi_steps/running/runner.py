@@ -28,10 +28,9 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.running.active_run import RUN, ActiveRun, register_of
-from hybridagi_steps.running.execution import execute
+from hybridagi_steps.running.execution import NestedRunError, RunResult, execute
 from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.program_adapter import Agent
-from hybridagi_steps.running.results import NestedRunError, RunResult
 from hybridagi_steps.running.starting import (
     Start,
     check_message,

@@ -31,7 +31,6 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.protocols import Embedder, IndexedStore
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.spoken_turn import SpokenTurn, spoken_turn
 from hybridagi_steps.records.step_identity import (
     answer_to,
     answered_hash,
@@ -41,9 +40,11 @@ from hybridagi_steps.records.step_identity import (
     says,
 )
 from hybridagi_steps.records.step_text import (
+    SpokenTurn,
     glimpse_text,
     holds_word,
     own_text,
+    spoken_turn,
     stems_held,
     text_hash,
     tokens,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Literal, NamedTuple
 
-from hybridagi_steps.messages.told import around
+from hybridagi_steps.messages.message_steps import around
 from hybridagi_steps.protocols import MessageIndex, StepStore
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter

@@ -16,9 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps.records.spoken_turn import asks_when
 from hybridagi_steps.records.step_identity import answer_to
-from hybridagi_steps.records.step_text import text_hash, written_words
+from hybridagi_steps.records.step_text import asks_when, text_hash, written_words
 from hybridagi_steps.records.store_values import FloatVector, Rows
 from hybridagi_steps.search.formulas import (
     LENGTH_POWER,

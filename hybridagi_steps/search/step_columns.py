@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.protocols import Rows, TextRow
-from hybridagi_steps.records.spoken_turn import SpokenTurn
+from hybridagi_steps.records.step_text import SpokenTurn
 
 NO_ROW = -1
 """Stands where a step has no parent, or a row is not held."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.protocols import IndexedStore
-from hybridagi_steps.records.spoken_turn import SpokenTurn
+from hybridagi_steps.records.step_text import SpokenTurn
 from hybridagi_steps.records.store_values import Changes, Position, Rows, TextRow, VectorRow
 from hybridagi_steps.search.bm25 import Document, LexicalIndex
 from hybridagi_steps.search.index_cache import erase_cache, load_cache, save_cache

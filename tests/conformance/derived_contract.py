@@ -166,7 +166,7 @@ class DerivedContract:
 
     def test_embeddings_are_saved_once(self, store: StepStore) -> None:
         a, b, c = store.append([step(id="a"), step(id="b", vector=[3, 4]), step(id="c", scope="e")])
-        assert [(row, str(found.id)) for row, found in store.pending_vectors(9)] == [
+        assert [(row, found and str(found.id)) for row, found in store.pending_vectors(9)] == [
             (a, "a"),
             (c, "c"),
         ]

@@ -37,7 +37,7 @@ from hybridagi_steps.errors import (
     StorageError,
     UnknownRunError,
 )
-from hybridagi_steps.running.results import RunResult
+from hybridagi_steps.running.execution import RunResult
 from hybridagi_steps.running.tool_calls import idempotent
 from hybridagi_steps.testing import ScriptedLM, request_text
 

@@ -70,7 +70,7 @@ def test_each_kind_of_step(recalled: AgentStep, text: str) -> None:
 
 def test_what_was_said_names_who_said_it() -> None:
     said_by = {"said_by": {"purpose": "Ana", "result": "assistant"}}
-    asked = {"purpose": "Which seat?", "arguments": {}}
+    asked: dict[str, object] = {"purpose": "Which seat?", "arguments": {}}
     answer = step(inputs=asked, outputs={"result": "14C"}, metadata=said_by)
     assert recalled_text(answer) == "(2026-03-01) Ana: Which seat?\nassistant: 14C"
     question = step("ProgramCall", inputs=CHAT, metadata={"said_by": {"purpose": "Ana"}})

@@ -24,7 +24,7 @@ from hybridagi_steps.records.provenance import recalled_by
 from hybridagi_steps.rerankers import LearnedRank
 from hybridagi_steps.rerankers.judged_hits import JudgedHits
 from hybridagi_steps.rerankers.learned_rank import LEAST_LABELS, features_of
-from hybridagi_steps.rerankers.validation import reranked
+from hybridagi_steps.rerankers.rescoring import reranked
 
 PRIVATE = "Alice Margrave"
 

@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 
 from hybridagi_steps import AgentStep, AgentStepType, StepHit, StepMemory
-from hybridagi_steps.records.spoken_turn import SpokenTurn, asks_when, says_when, spoken_turn
-from hybridagi_steps.records.step_text import own_text, tokens
+from hybridagi_steps.records.step_text import (
+    SpokenTurn,
+    asks_when,
+    own_text,
+    says_when,
+    spoken_turn,
+    tokens,
+)
 
 DAY = datetime(2024, 5, 8, tzinfo=UTC)
 

@@ -200,7 +200,9 @@ def tables_of(path: Path) -> list[str]:
 def test_deleted_words_are_in_no_file_after_vacuum(path: Path, store: SqliteStepStore) -> None:
     store.append([step(id=str(n), outputs={"x": f"{CANARY} {n}"}) for n in range(300)])
     store.append([step(id="kept"), step(id="r", run_id=CANARY, outputs={"x": CANARY * 900})])
-    doomed = [found.row for found in store.pending_texts(999) if found.step.id != "kept"]
+    doomed = [
+        found.row for found in store.pending_texts(999) if found.step and found.step.id != "kept"
+    ]
     store.save_derived([text(row, tokens=CANARY) for row in doomed], [])
     store.score_run(CANARY, 1.0, CANARY)
     assert any(CANARY.encode() in file.read_bytes() for file in path.parent.iterdir())

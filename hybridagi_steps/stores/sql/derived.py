@@ -179,12 +179,12 @@ class DerivedTables(MessageUnits):
         with self._db.reading() as connection:
             rows = self._asked_rows(connection, _PENDING_MESSAGE_TEXTS, asked)
             found = self._units(connection, rows)
-            shown = self._shown(connection, [one.told for one in found.values()])
+            shown = self._shown(connection, [one.content for one in found.values()])
             calls = self._calls_of(connection, dict(shown.values()))
         pending: list[PendingText] = []
         for row in rows:
             one = found.get(row, NOTHING)
-            stored = shown.get(id(one.told))
+            stored = shown.get(id(one.content))
             step = None if stored is None else told_with(stored[1], calls.get(stored[0]))
             call = None if stored is None else calls.get(stored[0])
             window = (one.step, one.before_row, one.before)

@@ -19,7 +19,7 @@ import orjson
 
 from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.messages.agent_steps import SHOWN
-from hybridagi_steps.messages.told import Told, told_by
+from hybridagi_steps.messages.message_steps import MessageStep, message_steps
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
@@ -86,7 +86,7 @@ class Place(NamedTuple):
 class MessageUnit(NamedTuple):
     """What the message in a row tells; rows of other messages as `MESSAGE_ROWS` counts them."""
 
-    told: Told
+    content: MessageStep
     asked: AgentStep | None
     before_row: int | None
     before: AgentStep | None
@@ -94,10 +94,10 @@ class MessageUnit(NamedTuple):
     @property
     def step(self) -> AgentStep | None:
         """The message as a step."""
-        return self.told.step
+        return self.content.step
 
 
-NOTHING = MessageUnit(Told(None), None, None, None)
+NOTHING = MessageUnit(MessageStep(None), None, None, None)
 
 
 class MessageUnits(StepReading):
@@ -137,7 +137,7 @@ class MessageUnits(StepReading):
 
     def message_line(
         self, row: int, session_id: str, *, before: int, after: int
-    ) -> list[tuple[int, Told]]:
+    ) -> list[tuple[int, MessageStep]]:
         """Return what messages around one tell, in the line of a session that reads it."""
         with self._db.reading() as connection:
             places = self._places(connection, [row - MESSAGE_ROWS])
@@ -149,11 +149,11 @@ class MessageUnits(StepReading):
             start = max(1, place.sequence - before)
             line = self._messages_between(connection, own, start, place.sequence + after)
             messages = [message for _, message in line]
-            told, users = told_by(messages), self._users_of(connection, messages)
-        for one, message in zip(told, messages, strict=True):
+            steps, users = message_steps(messages), self._users_of(connection, messages)
+        for one, message in zip(steps, messages, strict=True):
             if one.step is not None:
                 one.step.user_id = users.get(message.run_id or "")
-        return [(row + MESSAGE_ROWS, one) for (row, _), one in zip(line, told, strict=True)]
+        return [(row + MESSAGE_ROWS, one) for (row, _), one in zip(line, steps, strict=True)]
 
     def read(self, rows: Sequence[int]) -> dict[int, AgentStep]:
         """Return the steps in these rows, and what the messages in them tell."""
@@ -161,9 +161,9 @@ class MessageUnits(StepReading):
         found = super().read([row for row in rows if row < MESSAGE_ROWS])
         if messages:
             with self._db.reading() as connection:
-                told = self._units(connection, [row - MESSAGE_ROWS for row in messages])
-                self._scored(connection, [one.step for one in told.values() if one.step])
-            found |= {row + MESSAGE_ROWS: one.step for row, one in told.items() if one.step}
+                units = self._units(connection, [row - MESSAGE_ROWS for row in messages])
+                self._scored(connection, [one.step for one in units.values() if one.step])
+            found |= {row + MESSAGE_ROWS: one.step for row, one in units.items() if one.step}
         return found
 
     def hidden_messages(self) -> Hidden:
@@ -187,14 +187,14 @@ class MessageUnits(StepReading):
         A damaged line tells nothing: it must not keep everybody from searching. Who reads the
         session is told.
         """
-        told: dict[int, MessageUnit] = {}
+        units: dict[int, MessageUnit] = {}
         for cluster in _clusters(self._places(connection, rows)):
             try:
                 found = self._units_in_line(connection, cluster)
             except DamagedFileError:
                 found = {}
-            told |= {place.row: found.get(place.sequence, NOTHING) for place in cluster}
-        return told
+            units |= {place.row: found.get(place.sequence, NOTHING) for place in cluster}
+        return units
 
     def _places(self, connection: Connection, rows: Sequence[int]) -> list[Place]:
         asked = (self._namespace, many(rows))
@@ -206,16 +206,16 @@ class MessageUnits(StepReading):
         """Return by sequence what messages of one branch tell that stand near each other."""
         line = self._from_its_turn(connection, cluster)
         messages = [message for _, message in line]
-        told, users = told_by(messages), self._users_of(connection, messages)
-        for one, message in zip(told, messages, strict=True):
+        steps, users = message_steps(messages), self._users_of(connection, messages)
+        for one, message in zip(steps, messages, strict=True):
             if one.step is not None:
                 one.step.user_id = users.get(message.run_id or "")
 
         def step_at(place: int | None) -> AgentStep | None:
-            return None if place is None else told[place].step
+            return None if place is None else steps[place].step
 
         found: dict[int, MessageUnit] = {}
-        for one, message in zip(told, messages, strict=True):
+        for one, message in zip(steps, messages, strict=True):
             before = step_at(one.before)
             # What another user said is not for this one's window.
             if before is not None and one.step is not None and before.user_id != one.step.user_id:
@@ -264,19 +264,19 @@ class MessageUnits(StepReading):
         return self._users_of_runs(connection, runs) if runs else {}
 
     def _shown(
-        self, connection: Connection, told: Iterable[Told]
+        self, connection: Connection, shown: Iterable[MessageStep]
     ) -> dict[int, tuple[int, AgentStep]]:
-        """Return by identity of what is told the stored step that its message shows, with its row.
+        """Return by identity of a message as a step the stored step that its message shows, with its row.
 
         Of several it is the end of the program, else the last.
         """
-        asked = [one for one in told if one.step is not None and one.shown]
+        asked = [one for one in shown if one.step is not None and one.shown]
         rows = self._rows_of(connection, [step_id for one in asked for step_id in one.shown])
         steps = self._read(connection, sorted({*rows.values()}))
         found: dict[int, tuple[int, AgentStep]] = {}
         for one in asked:
             stored = [(rows[i], steps[rows[i]]) for i in one.shown if i in rows]
-            stored = [(row, step) for row, step in stored if _is_told_by(step, one)]
+            stored = [(row, step) for row, step in stored if _is_shown_by(step, one)]
             if stored:
                 found[id(one)] = max(stored, key=lambda pair: (is_end(pair[1]), pair[0]))
         return found
@@ -363,9 +363,9 @@ class MessageUnits(StepReading):
         return rows
 
 
-def _is_told_by(step: AgentStep, told: Told) -> bool:
+def _is_shown_by(step: AgentStep, message: MessageStep) -> bool:
     """Whether a message tells what a stored step does: a tool's result, or an answer."""
-    return bool(step.tool) == bool(told.step is not None and told.step.tool)
+    return bool(step.tool) == bool(message.step is not None and message.step.tool)
 
 
 def _names_user(where: StepFilter) -> bool:

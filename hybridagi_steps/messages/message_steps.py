@@ -29,8 +29,8 @@ _DEFAULTS = defaults_of(AgentStep)
 
 
 @dataclass(slots=True)
-class Told:
-    """What one message tells."""
+class MessageStep:
+    """One message as a step."""
 
     step: AgentStep | None
     """None of a message that says nothing of its own: empty, erased, a summary, an instruction."""
@@ -58,54 +58,56 @@ class _Teller:
 
     def __init__(self, line: Sequence[Step]) -> None:
         self._line = line
-        self._told: list[Told] = []
+        self._steps: list[MessageStep] = []
         self._question: int | None = None
         self._calls: dict[str, _Call] = {}
         self._last: int | None = None
 
-    def tell(self) -> list[Told]:
+    def tell(self) -> list[MessageStep]:
         """Return what each message of the line tells."""
         for place, message in enumerate(self._line):
-            told = self._of(message, place)
-            if told.step is not None:
+            found = self._of(message, place)
+            if found.step is not None:
                 self._last = place
-            self._told.append(told)
-        return self._told
+            self._steps.append(found)
+        return self._steps
 
-    def _of(self, message: Step, place: int) -> Told:
+    def _of(self, message: Step, place: int) -> MessageStep:
         text = text_of(message.content)
         if SUMMARY_OF in (message.metadata or {}) or text == ERASED:
-            return Told(None)
+            return MessageStep(None)
         if message.role is MessageRole.SYSTEM:
-            return Told(None)  # it instructs: to recall it elsewhere would be to obey it there
+            return MessageStep(
+                None
+            )  # it instructs: to recall it elsewhere would be to obey it there
         if message.role is MessageRole.TOOL:
             return self._result(message, text)
         if message.role is MessageRole.ASSISTANT and message.tool_calls:
             return self._calling(message, text, place)
         if not text.strip():
-            return Told(None)
+            return MessageStep(None)
         if message.role is MessageRole.USER:
             self._question, self._calls = place, {}
             inputs = {"program": CHAT, "purpose": text, "arguments": {"message": text}}
             step = self._step(message, AgentStepType.ProgramCall, inputs, None)
-            return Told(step, before=self._last)
+            return MessageStep(step, before=self._last)
         if message.role is MessageRole.ASSISTANT and self._question is not None:
             return self._answer(message, text, self._question)
         inputs: JsonObject = {"purpose": "", "arguments": {}}
         step = self._step(message, AgentStepType.Action, inputs, {"result": text})
-        return Told(step, before=self._last, shown=shown_steps(message))
+        return MessageStep(step, before=self._last, shown=shown_steps(message))
 
-    def _answer(self, message: Step, text: str, question: int) -> Told:
+    def _answer(self, message: Step, text: str, question: int) -> MessageStep:
         asked = self._line[question]
         # An Action, as an importer makes one of it: that is shown with purpose and result.
         inputs: JsonObject = {"purpose": text_of(asked.content), "arguments": {}}
         outputs: JsonObject = {"result": text}
         step = self._step(message, AgentStepType.Action, inputs, outputs, asked=_speaker(asked))
         # Its window shows what stands before the question, which it says itself.
-        before = self._told[question].before if self._last == question else self._last
-        return Told(step, question, before, shown_steps(message))
+        before = self._steps[question].before if self._last == question else self._last
+        return MessageStep(step, question, before, shown_steps(message))
 
-    def _calling(self, message: Step, text: str, place: int) -> Told:
+    def _calling(self, message: Step, text: str, place: int) -> MessageStep:
         purpose = text or self._asked()
         calls = [as_object(call) for call in message.tool_calls or []]
         named = [_inputs(call, purpose) for call in calls]
@@ -117,11 +119,11 @@ class _Teller:
                 "purpose": purpose,
                 "arguments": {f"{n} {i['tool']}": i["arguments"] for n, i in enumerate(named, 1)},
             }
-        return Told(
+        return MessageStep(
             self._step(message, AgentStepType.Action, inputs, None, said=None), before=self._last
         )
 
-    def _result(self, message: Step, text: str) -> Told:
+    def _result(self, message: Step, text: str) -> MessageStep:
         call = self._calls.pop(message.tool_call_id or "", None)
         if call is None:
             tool = message.name or "unknown"
@@ -135,8 +137,8 @@ class _Teller:
         step = self._step(message, AgentStepType.Action, inputs, outputs, said=None)
         if failed:
             step.status = "error"
-        before = self._last if call is None else self._told[call.place].before
-        return Told(step, call and call.place, before, shown_steps(message))
+        before = self._last if call is None else self._steps[call.place].before
+        return MessageStep(step, call and call.place, before, shown_steps(message))
 
     def _asked(self) -> str:
         return "" if self._question is None else text_of(self._line[self._question].content)
@@ -176,7 +178,7 @@ class _Teller:
         return unvalidated(AgentStep, _DEFAULTS | values, {})
 
 
-def told_by(line: Sequence[Step]) -> list[Told]:
+def message_steps(line: Sequence[Step]) -> list[MessageStep]:
     """Return what each message of a line tells.
 
     Args:
@@ -188,7 +190,7 @@ def told_by(line: Sequence[Step]) -> list[Told]:
     return _Teller(line).tell()
 
 
-def around(line: Sequence[Told], place: int) -> dict[str, list[int]]:
+def around(line: Sequence[MessageStep], place: int) -> dict[str, list[int]]:
     """Return the places of what stands around a message in its line, by what `expand` asks for.
 
     `parents` are those before it, nearest first; `following` those after it that nothing answers;
@@ -200,14 +202,14 @@ def around(line: Sequence[Told], place: int) -> dict[str, list[int]]:
     while here is not None:
         parents.append(here)
         here = line[here].before
-    told = [n for n, one in enumerate(line) if one.step is not None]
-    asks = [n for n in told if line[n].is_question]
+    telling = [n for n, one in enumerate(line) if one.step is not None]
+    asks = [n for n in telling if line[n].is_question]
     first = max((n for n in asks if n <= place), default=0)
     end = min((n for n in asks if n > place), default=len(line))
     return {
         "parents": parents,
-        "following": [n for n in told if n > place and n not in answered],
-        "program": [n for n in told if first <= n < end and (n == first or n not in answered)],
+        "following": [n for n in telling if n > place and n not in answered],
+        "program": [n for n in telling if first <= n < end and (n == first or n not in answered)],
     }
 
 
