@@ -266,7 +266,7 @@ class MessageUnits(StepReading):
     def _shown(
         self, connection: Connection, shown: Iterable[MessageStep]
     ) -> dict[int, tuple[int, AgentStep]]:
-        """Return by identity of a message as a step the stored step that its message shows, with its row.
+        """Return the stored step that each message shows, with its row, by the identity of the first.
 
         Of several it is the end of the program, else the last.
         """
