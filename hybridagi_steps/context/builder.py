@@ -334,7 +334,8 @@ class ContextBuilder:
             self.aim,
             newest_step(self.memory, source) if self.aim == "next" else None,
         )
-        needed = list(islice(dependencies(layout.tail[-2:], layout.hidden), self.k or _NEEDED))
+        firsts = dependencies(layout.tail[-2:], layout.hidden)
+        needed = list(islice(firsts, min(self.k or _NEEDED, _NEEDED)))
         most, known = self.k or sys.maxsize, {step.id for step in needed}
         wanted = words(query)
 

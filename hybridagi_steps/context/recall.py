@@ -25,6 +25,7 @@ from hybridagi_steps.records.excerpts import identifier_set, identifiers, words
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.json_reading import text_of
 from hybridagi_steps.records.provenance import source_of
+from hybridagi_steps.records.step_identity import given_answer
 from hybridagi_steps.search.bm25 import Document, LexicalIndex
 from hybridagi_steps.search.formulas import Aim
 
@@ -156,7 +157,7 @@ def found(query: str, k: int, older: Sequence[Unit], search: Search) -> tuple[li
     for place, unit in enumerate(_by_words(query, older, k)):
         rank(recalled_unit(unit, "shares words with what is done now"), place)
     hits, more = search.hits(query, k)
-    for place, hit in enumerate(hits):
+    for place, hit in enumerate(_repeats_last(hits)):
         unit = by_step.get(id_text(hit.step.id))
         why = f"similar: {hit.why}" if hit.why else "similar"
         if unit:
@@ -167,6 +168,18 @@ def found(query: str, k: int, older: Sequence[Unit], search: Search) -> tuple[li
     for place, step in enumerate(best, start=1):
         step.rank = place
     return best[:k], more or len(best) > k
+
+
+def _repeats_last(hits: Sequence[StepHit]) -> list[StepHit]:
+    """Return hits with answers that a better one gives too behind all others."""
+    first: list[StepHit] = []
+    repeats: list[StepHit] = []
+    answers: set[str] = set()
+    for hit in hits:
+        answer = given_answer(hit.step) if hit.kind == "step" else None
+        (repeats if answer in answers else first).append(hit)
+        answers |= {answer} if answer else set()
+    return first + repeats
 
 
 def dependencies(
@@ -208,10 +221,9 @@ def _recalled_hit(hit: StepHit, why: str, user_id: str | None) -> Recalled:
     if (source := source_of(step.metadata)) is not None:
         origin = f"imported: {source}"
     line, span = ("run", step.run_id), (step.hop, step.hop)
-    sequence: int | None = getattr(hit, "sequence", None)
-    if sequence is not None:  # a message of a session, with the one that it answers
-        line = ("session", step.session_id)
-        span = (sequence - (2 if step.purpose and step.outputs else 1), sequence - 1)
+    if hit.sequence is not None:  # a message of a session, with the one that it answers
+        line = ("session", hit.session_id)
+        span = (hit.sequence - (2 if step.purpose and step.outputs else 1), hit.sequence - 1)
     step_id = id_text(step.id)
     return Recalled(step_id, step.run_id, step.created_at, step, why, line, span, origin)
 

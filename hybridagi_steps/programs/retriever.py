@@ -28,6 +28,7 @@ from hybridagi_steps.protocols import Reranker
 from hybridagi_steps.recording_hooks import active_user_id, note_steps, unnoted
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter, StepHit
+from hybridagi_steps.records.step_identity import given_answer, recalls
 from hybridagi_steps.records.step_text import own_text
 from hybridagi_steps.rerankers.rescoring import reranked
 from hybridagi_steps.validation import is_number, whole_number
@@ -47,8 +48,6 @@ _POOL = 4
 """Hits fetched per hit wanted when a reranker or a largest distance may push some out."""
 _MOST_FETCHED = 2_000
 _QUESTIONS = "a text, texts, a Query, a QueryList, a QueryWithSteps or an AgentStep"
-_RECALLING = frozenset({"StepRetriever", "StepReranker", "LMStepReranker"})
-"""Programs whose calls are no experience: what they saw is in the memory already."""
 
 
 class SearchableMemory(Protocol):
@@ -70,8 +69,9 @@ class StepRetriever(dspy.Module):
         where: Which steps may be found, a StepFilter or its keys; no call lifts it. Inside a
             recorded run of a user only that user's steps are, unless `where` names a `user_id`;
             None stands for all users.
-            Unless it names `step_types`, a ProgramCall whose purpose does not say what was asked
-            is found only while fewer than k other steps are.
+            Unless it names `step_types`, a ProgramCall whose purpose does not say what was asked,
+            and a program's answer that a better hit gives too, are found only while fewer than k
+            other steps are.
         mode: `hybrid`, `dense` or `lexical`.
         distance: The measure of `max_distance` and of the answer's `distances`.
         max_distance: Largest distance of a step's meaning from the query's. Steps without a vector
@@ -181,13 +181,13 @@ class StepRetriever(dspy.Module):
         calls_too = scope.step_types is not None or isinstance(question, AgentStep)
         while True:
             hits = self.memory.search(question, limit, where=scope, mode=self.mode, **aim)
-            near = [hit for hit in hits if hit.step.program not in _RECALLING]
+            near = [hit for hit in hits if not recalls(hit.step)]
             if far is not None:
                 near = [hit for hit in near if self._within(hit, far)]
-            bare = [] if calls_too else list(filter(_is_bare_call, near))
-            telling = len(near) - len(bare)
+            spare = [] if calls_too else _spare(near)
+            telling = len(near) - len(spare)
             if telling >= pool or len(hits) < limit or limit >= _MOST_FETCHED:
-                dropped = {id(hit) for hit in bare[max(0, wanted - telling) :]}
+                dropped = {id(hit) for hit in spare[max(0, wanted - telling) :]}
                 return [hit for hit in near if id(hit) not in dropped]
             limit = min(limit * _POOL, _MOST_FETCHED)
 
@@ -222,6 +222,19 @@ class StepRetriever(dspy.Module):
         apart = self._apart(hit)
         # Scores are float32: a distance equal to the limit may come out a hair above it.
         return apart is not None and apart <= far + 1e-6
+
+
+def _spare(hits: Sequence[StepHit]) -> list[StepHit]:
+    """Return hits that are worth a place nobody else wants: bare calls, answers given before."""
+    spare: list[StepHit] = []
+    answers: set[str] = set()
+    for hit in hits:
+        answer = given_answer(hit.step) if hit.kind == "step" else None
+        if _is_bare_call(hit) or answer in answers:
+            spare.append(hit)
+        elif answer is not None:
+            answers.add(answer)
+    return spare
 
 
 def _is_bare_call(hit: StepHit) -> bool:

@@ -93,6 +93,12 @@ def answers(step: AgentStep, call: AgentStep) -> bool:
     return is_end(step) or (not step.tool and bool(asked) and _asked(step) == asked)
 
 
+def given_answer(step: AgentStep) -> str | None:
+    """Return what a program or predictor gave, whatever it was asked; None of any other step."""
+    given = step.program_id is not None or is_end(step)
+    return (_answer(step) or None) if given and not step.tool and step.outputs else None
+
+
 def asks(call: AgentStep) -> str | None:
     """Return the message that a program was run for in a session; None of any other step."""
     is_call = str(call.step_type) == "ProgramCall" and call.program != CHAT

@@ -117,19 +117,19 @@ class FilterColumns:
         return self._hidden
 
     def users_of_runs(self) -> dict[str, str]:
-        """Return the user of each run whose steps name one."""
+        """Return the user of each run whose steps name one, and no other."""
         self._hold(["run_id", "user_id"])
         if not len(self._rows.values):
             return {}
         held = np.stack([self._columns[name].values for name in ("run_id", "user_id")])
         runs, users = (list(self._numbers_of(name)) for name in ("run_id", "user_id"))
-        found: dict[str, str] = {}
+        found: dict[str, set[str]] = {}
         pairs: list[tuple[int, int]] = np.unique(held, axis=1).T.tolist()
         for number, place in pairs:
             run, user = runs[number], users[place]
-            if run is not None and user is not None:
-                found[run] = user
-        return found
+            if run and user is not None:
+                found.setdefault(run, set()).add(user)
+        return {run: min(named) for run, named in found.items() if len(named) == 1}
 
     def of_runs(self, run_ids: Sequence[str]) -> list[Rows]:
         """Return the rows of some runs, of every scope."""

@@ -41,6 +41,7 @@ def test_a_back_end_that_keeps_the_contracts(tmp_path: Path, address: str) -> No
     assert [line[1] for line in report] == [
         "AdminContract:",
         "FilterContract:",
+        "MessageIndexContract:",
         "RunContract:",
         "SessionContract:",
         "StepsContract:",

@@ -4,7 +4,8 @@ No second copy of the words is kept: what a message tells follows from it and fr
 before it in its line, which never changes. Its row is that of the message plus `MESSAGE_ROWS`, so
 that words, embeddings and tombstones of messages stand in the tables of those of steps.
 
-A message is of the user whose steps its run has; of a message without such a run nobody knows.
+A message is of the user whose steps its run has; of one without such a run, or of a run with steps
+of several users, nobody knows.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ _PLACES = """SELECT m.row, m.branch_id, m.sequence, b.session_id FROM message m
     WHERE +m.namespace = ? AND m.row IN (SELECT value FROM json_each(?))"""
 _LINE = """SELECT row, sequence, id, CAST(said AS BLOB), CAST(body AS BLOB), said_checksum, checksum
     FROM message WHERE branch_id = ? AND sequence BETWEEN ? AND ? ORDER BY sequence"""
-_USERS = """SELECT DISTINCT run_id, user_id FROM step_view
-    WHERE namespace = ? AND user_id IS NOT NULL AND run_id IN (SELECT value FROM json_each(?))"""
+_USERS = """SELECT run_id, min(user_id) FROM step_view
+    WHERE namespace = ? AND run_id <> '' AND run_id IN (SELECT value FROM json_each(?))
+    GROUP BY run_id HAVING count(DISTINCT user_id) = 1"""
 _RUN_SCORES = "SELECT run_id, score FROM run WHERE namespace = ? AND score >= ?"
 _PAGE_OF_BODIES = """SELECT row, CAST(body AS BLOB) FROM message
     WHERE +namespace = ? AND row > ? ORDER BY row LIMIT ?"""

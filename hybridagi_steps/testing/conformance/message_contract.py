@@ -39,10 +39,13 @@ class MessageIndexContract:
     def test_a_store_without_the_ability_says_that_it_has_no_rows_of_messages(
         self, store: SessionStepStore
     ) -> None:
-        assert store.frontier().message_row == 0
+        before = store.frontier().message_row
         store.commit("s", _talk())
         newest = store.frontier().message_row
-        assert newest > MESSAGE_ROWS if isinstance(store, MessageIndex) else newest == 0
+        if isinstance(store, MessageIndex):
+            assert newest > max(before, MESSAGE_ROWS)
+        else:
+            assert (before, newest) == (0, 0)
 
     def test_messages_tell_question_call_result_and_answer(self, store: SessionStepStore) -> None:
         store.commit("s", _talk())
