@@ -80,6 +80,9 @@ def hit_data(hit: StepHit) -> dict[str, Any]:
         why=hit.why,
         parts=hit.parts or None,
         context=without_vectors(hit.context),
+        kind=hit.kind,
+        session_id=hit.session_id,
+        sequence=hit.sequence,
     )
 
 

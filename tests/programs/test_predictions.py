@@ -19,6 +19,7 @@ from hybridagi_steps.dspy_types import (
     QueryList,
     QueryWithSteps,
 )
+from hybridagi_steps.messages.recalled_text import recalled_text
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepHit
 
@@ -353,7 +354,7 @@ def test_steps_become_prompt_text() -> None:
     found = QueryWithSteps(steps=made.steps)
     for context in (made.as_context(), found.as_context()):
         assert isinstance(context, dspy.Type)
-        assert str(made.steps[0]) in str(context.format())
+        assert recalled_text(made.steps[0]) in str(context.format())
 
 
 def test_vectors_are_kept_in_memory_and_left_out_of_json() -> None:

@@ -268,7 +268,7 @@ class MessageUnits(StepReading):
     def _shown(
         self, connection: Connection, shown: Iterable[MessageStep]
     ) -> dict[int, tuple[int, AgentStep]]:
-        """Return the stored step that each message shows, with its row, by the identity of the first.
+        """Return the stored step that each message shows, with its row, by the message's identity.
 
         Of several it is the end of the program, else the last.
         """
