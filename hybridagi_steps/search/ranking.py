@@ -208,7 +208,8 @@ class _Answer:
     def _joined(self, rows: Rows) -> tuple[Rows, Rows]:
         """Return the candidates with their neighbours and duplicates, and the duplicates."""
         index, query, visible = self.index, self.query, self.values.visible
-        same = visible(index.columns.with_text(text_hash(query.whole or query.text)))[-POOL:]
+        said = text_hash(query.whole or query.text)
+        same = np.sort(index.columns.with_text(said, visible)[:POOL])
         if query.itself is not None:
             same = np.union1d(same, visible(np.array([query.itself])))
         rows = np.union1d(rows, same) if len(same) else rows

@@ -241,9 +241,12 @@ class ScoreParts:
         return member[kept], owner[kept]
 
     def _followers(self, rows: Rows, owners: Places) -> tuple[Rows, Places]:
-        """Return what follows each row, `BRANCHES` of it at most, each with the row's owner."""
+        """Return what follows each row, `BRANCHES` of it at most, each with the row's owner.
+
+        What may not be shown comes last: it takes the place of nothing that may.
+        """
         children, parents = self.index.columns.children(np.unique(rows))
-        order = np.argsort(parents, kind="stable")
+        order = np.lexsort((~self._may_show(children), parents))
         children, parents = children[order], parents[order]
         first = np.searchsorted(parents, rows)
         count = np.minimum(np.searchsorted(parents, rows, side="right") - first, BRANCHES)

@@ -7,7 +7,7 @@ does not pay for: session, length, speaker, and two flags. Not thread-safe by it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -78,13 +78,20 @@ class StepColumns:
         rows = self._order("rows")[0]
         return rows[np.searchsorted(rows, NO_ROW, side="right") :]
 
-    def with_text(self, text_hash: int) -> Rows:
-        """Return the rows whose own text, or else whose purpose, has this hash, newest first."""
+    def with_text(self, text_hash: int, passing: Callable[[Rows], Rows] | None = None) -> Rows:
+        """Return the rows whose own text, or else whose purpose, has this hash, newest first.
+
+        Args:
+            text_hash: The hash.
+            passing: Returns those of some rows that count: what others say is no reason not to
+                look at purposes.
+        """
         for name in ("text_hashes", "purpose_hashes"):
             known, order = self._order(name)
             first, last = (np.searchsorted(known, text_hash, side) for side in ("left", "right"))
             found = self._column("rows")[order[first:last]]
             found = found[found != NO_ROW]
+            found = passing(found) if passing is not None else found
             if len(found):
                 return np.sort(found)[::-1]
         return np.empty(0, np.int64)
