@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 from exchange_shelf import unsourced
+from store_files import made_old
 from typer.testing import CliRunner
 
 from hybridagi_steps import StepMemory
@@ -22,7 +23,6 @@ from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import Position
 from hybridagi_steps.search.indexing import Deriver
 from hybridagi_steps.stores.sqlite import SqliteStepStore
-from hybridagi_steps.stores.sqlite.schema import migrations
 from hybridagi_steps.stores.waiting import Patience
 from hybridagi_steps.testing.conformance.samples import EVERYTHING, message, step
 
@@ -264,33 +264,12 @@ def test_keys_that_are_not_the_steps_are_named(whole: bytes, tmp_path: Path) -> 
         assert any("keys that are not what the step says: 1 rows (1" in p for p in store.verify())
 
 
-def old_file(path: Path, version: int) -> None:
-    """Make a file of an earlier schema: that schema's tables, rows without checksums."""
-    fill(path)
-    with closing(sqlite3.connect(path)) as new, closing(sqlite3.connect(f"{path}.old")) as old:
-        for number, script in migrations():
-            if number <= version:
-                old.executescript(script)
-        old.execute("DELETE FROM sqlite_stat1")
-        listed = "SELECT name FROM sqlite_master WHERE type = 'table' AND name <> 'sqlite_stat1'"
-        for (table,) in old.execute(listed).fetchall():
-            columns = [column[1] for column in old.execute(f"PRAGMA table_info({table})")]
-            names, marks = ", ".join(columns), ", ".join("?" * len(columns))
-            rows = new.execute(f"SELECT {names} FROM {table}").fetchall()
-            old.execute(f"DELETE FROM {table}")
-            old.executemany(f"INSERT INTO {table} ({names}) VALUES ({marks})", rows)
-        old.execute("DELETE FROM meta WHERE key = 'write_floor'")  # of a later schema
-        old.execute("PRAGMA application_id = 1213420624")
-        old.execute(f"PRAGMA user_version = {version}")
-        old.commit()
-    Path(f"{path}.old").replace(path)
-
-
 @pytest.mark.parametrize("version", [1, 2])
 def test_an_old_file_gains_checksums_by_vacuum(tmp_path: Path, version: int) -> None:
     path, fresh = tmp_path / "steps.db", tmp_path / "fresh.db"
-    old_file(path, version)
-    fill(fresh)
+    for file in (path, fresh):
+        fill(file)
+    made_old(path, version)
     unchecked = "SELECT count(*) FROM agent_step WHERE checksum IS NULL"
     expected, _ = answers(fresh)
     found, problems = answers(path)
