@@ -15,7 +15,7 @@ import pytest
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.records.step_text import whole_text
-from hybridagi_steps.search.formulas import AIMS, Aim
+from hybridagi_steps.search.formulas import AIMS, Aim, Mode
 
 WORDS = ["order", "refund", "card", "parcel", "desk", "flight", "Oslo", "rules"]
 QUERY = "refund the order of the flight to Oslo"
@@ -121,6 +121,48 @@ def test_turns_of_another_user_in_ones_own_session_move_nothing(replies: int) ->
     apart = answers([*lone, *line], QUERY, where, None)
     assert max(parts["wide"] for _, _, parts, _ in apart) == 1
     assert answers([*among, *line], QUERY, where, None) == apart
+
+
+def test_a_session_has_the_words_of_whom_it_is_asked_for_alone() -> None:
+    """Else the other's words would tell in which session they were said."""
+    mine = [said("ann", n, session=f"s{n % 3}") for n in range(9)]
+    theirs = [said("bob", n, session=f"s{n % 3}", run=f"b{n}") for n in range(9)]
+    turned = [said("bob", n, session=f"s{n // 3}", run=f"b{n}") for n in range(9)]
+    where = {"user_id": "ann"}
+    one, other = (answers([*mine, *bobs], QUERY, where, None) for bobs in (theirs, turned))
+    assert len({parts["session"] for _, _, parts, _ in one}) == 3
+    assert one == other
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "lexical"])
+def test_a_step_before_that_is_not_shown_is_no_state(mode: Mode) -> None:
+    """One of another run leads to the next one: asked for one run, the other says nothing."""
+    before = done("ann", 1, run="p", tool="find")
+    after = done("ann", 2, run="q", tool="fx", parent_id="ann1")
+    with StepMemory(":memory:", embedder="hashing") as memory:
+        memory.add([before, after])
+        here = before.model_copy(update={"id": "here", "run_id": "now"})
+        shown = {str(h.step.id): h for h in memory.search(here, aim="next", mode=mode)}
+        assert shown["ann2"].parts["state_words"] == 1
+        [hit] = memory.search(here, aim="next", mode=mode, where={"run_id": "p"})
+        assert hit.step.id == "ann1"
+        for hit in memory.search(here, aim="next", mode=mode, where={"run_id": "q"}):
+            assert hit.parts["state_words"] == hit.parts.get("state_meaning", 0) == 0
+
+
+def test_a_turn_around_that_is_not_shown_has_no_words() -> None:
+    line = [said("ann", n, session="s", run=f"r{n}") for n in range(3)]
+    for turn, before in zip(line[1:], line, strict=False):
+        turn.parent_id = str(before.id)
+    line[0].outputs = {"result": "the xylophone is out of tune"}
+    with StepMemory(":memory:", embedder="hashing") as memory:
+        memory.add(line)
+        hits = {str(hit.step.id): hit for hit in memory.search("xylophone", 9)}
+        assert hits["ann2"].parts["wide"] > 0
+        hits = memory.search(f"xylophone {line[1].result}", 9, where={"run_id": "r2"})
+        assert [(hit.step.id, hit.parts["wide"]) for hit in hits] == [("ann2", 1)]
+        for hit in memory.search("xylophone", 9, where={"run_id": "r2"}):
+            assert hit.parts["wide"] == 0
 
 
 def test_revoked_forks_take_no_turn_from_the_window() -> None:
