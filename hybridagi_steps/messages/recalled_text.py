@@ -112,8 +112,11 @@ def _parts(step: AgentStep, dated: bool) -> _Parts:
     arguments = _told(step.arguments)
     purpose, called, outcome = step.purpose.strip(), step.tool or step.program or "", _outcome(step)
     said_by = as_object((step.metadata or {}).get(_SAID_BY))
-    if asker := said_by.get("purpose"):
-        purpose, called, arguments = f"{asker}: {purpose}", "", {}
+    speaker = " ".join(str(said_by.get("result") or "").split())
+    if speaker:
+        outcome = _as_said(outcome)
+    if asker := " ".join(str(said_by.get("purpose") or "").split()):
+        purpose, called, arguments = f"{asker}: {_as_said(purpose)}", "", {}
     elif step.tool is None and kind == "ProgramCall":
         if purpose in arguments.values():  # what a user said in a chat is both
             purpose, called, arguments = f"user: {purpose}", "", {}
@@ -133,7 +136,7 @@ def _parts(step: AgentStep, dated: bool) -> _Parts:
         given,
         outcome,
         f"[{', '.join(state)}]" if state else "",
-        str(said_by.get("result") or ""),
+        speaker,
     )
 
 
@@ -146,6 +149,11 @@ def _outcome(step: AgentStep) -> str:
         return json_text(result).strip()
     spoken = {name: value for name, value in outputs.items() if name != _REASONING} or outputs
     return field_lines(spoken).strip() if spoken else ""
+
+
+def _as_said(text: str) -> str:
+    """Return what somebody said with its further lines set in: none of them begins with a name."""
+    return text.replace("\n", "\n  ")
 
 
 def _told(values: JsonObject) -> JsonObject:
