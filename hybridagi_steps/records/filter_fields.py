@@ -126,7 +126,8 @@ FILTER_FIELDS = (
         "kinds",
         "--kind",
         "choices",
-        "What is searched: `step`, `message` (of sessions), or both, as without it.",
+        "What is searched: `step`, `message` (of sessions), or both, as without it. "
+        "Elsewhere than in searches there are only steps.",
         metavar="KIND",
     ),
 )

@@ -13,7 +13,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol, cast
 from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints, ValidationError
@@ -89,8 +89,8 @@ class _Label(BaseModel):
     label: Annotated[bool, BeforeValidator(_as_verdict)]
 
 
-Labels = str | os.PathLike[str] | Iterable[tuple[str, str | UUID, bool | int]]
-"""A file with an object a line (`query`, `step`, `label`), or the same as tuples."""
+Labels = str | os.PathLike[str] | Iterable[tuple[str, str | UUID, bool | int] | dict[str, Any]]
+"""A file with an object a line (`query`, `step`, `label`), or the same as dicts or tuples."""
 
 
 def labelled(labels: Labels) -> list[Verdicts]:
@@ -119,8 +119,13 @@ def _lines(file: Path) -> Iterator[tuple[str, _Label]]:
 
 
 def _tuples(labels: Iterable[Any]) -> Iterator[tuple[str, _Label]]:
+    if not isinstance(labels, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise LabelError(f"labels are a file or (query, step id, 0 or 1) each, not {labels!r}.")
     for number, given in enumerate(labels, start=1):
         place = f"label {number}"
+        if isinstance(given, dict):  # as a line of a file says it
+            yield _checked(place, cast("dict[str, Any]", given))
+            continue
         try:
             query, step, label = given
         except (TypeError, ValueError) as error:

@@ -196,11 +196,16 @@ class TestRefusals:
             ((3, "s", 1), "label 2: query: "),
             (("q", "known", 0), "good and bad for the same query"),
             (7, "label 2 is no"),
+            ({"query": "q", "step": "s", "label": 2}, "label 2: label: "),
         ],
     )
     def test_what_is_no_label_is_named(self, memory: StepMemory, label: Any, named: str) -> None:
         with pytest.raises(LabelError, match=re.escape(named)):
             LearnedRank().fit(memory, [("q", "known", 1), label])
+
+    def test_what_holds_no_labels_is_refused(self, memory: StepMemory) -> None:
+        with pytest.raises(LabelError, match="not 42"):
+            LearnedRank().fit(memory, 42)  # pyright: ignore[reportArgumentType]
 
     def test_settings_that_mean_nothing(self, memory: StepMemory) -> None:
         for wrong in (0, -1, float("nan"), float("inf"), "much", True):
