@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hybridagi_steps.cli.options import DEFAULT_DB, AsJson, Db, Namespace, existing
-from hybridagi_steps.records.json_reading import as_object
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -111,5 +110,7 @@ def _messages(found: list[Step]) -> Table:
 
 
 def _called(call: dict[str, Any]) -> str:
+    from hybridagi_steps.records.json_reading import as_object
+
     function = as_object(call.get("function"))
     return f"{function.get('name', '?')}({function.get('arguments', '')})"

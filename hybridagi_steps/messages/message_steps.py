@@ -175,7 +175,8 @@ class _Teller:
             "status": "partial" if notes.get("partial") is True else "ok",
             "metrics": message.metrics,
         }
-        return unvalidated(AgentStep, _DEFAULTS | values, {})
+        ordered = {name: values.get(name, _DEFAULTS.get(name)) for name in AgentStep.model_fields}
+        return unvalidated(AgentStep, ordered, {})
 
 
 def message_steps(line: Sequence[Step]) -> list[MessageStep]:

@@ -133,7 +133,8 @@ class LearnedRank:
 
     Example:
         >>> from hybridagi_steps.memory import StepMemory
-        >>> LearnedRank().fit(StepMemory(":memory:", embedder="hashing"))
+        >>> memory = StepMemory(":memory:", embedder="hashing")
+        >>> LearnedRank().fit(memory)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...
         hybridagi_steps.errors.LabelError: a rank is learned from at least 200 labels, ...

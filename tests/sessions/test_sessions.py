@@ -218,12 +218,16 @@ def test_agent_steps_are_found_with_their_messages(
     run(repo.commit("s", said(2), [step(id="a", inputs={"purpose": "refund the ticket"})]))
     run(repo.commit("s", said(2, 3), [step(id="b", inputs={"purpose": "cancel the flight"})]))
     fork = run(fork_session("s", 2, repo))
-    assert [hit.step.id for hit in memory.search("ticket", where={"session_id": fork})] == ["a"]
-    assert {hit.step.id for hit in memory.search("flight", where={"session_id": fork})} <= {"a"}
+    assert [
+        hit.step.id for hit in memory.search("ticket", where={"session_id": fork, "kinds": "step"})
+    ] == ["a"]
+    assert {
+        hit.step.id for hit in memory.search("flight", where={"session_id": fork, "kinds": "step"})
+    } <= {"a"}
     run(repo.delete_steps("s", 3))
     for mode in ("hybrid", "dense", "lexical"):
         assert "b" not in {hit.step.id for hit in memory.search("cancel flight", mode=mode)}
-    shown = memory.search("cancel the flight", where={"scope": "abandoned"})
+    shown = memory.search("cancel the flight", where={"scope": "abandoned", "kinds": "step"})
     assert [hit.step.id for hit in shown] == ["b"]
     assert memory.search("cancel flight", where={"scope": "*"})[0].step.id == "b"
     assert "b" not in {
