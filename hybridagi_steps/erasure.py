@@ -4,7 +4,7 @@ A filter of only a session means everything of it: messages, attempts, AgentStep
 What a fork of another session still reads stays with that fork. A filter of only a user means all
 that user said: whole sessions, and of sessions shared with others the turns that only that user's
 AgentSteps belong to, in forks, too. Where another session reads on, a message is replaced by a mark
-in its place, so that no sequence moves. Any further condition picks single AgentSteps, and sessions
+in its place, so that no sequence moves. Any further condition that leaves something out picks single AgentSteps, and sessions
 keep their messages.
 """
 
@@ -73,7 +73,7 @@ def erase(store: StoreBackend, where: StepFilter, namespace: str, beside: Path |
     """
     doomed, meant = doomed_by(store, where), meant_by(store, where)
     unreached: list[str] = []
-    if _conditions(where) in _WHOLE:
+    if where.conditions in _WHOLE:
         steps = [step for name in doomed.sessions for step in _steps_of(store, name)]
         own = [step for step in steps if step.session_id in doomed.sessions]
         if where.session_id is None:  # which would be its lineage, and so other sessions' as well
@@ -105,7 +105,7 @@ def meant_by(store: StoreBackend, where: StepFilter) -> list[StepFilter]:
     The id of a durable run stands for the runs of the memory that carried it out.
     """
     every = in_every_scope(where)
-    if where.run_id is None or _conditions(where) != {"run_id"}:
+    if where.run_id is None or where.conditions != {"run_id"}:
         return [every]
     runs = {where.run_id, *_runs_of(store, where.run_id)}
     return [every.model_copy(update={"run_id": run}) for run in sorted(runs)]
@@ -113,7 +113,7 @@ def meant_by(store: StoreBackend, where: StepFilter) -> list[StepFilter]:
 
 def doomed_by(store: StoreBackend, where: StepFilter) -> Doomed:
     """Return the sessions that go as a whole, and the messages that go wherever they are read."""
-    asked = _conditions(where)
+    asked = where.conditions
     if where.session_id is not None and asked == {"session_id"}:
         return Doomed([where.session_id], [])
     if where.user_id is None or asked != {"user_id"}:
@@ -131,11 +131,6 @@ def doomed_by(store: StoreBackend, where: StepFilter) -> Doomed:
                 own = _own_turns(store, session_id, branch.branch_id, line, where.user_id)
             gone |= {message.id: message for message in own}
     return Doomed(whole, list(gone.values()))
-
-
-def _conditions(where: StepFilter) -> set[str]:
-    """Return the names of the conditions that a filter sets."""
-    return set(where.model_dump(exclude_none=True))
 
 
 def _sessions_near(store: StoreBackend, user_id: str) -> list[str]:

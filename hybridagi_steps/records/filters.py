@@ -150,10 +150,15 @@ class StepFilter(BaseModel):
     @property
     def passes_everything(self) -> bool:
         """Whether no condition leaves any step out; trial runs are not counted as left out."""
+        return self.conditions <= {"kinds"} and "step" in (self.kinds or ["step"])
+
+    @property
+    def conditions(self) -> set[str]:
+        """The names of those conditions that leave some step or message out, scopes not counted."""
         asked = self.model_dump(exclude_none=True)
-        if "step" in (self.kinds or ()):
+        if {"step", "message"} <= set(self.kinds or ()):
             del asked["kinds"]
-        return all(value == _OPEN.get(key) for key, value in asked.items())
+        return {key for key, value in asked.items() if value != _OPEN.get(key)}
 
     def finds(self, kind: Kind) -> bool:
         """Whether rows of a kind can match at all: a message has no tool and no program."""

@@ -6,6 +6,7 @@ store.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +30,21 @@ UNREVOKED = "* but revoked"
 """The scope that shows all but revoked steps: what `*` is to whoever recalls."""
 MESSAGE_ROWS = 2**40
 """Rows from here on are messages of sessions: this plus the row that the message itself has."""
+
+SEVERAL_USERS = "(several users)"
+"""Who a message is said to be of that any of several users may have said."""
+
+
+def owner(of_run: Set[str], of_sessions: Set[str]) -> str | Set[str] | None:
+    """Return whose a message is: one user's, of one of several, or nobody's.
+
+    Args:
+        of_run: Users of the steps of its run.
+        of_sessions: Users of the steps of its session, and of those that it was forked from.
+    """
+    known = of_run if len(of_run) == 1 else of_sessions
+    users = known if len(known) == 1 else of_run | of_sessions
+    return users if len(users) > 1 else next(iter(users), None)
 
 
 class TextRow(NamedTuple):

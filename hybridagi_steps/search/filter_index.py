@@ -116,20 +116,20 @@ class FilterColumns:
             self._hidden = self._hidden_rows()
         return self._hidden
 
-    def users_of_runs(self) -> dict[str, str]:
-        """Return the user of each run whose steps name one, and no other."""
-        self._hold(["run_id", "user_id"])
+    def users_by(self, name: StepKey) -> dict[str, set[str]]:
+        """Return the users whose steps have each value of a key, such as their run."""
+        self._hold([name, "user_id"])
         if not len(self._rows.values):
             return {}
-        held = np.stack([self._columns[name].values for name in ("run_id", "user_id")])
-        runs, users = (list(self._numbers_of(name)) for name in ("run_id", "user_id"))
+        held = np.stack([self._columns[each].values for each in (name, "user_id")])
+        values, users = (list(self._numbers_of(each)) for each in (name, "user_id"))
         found: dict[str, set[str]] = {}
         pairs: list[tuple[int, int]] = np.unique(held, axis=1).T.tolist()
         for number, place in pairs:
-            run, user = runs[number], users[place]
-            if run and user is not None:
-                found.setdefault(run, set()).add(user)
-        return {run: min(named) for run, named in found.items() if len(named) == 1}
+            value, user = values[number], users[place]
+            if value and user is not None:
+                found.setdefault(value, set()).add(user)
+        return found
 
     def of_runs(self, run_ids: Sequence[str]) -> list[Rows]:
         """Return the rows of some runs, of every scope."""

@@ -1,12 +1,14 @@
 """Which rows pass a filter, of steps and of messages: each kind has its own numbers and keys.
 
 A message has few of the keys that a step has: a run, a time, a source, the session whose line it
-stands in. Its user is that of its run's steps, which may be stored after it, so that is looked up
-in the columns of steps each time something changed. Not thread-safe by itself.
+stands in. Its user is that of the steps of its run or session (`owner`), which may be stored after
+it, so that is looked up in the columns of steps each time something changed. Not thread-safe by
+itself.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,7 +18,7 @@ import numpy.typing as npt
 from hybridagi_steps.protocols import IndexedStore, MessageIndex
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.records.store_values import MESSAGE_ROWS, Hidden, Rows
+from hybridagi_steps.records.store_values import MESSAGE_ROWS, Hidden, Rows, owner
 from hybridagi_steps.search.filter_index import (
     PAGE,
     FilterColumns,
@@ -119,17 +121,30 @@ class _MessageColumns(FilterColumns):
         return changes_without_rows(where)
 
     def _names(self, where: StepFilter) -> list[StepKey]:
-        names = ["run_id" if name == "user_id" else name for name in super()._names(where)]
-        return list(dict.fromkeys([*names, "run_id"] if where.exclude_run_id else names))
+        names = dict.fromkeys(super()._names(where))
+        if "user_id" in names:
+            del names["user_id"]
+            names |= {"run_id": None, "sessions": None}
+        return list(names | {"run_id": None} if where.exclude_run_id else names)
 
     def _narrowed(
         self, found: Positions | None, name: StepKey, values: Iterable[str | None]
     ) -> Positions:
         if name != "user_id":
             return super()._narrowed(found, name, values)
-        wanted, users = set(values), self._steps.users_of_runs()
-        runs = list(self._numbers_of("run_id"))
-        passes = np.array([users.get(run or "") in wanted for run in runs], np.bool_)
         if found is None:
             found = np.arange(len(self._rows.values), dtype=np.int32)
-        return found[passes[self._columns["run_id"].values[found]]]
+        wanted, of_runs = list(values), self._steps.users_by("run_id")
+        of_sessions = self._steps.users_by("session_id")
+        none: set[str] = set()
+        runs = [of_runs.get(run or "", none) for run in self._numbers_of("run_id")]
+        lines = [
+            set[str]().union(*(of_sessions.get(each, none) for each in json.loads(names or "[]")))
+            for names in self._numbers_of("sessions")
+        ]
+        run = self._columns["run_id"].values[found].astype(np.int64)
+        line = self._columns["sessions"].values[found]
+        pairs, place = np.unique(run * len(lines) + line, return_inverse=True)
+        origins: list[int] = pairs.tolist()
+        passes = [owner(runs[n // len(lines)], lines[n % len(lines)]) in wanted for n in origins]
+        return found[np.array(passes, np.bool_)[place]]

@@ -222,6 +222,19 @@ def test_a_filter_that_everything_passes_erases_and_revokes_nothing(
     assert memory.purge({**where, "user_id": "ann"}) == 1
 
 
+@pytest.mark.parametrize(
+    "more", [{"scope": "*"}, {"trust": "imported"}, {"kinds": ["step", "message"]}]
+)
+@pytest.mark.parametrize("whose", [{"session_id": "s"}, {"user_id": "ann"}])
+def test_a_condition_that_everything_passes_keeps_no_message(
+    memory: StepMemory, repo: SessionRepository, whose: dict[str, Any], more: dict[str, Any]
+) -> None:
+    own = AgentStep(step_type=AgentStepType.Action, user_id="ann", session_id="s")
+    run(repo.commit("s", [ask(ANN)], [own]))
+    assert memory.purge({**whose, **more}) == 2
+    assert repo.store.sessions(limit=9) == []
+
+
 def test_a_purge_beside_a_reader_is_counted_and_names_the_database(tmp_path: Path) -> None:
     path = tmp_path / "steps.db"
     with StepMemory(path, embedder="hashing", timeout_seconds=0.2) as memory:

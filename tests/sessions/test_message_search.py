@@ -22,6 +22,7 @@ from runner_cases import run as run_turn
 import hybridagi_steps as hs
 from hybridagi_steps.errors import InvalidFilterError
 from hybridagi_steps.exchange import import_file
+from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.testing import ScriptedLM
@@ -391,3 +392,56 @@ def test_one_answer_given_six_times_is_one_hit(memory: hs.StepMemory) -> None:
     answers = [hit for hit in hits if (hit.step.outputs or {}).get("answer")]
     assert len(answers) == 1
     assert not [hit for hit in hits if hit.step.step_type == "ProgramCall"]
+
+
+def test_a_session_of_one_user_is_that_users_without_any_run(memory: hs.StepMemory) -> None:
+    commit(memory, "A", "wombat 4711 noted", "ana")
+    assert recalled(memory, "which wombat pin?") == []
+    mine = {"kinds": "message", "user_id": "ana"}
+    assert {hit.step.user_id for hit in memory.search("wombat", where=mine)} == {"ana"}
+    for where in ({**mine, "user_id": "bob"}, {"kinds": "message", "trust": "own"}):
+        assert memory.search("wombat", where=where) == []
+    memory.purge({"user_id": "ana"})
+    assert memory.search("wombat") == []
+
+
+def test_a_session_of_several_users_is_nobodys_to_find(memory: hs.StepMemory) -> None:
+    commit(memory, "A", "wombat 4711 noted", "ana")
+    assert memory.search("wombat", where={"kinds": "message", "user_id": "ana"})
+    memory.add(AgentStep(step_type=hs.AgentStepType.Action, user_id="bob", session_id="A"))
+    assert recalled(memory, "which wombat pin?") == []
+    for whose in ({"user_id": "ana"}, {"user_id": "bob"}, {"trust": "own"}):
+        assert memory.search("wombat", where={"kinds": "message", **whose}) == []
+    assert memory.search("wombat", where={"kinds": "message"})
+
+
+def test_a_session_of_no_user_is_recalled_for_nobody(memory: hs.StepMemory) -> None:
+    commit(memory, "A", "wombat 4711 noted", None)
+    assert recalled(memory, "which wombat pin?") != []
+    assert memory.search("wombat", where={"kinds": "message", "trust": "own"})
+
+
+def test_what_a_fork_adds_is_of_the_user_whose_line_it_goes_on(memory: hs.StepMemory) -> None:
+    commit(memory, "A", "wombat 4711 noted", "ana")
+    run(memory.repository().fork("A", 2, "fork"))
+    append(memory, "fork", *talk([("my quokka pin?", "quokka 4711 noted")]))
+    assert recalled(memory, "which quokka pin?") == []
+    assert memory.search("quokka", where={"kinds": "message", "user_id": "ana"})
+    assert memory.search("quokka", where={"kinds": "message", "user_id": "bob"}) == []
+
+
+def commit(memory: hs.StepMemory, session: str, answer: str, user: str | None) -> None:
+    """Say something in a session whose only step, of no run, is of this user."""
+    did = {"purpose": "note it", "tool": "note"}
+    step = AgentStep(
+        step_type=hs.AgentStepType.Action, inputs=did, user_id=user, session_id=session
+    )
+    said = talk([("remember my wombat pin", answer)])
+    run(memory.repository().commit(session, said, [step]))
+
+
+def recalled(memory: hs.StepMemory, question: str) -> list[str]:
+    """Return the messages with a pin that somebody unknown is shown."""
+    steps = hs.from_messages([message("user", question)])
+    shown = hs.ContextBuilder(memory).build(steps=steps).messages
+    return [text for text in map(str, shown) if "4711" in text]

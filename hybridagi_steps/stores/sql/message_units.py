@@ -4,14 +4,15 @@ No second copy of the words is kept: what a message tells follows from it and fr
 before it in its line, which never changes. Its row is that of the message plus `MESSAGE_ROWS`, so
 that words, embeddings and tombstones of messages stand in the tables of those of steps.
 
-A message is of the user whose steps its run has; of one without such a run, or of a run with steps
-of several users, nobody knows.
+A message is of the only user whose steps its run has, else of the only one that steps of its
+session have, or of the session that this was forked from. Where they have several, it is no named
+user's to find, and nobody's either.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from hybridagi_steps.records.store_values import (
     ABANDONED,
     MESSAGE_ROWS,
     REVOKED,
+    SEVERAL_USERS,
     Hidden,
     MessagePlace,
     Rows,
@@ -43,8 +45,9 @@ from hybridagi_steps.stores.sql.lineage import (
     reader_of,
     tip_of,
 )
+from hybridagi_steps.stores.sql.message_owners import owners_of, sessions_of
 from hybridagi_steps.stores.sql.steps import StepReading
-from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
+from hybridagi_steps.stores.sql.tables import Connection, many
 from hybridagi_steps.stores.sql.where import scalar_kind
 
 _PLACES = """SELECT m.row, m.branch_id, m.sequence, b.session_id FROM message m
@@ -52,13 +55,10 @@ _PLACES = """SELECT m.row, m.branch_id, m.sequence, b.session_id FROM message m
     WHERE +m.namespace = ? AND m.row IN (SELECT value FROM json_each(?))"""
 _LINE = """SELECT row, sequence, id, CAST(said AS BLOB), CAST(body AS BLOB), said_checksum, checksum
     FROM message WHERE branch_id = ? AND sequence BETWEEN ? AND ? ORDER BY sequence"""
-_USERS = """SELECT run_id, min(user_id) FROM step_view
-    WHERE namespace = ? AND run_id <> '' AND run_id IN (SELECT value FROM json_each(?))
-    GROUP BY run_id HAVING count(DISTINCT user_id) = 1"""
 _RUN_SCORES = "SELECT run_id, score FROM run WHERE namespace = ? AND score >= ?"
-_PAGE_OF_BODIES = """SELECT row, CAST(body AS BLOB) FROM message
+_PAGE_OF_BODIES = """SELECT row, CAST(body AS BLOB), branch_id FROM message
     WHERE +namespace = ? AND row > ? ORDER BY row LIMIT ?"""
-_BODIES_OF = """SELECT row, CAST(body AS BLOB) FROM message
+_BODIES_OF = """SELECT row, CAST(body AS BLOB), branch_id FROM message
     WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?))"""
 _OF_LINK = "SELECT row FROM message WHERE branch_id = ? AND sequence BETWEEN ? AND ?"
 _ABANDONED = """SELECT m.row FROM branch b
@@ -112,8 +112,10 @@ class MessageUnits(StepReading):
         with self._db.reading() as connection:
             page = (self._namespace, max(after - MESSAGE_ROWS, 0), limit)
             found = connection.execute(_PAGE_OF_BODIES, page).fetchall()
-        keys = [_keys(body) for _, body in found]
-        rows = np.array([row + MESSAGE_ROWS for row, _ in found], np.int64)
+            lines = sessions_of(connection, {branch_id for *_, branch_id in found})
+        sessions = {branch: orjson.dumps(sorted(of)).decode() for branch, of in lines.items()}
+        keys = [{**_keys(body), "sessions": sessions.get(branch)} for _, body, branch in found]
+        rows = np.array([row + MESSAGE_ROWS for row, *_ in found], np.int64)
         return rows, {name: [one.get(name) for one in keys] for name in names}
 
     def message_rows(self, where: StepFilter) -> Rows:
@@ -150,11 +152,7 @@ class MessageUnits(StepReading):
             own = place._replace(branch_id=tip, session_id=session_id)
             start = max(1, place.sequence - before)
             line = self._messages_between(connection, own, start, place.sequence + after)
-            messages = [message for _, message in line]
-            steps, users = message_steps(messages), self._users_of(connection, messages)
-        for one, message in zip(steps, messages, strict=True):
-            if one.step is not None:
-                one.step.user_id = users.get(message.run_id or "")
+            steps = self._steps_in_line(connection, line)
         return [(row + MESSAGE_ROWS, one) for (row, _), one in zip(line, steps, strict=True)]
 
     def read(self, rows: Sequence[int]) -> dict[int, AgentStep]:
@@ -207,17 +205,13 @@ class MessageUnits(StepReading):
     ) -> dict[int, MessageUnit]:
         """Return by sequence what messages of one branch tell that stand near each other."""
         line = self._from_its_turn(connection, cluster)
-        messages = [message for _, message in line]
-        steps, users = message_steps(messages), self._users_of(connection, messages)
-        for one, message in zip(steps, messages, strict=True):
-            if one.step is not None:
-                one.step.user_id = users.get(message.run_id or "")
+        steps = self._steps_in_line(connection, line)
 
         def step_at(place: int | None) -> AgentStep | None:
             return None if place is None else steps[place].step
 
         found: dict[int, MessageUnit] = {}
-        for one, message in zip(steps, messages, strict=True):
+        for one, (_, message) in zip(steps, line, strict=True):
             before = step_at(one.before)
             # What another user said is not for this one's window.
             if before is not None and one.step is not None and before.user_id != one.step.user_id:
@@ -260,10 +254,19 @@ class MessageUnits(StepReading):
                 line.append((int(row), message))
         return line
 
-    def _users_of(self, connection: Connection, messages: Iterable[Step]) -> dict[str, str]:
-        """Return by run whose steps it has."""
-        runs = sorted({m.run_id for m in messages if m.run_id and is_storable(m.run_id)})
-        return self._users_of_runs(connection, runs) if runs else {}
+    def _steps_in_line(
+        self, connection: Connection, line: Sequence[tuple[int, Step]]
+    ) -> list[MessageStep]:
+        """Return what messages tell, given with their rows, and whose they are."""
+        steps = message_steps([message for _, message in line])
+        branches = {place.row: place.branch_id for place in self._places(connection, [*dict(line)])}
+        origins = {row: (message.run_id, branches[row]) for row, message in line}
+        owners = owners_of(connection, self._namespace, origins)
+        for one, (row, _) in zip(steps, line, strict=True):
+            if one.step is not None:
+                whose = owners[row]
+                one.step.user_id = SEVERAL_USERS if isinstance(whose, Set) else whose
+        return steps
 
     def _shown(
         self, connection: Connection, shown: Iterable[MessageStep]
@@ -298,19 +301,17 @@ class MessageUnits(StepReading):
         if not where.finds("message"):
             return []
         asked = list(self._candidates(connection, where))
-        keys = {row: _keys(body) for row, body in asked}
-        runs = {run for one in keys.values() if (run := one["run_id"])}
-        users = self._users_of_runs(connection, runs) if _names_user(where) else {}
+        keys = {row: _keys(body) for row, body, _ in asked}
+        origins = {row: (keys[row]["run_id"], branch_id) for row, _, branch_id in asked}
+        owners = owners_of(connection, self._namespace, origins if _names_user(where) else {})
         rated = self._rated(connection, where.min_score)
-        found = [
-            row
-            for row, one in keys.items()
-            if _matches(where, one, users.get(one["run_id"] or ""), rated)
-        ]
+        found = [row for row, one in keys.items() if _matches(where, one, owners.get(row), rated)]
         return self._in_scope(connection, where.scope, found)
 
-    def _candidates(self, connection: Connection, where: StepFilter) -> Iterator[tuple[int, bytes]]:
-        """Yield the rows and bodies of all messages, or of a session's line."""
+    def _candidates(
+        self, connection: Connection, where: StepFilter
+    ) -> Iterator[tuple[int, bytes, int]]:
+        """Yield the rows, bodies and branches of all messages, or of a session's line."""
         if where.session_id is not None:
             tip = tip_of(connection, self._namespace, where.session_id)
             rows = [
@@ -327,10 +328,6 @@ class MessageUnits(StepReading):
             yield from page
             full = len(page) == _BODIES_AT_ONCE
             after = page[-1][0] if page else after
-
-    def _users_of_runs(self, connection: Connection, runs: Collection[str]) -> dict[str, str]:
-        asked = many(sorted(filter(is_storable, runs)))
-        return dict(iter(connection.execute(_USERS, (self._namespace, asked))))
 
     def _rated(self, connection: Connection, least: float | None) -> set[str] | None:
         if least is None:
@@ -359,7 +356,7 @@ class MessageUnits(StepReading):
             return []
         ids.update(self._late_revoked(connection))
         rows: list[int] = self._column(connection, _MARKED, self._namespace)
-        for row, body in self._candidates(connection, StepFilter()):
+        for row, body, _ in self._candidates(connection, StepFilter()):
             if b'"agent_step' in bytes(_raw(body)) and not ids.isdisjoint(_shown_ids(body)):
                 rows.append(row)
         return rows
@@ -375,11 +372,14 @@ def _names_user(where: StepFilter) -> bool:
 
 
 def _matches(
-    where: StepFilter, keys: Mapping[str, Any], user: str | None, rated: set[str] | None
+    where: StepFilter,
+    keys: Mapping[str, Any],
+    whose: str | Set[str] | None,
+    rated: set[str] | None,
 ) -> bool:
     """Whether a message has the keys that a filter asks for, but for scope and session."""
     run, made = keys["run_id"], keys["created_at"]
-    own = {**keys, "user_id": user}
+    own = {**keys, "user_id": whose}
     if any(own.get(name) not in values for name, values in where.equalities()):
         return False
     if where.exclude_run_id is not None and run in where.exclude_run_id:

@@ -73,6 +73,9 @@ def key_columns(in_body: str, **own: str) -> dict[StepKey, str]:
         for field in KEY_FIELDS
         if field.key
     }
+    columns["session_id"] = (  # of a pinned step that of its branch, whatever it names itself
+        "coalesce((SELECT b.session_id FROM branch b WHERE b.id = k.branch_id), k.session_id)"
+    )
     return columns | own
 
 

@@ -48,7 +48,7 @@ _TAIL_LENGTH = """SELECT coalesce((SELECT max(row) FROM agent_step), 0) - keys_t
 _LONGEST_SCAN = 64
 """Steps without keys that are walked for each question, where there are many questions."""
 # A view of the same name that comes before the file's own, as long as the transaction lasts.
-_KEPT = "namespace, row, parent_id, run_id, hop, user_id, scope"
+_KEPT = "namespace, row, parent_id, run_id, hop, session_id, user_id, scope, branch_id"
 _KEEP_TAIL = f"CREATE TEMP TABLE tail AS SELECT {_KEPT} FROM step_tail WHERE namespace = ?"  # noqa: S608 - no value in it
 _SHOW_TAIL = (
     "CREATE INDEX temp.tail_row ON tail (row)",
