@@ -4,8 +4,8 @@ A filter of only a session means everything of it: messages, attempts, AgentStep
 What a fork of another session still reads stays with that fork. A filter of only a user means all
 that user said: whole sessions, and of sessions shared with others the turns that only that user's
 AgentSteps belong to, in forks, too. Where another session reads on, a message is replaced by a mark
-in its place, so that no sequence moves. Any further condition that leaves something out picks single AgentSteps, and sessions
-keep their messages.
+in its place, so that no sequence moves. Any further condition that leaves something out picks
+single AgentSteps, and sessions keep their messages.
 """
 
 from __future__ import annotations

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from hybridagi_steps.rerankers.cross_encoder import CrossEncoder
     from hybridagi_steps.rerankers.learned_rank import LearnedRank
     from hybridagi_steps.rerankers.maximal_marginal_relevance import MaximalMarginalRelevance
-    from hybridagi_steps.rerankers.reciprocal_rank import ReciprocalRank
-    from hybridagi_steps.rerankers.rescoring import Outcome, Recency
+    from hybridagi_steps.rerankers.rescoring import Outcome, Recency, ReciprocalRank
 
 __all__ = [
     "CrossEncoder",
@@ -33,7 +32,7 @@ _HOMES = {
     "MaximalMarginalRelevance": "maximal_marginal_relevance",
     "Outcome": "rescoring",
     "Recency": "rescoring",
-    "ReciprocalRank": "reciprocal_rank",
+    "ReciprocalRank": "rescoring",
 }
 
 
