@@ -181,7 +181,11 @@ class MessageIndex(Protocol):
     def message_keys(
         self, names: Sequence[StepKey], *, after: int, limit: int
     ) -> tuple[Rows, dict[StepKey, list[str | None]]]:
-        """Return the next messages above `after` with their keys, as `step_keys` does."""
+        """Return the next messages above `after` with their keys, as `step_keys` does.
+
+        The name `sessions` asks for a JSON list: the session that a message was written to, and
+        those that this was forked from.
+        """
         ...
 
     def message_rows(self, where: StepFilter) -> Rows:
