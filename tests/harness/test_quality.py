@@ -250,7 +250,7 @@ class TestOwnRuns:
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         blocks = re.findall(
-            r"^```jsonl\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
+            r"^```json\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
         )
         for name, block in zip(("runs", "questions"), blocks, strict=True):
             (tmp_path / name).write_text(block, "utf-8")
