@@ -9,6 +9,7 @@ the names of parts, no text; it lies with the memory, is copied with it, and a p
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -44,6 +45,7 @@ from hybridagi_steps.rerankers.logistic import (
 from hybridagi_steps.rerankers.rescoring import best_first, rescored
 from hybridagi_steps.validation import is_number, whole_number
 
+_log = logging.getLogger("hybridagi_steps")
 LEAST_LABELS = 200
 """Fewer teach nothing that would hold."""
 FACTS: Mapping[str, str] = {
@@ -168,6 +170,8 @@ class LearnedRank:
     ) -> Self:
         """Learn, measure the gain on queries left out, and save it with the memory.
 
+        An order that is measured to be worse is logged as a warning.
+
         Args:
             memory: Whose hits are to be ordered.
             labels: (query, step id, 0 or 1) each, or a JSONL file of objects with `query`, `step`
@@ -228,6 +232,8 @@ class LearnedRank:
             gain=measured_gain(rows, cross_fitted(rows, fit)),
             learned_at=utc_now(),
         )
+        if self.gain.high < 0:
+            _log.warning("the learned order is worse than the one before: gain %s", self.gain)
         return self
 
     def save(self, memory: LearningMemory) -> None:

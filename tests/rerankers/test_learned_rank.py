@@ -21,9 +21,10 @@ from hybridagi_steps.recording import record, record_step
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.provenance import recalled_by
-from hybridagi_steps.rerankers import LearnedRank
+from hybridagi_steps.rerankers import LearnedRank, learned_rank
 from hybridagi_steps.rerankers.judged_hits import JudgedHits
 from hybridagi_steps.rerankers.learned_rank import LEAST_LABELS, features_of
+from hybridagi_steps.rerankers.logistic import Gain
 from hybridagi_steps.rerankers.rescoring import reranked
 
 PRIVATE = "Alice Margrave"
@@ -113,6 +114,20 @@ class TestLearning:
             query._replace(verdicts=(chance.random(10) < 0.5).tolist()) for query in judged(60)
         ]
         assert not LearnedRank().learn(noise).gain.helps
+
+    def test_an_order_that_is_worse_is_said_to_be(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        LearnedRank().learn(judged(60))
+        assert caplog.messages == []
+        worse = Gain(measure="nDCG@10", before=0.9, after=0.6, low=-0.4, high=-0.1, groups=60)
+
+        def measured(*_: object) -> Gain:
+            return worse
+
+        monkeypatch.setattr(learned_rank, "measured_gain", measured)
+        LearnedRank().learn(judged(60))
+        assert "worse than the one before: gain" in caplog.text
 
     def test_the_order_that_came_is_kept_where_labels_agree_with_it(self) -> None:
         agreeing = [query._replace(verdicts=[n < 4 for n in range(10)]) for query in judged(60)]

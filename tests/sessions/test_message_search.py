@@ -9,7 +9,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,19 +37,6 @@ CALL = {
     "type": "function",
     "function": {"name": "get_refund", "arguments": '{"n": 17}'},
 }
-
-
-@pytest.fixture(params=[":memory:", "steps.db", "postgres"])
-def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgres":
-        return str(request.getfixturevalue("postgres_address"))
-    return request.param if request.param == ":memory:" else str(tmp_path / request.param)
-
-
-@pytest.fixture
-def memory(address: str) -> Iterator[hs.StepMemory]:
-    with hs.StepMemory(address, embedder="hashing", durability="normal") as memory:
-        yield memory
 
 
 def run(call: Coroutine[Any, Any, Any]) -> Any:

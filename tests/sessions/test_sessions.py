@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,19 +31,6 @@ from hybridagi_steps.sessions.repository import SessionRepository, compare_branc
 from hybridagi_steps.testing.conformance.samples import message, said, step
 
 SECRET = "hunter2"  # noqa: S105 - what redaction is to find
-
-
-@pytest.fixture(params=[":memory:", "steps.db", "postgres"])
-def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgres":
-        return str(request.getfixturevalue("postgres_address"))
-    return request.param if request.param == ":memory:" else str(tmp_path / request.param)
-
-
-@pytest.fixture
-def memory(address: str) -> Iterator[hs.StepMemory]:
-    with hs.StepMemory(address, embedder="hashing", durability="normal") as memory:
-        yield memory
 
 
 @pytest.fixture
