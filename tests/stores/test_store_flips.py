@@ -207,6 +207,27 @@ def test_a_damaged_message_is_named(whole: bytes, tmp_path: Path, column: str) -
 
 
 @pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE message SET sequence = 'x' WHERE id = 'a5'",
+        "UPDATE message SET branch_id = 'x' WHERE id = 'a5'",
+        "UPDATE branch SET session_id = x'00' WHERE session_id = 'a'",
+    ],
+)
+def test_a_message_in_a_damaged_place_keeps_nobody_from_searching(
+    whole: bytes, tmp_path: Path, damage: str
+) -> None:
+    path = damaged_file(tmp_path, whole)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(damage)
+    with StepMemory(path) as memory:
+        found = memory.search("b says 3", where={"kinds": "message"}, k=3)
+        assert [str(hit.step.id) for hit in found][0] == "b3"
+    with closing(SqliteStepStore(path)) as store:
+        assert store.verify() != []
+
+
+@pytest.mark.parametrize(
     ("name", "damage"),
     [
         ("a", "UPDATE session SET branch_id = 2 WHERE id = 'a'"),
@@ -254,6 +275,18 @@ def test_a_damaged_score_is_named(whole: bytes, tmp_path: Path) -> None:
             store.runs(limit=9)
         with pytest.raises(DamagedFileError, match="run-1"):
             store.get(["step-5"])
+
+
+def test_a_row_that_has_no_number_is_named(whole: bytes, tmp_path: Path) -> None:
+    path = damaged_file(tmp_path, whole)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("PRAGMA foreign_keys = OFF")
+        connection.execute("UPDATE step_key SET row = 'x' WHERE row = 8")
+    with (
+        closing(SqliteStepStore(path)) as store,
+        pytest.raises(DamagedFileError, match="export --salvage"),
+    ):
+        store.rows(StepFilter.of({"user_id": "user-1"}))
 
 
 def test_keys_that_are_not_the_steps_are_named(whole: bytes, tmp_path: Path) -> None:

@@ -39,16 +39,17 @@ def owners_of(
     sessions = set(chain.from_iterable(lines.values()))
     of_runs = _users_by(connection, namespace, runs, _USERS_OF_RUNS)
     of = _users_by(connection, namespace, sessions, _USERS_OF_SESSIONS, _USERS_OF_NAMES)
-    of_lines = {branch: set(chain(*(of[name] for name in lines[branch]))) for branch in lines}
+    of_lines = {branch: set(chain(*map(of.__getitem__, names))) for branch, names in lines.items()}
     return {
         row: owner(of_runs[run or ""], of_lines.get(branch, set()))
         for row, (run, branch) in origins.items()
     }
 
 
-def sessions_of(connection: Connection, branches: Collection[int]) -> dict[int, set[str]]:
+def sessions_of(connection: Connection, branches: Collection[object]) -> Mapping[int, set[str]]:
     """Return by branch its session, and those that this was forked from."""
-    return _gathered(connection.execute(_SESSIONS, (many(sorted(branches)),))) if branches else {}
+    known = sorted(branch for branch in branches if isinstance(branch, int))  # others are damaged
+    return _gathered(connection.execute(_SESSIONS, (many(known),))) if known else _gathered(())
 
 
 def _users_by(
@@ -63,5 +64,6 @@ def _users_by(
 def _gathered(pairs: Iterable[Any]) -> defaultdict[Any, set[str]]:
     found: defaultdict[Any, set[str]] = defaultdict(set)
     for key, value in pairs:
-        found[key].add(value)
+        if isinstance(value, str):
+            found[key].add(value)
     return found

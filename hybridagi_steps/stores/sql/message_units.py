@@ -25,7 +25,7 @@ from hybridagi_steps.messages.message_steps import MessageStep, message_steps
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.records.json_reading import as_list, as_object
+from hybridagi_steps.records.json_reading import as_list, as_object, as_text
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.step_identity import is_end
@@ -39,6 +39,7 @@ from hybridagi_steps.records.store_values import (
     Rows,
 )
 from hybridagi_steps.stores.body import decode_message
+from hybridagi_steps.stores.checksums import damaged
 from hybridagi_steps.stores.sql.lineage import (
     checked_row,
     links,
@@ -197,8 +198,10 @@ class MessageUnits(StepReading):
         return units
 
     def _places(self, connection: Connection, rows: Sequence[int]) -> list[Place]:
+        """Return where messages stand; one whose place is damaged stands nowhere."""
         asked = (self._namespace, many(rows))
-        return [Place(*values) for values in connection.execute(_PLACES, asked)]
+        found = (Place(*values) for values in connection.execute(_PLACES, asked))
+        return [place for place in found if list(map(type, place)) == [int, int, int, str]]
 
     def _units_in_line(
         self, connection: Connection, cluster: Sequence[Place]
@@ -260,6 +263,8 @@ class MessageUnits(StepReading):
         """Return what messages tell, given with their rows, and whose they are."""
         steps = message_steps([message for _, message in line])
         branches = {place.row: place.branch_id for place in self._places(connection, [*dict(line)])}
+        if len(branches) < len(line):
+            raise damaged("the place of a message")
         origins = {row: (message.run_id, branches[row]) for row, message in line}
         owners = owners_of(connection, self._namespace, origins)
         for one, (row, _) in zip(steps, line, strict=True):
@@ -416,8 +421,8 @@ def _keys(body: Any) -> dict[str, Any]:
     metadata: Any = fields.get("metadata")
     known = as_object(metadata)
     return {
-        "run_id": fields.get("run_id"),
-        "created_at": fields.get("created_at"),
+        "run_id": as_text(fields.get("run_id")),
+        "created_at": as_text(fields.get("created_at")),
         "source": source_of(known),
         "metadata": known,
     }

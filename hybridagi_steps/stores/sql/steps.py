@@ -100,7 +100,11 @@ class StepReading(Tables):
         """Return the rows that match, ascending."""
         self._catch_up()
         with self._db.reading() as connection:
-            return np.array(self._matching(connection, where), dtype=np.int64)
+            found = self._matching(connection, where)
+        try:
+            return np.array(found, dtype=np.int64)
+        except (TypeError, ValueError) as error:
+            raise damaged("the number of a step's row", error) from error
 
     def users(self, where: StepFilter, *, limit: int) -> list[str]:
         """Return users that the steps name which match, each once."""

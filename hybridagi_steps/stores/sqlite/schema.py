@@ -90,7 +90,7 @@ def changed_schema(connection: Connection) -> list[str]:
 def _shapes(connection: Connection) -> dict[str, str]:
     """Return the SQL of each part of the schema, blind to white space."""
     listed = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
-    return {name: " ".join(sql.split()) for name, sql in connection.execute(listed)}
+    return {name: " ".join(str(sql).split()) for name, sql in connection.execute(listed)}
 
 
 def _statements(script: str) -> Iterator[str]:
