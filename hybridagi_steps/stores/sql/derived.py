@@ -434,8 +434,10 @@ def _only_recalls(step: AgentStep, call: AgentStep | None) -> bool:
 
 def _text(checksum: int | None, *values: Any) -> TextRow:
     *known, scoped = values
-    if checksum not in (None, row_checksum(*known)):
-        raise damaged(f"the words of row {known[0]}")
+    row, parent_row, words, *hashes = known
+    kinds = [*map(type, (row, parent_row or row, *hashes)), type(words)]
+    if checksum not in (None, row_checksum(*known)) or kinds != [int, int, int, int, str]:
+        raise damaged(f"the words of row {row}")
     return TextRow(*known, scoped=bool(scoped))
 
 

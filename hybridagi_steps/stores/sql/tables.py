@@ -183,7 +183,10 @@ def namespace_id(database: Database, name: str, *before: str) -> int:
         for statement in before:
             connection.execute(statement)
         connection.execute(_NEW_NAMESPACE, (name,))
-        return int(connection.execute(_NAMESPACE, (name,)).fetchone()[0])
+        found = connection.execute(_NAMESPACE, (name,)).fetchone()
+    if found is None:
+        raise damaged(f"the namespace {name!r}", "it is not found after it was written")
+    return int(found[0])
 
 
 def numbered_scripts(package: str) -> list[tuple[int, str]]:
