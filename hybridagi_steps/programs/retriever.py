@@ -79,7 +79,8 @@ class StepRetriever(dspy.Module):
         reverse: Answer in reverse order, the best step last, next to the question in a prompt.
         reranker: Reorders a pool of 4 k hits before the best k are kept.
         aim: What is recalled for, as `StepMemory.search` has it; for `next` a call is given the
-            last step, or a QueryWithSteps that ends with it.
+            last step, or a QueryWithSteps that ends with it. None is `next` where a step of the run
+            that is being recorded is asked, since that is its state.
 
     Raises:
         InvalidMemoryError: `memory` has no `search`.
@@ -177,7 +178,7 @@ class StepRetriever(dspy.Module):
         far = None if self.mode == "lexical" else self.max_distance
         pool = wanted if self.reranker is None else wanted * _POOL
         limit = pool if far is None else wanted * _POOL
-        aim: dict[str, Any] = {} if self.aim is None else {"aim": self.aim}
+        aim = self._aim(question)
         calls_too = scope.step_types is not None or isinstance(question, AgentStep)
         while True:
             hits = self.memory.search(question, limit, where=scope, mode=self.mode, **aim)
@@ -191,6 +192,12 @@ class StepRetriever(dspy.Module):
                 return [hit for hit in near if id(hit) not in dropped]
             limit = min(limit * _POOL, _MOST_FETCHED)
 
+    def _aim(self, question: object) -> dict[str, Any]:
+        """Return what is recalled for as the memory takes it: the default not at all."""
+        state = isinstance(question, AgentStep) and question.run_id in _runs_under_way(self.memory)
+        aim = self.aim or ("next" if state else None)
+        return {} if aim is None else {"aim": aim}
+
     def _scope(self, where: Where) -> StepFilter | None:
         """Return the filter of one call: both filters, without the run that is under way.
 
@@ -200,11 +207,8 @@ class StepRetriever(dspy.Module):
         asked = self.where.and_(StepFilter.of(where))
         if asked is None:
             return None
-        # Loaded here because the recorder is needed only when a program runs.
-        from hybridagi_steps.recording.recorder import active_run_ids
-
         keys: dict[str, Any] = {}
-        if hidden := active_run_ids(self.memory):
+        if hidden := _runs_under_way(self.memory):
             keys["exclude_run_id"] = hidden
         user_id = active_user_id(self.memory)
         if user_id is not None and not asked.says_whose:
@@ -222,6 +226,13 @@ class StepRetriever(dspy.Module):
         apart = self._apart(hit)
         # Scores are float32: a distance equal to the limit may come out a hair above it.
         return apart is not None and apart <= far + 1e-6
+
+
+def _runs_under_way(memory: object) -> list[str]:
+    # Loaded here because the recorder is needed only when a program runs.
+    from hybridagi_steps.recording.recorder import active_run_ids
+
+    return active_run_ids(memory)
 
 
 def _spare(hits: Sequence[StepHit]) -> list[StepHit]:

@@ -15,7 +15,7 @@ import dspy
 import numpy as np
 import pytest
 
-from hybridagi_steps import StepMemory
+from hybridagi_steps import StepMemory, record, record_step
 from hybridagi_steps.dspy_types import Query, QueryList, QueryWithSteps, StepContext
 from hybridagi_steps.errors import InvalidFilterError, InvalidQueryError, RerankerError
 from hybridagi_steps.messages.recalled_text import recalled_text
@@ -499,8 +499,6 @@ class RecallingAgent(dspy.Module):
 
 
 def test_a_run_never_recalls_itself(memory: StepMemory) -> None:
-    from hybridagi_steps import record
-
     agent = RecallingAgent(memory)
     with record(memory) as first:
         assert agent(question="refund the green umbrella").steps == []
@@ -510,6 +508,32 @@ def test_a_run_never_recalls_itself(memory: StepMemory) -> None:
     assert {step.run_id for step in found.steps} == {first.id}
     outside = agent(question="refund the green umbrella")
     assert second.id in {step.run_id for step in outside.steps}
+
+
+@record_step
+def look(order: str) -> str:
+    """Look up the order."""
+    return f"order {order} is here"
+
+
+@record_step
+def refund(order: str) -> str:
+    """Pay the money back."""
+    return f"{order} is paid"
+
+
+def test_a_step_of_the_run_under_way_asks_for_what_comes_next(memory: StepMemory) -> None:
+    for number in range(3):
+        with record(memory):
+            look(f"umbrella {number}")
+            refund(f"umbrella {number}")
+    bare, aimed = StepRetriever(memory, k=2), StepRetriever(memory, k=2, aim="next")
+    with record(memory) as run:
+        look("umbrella 7")
+        state = run.steps.steps[-1]
+        assert {step.tool for step in bare(state).steps} == {"refund"}
+        assert ids(bare(state)) == ids(aimed(state))
+    assert {step.tool for step in bare(state).steps} == {"look"}  # no state any more
 
 
 def test_a_run_of_a_process_wide_recorder_never_recalls_itself(memory: StepMemory) -> None:
@@ -531,8 +555,6 @@ class RecallingLater(RecallingAgent):
 
 
 def test_conditions_of_ones_own_stay_beside_the_run_under_way(memory: StepMemory) -> None:
-    from hybridagi_steps import record
-
     memory.add([topic_step(0), topic_step(4)])
     retrieve = StepRetriever(memory, where={"exclude_run_id": "r0"})
     with record(memory):
@@ -550,8 +572,6 @@ class TestUsers:
     def test_in_a_run_of_one_user_the_steps_of_others_are_not_found(
         self, memory: StepMemory
     ) -> None:
-        from hybridagi_steps import record
-
         retrieve = self.of_two_users(memory)
         with record(memory, user_id="ana"):
             assert self.users(retrieve("refund the order")) == {"ana"}
@@ -561,8 +581,6 @@ class TestUsers:
         assert self.users(retrieve("refund the order")) == {"ana", "bob"}
 
     def test_a_filter_that_names_a_user_wins(self, memory: StepMemory) -> None:
-        from hybridagi_steps import record
-
         retrieve = self.of_two_users(memory)
         with record(memory, user_id="ana"):
             assert self.users(retrieve("refund", where={"user_id": "bob"})) == {"bob"}
@@ -571,8 +589,6 @@ class TestUsers:
             assert self.users(retrieve("refund", where={"status": "ok"})) == {"ana"}
 
     def test_a_recording_into_another_memory_tells_the_user_too(self, memory: StepMemory) -> None:
-        from hybridagi_steps import record
-
         retrieve = self.of_two_users(memory)
         with StepMemory(":memory:", embedder="hashing") as other, record(other, user_id="ana"):
             assert self.users(retrieve("refund the order")) == {"ana"}
