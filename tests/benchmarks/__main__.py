@@ -24,6 +24,7 @@ _QUESTIONS = {
     "quality": "How well search finds the right steps in the real runs that come with the package.",
     "write": "What storing a step costs, beside a bare SQLite insert and others that keep steps.",
     "search": "How fast search is, with and without filters, beside a scan and other indexes.",
+    "scaling": "How what each operation costs grows with the memory, and with a session.",
     "lexical": "How fast words are matched, beside SQLite's full-text index.",
     "embed": "How many real step texts a second each embedder turns into vectors.",
     "recorder": "What recording adds to a DSPy program's own time, beside MLflow's autolog.",

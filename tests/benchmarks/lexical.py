@@ -38,7 +38,7 @@ def report(json_output: bool = False, **options: Any) -> None:
     if json_output:
         print_json(result)
     else:
-        print_tables(_tables(result), result)
+        print_tables(tables(result["steps"]), result)
 
 
 def measure(sizes: str = SIZES, rounds: int = 40) -> dict[str, Any]:
@@ -108,7 +108,8 @@ def _agreement(ours: list[int], theirs: list[int]) -> float:
     return len(set(ours[:TOP]) & set(theirs[:TOP])) / most if most else 1.0
 
 
-def _tables(result: dict[str, Any]) -> list[Table]:
+def tables(sizes: dict[str, Any]) -> list[Table]:
+    """Return what was measured of each size as a table."""
     names = {
         "ours_ms": "posting lists: ms per query",
         "fts5_ms": "FTS5 bm25(): ms per query",
@@ -117,7 +118,6 @@ def _tables(result: dict[str, Any]) -> list[Table]:
         "ours_build_seconds": "posting lists: s to build",
         "fts5_build_seconds": "FTS5: s to build",
     }
-    sizes = result["steps"]
     rows = [
         [name, *(number(found[key], 2) for found in sizes.values())] for key, name in names.items()
     ]

@@ -38,7 +38,7 @@ def test_bad_options_are_named_in_one_line(
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["write", "search", "recorder", "quality", "readme"])
+@pytest.mark.parametrize("name", ["write", "search", "scaling", "recorder", "quality", "readme"])
 def test_the_help_of_a_measurement_explains_its_options(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

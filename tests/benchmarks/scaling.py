@@ -1,0 +1,241 @@
+"""What grows with a memory, and how fast: each operation at 1,000, 10,000, 100,000 … steps.
+
+A file of made-up steps is built once per size, kept in `workdir`, and copied for each measurement,
+so that nothing is asked of a file that something else has warmed up or written to. What a process
+does once (open, its first search by a filter, its first search after an add) is timed in fresh
+processes, all else over many calls of one process; see scaling_process.py. `growth` is how many
+times as much CPU the largest size takes as the one a decade below it: 10 is linear, 1 is flat.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import orjson
+
+from hybridagi_steps.memory import StepMemory
+from tests.benchmarks import CHECKOUT, lexical
+from tests.benchmarks.conditions import conditions, counts
+from tests.benchmarks.corpus import PAYLOAD_BYTES, made_queries, made_steps
+from tests.benchmarks.scaling_process import ONCE, OVER_AND_OVER, SEARCH, labelled
+from tests.benchmarks.search_peers import measure_peers, peer_tables
+from tests.benchmarks.tables import Table, number, print_json, print_tables
+
+SIZES = "1000,10000,100000"
+MILLION = 1_000_000
+NO_CACHE = f"{SEARCH}, no cache"
+WHOLE = "`hybridagi-steps search`, whole process"
+BYTES = "bytes on disk per byte of payload"
+_CLI = "import sys; from hybridagi_steps.cli import main; sys.exit(main())"
+_BATCH = 1_000
+_CHATS = "100,1000,10000"
+
+
+def report(json_output: bool = False, **options: Any) -> None:
+    """Print what each operation costs at each size; options are those of `measure`."""
+    result = measure(**options)
+    if json_output:
+        print_json(result)
+    else:
+        print_tables(_tables(result), result)
+
+
+def measure(
+    sizes: str = SIZES,
+    chats: str = _CHATS,
+    rounds: int = 60,
+    starts: int = 3,
+    embedder: str = "wordllama",
+    workdir: str | None = None,
+    peers: str = "none",
+    million: bool = False,
+) -> dict[str, Any]:
+    """Return milliseconds on both clocks, megabytes and growth, for each number of steps.
+
+    Args:
+        sizes: Numbers of steps, with commas between them, ascending.
+        chats: Numbers of messages a session has before a turn and a context are measured.
+        rounds: How often a process does each thing.
+        starts: Fresh processes for what a process does once.
+        embedder: Name of the embedder.
+        workdir: Folder in which the built files are kept for the next time.
+        peers: Whose vector index to measure beside ours: all, none, or how their names begin.
+        million: Measure 1,000,000 steps too.
+    """
+    asked = [*counts(sizes), *([MILLION] if million else [])]
+    with _folder(workdir) as folder:
+        files = {size: _built(folder, size, embedder) for size in asked}
+        steps = {str(size): _measured(files[size], rounds, starts) for size in asked}
+        turns = {str(size): _turns(size, rounds) for size in counts(chats)}
+        beside = measure_peers(
+            asked, rounds=rounds, embedder=embedder, peers=peers, folder=folder
+        ) if peers != "none" else None  # fmt: skip
+    words = lexical.measure(sizes=",".join(map(str, asked)), rounds=rounds)["steps"]
+    options = {"sizes": sizes, "chats": chats, "rounds": rounds, "starts": starts}
+    return {
+        **conditions(**options, embedder=embedder, peers=peers, million=million),
+        "steps": steps,
+        "growth": growth(steps),
+        "messages": turns,
+        "messages_growth": growth(turns),
+        "words": words,
+        "peers": beside,
+    }
+
+
+@contextmanager
+def _folder(workdir: str | None) -> Generator[Path]:
+    if workdir is not None:
+        Path(workdir).mkdir(parents=True, exist_ok=True)
+        yield Path(workdir)
+        return
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def _built(folder: Path, size: int, embedder: str) -> Path:
+    """Return the folder of a memory of `size` made-up steps, indexed, with its cache."""
+    made = folder / f"scaling-{size}-{embedder}"
+    if made.exists():
+        return made
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        with StepMemory(Path(name) / "steps.db", embedder=embedder, durability="normal") as memory:
+            for first in range(0, size, _BATCH):
+                count = min(_BATCH, size - first)
+                memory.add(labelled(step) for step in made_steps(count, first=first))
+            for run in range(0, size // 20, 10):
+                memory.score(f"run-{run}", run % 7 / 6)
+            memory.flush()
+            memory.search(made_queries(1)[0])
+        Path(name).rename(made)
+        Path(name).mkdir()  # which goes with the context
+    return made
+
+
+@contextmanager
+def _copied(made: Path, *, cache: bool = True) -> Generator[Path]:
+    """Give a copy of a built memory, with or without the cache of its index."""
+    with tempfile.TemporaryDirectory(dir=made.parent) as name:
+        for file in made.iterdir():
+            if cache or ".index" not in file.name:
+                shutil.copy(file, name) if file.is_file() else shutil.copytree(
+                    file, Path(name) / file.name
+                )
+        yield Path(name) / "steps.db"
+
+
+def _measured(made: Path, rounds: int, starts: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for what in ONCE:
+        with _copied(made) as path:
+            found[what] = _middle([_in_a_process(path, what, 1) for _ in range(starts)])
+    with _copied(made, cache=False) as path:
+        bare = _in_a_process(path, SEARCH, 1)
+    found[NO_CACHE] = bare
+    with _copied(made) as path:
+        command = [sys.executable, "-c", _CLI, "search", made_queries(1)[0], "--db", str(path)]
+        found[WHOLE] = _middle([_whole(command) for _ in range(starts)])
+    for what in OVER_AND_OVER:
+        with _copied(made) as path:
+            found[what] = _in_a_process(path, what, rounds)
+    size = int(made.name.split("-")[1])
+    held = sum(file.stat().st_size for file in made.rglob("*") if file.is_file())
+    found[BYTES] = {"times": held / (size * PAYLOAD_BYTES)}
+    return found
+
+
+def _turns(size: int, rounds: int) -> dict[str, Any]:
+    """Return what a turn and a context of a session of so many messages take."""
+    with tempfile.TemporaryDirectory() as name:
+        return _in_a_process(Path(name) / "steps.db", f"session of {size}", rounds)
+
+
+def _in_a_process(path: Path, what: str, rounds: int) -> dict[str, Any]:
+    """Let a fresh process measure one thing; see scaling_process.py."""
+    command = [sys.executable, "-m", "tests.benchmarks.scaling_process"]
+    done = subprocess.run(
+        [*command, str(path.absolute()), what, str(rounds)],
+        check=True,
+        cwd=CHECKOUT,
+        stdout=subprocess.PIPE,
+    )
+    return orjson.loads(done.stdout.splitlines()[-1])
+
+
+def _whole(command: Sequence[str]) -> dict[str, float]:
+    """Return what a command takes from its start to its end."""
+    began = time.perf_counter()
+    child = subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise subprocess.CalledProcessError(child.returncode, command)
+    wall = (time.perf_counter() - began) * 1e3
+    cpu = (used.ru_utime + used.ru_stime) * 1e3
+    return {"p50_ms": wall, "p99_ms": wall, "cpu_ms": cpu}
+
+
+def _middle(samples: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {key: median(sample[key] for sample in samples) for key in samples[0]}
+
+
+def growth(sizes: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Return the CPU at the largest size in units of that a decade below."""
+    largest = max(map(int, sizes))
+    below = sizes.get(str(largest // 10))
+    if below is None:
+        return {}
+    return {
+        what: found["cpu_ms"] / below[what]["cpu_ms"]
+        for what, found in sizes[str(largest)].items()
+        if below[what].get("cpu_ms")
+    }
+
+
+def _tables(result: dict[str, Any]) -> list[Table]:
+    steps, turns = result["steps"], result["messages"]
+    resident = [
+        [what, *(number(found[what]["rss_mb"], 0) for found in steps.values())]
+        for what in (SEARCH, NO_CACHE, "search, hybrid")
+    ]
+    sizes = [f"{int(size):,} steps" for size in steps]
+    return [
+        _table("steps: p50 / p99 / CPU, ms", sizes, steps, result["growth"]),
+        Table("resident, MB", ["", *sizes], resident),
+        _table(
+            "sessions: p50 / p99 / CPU, ms",
+            [f"{int(size):,} messages" for size in turns],
+            turns,
+            result["messages_growth"],
+        ),
+        *lexical.tables(result["words"]),
+        *(peer_tables(result["peers"]) if result["peers"] else ()),
+    ]
+
+
+def _table(
+    title: str, columns: Sequence[str], sizes: dict[str, Any], growth: dict[str, float]
+) -> Table:
+    first = next(iter(sizes.values()))
+    rows = [
+        [what, *(_cell(found[what]) for found in sizes.values()), number(growth.get(what), 1)]
+        for what in first
+    ]
+    return Table(title, ["", *columns, "growth"], rows)
+
+
+def _cell(found: dict[str, float]) -> str:
+    if "times" in found:
+        return number(found["times"], 1)
+    times = [found[key] for key in ("p50_ms", "p99_ms", "cpu_ms")]
+    return " / ".join(number(time, 2 if time < 10 else 0) for time in times)
