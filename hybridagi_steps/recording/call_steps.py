@@ -15,13 +15,15 @@ from typing import Any, Literal
 import dspy
 
 from hybridagi_steps.recording import step_shapes as shapes
-from hybridagi_steps.recording.call_tree import Call
+from hybridagi_steps.recording.call_tree import Call, Maker
 from hybridagi_steps.recording.step_writer import StepWriter
 from hybridagi_steps.recording.usage import Usage
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 
 _CLOSING_TOOLS: dict[Any, str] = {dspy.ReAct: "finish", dspy.ReActV2: "submit"}
 _TRAJECTORY_FIELDS = {"finish": "trajectory", "submit": "history"}
+CHOSEN_FIELD = "output_field"
+"""The key of a Decision's metadata that says in which output field the predictor chose."""
 _CONTEXT = ("trajectory", "history", "tools")
 """Inputs of the thinking predictor that only repeat earlier steps."""
 
@@ -35,6 +37,7 @@ class Thought:
     outputs: dict[str, Any]
     usage: Usage
     duration_ms: float
+    maker: Maker
     acted: bool = False
     """Whether a tool was called for it."""
 
@@ -63,20 +66,17 @@ class ReActLoop:
         return None
 
     def think(
-        self,
-        arguments: dict[str, Any],
-        outputs: dict[str, Any],
-        usage: Usage,
-        duration_ms: float,
+        self, call: Call, arguments: dict[str, Any], outputs: dict[str, Any], usage: Usage
     ) -> None:
-        """Begin a turn with what the predictor gave and what that cost."""
+        """Begin a turn with what a call of the predictor gave and what that cost."""
         text = outputs.get("next_thought")
         self.thought = Thought(
             text="" if text is None else str(text),
             arguments={key: value for key, value in arguments.items() if key not in _CONTEXT},
             outputs={key: value for key, value in outputs.items() if key != "next_thought"},
             usage=usage,
-            duration_ms=duration_ms,
+            duration_ms=call.elapsed_ms,
+            maker=call.maker,
         )
 
     def act(self, usage: Usage) -> tuple[str, float]:
@@ -221,7 +221,7 @@ class CallSteps:
                 doing: Doing = call.state
                 fields = shapes.output_fields(outputs)
                 fields["next_thought"] = fields.get("next_thought") or doing.answer_text
-                loop.think(arguments, fields, doing.usage, call.elapsed_ms)
+                loop.think(call, arguments, fields, doing.usage)
                 return
             if "trajectory" in arguments:
                 arguments["trajectory"] = loop.trajectory()
@@ -233,6 +233,7 @@ class CallSteps:
             self._end(call, AgentStepType.Action, inputs, fields, exception)
             return
         inputs = {"purpose": purpose, "options": choice.options, "arguments": arguments}
+        call.notes = {**call.notes, CHOSEN_FIELD: choice.field}
         fields = {} if outputs is None else shapes.decided(choice, outputs)
         self._end(call, AgentStepType.Decision, inputs, fields, exception)
 
@@ -246,6 +247,8 @@ class CallSteps:
                 call.parent.state.usage.add(doing.usage)
             return
         step = doing.function or FunctionStep("action", doing.name, doing.name)
+        if loop is not None and loop.thought is not None:
+            call.maker = loop.thought.maker
         own = step.purpose if step.purpose != step.name else ""
         purpose = thought or own or shapes.first_line(call.subject.desc or "") or doing.name
         step = replace(step, name=doing.name, purpose=purpose)
@@ -331,6 +334,7 @@ class CallSteps:
             thought.outputs,
             follows=followed,
             metrics=thought.usage.metrics(thought.duration_ms),
+            maker=thought.maker,
         )
         if tail is not None:
             agent.path.leave(agent.strand, followed, tail)

@@ -160,6 +160,16 @@ def parent_and_joins(tails: Tails) -> tuple[UUID | None, list[str]]:
     return last.step_id, [str(tail.step_id) for tail in others]
 
 
+class Maker(NamedTuple):
+    """The predictor that makes a step, as `AgentStep` names it."""
+
+    predictor: str | None
+    signature: str | None
+
+
+NO_PREDICTOR = Maker(None, None)
+
+
 @dataclass(frozen=True, slots=True)
 class Labels:
     """What every step of a recording carries."""
@@ -262,6 +272,8 @@ class Call:
     """Whatever the recorder needs to know about this kind of call."""
     step_id: UUID | None = None
     """The id of its step, when somebody spoke of that step before it was written."""
+    maker: Maker = NO_PREDICTOR
+    """The predictor it is a call of, or that led to it."""
     notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Kept in the metadata of its steps."""
     cuts: list[str] = field(default_factory=list[str])

@@ -217,7 +217,9 @@ class StepRecorder(BaseCallback):
         if _covers(parent, instance):
             self._pass_through(call_id)
         elif isinstance(instance, dspy.Predict):
-            self._open(call_id, parent, instance, inputs, Doing("predict", name))
+            call = self._open(call_id, parent, instance, inputs, Doing("predict", name))
+            if call is not None:
+                call.maker = shapes.maker_of(instance, inputs)
         elif _adds_no_step(type(instance)):
             self._pass_through(call_id)
         else:

@@ -15,12 +15,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, cast, get_args, get_origin
+from hashlib import sha256
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, cast, get_args, get_origin
+from weakref import WeakKeyDictionary, ref
 
 import dspy
 from pydantic import BaseModel
 
+from hybridagi_steps.recording.call_tree import Maker
 from hybridagi_steps.recording.values import steps_held
+from hybridagi_steps.validation import MAX_ID_LENGTH
 
 _FIELD_MARK = re.compile(r"\[\[ ## \w+ ## \]\]")
 _SCOPE_CANCELLED = "Cancelled via cancel scope"
@@ -60,6 +65,10 @@ def options_of(annotation: object) -> list[str] | None:
         return [choice_text(value) for value in get_args(annotation)]
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return [choice_text(member) for member in annotation]
+    if get_origin(annotation) in (Union, UnionType) and type(None) in get_args(annotation):
+        rest = [kind for kind in get_args(annotation) if kind is not type(None)]
+        chosen = options_of(rest[0]) if len(rest) == 1 else None
+        return chosen and [*chosen, choice_text(None)]
     return None
 
 
@@ -125,6 +134,62 @@ def signature_of(predict: Any, inputs: Mapping[str, Any]) -> Any:
     """Return the signature of this call: the predictor's, unless the call brings its own."""
     own = (inputs.get("kwargs") or {}).get("signature")
     return own if isinstance(own, type) else predict.signature
+
+
+def maker_of(predict: Any, inputs: Mapping[str, Any]) -> Maker:
+    """Return how a predictor is named in the steps of a call that begins now."""
+    key = signature_key(signature_of(predict, inputs))
+    programs = [caller for caller in dspy.settings.caller_modules or () if not _is_shell(caller)]
+    if not programs:
+        return Maker(type(predict).__name__, key)
+    outermost, known = programs[0], _NAMES.get(predict)
+    if known is None or known[0]() is not outermost:
+        known = _NAMES[predict] = ref(outermost), _path_of(predict, programs)
+    return Maker(known[1], key)
+
+
+_NAMES: WeakKeyDictionary[Any, tuple[ref[Any], str]] = WeakKeyDictionary()
+"""Of each predictor the outermost program that called it last, and its path from there."""
+
+
+def _path_of(predict: object, programs: Sequence[Any]) -> str:
+    """Return a predictor's name in the outermost program that has it; of a passing one its kind."""
+    for program in programs:
+        for path, known in program.named_predictors():
+            if known is predict:
+                return _fitting(f"{type(program).__name__}.{path}")
+    return _fitting(f"{type(programs[0]).__name__}.{type(predict).__name__}")
+
+
+def _fitting(name: str) -> str:
+    """Return a name that a step can carry, the end of one that is too long."""
+    printable = "".join(letter if letter.isprintable() else "?" for letter in name)
+    return printable[-MAX_ID_LENGTH:]
+
+
+def _is_shell(module: object) -> bool:
+    return getattr(type(module), "adds_no_step", False)
+
+
+@lru_cache(maxsize=2048)
+def signature_key(signature: Any) -> str:
+    """Return 12 hexadecimal characters over the names and types of a signature's fields."""
+    sides = (signature.input_fields, signature.output_fields)
+    told = [[(name, type_text(field.annotation)) for name, field in side.items()] for side in sides]
+    return sha256(repr(told).encode()).hexdigest()[:12]
+
+
+def type_text(annotation: Any) -> str:
+    """Return a type as text that is the same in each process and Python."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return type_text(arguments[0])
+    if origin is None:
+        return getattr(annotation, "__qualname__", None) or repr(annotation)
+    if origin is Literal:
+        return f"Literal{[choice_text(value) for value in arguments]}"
+    name = "Union" if origin in (Union, UnionType) else type_text(origin)
+    return f"{name}[{', '.join(map(type_text, arguments))}]"
 
 
 def decided(choice: Choice, prediction: object) -> dict[str, Any]:

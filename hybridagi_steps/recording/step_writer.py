@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from hybridagi_steps.errors import InvalidMemoryError, RecordingError, StepsError
-from hybridagi_steps.recording.call_tree import Call, Run, Tail, Tails, parent_and_joins
+from hybridagi_steps.recording.call_tree import Call, Maker, Run, Tail, Tails, parent_and_joins
 from hybridagi_steps.recording.values import fitted, plain_fields, without_texts
 from hybridagi_steps.recording_hooks import Recalled
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, repaired
@@ -91,6 +91,7 @@ class StepWriter:
         follows: Tails,
         status: StepStatus = "ok",
         metrics: StepMetrics | None = None,
+        maker: Maker | None = None,
         stored: bool = True,
     ) -> Tail | None:
         """Store one step of `call`, or only show it to its watcher; return it if it was stored."""
@@ -121,7 +122,7 @@ class StepWriter:
                     "user_id": call.labels.user_id,
                     "run_id": run.id,
                     "program_id": call.program_id,
-                    "predictor": None,
+                    **(maker or call.maker)._asdict(),
                     "scope": call.scope,
                     "status": status,
                     "score": None,
@@ -130,9 +131,7 @@ class StepWriter:
                 written = unvalidated(AgentStep, values, {})
                 return self._keep(written) if stored else False
 
-            shown = run.commit(store, call.step_id)
-            if recalled:
-                shown = shown._replace(recalled=tuple(recalled))
+            shown = run.commit(store, call.step_id)._replace(recalled=tuple(recalled))
             tail = shown if stored else None
         except Exception as error:
             note_problem(run.problems, f"the {step_type.value} was not stored", error)

@@ -93,8 +93,11 @@ class AgentStep(BaseModel):
     program_id: str | None = None
     """Id of the enclosing ProgramCall step."""
     predictor: str | None = None
-    """The DSPy predictor that made the step, by its name inside the program; recorders leave it
-    empty so far."""
+    """The DSPy predictor that made the step: the class of the outermost program and its path in
+    there, such as `Agent.plan.predict`."""
+    signature: str | None = None
+    """12 hexadecimal characters over the names and types of that predictor's fields: what an
+    optimiser rewrites, the instructions, leaves it as it is."""
     scope: str | None = None
     """None for a user's own history, else `compile:…` or `evaluate:…`."""
     status: StepStatus = "ok"

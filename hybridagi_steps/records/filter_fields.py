@@ -116,6 +116,15 @@ FILTER_FIELDS = (
         metavar="NAME",
     ),
     FilterField(
+        "signatures",
+        "--signature",
+        "texts",
+        "Steps that predictors with one of these signatures made, whatever their instructions.",
+        "signature",
+        in_body=True,
+        metavar="HASH",
+    ),
+    FilterField(
         "trust",
         "--trust",
         "choice",

@@ -45,7 +45,15 @@ _OPEN: dict[str, Any] = {
     "exclude_run_id": [],
 }
 """Values with which a condition lets everything pass."""
-OF_STEPS_ALONE = ("program", "program_id", "step_types", "tools", "status", "predictors")
+OF_STEPS_ALONE = (
+    "program",
+    "program_id",
+    "step_types",
+    "tools",
+    "status",
+    "predictors",
+    "signatures",
+)
 """Conditions that no message meets."""
 _LEVELS: tuple[Trust, ...] = ("imported", "team", "own")
 
@@ -109,6 +117,7 @@ class StepFilter(BaseModel):
     metadata: dict[str, str | int | float | bool | None] | None = None
     sources: _Texts = None
     predictors: _Texts = None
+    signatures: _Texts = None
     trust: Trust | None = None
     kinds: _Kinds = None
 

@@ -43,7 +43,7 @@ _LONGEST_TEXT = 2_000
 """Characters of a hit."""
 _NAMING = {
     *("id", "run_id", "session_id", "user_id", "hop", "step_type", "status", "score"),
-    *("predictor", "created_at"),
+    *("predictor", "signature", "created_at"),
 }
 """Fields of a step that its text leaves out, or that a model may ask or filter by."""
 _MATCHING = {"score", "why", "kind", "session_id", "sequence"}

@@ -32,6 +32,7 @@ STEPS = st.fixed_dictionaries(
         "session_id": st.none() | FEW,
         "program_id": st.none() | st.sampled_from(IDS),
         "predictor": st.none() | FEW,
+        "signature": st.none() | FEW,
         "scope": st.sampled_from([None, None, "compile:1", "abandoned"]),
         "status": st.sampled_from(["ok", "error"]),
         "score": st.none() | st.floats(0, 1),

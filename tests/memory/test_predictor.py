@@ -31,7 +31,11 @@ def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[hs.StepMe
 @pytest.fixture
 def filled(memory: hs.StepMemory) -> hs.StepMemory:
     """Steps of three predictors and of none."""
-    memory.add([refund(id=name, predictor=made, run_id="r") for name, made in MADE.items()])
+    shapes = dict.fromkeys(MADE.values(), "0123456789ab") | {None: None}
+    memory.add(
+        refund(id=name, predictor=made, signature=shapes[made], run_id="r")
+        for name, made in MADE.items()
+    )
     return memory
 
 
@@ -59,6 +63,9 @@ def test_one_several_and_unknown_ones(filled: hs.StepMemory) -> None:
     assert both(filled, predictors="\ud800") == set()
     assert both(filled, predictors="agent.act", run_id="r") == {"act", "again"}
     assert both(filled, predictors="agent.act", run_id="q") == set()
+    assert both(filled, signatures="0123456789ab") == {"plan", "act", "again"}
+    assert both(filled, signatures="0123456789ab", predictors="agent.plan") == {"plan"}
+    assert both(filled, signatures="ba9876543210") == set()
 
 
 def test_it_follows_what_happens_to_steps(filled: hs.StepMemory) -> None:
@@ -101,10 +108,11 @@ def test_files_carry_it(filled: hs.StepMemory, tmp_path: Path, suffix: str) -> N
 
 
 def test_a_file_of_an_earlier_version_is_read(memory: hs.StepMemory, tmp_path: Path) -> None:
-    fields = step(id="old").model_dump(mode="json", exclude={"predictor", "vector"})
+    fields = step(id="old").model_dump(mode="json", exclude={"predictor", "signature", "vector"})
     (tmp_path / "old.jsonl").write_text(json.dumps(fields))
     assert import_file(memory, tmp_path / "old.jsonl").added == 1
-    assert memory.get("old").steps[0].predictor is None
+    [old] = memory.get("old").steps
+    assert (old.predictor, old.signature) == (None, None)
 
 
 def test_the_command_line_finds_by_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
