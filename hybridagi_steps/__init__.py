@@ -51,7 +51,14 @@ if TYPE_CHECKING:
     )
     from hybridagi_steps.programs.reranking import LMStepReranker, StepReranker
     from hybridagi_steps.programs.retriever import StepRetriever
-    from hybridagi_steps.recording import Recorded, in_context, record, record_step
+    from hybridagi_steps.recording import (
+        Recorded,
+        active_run_ids,
+        annotate,
+        in_context,
+        record,
+        record_step,
+    )
     from hybridagi_steps.recording.recorder import StepRecorder
     from hybridagi_steps.recording_hooks import note_recalled
     from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
@@ -128,6 +135,8 @@ __all__ = [
     "StepsXMLAdapter",
     "ToolRequest",
     "Workspace",
+    "active_run_ids",
+    "annotate",
     "build_context_from_steps",
     "compare_branches",
     "edit_from_sequence",
@@ -207,6 +216,8 @@ _HOMES: dict[str, str | None] = {
     "StepsXMLAdapter": "programs.adapters",
     "ToolRequest": "running.limits",
     "Workspace": "workspace.workspace",
+    "active_run_ids": "recording",
+    "annotate": "recording",
     "build_context_from_steps": "context.session_messages",
     "compare_branches": "sessions.repository",
     "edit_from_sequence": "running.runner",

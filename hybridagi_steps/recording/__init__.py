@@ -14,16 +14,27 @@ from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hybridagi_steps.recording.blocks import RunHandle, in_context, record
-    from hybridagi_steps.recording.manual_steps import record_step
+    from hybridagi_steps.recording.manual_steps import annotate, record_step
     from hybridagi_steps.recording.recorded_program import Recorded
-    from hybridagi_steps.recording.recorder import StepRecorder
+    from hybridagi_steps.recording.recorder import StepRecorder, active_run_ids
 
-__all__ = ["Recorded", "RunHandle", "StepRecorder", "in_context", "record", "record_step"]
+__all__ = [
+    "Recorded",
+    "RunHandle",
+    "StepRecorder",
+    "active_run_ids",
+    "annotate",
+    "in_context",
+    "record",
+    "record_step",
+]
 
 _HOMES: dict[str, str | None] = {
     "Recorded": "recorded_program",
     "RunHandle": "blocks",
     "StepRecorder": "recorder",
+    "active_run_ids": "recorder",
+    "annotate": "manual_steps",
     "in_context": "blocks",
     "record": "blocks",
     "record_step": "manual_steps",

@@ -154,6 +154,22 @@ def _function_step(
     )
 
 
+def annotate(**metadata: Any) -> bool:
+    """Add to the metadata of the step under way: of the tool, function or program that is running.
+
+    What a program adds is told by its ProgramEnd. Later values of a key replace earlier ones, and
+    those given as `tags`. Where nothing is recorded nothing happens, so it can stay in the code.
+
+    Args:
+        metadata: Anything; what JSON cannot hold is repaired as in every step.
+
+    Returns:
+        Whether a step is under way that will carry it.
+    """
+    told = [recorder.annotate(metadata) for recorder in active_recorders()]
+    return any(told)
+
+
 class RunSteps:
     """Writes the steps of one run and keeps them in order.
 

@@ -321,6 +321,14 @@ class StepRecorder(BaseCallback):
         elif (run := self.run) is not None:
             run.recalled.update((name, None) for name, of in recalled.items() if of != run.id)
 
+    def annotate(self, metadata: Mapping[str, Any]) -> bool:
+        """Add to the metadata of the step under way; False: there is none."""
+        call = self._parent()
+        if call is None or not isinstance(call.state, Doing):
+            return False
+        call.notes = {**call.notes, **metadata}
+        return True
+
     def _parent(self) -> Call | None:
         return self._shared.tree.get(ACTIVE_CALL_ID.get())
 
