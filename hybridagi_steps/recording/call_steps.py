@@ -24,6 +24,8 @@ _CLOSING_TOOLS: dict[Any, str] = {dspy.ReAct: "finish", dspy.ReActV2: "submit"}
 _TRAJECTORY_FIELDS = {"finish": "trajectory", "submit": "history"}
 CHOSEN_FIELD = "output_field"
 """The key of a Decision's metadata that says in which output field the predictor chose."""
+_CODERS = (dspy.RLM, dspy.CodeAct)
+"""Programs that set their interpreter up by code of their own, and let it know their inputs."""
 _CONTEXT = ("trajectory", "history", "tools")
 """Inputs of the thinking predictor that only repeat earlier steps."""
 
@@ -124,6 +126,8 @@ class Doing:
     """Those that came out of agents inside."""
     function: FunctionStep | None = None
     """For a tool that is a recorded function: how that reads as a step."""
+    asked: bool = False
+    """Whether a predictor in it has answered."""
     begun: bool = False
     """Whether its ProgramCall was stored; an end without a beginning is left out."""
 
@@ -149,6 +153,10 @@ class FunctionStep:
     """Kept in the metadata of its steps."""
     watch: Callable[[AgentStep, bool], None] | None = None
     """Is given each of its steps as it was written, and whether that could be stored."""
+
+
+CODE = FunctionStep("action", "python", "Run code")
+"""How code reads as a step that RLM, CodeAct or another program wrote, whatever interprets it."""
 
 
 class CallSteps:
@@ -211,6 +219,8 @@ class CallSteps:
     def _end_predict(self, call: Call, outputs: object, exception: BaseException | None) -> None:
         """Write what a predictor gave; a ReAct agent's thought waits for its tool."""
         predict = call.subject
+        if call.parent is not None and isinstance(call.parent.state, Doing):
+            call.parent.state.asked = True
         arguments = shapes.predict_arguments(predict, call.inputs)
         loop = _loop_around(call)
         call.note_recalled(shapes.steps_in_demos(predict, call.inputs))
@@ -266,6 +276,12 @@ class CallSteps:
             return False
         call.state.function = step
         return True
+
+    def code_given(self, call: Call | None, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return what code that `call` runs is told of; None: no model has written that code."""
+        if call is None or not isinstance(call.subject, _CODERS):
+            return {name: value for name, value in inputs.items() if value}
+        return {"code": inputs.get("code")} if call.state.asked else None
 
     def _end_function(
         self,

@@ -18,11 +18,12 @@ from typing import Any, Concatenate, ParamSpec, Protocol
 
 import dspy
 from dspy.dsp.utils.settings import thread_local_overrides
+from dspy.primitives.code_interpreter import FinalOutput
 from dspy.utils.callback import ACTIVE_CALL_ID, BaseCallback
 
 from hybridagi_steps.errors import RecordingError
 from hybridagi_steps.recording import step_shapes as shapes
-from hybridagi_steps.recording.call_steps import CallSteps, Doing, FunctionStep, ReActLoop
+from hybridagi_steps.recording.call_steps import CODE, CallSteps, Doing, FunctionStep, ReActLoop
 from hybridagi_steps.recording.call_tree import (
     Call,
     CallTree,
@@ -261,6 +262,24 @@ class StepRecorder(BaseCallback):
             self._shared.writer.copy_inputs(call)
 
     @_guarded
+    def on_interpreter_execute_start(
+        self, call_id: str, instance: object, inputs: dict[str, Any]
+    ) -> None:
+        """Begin a piece of code that a program has written."""
+        given = self._shared.steps.code_given(self._parent(), inputs)
+        if given is None:
+            self._pass_through(call_id)
+        else:
+            self.on_function_start(call_id, CODE, given)
+
+    def on_interpreter_execute_end(
+        self, call_id: str, outputs: object, exception: BaseException | None = None
+    ) -> None:
+        """End it."""
+        given = outputs.output if isinstance(outputs, FinalOutput) else outputs
+        self._on_end(call_id, given, exception)
+
+    @_guarded
     def on_lm_start(self, call_id: str, instance: object, inputs: dict[str, Any]) -> None:
         """Remember which model is asked."""
         observer = self._shared.observer
@@ -312,7 +331,7 @@ class StepRecorder(BaseCallback):
 
     on_tool_end = on_function_end = on_evaluate_end = on_compile_end = _on_end
     on_adapter_format_end = on_adapter_parse_end = _on_end
-    on_interpreter_execute_end = on_interpreter_tool_call_end = _on_end
+    on_interpreter_tool_call_end = _on_end
 
     def note_recalled(self, recalled: Recalled) -> None:
         """Note what was handed to the running code: to the call it is in, else to the block."""
@@ -373,7 +392,7 @@ class StepRecorder(BaseCallback):
 
     _on_level_start = _guarded(_pass_through)
     on_adapter_format_start = on_adapter_parse_start = _on_level_start
-    on_interpreter_execute_start = on_interpreter_tool_call_start = _on_level_start
+    on_interpreter_tool_call_start = _on_level_start
 
     def _set_apart(self, call_id: str, scope: str) -> None:
         if self.here is None:

@@ -419,8 +419,34 @@ def test_rlm_and_the_tools_that_its_code_calls(memory: hs.StepMemory) -> None:
         (1, "Action", 0, 0),
         (2, "Action search", 1, 0),
         (3, "Action search", 2, 0),
-        (4, "ProgramEnd RLM", 3, 0),
+        (4, "Action python", 3, 0),
+        (5, "ProgramEnd RLM", 4, 0),
     ]
+    assert (steps[4].arguments, steps[4].result) == ({"code": code}, {"answer": "result for b"})
     assert steps[1].arguments["repl_history"] == "<history of 0 entries>"
     assert steps[-1].outputs is not None
     assert steps[-1].outputs["answer"] == "result for b"
+
+
+def test_code_that_fails_is_an_error_and_the_program_goes_on(memory: hs.StepMemory) -> None:
+    rlm = dspy.RLM("count: int -> answer", interpreter_factory=LocalInterpreter)
+    replies = [
+        {"reasoning": "divide", "code": "print(1 / 0)"},
+        {"reasoning": "say so", "code": "SUBMIT(answer=str(count))"},
+    ]
+    steps = recorded(memory, rlm, scripted_lm(replies), count=7)
+    ran = [step for step in steps if step.tool == "python" and "count =" not in str(step.arguments)]
+    assert [step.status for step in ran] == ["error", "ok"]
+    assert ran[0].outputs is not None
+    assert "division by zero" in ran[0].outputs["error"]["message"]
+    assert ran[0].arguments["code"] == "print(1 / 0)"
+    assert ran[0].metrics is not None
+    assert ran[0].metrics.tool_exec_time_ms is not None
+
+
+def test_code_that_is_run_by_hand_is_a_step(memory: hs.StepMemory) -> None:
+    with hs.record(memory), LocalInterpreter() as interpreter:
+        assert interpreter.execute("print(sum(values))", {"values": [1, 2]}) == "3"
+    [step] = memory.iter_steps()
+    assert step.arguments["variables"] == {"values": [1, 2]}
+    assert step.outputs == {"result": "3"}
