@@ -158,6 +158,9 @@ class FunctionStep:
 CODE = FunctionStep("action", "python", "Run code")
 """How code reads as a step that RLM, CodeAct or another program wrote, whatever interprets it."""
 
+ASKED = FunctionStep("action", "", "Ask the language model")
+"""How it reads that a program asks its model without a predictor."""
+
 
 class CallSteps:
     """Writes the steps of calls.
@@ -297,7 +300,7 @@ class CallSteps:
             step_type, own = AgentStepType.Decision, {"options": list(step.options)}
             fields = shapes.choice_fields(outputs)
         else:
-            step_type, own = AgentStepType.Action, {"tool": step.name}
+            step_type, own = AgentStepType.Action, {"tool": step.name} if step.name else {}
             fields = {"result": outputs}
         inputs = {"purpose": step.purpose, **own, "arguments": dict(call.inputs)}
         return self._end(call, step_type, inputs, fields, exception, thinking_ms=thinking_ms)
@@ -354,6 +357,16 @@ class CallSteps:
         )
         if tail is not None:
             agent.path.leave(agent.strand, followed, tail)
+
+
+def asks_by_itself(call: Call | None) -> bool:
+    """Whether a model that is asked inside `call` is asked by a program, or by the code it runs.
+
+    Predictors and tools tell themselves what their models cost.
+    """
+    if call is None or not isinstance(call.state, Doing):
+        return True
+    return call.state.kind == "program" or call.subject is CODE
 
 
 def _loop_around(call: Call) -> ReActLoop | None:

@@ -23,7 +23,15 @@ from dspy.utils.callback import ACTIVE_CALL_ID, BaseCallback
 
 from hybridagi_steps.errors import RecordingError
 from hybridagi_steps.recording import step_shapes as shapes
-from hybridagi_steps.recording.call_steps import CODE, CallSteps, Doing, FunctionStep, ReActLoop
+from hybridagi_steps.recording.call_steps import (
+    ASKED,
+    CODE,
+    CallSteps,
+    Doing,
+    FunctionStep,
+    ReActLoop,
+    asks_by_itself,
+)
 from hybridagi_steps.recording.call_tree import (
     Call,
     CallTree,
@@ -281,11 +289,17 @@ class StepRecorder(BaseCallback):
 
     @_guarded
     def on_lm_start(self, call_id: str, instance: object, inputs: dict[str, Any]) -> None:
-        """Remember which model is asked."""
+        """Remember which model is asked; a program that asks it by itself leaves a step."""
         observer = self._shared.observer
         if observer is not None:
             observer.model_starts(inputs)
-        if self._pass_through(call_id) or observer is not None:
+        parent = self._parent()
+        if asks_by_itself(parent):
+            asked = shapes.asked_of_model(inputs)
+            taken = self._open(call_id, parent, ASKED, asked, Doing("function", ""))
+        else:
+            taken = self._pass_through(call_id)
+        if taken or observer is not None:
             self._shared.models[call_id] = instance
 
     @_guarded
@@ -299,6 +313,8 @@ class StepRecorder(BaseCallback):
         usage, text = Usage.of_call(model, outputs), shapes.answer_text(outputs)
         if call is not None and isinstance(call.state, Doing):
             call.state.add_answer(usage, text)
+            if call.subject is ASKED and call.call_id == call_id:
+                self._shared.steps.end(call, shapes.answer_of_model(outputs), exception)
         if (observer := self._shared.observer) is not None:
             observer.model_ended(usage, text, outputs, exception)
 

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, cast, get_args, g
 from weakref import WeakKeyDictionary, ref
 
 import dspy
+from dspy.lm15 import Request, Response
 from pydantic import BaseModel
 
 from hybridagi_steps.recording.call_tree import Maker
@@ -239,6 +240,22 @@ def answer_text(outputs: object) -> str:
     first: Any = outputs[0] if isinstance(outputs, list) and outputs else None
     text = first.get("text") if isinstance(first, dict) else first
     return _FIELD_MARK.sub("", text).strip() if isinstance(text, str) else ""
+
+
+def asked_of_model(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a model is asked, as the arguments of a step."""
+    request: Any = inputs.get("prompt")
+    if not isinstance(request, Request):
+        return {name: value for name, value in inputs.items() if value}
+    said = [{"role": message.role, "content": message.text} for message in request.messages]
+    return {"messages": said} | ({"system": request.system} if request.system else {})
+
+
+def answer_of_model(outputs: Any) -> object:
+    """Return what a model answered: one text where it is one."""
+    if isinstance(outputs, Response):
+        return outputs.text
+    return outputs[0] if isinstance(outputs, list) and len(outputs) == 1 else outputs
 
 
 def wraps(wrapper: Callable[..., Any], function: object) -> bool:

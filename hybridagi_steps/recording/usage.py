@@ -7,9 +7,11 @@ history. One step may take several calls: a format fallback, a retry, a tool tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from itertools import islice
 from typing import Any, NamedTuple, Self, cast
 
+from dspy.lm15 import Response
 from dspy.utils.callback import BaseCallback
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
@@ -103,7 +105,9 @@ class Usage(BaseModel):
             used.provider = name.split("/", 1)[0] if "/" in name else None
         entry = None if outputs is None else _history_entry(model, outputs)
         reported: Mapping[str, Any] | None = None if entry is None else entry.get("usage")
-        if entry is not None and not reported:
+        if isinstance(outputs, Response):  # of a call with a Request, which history has otherwise
+            used._count(_counted(outputs.usage))
+        elif entry is not None and not reported:
             used.cache_hits = 1
         elif entry is not None and reported:
             used._count(reported)
@@ -218,6 +222,10 @@ def _first(usage: Mapping[str, Any], *names: str) -> int | None:
         if isinstance(count := usage.get(name), int):
             return count
     return None
+
+
+def _counted(usage: Any) -> dict[str, Any]:
+    return {name: count for name, count in asdict(usage).items() if count is not None}
 
 
 def _history_entry(model: object, outputs: object) -> Mapping[str, Any] | None:

@@ -16,7 +16,9 @@ from typing import Any
 import anyio
 import dspy
 import pytest
+from dspy.lm15 import Message, Request
 from dspy.primitives.local_interpreter import LocalInterpreter
+from dspy.utils.exceptions import LMUnexpectedError
 from recorder_programs import AGENT_REPLIES, Agent, Mood, Pair, Route, outline, search
 
 import hybridagi_steps as hs
@@ -372,17 +374,6 @@ def test_an_answer_from_the_cache_is_marked_and_costs_nothing(memory: hs.StepMem
     assert len(lm.requests) == 1
 
 
-def test_a_model_asked_directly_is_paid_by_the_program(memory: hs.StepMemory) -> None:
-    class Direct(dspy.Module):
-        def forward(self, question: str) -> Any:
-            return dspy.Prediction(answer=dspy.settings.lm(question)[0])
-
-    steps = recorded(memory, Direct(), scripted_lm(["hello"]), question="?")
-    assert steps[-1].outputs == {"answer": "hello"}
-    assert steps[-1].metrics is not None
-    assert steps[-1].metrics.llm_calls == 1
-
-
 def test_mcp_tools(memory: hs.StepMemory) -> None:
     types = pytest.importorskip("mcp.types")
 
@@ -450,3 +441,41 @@ def test_code_that_is_run_by_hand_is_a_step(memory: hs.StepMemory) -> None:
     [step] = memory.iter_steps()
     assert step.arguments["variables"] == {"values": [1, 2]}
     assert step.outputs == {"result": "3"}
+
+
+class Frank(dspy.Module):
+    """Asks its model without a predictor."""
+
+    def forward(self, question: str) -> dspy.Prediction:
+        [answer] = dspy.settings.lm(question)
+        return dspy.Prediction(answer=answer)
+
+
+def test_a_model_that_is_asked_directly_leaves_a_step_with_its_tokens(
+    memory: hs.StepMemory,
+) -> None:
+    lm = scripted_lm(["four", "five"])
+    with dspy.context(lm=lm), hs.record(memory):
+        Frank()(question="2 + 2?")
+        lm(Request(model=lm.model, messages=(Message.user("2 + 3?"),)))
+    call, asked, end, again = memory.iter_steps()
+    assert (call.step_type, asked.step_type) == ("ProgramCall", "Action")
+    assert (asked.purpose, asked.tool) == ("Ask the language model", None)
+    assert (asked.arguments, asked.result) == ({"prompt": "2 + 2?"}, "four")
+    assert again.result == "five"
+    assert again.arguments == {"messages": [{"role": "user", "content": "2 + 3?"}]}
+    assert asked.parent_id == call.id
+    for step in (asked, again):
+        assert step.metrics is not None
+        assert (step.metrics.total_tokens or 0) > 0
+    assert end.metrics is not None
+    assert not end.metrics.total_tokens  # counted once
+
+
+def test_a_model_that_fails_when_asked_directly_is_an_error(memory: hs.StepMemory) -> None:
+    def down(_: Any) -> str:
+        raise ConnectionError("the provider is down")
+
+    with dspy.context(lm=scripted_lm(down)), hs.record(memory), pytest.raises(LMUnexpectedError):
+        Frank()(question="2 + 2?")
+    assert [step.status for step in memory.iter_steps()] == ["ok", "error", "error"]
