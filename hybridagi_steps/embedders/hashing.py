@@ -9,8 +9,9 @@ Reference: Weinberger et al. 2009, "Feature Hashing for Large Scale Multitask Le
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
@@ -24,6 +25,11 @@ _VERSION = 1
 _WORD = re.compile(r"\w+")
 _GRAM_LENGTH = 3
 _GRAM_WEIGHT = 0.3
+_POSITIVE = np.uint64(1 << 63)
+"""Hashes from here on count for their slot, those below against it."""
+_WORDS_KEPT = 8_192
+_LONGEST_KEPT = 64
+"""Letters of a word whose features are kept."""
 
 
 class HashingEmbedder:
@@ -60,15 +66,15 @@ class HashingEmbedder:
         return self.embed_documents(texts)
 
     def _embed(self, text: str) -> FloatVector:
-        vector = np.zeros(self._dimension, np.float32)
-        weights: defaultdict[str, float] = defaultdict(float)
-        for feature, weight in _features(text[:MAX_CHARS].lower()):
-            weights[feature] += weight
-        for feature, weight in weights.items():
-            code = blake2b(feature.encode("utf-8", "replace"), digest_size=8).digest()
-            number = int.from_bytes(code, "little")
-            sign = 1.0 if number >> 63 else -1.0
-            vector[number % self._dimension] += sign * np.sqrt(weight)
+        weights: defaultdict[int, float] = defaultdict(float)
+        for word, times in Counter(_WORD.findall(text[:MAX_CHARS].lower())).items():
+            for number, weight in _kept(word) if len(word) <= _LONGEST_KEPT else _features(word):
+                weights[number] += weight * times
+        numbers = np.fromiter(weights, np.uint64, len(weights))
+        values = np.sqrt(np.fromiter(weights.values(), np.float64, len(weights)))
+        values[numbers < _POSITIVE] *= -1
+        slots = (numbers % np.uint64(self._dimension)).astype(np.intp)
+        vector = np.bincount(slots, values, self._dimension).astype(np.float32)
         length = np.float32(np.linalg.norm(vector))
         return vector / length if length else vector
 
@@ -80,10 +86,17 @@ def from_name(dimension: str = "256") -> HashingEmbedder:
     return HashingEmbedder(int(dimension))
 
 
-def _features(text: str) -> Iterator[tuple[str, float]]:
-    """Yield each word, and each letter trigram of it with its borders, with a weight."""
-    for word in _WORD.findall(text):
-        yield word, 1.0
-        bordered = f"<{word}>"
-        for start in range(len(bordered) - _GRAM_LENGTH + 1):
-            yield f"#{bordered[start : start + _GRAM_LENGTH]}", _GRAM_WEIGHT
+def _features(word: str) -> tuple[tuple[int, float], ...]:
+    """Return the hashes of a word and of its letter trigrams with its borders, and weights."""
+    bordered = f"<{word}>"
+    starts = range(len(bordered) - _GRAM_LENGTH + 1)
+    grams = ((f"#{bordered[start : start + _GRAM_LENGTH]}", _GRAM_WEIGHT) for start in starts)
+    return tuple((_hash(feature), weight) for feature, weight in ((word, 1.0), *grams))
+
+
+_kept = lru_cache(maxsize=_WORDS_KEPT)(_features)
+
+
+def _hash(feature: str) -> int:
+    code = blake2b(feature.encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(code, "little")
