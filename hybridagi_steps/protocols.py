@@ -129,15 +129,23 @@ class IndexedStore(Protocol):
 
         Only rows above `after` and up to `through` are looked at: who goes on from the last row
         returned, up to the row of a `frontier`, comes to an end whatever others store meanwhile.
-        The parent is the step named by parent_id, else the previous step of the run by (hop, row);
-        none when that is of another user or scope.
+        The parent is the step named by parent_id, none when that is of another user or scope; else
+        the previous one by (hop, row) that its user and scope have in the run.
         """
         ...
 
     def pending_vectors(
-        self, limit: int, *, after: int = 0, through: int = NEWEST
+        self,
+        limit: int,
+        *,
+        after: int = 0,
+        through: int = NEWEST,
+        known: Mapping[int, AgentStep | None] | None = None,
     ) -> list[tuple[int, AgentStep | None]]:
-        """Return the next steps without an embedding, by row, within bounds as above."""
+        """Return the next steps without an embedding, by row, within bounds as above.
+
+        Steps that are `known`, by row as `pending_texts` told them, need not be read again.
+        """
         ...
 
     def save_derived(
@@ -290,6 +298,13 @@ class StepStore(IndexedStore, Protocol):
         """Delete steps with text and embedding, leaving no trace in the data; return how many.
 
         Words that others show of them are deleted at once; those steps are pending again.
+        """
+        ...
+
+    def sync(self) -> None:
+        """Make durable what was saved of words and embeddings, which waits for no disk by itself.
+
+        To be called before something outside the store is kept that relies on it.
         """
         ...
 

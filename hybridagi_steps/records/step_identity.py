@@ -68,12 +68,13 @@ def without_bookkeeping(step: AgentStep) -> AgentStep:
     return step.model_copy(update=changed)
 
 
-def says(step: AgentStep, call: AgentStep | None = None) -> str:
+def says(step: AgentStep, call: AgentStep | None = None, whole: str | None = None) -> str:
     """Return what two steps have in common that say the same.
 
     Args:
         step: The step.
         call: The ProgramCall that it stands in, if that is known.
+        whole: Its whole text without bookkeeping, if that is at hand.
     """
     kind = str(step.step_type)
     if step.program == CHAT or _is_spoken(step):
@@ -83,7 +84,7 @@ def says(step: AgentStep, call: AgentStep | None = None) -> str:
         return f"{asked} -> {_answer(step)}"
     if call is not None and answers(step, call):
         return f"{whole_text(call)} -> {_answer(step)}"
-    return whole_text(without_bookkeeping(step))
+    return whole if whole is not None else whole_text(without_bookkeeping(step))
 
 
 def answers(step: AgentStep, call: AgentStep) -> bool:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -82,11 +83,25 @@ class Held:
     vectors: dict[int, VectorRow] = field(default_factory=dict[int, VectorRow])
     busy: bool = False
     """Whether it is held because somebody else was writing."""
+    settled: bool = False
+    """Whether the store was found as it was when this was made."""
 
     @property
     def empty(self) -> bool:
         """Whether all could be saved."""
         return not (self.texts or self.vectors)
+
+
+class Told:
+    """A step as a search tells it, None where nothing is to be found, with its own text."""
+
+    def __init__(self, step: AgentStep | None) -> None:
+        self.step = step
+
+    @cached_property
+    def own(self) -> str:
+        """What `own_text` says of it."""
+        return "" if self.step is None else own_text(self.step)
 
 
 class Deriver:
@@ -121,6 +136,7 @@ class Deriver:
         frontier, last = self._store.frontier(), self._last
         if last and last.frontier == frontier and (last.vectors_wanted or not vectors):
             self._save_held(last)
+            last.settled = True
             return last
         held = Held(frontier, vectors)
         with self._store.waiting(PATIENCE_SECONDS):
@@ -157,9 +173,11 @@ class Deriver:
         for first, through in ((0, frontier.row), (MESSAGE_ROWS, frontier.message_row)):
             text_at, vector_at = first, first if vectors else through
             while text_at < through or vector_at < through:
-                with taken(self._turn, seconds, "the indexing of new steps") as seconds:
-                    texts, text_at = self._texts(text_at, through)
-                    made, vector_at = self._vectors(vector_at, through, frontier)
+                with taken(self._turn, seconds, "the indexing of new steps") as left:
+                    texts, told, text_at = self._texts(text_at, through)
+                    made, vector_at = self._vectors(vector_at, through, frontier, told)
+                if held is not None:  # a search; who saves all waits for each batch anew
+                    seconds = left
                 if texts or made:
                     stale += self._saved(texts, made, held)
                     yield len(texts) + len(made)
@@ -167,16 +185,19 @@ class Deriver:
             self._patience.seconds = seconds
         return stale
 
-    def _texts(self, after: int, through: int) -> tuple[list[TextRow], int]:
-        """Return the words of the next pending steps, and up to which row there are no others."""
+    def _texts(self, after: int, through: int) -> tuple[list[TextRow], dict[int, Told], int]:
+        """Return the words of the next pending steps, those, and up to which row that is all."""
         if after >= through:
-            return [], through
+            return [], {}, through
         pending = self._store.pending_texts(TEXT_BATCH, after=after, through=through)
         known = self._last.texts if self._last else {}
-        texts = [_known_or_made(known.get(item.row), item) for item in pending]
-        return texts, texts[-1].row if len(texts) == TEXT_BATCH else through
+        told = {item.row: Told(item.step) for item in pending}
+        texts = [_known_or_made(known.get(item.row), item, told[item.row]) for item in pending]
+        return texts, told, texts[-1].row if len(texts) == TEXT_BATCH else through
 
-    def _vectors(self, after: int, through: int, frontier: Frontier) -> tuple[list[VectorRow], int]:
+    def _vectors(
+        self, after: int, through: int, frontier: Frontier, told: Mapping[int, Told]
+    ) -> tuple[list[VectorRow], int]:
         """Return the embeddings of the next pending steps, and up to which row that is.
 
         What the embedder gives for a step and cannot be used (NaN, Inf, zero) leaves that step
@@ -184,7 +205,10 @@ class Deriver:
         """
         if after >= through:
             return [], through
-        pending = self._store.pending_vectors(VECTOR_BATCH, after=after, through=through)
+        steps = {row: item.step for row, item in told.items()}
+        pending = self._store.pending_vectors(
+            VECTOR_BATCH, after=after, through=through, known=steps
+        )
         if not pending:
             return [], through
         last = self._last_with_vectors
@@ -193,7 +217,8 @@ class Deriver:
         known = last.vectors if last and same else {}
         embedder = self._embedder()
         self._model_id = embedder.model_id
-        made = _vector_rows([item for item in pending if item[0] not in known], embedder)
+        unknown = {row: told.get(row) or Told(step) for row, step in pending if row not in known}
+        made = _vector_rows(unknown, embedder)
         fresh = {vector.row: vector for vector in made}
         vectors = [known.get(row) or fresh[row] for row, _ in pending]
         return vectors, pending[-1][0] if len(vectors) == VECTOR_BATCH else through
@@ -224,29 +249,28 @@ class Deriver:
         return self._store.save_derived(texts, vectors, model_id=model_id)
 
 
-def _vector_rows(
-    pending: Sequence[tuple[int, AgentStep | None]], embedder: Embedder
-) -> list[VectorRow]:
+def _vector_rows(pending: Mapping[int, Told], embedder: Embedder) -> list[VectorRow]:
     """Return the embeddings of steps; what is not to be found has none."""
-    found = [(row, step) for row, step in pending if step is not None]
-    rows = [VectorRow(row, 0, None, scoped=False) for row, step in pending if step is None]
+    found = [(row, item.step, item.own) for row, item in pending.items() if item.step is not None]
+    rows = [
+        VectorRow(row, 0, None, scoped=False) for row, item in pending.items() if item.step is None
+    ]
     if not found:
         return rows
-    texts = [own_text(step) for _, step in found]
-    distinct = list(dict.fromkeys(texts))
+    distinct = list(dict.fromkeys(text for *_, text in found))
     vectors, usable = embed_documents(embedder, distinct)
     place = {text: number for number, text in enumerate(distinct)}
-    for (row, step), text in zip(found, texts, strict=True):
+    for row, step, text in found:
         number = place[text]
         vector = vectors[number] if usable[number] else None
         rows.append(VectorRow(row, text_hash(text), vector, scoped=step.scope is not None))
     return rows
 
 
-def _known_or_made(known: TextRow | None, item: PendingText) -> TextRow:
+def _known_or_made(known: TextRow | None, item: PendingText, told: Told) -> TextRow:
     if known is not None and known.parent_row == item.parent_row:
         return known
-    return _text_row(item)
+    return _text_row(item, told.own)
 
 
 def embed_documents(
@@ -282,26 +306,27 @@ def own_stems(step: AgentStep, words: Mapping[str, str]) -> set[str]:
     return words.keys() - rest
 
 
-def _text_row(item: PendingText) -> TextRow:
+def _text_row(item: PendingText, own: str) -> TextRow:
     step = item.step
     if step is None:
         return TextRow(item.row, item.parent_row, "", *NOT_FOUND, scoped=False)
-    said = text_hash(_identity(item, step))
+    whole = whole_text(step)
+    said = text_hash(_identity(item, step, whole))
     return TextRow(
         row=item.row,
         parent_row=item.parent_row,
-        tokens=_tokens(item, step, whole_text(step)),
+        tokens=_tokens(item, step, own, whole),
         text_hash=said,
         purpose_hash=_purpose_hash(item, step, said),
         scoped=step.scope is not None,
     )
 
 
-def _identity(item: PendingText, step: AgentStep) -> str:
+def _identity(item: PendingText, step: AgentStep, whole: str) -> str:
     """Return what a row says, as others that say the same do."""
     if item.shown is not None:
         return says(item.shown, item.shown_in)
-    return says(step, item.asked if may_repeat_a_call(step) else None)
+    return says(step, item.asked if may_repeat_a_call(step) else None, whole)
 
 
 def _purpose_hash(item: PendingText, step: AgentStep, said: int) -> int:
@@ -315,12 +340,13 @@ def _purpose_hash(item: PendingText, step: AgentStep, said: int) -> int:
     return purpose if purpose != said else 0
 
 
-def _tokens(item: PendingText, step: AgentStep, whole: str) -> str:
+def _tokens(item: PendingText, step: AgentStep, own: str, whole: str) -> str:
     """Return the words of the window and of a step's other texts, as `TextRow.tokens` says."""
     turn = spoken_turn(step)
-    before, words = tokens(_glimpse(item, turn)), tokens(own_text(step))
+    before, words = tokens(_glimpse(item, turn)), tokens(own)
     known = {*before, *words}
-    rest = dict.fromkeys(word for word in tokens(whole[:LONGEST_READ]) if word not in known)
+    further = tokens(whole[:LONGEST_READ]) if whole != own else ()
+    rest = dict.fromkeys(word for word in further if word not in known)
     lines = [
         f"{' '.join(before)}\t{' '.join(words)}",
         " ".join(rest),
@@ -368,8 +394,8 @@ class BackgroundWork:
     def stop(self) -> None:
         """Wait for the batch at hand, and do no more."""
         self._stopping.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        if (thread := self._thread) is not None and thread is not threading.current_thread():
+            thread.join()
         self._thread = None
 
     def before_fork(self) -> None:

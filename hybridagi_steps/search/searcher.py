@@ -10,10 +10,11 @@ and while somebody holds the store.
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -24,7 +25,9 @@ from hybridagi_steps.embedders import checked_vectors
 from hybridagi_steps.errors import (
     EmbedderError,
     InvalidQueryError,
+    ReadOnlyStorageError,
     StepsError,
+    StorageError,
 )
 from hybridagi_steps.protocols import Embedder, MessageIndex, StepStore
 from hybridagi_steps.records.agent_step import AgentStep, id_text
@@ -76,6 +79,8 @@ _TEMPLATE = re.compile(r"--- Step \d+ ---\n[\w ]+: (?P<purpose>.*?)\n[\w ]+: ", 
 _READ_AT_ONCE = 200
 _BACKGROUND_SECONDS = 0.25
 """How long indexing in the background waits for other writers: closing waits for it."""
+
+log = logging.getLogger("hybridagi_steps")
 
 
 class Searcher:
@@ -146,6 +151,7 @@ class Searcher:
 
     def catch_up(self) -> Iterator[int]:
         """Index and save all that is pending now; yield how many steps each batch had."""
+        self._background.stop()  # two would do the same work twice
         return self._deriver.save_all(vectors=True)
 
     def with_vectors(self, ids: Sequence[str]) -> list[AgentStep]:
@@ -191,8 +197,19 @@ class Searcher:
             worth_saving = self._index.worth_saving()
         if worth_saving:
             self._index.finish_builds()  # may take seconds: others search meanwhile
-            with self._indexed():
-                self._index.save()
+            if self._synced():
+                with self._indexed():
+                    self._index.save()
+
+    def _synced(self) -> bool:
+        """Whether no power loss can take back by now what a cache would say is in the store."""
+        try:
+            with self._store.waiting(_BACKGROUND_SECONDS), suppress(ReadOnlyStorageError):
+                self._store.sync()
+        except StorageError as error:
+            log.debug("the index is not written to its cache now: %s", error)
+            return False
+        return True
 
     def forget_cache(self) -> None:
         """Delete the cache file, after something was deleted from the store."""
@@ -224,6 +241,8 @@ class Searcher:
 
     def _follow_with(self, held: Held) -> None:
         """Follow the store, and take in what it has not saved."""
+        if held.settled and held.empty and self._index.position == held.frontier.position:
+            return
         self._follow()
         since = held.frontier.position
         # Of another epoch: the store was emptied since, or is embedded anew.

@@ -54,6 +54,21 @@ class DerivedContract:
         )
         assert save_pending(store) == [(a, None), (b, None), (c, None), (d, c)]
 
+    @pytest.mark.parametrize("other", [{"user_id": "ana"}, {"user_id": None}, {"scope": "t"}])
+    def test_steps_of_others_in_the_run_do_not_come_between(
+        self, store: StepStore, other: dict[str, Any]
+    ) -> None:
+        bobs = {"run_id": "r", "user_id": "bob"}
+        a, b, c, d = store.append(
+            [
+                step(id="a", **bobs, hop=0),
+                step(id="b", **(bobs | other), hop=1),
+                step(id="c", **bobs, hop=2),
+                step(id="d", **(bobs | other), hop=3),
+            ]
+        )
+        assert save_pending(store) == [(a, None), (b, None), (c, a), (d, b)]
+
     def test_without_a_stored_parent_it_is_the_step_before_in_the_run(
         self, store: StepStore
     ) -> None:

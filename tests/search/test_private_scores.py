@@ -73,7 +73,6 @@ def mixed(mine: Sequence[AgentStep], theirs: Sequence[AgentStep]) -> list[AgentS
 
 
 HERE = done("ann", 99, run="now", tool="get_order")
-ORDERS = [range(24), range(23, -1, -1)]
 ASKED = {"user_id": {"user_id": "ann"}, "run_id": {"run_id": "r1", "user_id": "ann"}}
 
 
@@ -85,25 +84,22 @@ def test_steps_of_another_user_amid_ones_own_move_nothing(
 ) -> None:
     """Votes, the state before, the documents of tools and the neighbours.
 
-    Where steps name no parent, it is the one before in the run; then others' steps stand there in
-    both memories, in another order.
+    Where steps name no parent, it is the one that their user has before them in the run.
     """
 
-    def of(user: str, n: int, place: int) -> AgentStep:
-        parent = {"parent_id": f"{user}{n - 1}"} if linked and user == "ann" and n % 6 else {}
-        return done(user, n, run=f"r{place // 6}", tool=WORDS[place % 3], hop=place % 6, **parent)
+    def of(user: str, n: int) -> AgentStep:
+        parent = {"parent_id": f"{user}{n - 1}"} if linked and n % 6 else {}
+        return done(user, n, run=f"r{n // 6}", tool=WORDS[n % 3], hop=n % 6, **parent)
 
-    mine = [of("ann", n, n) for n in range(24)]
-    amid, turned = ([of("bob", n, place) for place, n in enumerate(order)] for order in ORDERS)
-    if linked:
-        turned = [
-            step.model_copy(update={"run_id": f"b{step.id}", "session_id": f"b{step.id}"})
-            for step in turned
-        ]
+    mine, theirs = ([of(user, n) for n in range(24)] for user in ("ann", "bob"))
+    elsewhere = [
+        step.model_copy(update={"run_id": f"b{step.run_id}", "session_id": f"b{step.run_id}"})
+        for step in theirs
+    ]
     query = HERE if aim == "next" else QUERY
-    apart = answers(mixed(mine, turned), query, where, aim)
+    apart = answers(mixed(mine, elsewhere), query, where, aim)
     assert {name[:3] for name, *_ in apart} == {"ann"}
-    assert answers(mixed(mine, amid), query, where, aim) == apart
+    assert answers(mixed(mine, theirs), query, where, aim) == apart
 
 
 @pytest.mark.parametrize("replies", [1, 5])

@@ -68,6 +68,7 @@ _SETTINGS = """SET search_path TO {schema};
         ELSE current_setting('synchronous_commit') END, false)"""
 # The second changes when the server recovers from the end of one of its processes.
 _SERVER_BEGAN = b"SELECT pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)"
+_SYNCED = {True: "on", False: "off"}
 # A snapshot of its own for each statement: those after the lock see what was committed before it.
 _BEGIN_WRITING = """BEGIN ISOLATION LEVEL READ COMMITTED; {wait}
     SELECT pg_advisory_xact_lock({lock}, {turn})"""
@@ -116,9 +117,16 @@ class PostgresDatabase:
         rest_at_fork(self)
 
     @contextmanager
-    def writing(self) -> Generator[SpellingConnection]:
-        """Give a writer in a transaction that is committed whole, or rolled back."""
+    def writing(self, *, synced: bool | None = None) -> Generator[SpellingConnection]:
+        """Give a writer in a transaction that is committed whole, or rolled back.
+
+        Args:
+            synced: Whether the commit waits for the disk, if not as this was opened. What can be
+                made again need not; the next commit that does takes it along.
+        """
         with self._turn_taken() as (raw, wait):
+            if synced is not None and synced != (self.durability == "full"):
+                wait += f"SET LOCAL synchronous_commit TO {_SYNCED[synced]};"
             begin = _BEGIN_WRITING.format(wait=wait, lock=LOCK_CLASS, turn=self.turn)
             raw.execute(begin.encode())
             yield SpellingConnection(raw)
@@ -155,6 +163,11 @@ class PostgresDatabase:
         """Give a reader for one statement: without a transaction around it, a third as long."""
         with self._connected() as raw:
             yield SpellingConnection(raw)
+
+    def known(self, sql: str, values: tuple[Any, ...]) -> Any:
+        """Return the one row of a query."""
+        with self.asking() as connection:
+            return connection.execute(sql, values).fetchone()
 
     @contextmanager
     def alone(self) -> Generator[Raw]:

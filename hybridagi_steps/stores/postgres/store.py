@@ -9,7 +9,7 @@ transaction; those of two namespaces never wait for each other. database.py owns
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -23,7 +23,7 @@ from hybridagi_steps.stores.postgres.schema import SCHEMA, latest_version
 from hybridagi_steps.stores.postgres.steps import KEYS, LEFTOVERS, PostgresSteps
 from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, AdminTables
 from hybridagi_steps.stores.sql.checked_tables import add_checksums
-from hybridagi_steps.stores.sql.derived import DerivedTables
+from hybridagi_steps.stores.sql.derived import DerivedTables, StepLink
 from hybridagi_steps.stores.sql.tables import Connection, many
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
 
@@ -175,7 +175,8 @@ def _json(text: str) -> dict[str, Any] | None:
 # For all rows in one round trip; SQLite would walk whole runs for such a question.
 _IN_RUN = """SELECT k.row, near.row FROM step_view k CROSS JOIN LATERAL (
     SELECT o.row FROM step_view o WHERE o.namespace = k.namespace AND o.run_id = k.run_id
-        AND (o.hop, o.row) {than} (k.hop, k.row) ORDER BY o.hop {order}, o.row {order} LIMIT 1) near
+        AND (o.hop, o.row) {than} (k.hop, k.row) AND o.user_id IS NOT DISTINCT FROM k.user_id
+        AND o.scope IS NOT DISTINCT FROM k.scope ORDER BY o.hop {order}, o.row {order} LIMIT 1) near
     WHERE k.namespace = ? AND k.run_id IS NOT NULL
         AND k.row IN (SELECT value FROM json_each(?))"""
 _BEFORE_IN_RUN = _IN_RUN.format(than="<", order="DESC")
@@ -213,18 +214,21 @@ class PostgresStepStore(PostgresAdmin, DerivedTables):
             database.close()
             raise
 
-    def _before_in_run(self, connection: Connection, rows: Sequence[int]) -> dict[int, int]:
-        return dict(connection.execute(_BEFORE_IN_RUN, (self._namespace, many(rows))).fetchall())
+    def _neighbours(
+        self, connection: Connection, links: Mapping[int, StepLink], *, before: bool
+    ) -> dict[int, int]:
+        asked = [row for row, link in links.items() if link.run_id is not None]
+        query = _BEFORE_IN_RUN if before else _AFTER_IN_RUN
+        if not asked:
+            return {}
+        return dict(connection.execute(query, (self._namespace, many(asked))).fetchall())
 
-    def _after_in_run(self, connection: Connection, rows: Sequence[int]) -> dict[int, int]:
-        return dict(connection.execute(_AFTER_IN_RUN, (self._namespace, many(rows))).fetchall())
-
-    def _frontier(self, connection: Connection) -> Frontier:
+    def _frontier_of(self, found: Sequence[int] | None) -> Frontier:
         """Return how far the store has come, in another epoch after each restart of the server.
 
         With `normal`, a crash may have taken rows back that a follower has seen, and their numbers
         will be used again: it must start from nothing.
         """
-        position, *rows = super()._frontier(connection)
+        position, *rows = super()._frontier_of(found)
         epoch = position.epoch + _RESTART * self._db.restarts
         return Frontier(position._replace(epoch=epoch), *rows)

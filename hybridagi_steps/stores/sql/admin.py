@@ -26,6 +26,7 @@ from hybridagi_steps.stores.sql.tables import (
 
 _IDENTITY = """SELECT (SELECT value FROM meta WHERE key = 'store_id'), n.embedder, n.dimension
     FROM (SELECT 1) one LEFT JOIN namespace n ON n.id = ?"""
+_NOTHING_NEW = "UPDATE meta SET value = value WHERE key = 'store_id'"
 _PLACES = "SELECT value FROM meta WHERE substr(key, 1, 6) = 'place:' ORDER BY key"
 _NOTE_PLACE = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
 _LEARNED = "SELECT value FROM meta WHERE key = ?"
@@ -152,8 +153,12 @@ class AdminTables(BranchTables, RevocationTables):
 
     def identity(self) -> StoreIdentity:
         """Return the store's id and the namespace's embedder."""
-        with self._db.asking() as connection:
-            return StoreIdentity(*connection.execute(_IDENTITY, (self._namespace,)).fetchone())
+        return StoreIdentity(*self._db.known(_IDENTITY, (self._namespace,)))
+
+    def sync(self) -> None:
+        """Make durable what was written without waiting for a disk."""
+        with self._db.writing(synced=True) as connection:
+            connection.execute(_NOTHING_NEW)
 
     def set_embedder(self, model_id: str, dimension: int) -> None:
         """Remember the embedder; another than before drops all embeddings."""

@@ -8,9 +8,11 @@ their own; what they show never changes, so their words are never stale.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,52 +42,41 @@ from hybridagi_steps.stores.checksums import (
     row_checksum,
     vector_checksum,
 )
+from hybridagi_steps.stores.sql.lineage import in_range
 from hybridagi_steps.stores.sql.message_units import NOTHING, MessageUnits
 from hybridagi_steps.stores.sql.tables import Connection, many
 
-# One lower bound, not two: SQLite would walk from whichever stands first.
-_BEYOND = """+s.namespace = :namespace AND s.row <= :through AND s.row >
-    (SELECT CASE WHEN {column} > :after THEN {column} ELSE :after END
+# One lower bound, not two: SQLite would walk from whichever stands first. The rows that are not to
+# be there have it, too: else PostgreSQL merges two whole indexes.
+_BEGIN = """(SELECT CASE WHEN {column} > :after THEN {column} ELSE :after END
     FROM namespace WHERE id = :namespace)"""
+_BEYOND = f"""+s.namespace = :namespace AND s.row <= :through AND s.row > {_BEGIN}
+    AND NOT EXISTS (SELECT 1 FROM {{table}} d WHERE d.row = s.row AND d.row > {_BEGIN})"""  # noqa: S608 - no value in it
 _PENDING_TEXT_ROWS = f"""SELECT row FROM (
     SELECT row FROM stale_text
         WHERE namespace = :namespace AND row > :after AND row <= :through
     UNION
-    SELECT s.row FROM agent_step s WHERE {_BEYOND.format(column="texts_through")}
-        AND NOT EXISTS (SELECT 1 FROM step_text t WHERE t.row = s.row)) pending
+    SELECT s.row FROM agent_step s
+        WHERE {_BEYOND.format(column="texts_through", table="step_text")}) pending
     ORDER BY row LIMIT :limit"""  # noqa: S608 - no value in it
 _PENDING_VECTOR_ROWS = f"""SELECT s.row FROM agent_step s
-    WHERE {_BEYOND.format(column="vectors_through")}
-    AND NOT EXISTS (SELECT 1 FROM embedding e WHERE e.row = s.row)
+    WHERE {_BEYOND.format(column="vectors_through", table="embedding")}
     ORDER BY s.row LIMIT :limit"""  # noqa: S608 - no value in it
-_PENDING_MESSAGES = """SELECT m.row FROM message m
-    WHERE +m.namespace = :namespace AND m.row <= :through AND m.row >
-    (SELECT CASE WHEN {column} > :after THEN {column} ELSE :after END
-    FROM namespace WHERE id = :namespace)
-    AND NOT EXISTS (SELECT 1 FROM {table} d WHERE d.row = m.row + {offset})
-    ORDER BY m.row LIMIT :limit"""
-_PENDING_MESSAGE_TEXTS = _PENDING_MESSAGES.format(
-    column="message_texts_through", table="step_text", offset=MESSAGE_ROWS
-)
+_PENDING_MESSAGES = f"""SELECT m.row FROM message m
+    WHERE +m.namespace = :namespace AND m.row <= :through AND m.row > {_BEGIN}
+    AND NOT EXISTS (SELECT 1 FROM {{table}} d
+        WHERE d.row = m.row + {MESSAGE_ROWS} AND d.row > {MESSAGE_ROWS} + {_BEGIN})
+    ORDER BY m.row LIMIT :limit"""  # noqa: S608 - no value in it
+_PENDING_MESSAGE_TEXTS = _PENDING_MESSAGES.format(column="message_texts_through", table="step_text")
 _PENDING_MESSAGE_VECTORS = _PENDING_MESSAGES.format(
-    column="message_vectors_through", table="embedding", offset=MESSAGE_ROWS
+    column="message_vectors_through", table="embedding"
 )
-_NAMED_PARENTS = """SELECT k.row, p.row FROM step_view k
-    JOIN agent_step p ON p.namespace = k.namespace AND p.id = k.parent_id AND p.row <> k.row
-    WHERE k.namespace = ? AND k.row IN (SELECT value FROM json_each(?))"""
-_OWNERS = """SELECT row, user_id, scope FROM step_view
+_LINKS = """SELECT row, parent_id, run_id, hop, user_id, scope FROM step_view
     WHERE namespace = ? AND row IN (SELECT value FROM json_each(?))"""
-_PLACES = """SELECT row, run_id, hop FROM step_view
-    WHERE namespace = ? AND run_id IS NOT NULL AND row IN (SELECT value FROM json_each(?))"""
-_BEFORE_IN_RUN = """SELECT row, hop FROM step_view
-    WHERE namespace = ? AND run_id = ? AND (hop, row) < (?, ?)
-    ORDER BY hop DESC, row DESC LIMIT 1"""
-_AFTER_IN_RUN = """SELECT row, hop FROM step_view
-    WHERE namespace = ? AND run_id = ? AND (hop, row) > (?, ?)
-    ORDER BY hop, row LIMIT 1"""
-_CHILDREN = """SELECT k.row FROM agent_step s
-    JOIN step_view k ON k.namespace = s.namespace AND k.parent_id = s.id
+_EARLIER_CHILDREN = """SELECT k.row FROM agent_step s
+    JOIN step_view k ON k.namespace = s.namespace AND k.parent_id = s.id AND k.row < s.row
     WHERE +s.namespace = ? AND s.row IN (SELECT value FROM json_each(?))"""
+_LAST_TEXT = f"SELECT max(row) FROM step_text WHERE row < {MESSAGE_ROWS}"  # noqa: S608 - no value in it
 _INDEXED_PARENTS = """SELECT row, parent_row FROM step_text
     WHERE row IN (SELECT value FROM json_each(?))"""
 _LIVING = """SELECT row FROM agent_step
@@ -94,13 +85,14 @@ _MARK = "INSERT INTO stale_text (namespace, row) VALUES (?, ?) ON CONFLICT DO NO
 _FRESH = """DELETE FROM stale_text
     WHERE namespace = ? AND row IN (SELECT value FROM json_each(?))"""
 _ADVANCE = """UPDATE namespace SET {column} = coalesce(
-    (SELECT s.row - 1 FROM agent_step s WHERE +s.namespace = :namespace
-        AND s.row > {column} AND NOT EXISTS (SELECT 1 FROM {table} d WHERE d.row = s.row)
+    (SELECT s.row - 1 FROM agent_step s WHERE +s.namespace = :namespace AND s.row > {column}
+        AND NOT EXISTS (SELECT 1 FROM {table} d WHERE d.row = s.row AND d.row > {column})
         ORDER BY s.row LIMIT 1),
     (SELECT max(row) FROM agent_step), {column}) WHERE id = :namespace"""
 _MESSAGES_ADVANCE = f"""UPDATE namespace SET {{column}} = coalesce(
     (SELECT m.row - 1 FROM message m WHERE +m.namespace = :namespace AND m.row > {{column}}
-        AND NOT EXISTS (SELECT 1 FROM {{table}} d WHERE d.row = m.row + {MESSAGE_ROWS})
+        AND NOT EXISTS (SELECT 1 FROM {{table}} d
+            WHERE d.row = m.row + {MESSAGE_ROWS} AND d.row > {MESSAGE_ROWS} + {{column}})
         ORDER BY m.row LIMIT 1),
     (SELECT max(row) FROM message), {{column}}) WHERE id = :namespace"""  # noqa: S608 - no value in it
 _MESSAGE_TEXTS_ADVANCE = _MESSAGES_ADVANCE.format(column="message_texts_through", table="step_text")
@@ -126,6 +118,21 @@ _LIVING_MESSAGES = f"""SELECT row + {MESSAGE_ROWS} FROM message
     WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?))"""  # noqa: S608 - no value in it
 _BODIES = """SELECT row, CAST(body AS BLOB), checksum FROM agent_step
     WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?))"""
+
+
+class StepLink(NamedTuple):
+    """What says which step stands before another."""
+
+    parent_id: str | None
+    run_id: str | None
+    hop: int
+    user_id: str | None
+    scope: str | None
+
+    @property
+    def owner(self) -> tuple[str | None, str | None]:
+        """Whose words it shows."""
+        return self.user_id, self.scope
 
 
 class DerivedTables(MessageUnits):
@@ -161,14 +168,20 @@ class DerivedTables(MessageUnits):
         with self._db.reading() as connection:
             rows: list[int] = self._asked_rows(connection, _PENDING_TEXT_ROWS, asked)
             self._keep_tail(connection)
-            parents = self._parents(connection, rows)
-            steps = self._steps(connection, {*rows, *parents.values()})
+            steps = self._steps(connection, {*rows})
+
+            def links_of(others: Collection[int]) -> dict[int, StepLink]:
+                steps.update(self._steps(connection, {*others} - steps.keys()))
+                return {row: _link(steps[row]) for row in others if row in steps}
+
+            parents = self._parents(connection, links_of({*steps}), links_of)
+            steps.update(self._steps(connection, {*parents.values()} - steps.keys()))
             calls = self._calls_of(connection, steps)
         found = zip(rows, self._listed(steps, rows), map(parents.get, rows), strict=True)
         told = {row: told_with(step, calls.get(row)) for row, step in steps.items()}
         return [
             PendingText(
-                *(row, None if _only_recalls(step, calls.get(row)) else told[row]),
+                *(row, _told_alone(step, calls.get(row))),
                 *(parent, None if parent is None else told.get(parent)),
                 asked=calls.get(row),
             )
@@ -193,27 +206,42 @@ class DerivedTables(MessageUnits):
         return pending
 
     def pending_vectors(
-        self, limit: int, *, after: int = 0, through: int = NEWEST
+        self,
+        limit: int,
+        *,
+        after: int = 0,
+        through: int = NEWEST,
+        known: Mapping[int, AgentStep | None] | None = None,
     ) -> list[tuple[int, AgentStep | None]]:
         """Return the next steps and messages without an embedding."""
-        found: list[tuple[int, AgentStep | None]] = []
+        told = dict(known or {})
         asked = self._bounds(limit, after, min(through, MESSAGE_ROWS - 1))
-        if after < MESSAGE_ROWS and self._some(_PENDING_VECTOR_ROWS, asked):
-            with self._db.reading() as connection:
+        rows: list[int] = []
+        if after < MESSAGE_ROWS:
+            with self._db.asking() as connection:
                 rows = self._asked_rows(connection, _PENDING_VECTOR_ROWS, asked)
-                self._keep_tail(connection)
-                steps = self._steps(connection, set(rows))
-                calls = self._calls_of(connection, steps)
-            for row, step in zip(rows, self._listed(steps, rows), strict=True):
-                call = calls.get(row)
-                found.append((row, None if _only_recalls(step, call) else told_with(step, call)))
-        asked = self._message_bounds(limit - len(found), after, through)
-        if asked is not None and self._some(_PENDING_MESSAGE_VECTORS, asked):
+        if unknown := {*rows} - told.keys():
             with self._db.reading() as connection:
-                rows = self._asked_rows(connection, _PENDING_MESSAGE_VECTORS, asked)
-                told = self._units(connection, rows)
-            found += [(row + MESSAGE_ROWS, told.get(row, NOTHING).step) for row in rows]
-        return found
+                steps = self._steps(connection, unknown)
+                calls = self._calls_of(connection, steps)
+            told |= {row: _told_alone(step, calls.get(row)) for row, step in steps.items()}
+        asked = self._message_bounds(limit - len(rows), after, through)
+        if asked is not None:
+            rows += self._pending_messages(asked, told)
+        # One that is gone by now is nobody's to embed.
+        return [(row, told[row]) for row in rows if row in told]
+
+    def _pending_messages(
+        self, asked: dict[str, int], told: dict[int, AgentStep | None]
+    ) -> list[int]:
+        """Return the next messages without an embedding; `told` gets what they tell."""
+        with self._db.asking() as connection:
+            rows = self._asked_rows(connection, _PENDING_MESSAGE_VECTORS, asked)
+        if unknown := [row for row in rows if row + MESSAGE_ROWS not in told]:
+            with self._db.reading() as connection:
+                units = self._units(connection, unknown)
+            told |= {row + MESSAGE_ROWS: units.get(row, NOTHING).step for row in unknown}
+        return [row + MESSAGE_ROWS for row in rows]
 
     def save_derived(
         self, texts: Sequence[TextRow], vectors: Sequence[VectorRow], *, model_id: str | None = None
@@ -222,7 +250,7 @@ class DerivedTables(MessageUnits):
 
         Words that show a step which is gone meanwhile are not saved: their own stays pending.
         """
-        with self._db.writing() as connection:
+        with self._db.writing(synced=False) as connection:
             stale = self._save_texts(connection, texts) if texts else 0
             if vectors or model_id is not None:
                 self._save_vectors(connection, vectors, model_id)
@@ -266,13 +294,13 @@ class DerivedTables(MessageUnits):
 
     def frontier(self) -> Frontier:
         """Return the newest position and the newest row."""
-        with self._db.asking() as connection:
-            return self._frontier(connection)
+        return self._frontier_of(self._db.known(_FRONTIER, (self._namespace,)))
 
     def changes(self, since: Position, *, limit: int = 100_000) -> Changes:
         """Return what happened after `since`, in one consistent view."""
         with self._db.reading() as connection:
-            newest = self._frontier(connection).position
+            found = connection.execute(_FRONTIER, (self._namespace,)).fetchone()
+            newest = self._frontier_of(found).position
             if since.epoch != newest.epoch:
                 since = newest._replace(text=0, vector=0)
             texts = connection.execute(_TEXTS, (self._namespace, since.text, limit)).fetchall()
@@ -331,48 +359,48 @@ class DerivedTables(MessageUnits):
         found = connection.execute(sql, (self._namespace,)).fetchone()
         return found[0] if found else None
 
-    def _frontier(self, connection: Connection) -> Frontier:
-        found = connection.execute(_FRONTIER, (self._namespace,)).fetchone()
+    def _frontier_of(self, found: Sequence[int] | None) -> Frontier:
         *position, row, message = found or (1, 0, 0, 0, 0, 0, 0)
         return Frontier(Position(*position), row, MESSAGE_ROWS + message if message else 0)
 
-    def _parents(self, connection: Connection, rows: Sequence[int]) -> dict[int, int]:
+    def _parents(
+        self,
+        connection: Connection,
+        links: Mapping[int, StepLink],
+        links_of: Callable[[Collection[int]], Mapping[int, StepLink]],
+    ) -> dict[int, int]:
         """Return the parent's row of each row that has one: the named step, else the one before.
 
         A step of another user or scope is nobody's parent: its words are not for this one's window.
         """
-        asked = (self._namespace, many(rows))
-        parents: dict[int, int] = dict(connection.execute(_NAMED_PARENTS, asked).fetchall())
-        nameless = [row for row in rows if row not in parents]
-        parents.update(self._before_in_run(connection, nameless))
-        asked = (self._namespace, many(sorted({*parents, *parents.values()})))
-        owners = {row: owner for row, *owner in connection.execute(_OWNERS, asked)}
-        same = {row for row, parent in parents.items() if owners.get(row) == owners.get(parent)}
-        return {row: parents[row] for row in same}
+        names = {row: link.parent_id for row, link in links.items() if link.parent_id is not None}
+        stored = self._rows_of(connection, sorted({*names.values()}))
+        named = {row: stored[name] for row, name in names.items() if stored.get(name, row) != row}
+        owners = {row: link.owner for row, link in links.items()}
+        others = links_of({*named.values()} - links.keys())
+        owners.update((row, link.owner) for row, link in others.items())
+        parents = {row: one for row, one in named.items() if owners[row] == owners.get(one)}
+        nameless = {row: link for row, link in links.items() if row not in named}
+        return parents | self._neighbours(connection, nameless, before=True)
 
-    def _before_in_run(self, connection: Connection, rows: Sequence[int]) -> dict[int, int]:
-        """Return the step before each row in its run, for those that have one."""
-        return self._neighbours(connection, rows, _BEFORE_IN_RUN)
-
-    def _after_in_run(self, connection: Connection, rows: Sequence[int]) -> dict[int, int]:
-        """Return the step after each row in its run, for those that have one."""
-        return self._neighbours(connection, rows, _AFTER_IN_RUN)
-
+    @abstractmethod
     def _neighbours(
-        self, connection: Connection, rows: Sequence[int], query: str
+        self, connection: Connection, links: Mapping[int, StepLink], *, before: bool
     ) -> dict[int, int]:
-        found: dict[int, int] = {}
-        places = connection.execute(_PLACES, (self._namespace, many(rows))).fetchall()
-        for row, run_id, hop in places:
-            place = (self._namespace, run_id, hop, row)
-            if neighbour := connection.execute(query, place).fetchone():
-                found[row] = neighbour[0]
-        return found
+        """Return the step before, or after, each in its run, of its user and scope."""
+
+    def _stored_links(self, connection: Connection, rows: Collection[int]) -> dict[int, StepLink]:
+        if not rows:
+            return {}
+        found = connection.execute(_LINKS, (self._namespace, many(sorted(rows))))
+        return {row: StepLink(*values) for row, *values in found}
 
     def _with_living_parents(
         self, connection: Connection, texts: Sequence[TextRow]
     ) -> list[TextRow]:
         shown = {int(text.parent_row) for text in texts if text.parent_row is not None}
+        if not shown:
+            return list(texts)
         steps = many(sorted(row for row in shown if row < MESSAGE_ROWS))
         living = {None, *self._column(connection, _LIVING, self._namespace, steps)}
         if messages := [row - MESSAGE_ROWS for row in sorted(shown) if row >= MESSAGE_ROWS]:
@@ -384,16 +412,26 @@ class DerivedTables(MessageUnits):
         """Return rows whose words show another parent than they have by now.
 
         Only a parent stored after its child can do that: earlier ones were there when the child's
-        words were made. Looked at are the saved rows, their children and their followers.
+        words were made. Looked at are children and followers stored before a saved row, and the
+        saved rows themselves where words of later ones were saved meanwhile.
         """
         asked = (self._namespace, many(saved))
-        looked_at = {*saved, *self._column(connection, _CHILDREN, *asked)}
-        looked_at.update(self._after_in_run(connection, saved).values())
+        looked_at = {*self._column(connection, _EARLIER_CHILDREN, *asked)}
+        after = self._neighbours(connection, self._stored_links(connection, saved), before=False)
+        looked_at.update(follower for row, follower in after.items() if follower < row)
+        (last,) = connection.execute(_LAST_TEXT).fetchone()
+        if saved and last is not None and last > max(saved):
+            looked_at.update(saved)
+        if not looked_at:
+            return []
         shown = dict(connection.execute(_INDEXED_PARENTS, (many(sorted(looked_at)),)))
-        parents = self._parents(connection, sorted(shown))
+        links_of = partial(self._stored_links, connection)
+        parents = self._parents(connection, links_of(shown), links_of)
         return [row for row, parent in parents.items() if parent > row and shown[row] != parent]
 
-    def _steps(self, connection: Connection, rows: set[int]) -> dict[int, AgentStep]:
+    def _steps(self, connection: Connection, rows: Collection[int]) -> dict[int, AgentStep]:
+        if not rows:
+            return {}
         asked = (self._namespace, many(sorted(rows)))
         return {row: self._sound(row, *read) for row, *read in connection.execute(_BODIES, asked)}
 
@@ -422,14 +460,24 @@ class DerivedTables(MessageUnits):
         return (None if vector is None else len(vector), words, blob, checksum, *key)
 
 
+def _link(step: AgentStep) -> StepLink:
+    """Return what the columns say of a step that says it itself."""
+    parent, hop = step.parent_id, in_range(step.hop)
+    parent_id = None if parent is None else str(parent)
+    return StepLink(parent_id, step.run_id, hop, step.user_id, step.scope)
+
+
 def told_with(step: AgentStep, call: AgentStep | None) -> AgentStep:
     """Return a step as a search tells it: without bookkeeping, an end with its question."""
     told = without_bookkeeping(step)
     return told if call is None or not is_end(step) else with_question(told, call)
 
 
-def _only_recalls(step: AgentStep, call: AgentStep | None) -> bool:
-    return recalls(step) or (call is not None and recalls(call))
+def _told_alone(step: AgentStep, call: AgentStep | None) -> AgentStep | None:
+    """Return a step as a search tells it; None of one that only recalls, and is no memory."""
+    if recalls(step) or (call is not None and recalls(call)):
+        return None
+    return told_with(step, call)
 
 
 def _text(checksum: int | None, *values: Any) -> TextRow:

@@ -69,6 +69,8 @@ class StepReading(Tables):
     def get(self, ids: Sequence[str], *, vectors: bool = False) -> list[AgentStep]:
         """Return the steps with these ids in the order asked."""
         wanted = [id_text(step_id) for step_id in ids]
+        if not wanted:
+            return []
         with self._db.reading() as connection:
             rows = self._rows_of(connection, wanted)
             steps = self._read(connection, list(rows.values()), vectors=vectors)
@@ -119,6 +121,8 @@ class StepReading(Tables):
     def hidden_rows(self) -> Hidden:
         """Return the rows that recall leaves out."""
         abandoned, revoked = list[int](), list[int]()
+        if not any(self._some_hidden()):
+            return Hidden(np.empty(0, np.int64), np.empty(0, np.int64))
         with self._db.reading() as connection:
             lines = self._lines(connection)
             if lines.hides:
@@ -127,6 +131,11 @@ class StepReading(Tables):
                 asked = (self._namespace, self._namespace, many(lines.late))
                 revoked = self._column(connection, REVOKED_ROWS, *asked)
         return Hidden(*(np.array(sorted({*rows}), np.int64) for rows in (abandoned, revoked)))
+
+    def _some_hidden(self) -> tuple[bool, bool]:
+        """Return whether branches hide anything, and whether anything is revoked."""
+        hides, revokes = self._db.known(SOME_HIDDEN, (self._namespace, self._namespace))
+        return bool(hides), bool(revokes)
 
     def read(self, rows: Sequence[int]) -> dict[int, AgentStep]:
         """Return the steps in these rows."""
@@ -176,6 +185,8 @@ class StepReading(Tables):
 
     def _rows_of(self, connection: Connection, ids: Sequence[str]) -> dict[str, int]:
         asked = many([step_id for step_id in ids if is_storable(step_id)])
+        if not asked:
+            return {}
         return dict(connection.execute(_ROWS_BY_ID, (self._namespace, asked)).fetchall())
 
     def _condition(self, connection: Connection, where: StepFilter) -> Condition:

@@ -79,8 +79,13 @@ class Database(Protocol):
         """Whether it can be written here at all."""
         ...
 
-    def writing(self) -> AbstractContextManager[Connection]:
-        """Give a writer in a transaction that is committed whole, or rolled back."""
+    def writing(self, *, synced: bool | None = None) -> AbstractContextManager[Connection]:
+        """Give a writer in a transaction that is committed whole, or rolled back.
+
+        Args:
+            synced: Whether the commit waits for the disk, if not as this was opened. What can be
+                made again need not; the next commit that does takes it along.
+        """
         ...
 
     def reading(self) -> AbstractContextManager[Connection]:
@@ -89,6 +94,10 @@ class Database(Protocol):
 
     def asking(self) -> AbstractContextManager[Connection]:
         """Give a reader for one statement, which is a consistent state by itself."""
+        ...
+
+    def known(self, sql: str, values: tuple[Any, ...]) -> Any:
+        """Return the one row of a query that is asked often; it may be kept until a commit."""
         ...
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,38 @@ from hybridagi_steps.stores.waiting import Patience, take, taken
 _CHECKPOINT_PAGES = 512
 """A WAL of about two MiB: a batch of 1,000 steps needs no checkpoint, a sync soon no new space."""
 _LONGEST_KEPT_WAL_BYTES = _CHECKPOINT_PAGES * 4096
-_SYNCHRONOUS = {"normal": "NORMAL", "full": "FULL"}
+_SYNCHRONOUS: dict[str | bool, str] = {
+    "normal": "NORMAL",
+    "full": "FULL",
+    False: "NORMAL",
+    True: "FULL",
+}
 _IMMUTABLE = "ro&immutable=1"
 _NO_LOG_INDEX = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
 _MUCH_LEFT = 0.9
 
 log = logging.getLogger("hybridagi_steps")
+
+
+class Reader(sqlite3.Connection):
+    """A connection that reads, and keeps answers until somebody else commits."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._version: int | None = None
+        self._answers: dict[tuple[str, tuple[Any, ...]], Any] = {}
+
+    def known(self, sql: str, values: tuple[Any, ...]) -> Any:
+        """Return the one row of a query, as it was if nothing was committed since."""
+        # Asked before the query: a commit between the two lets it be asked once more.
+        (version,) = self.execute("PRAGMA data_version").fetchone()
+        if version != self._version:
+            self._answers.clear()
+            self._version = version
+        key = (sql, values)
+        if key not in self._answers:
+            self._answers[key] = self.execute(sql, values).fetchone()
+        return self._answers[key]
 
 
 class Database:
@@ -65,7 +91,7 @@ class Database:
         self._pool = threading.Condition()
         self._writer: sqlite3.Connection | None = None
         self._inserts: sqlite3.Cursor | None = None
-        self._idle: list[sqlite3.Connection] = []
+        self._idle: list[Reader] = []
         self._reading = 0
         self._closed = False
         self._seen: object = None
@@ -105,17 +131,28 @@ class Database:
             self._write_turn.release()
 
     @contextmanager
-    def writing(self) -> Generator[sqlite3.Connection]:
-        """Give the writer in a transaction that is committed whole, or rolled back."""
+    def writing(self, *, synced: bool | None = None) -> Generator[sqlite3.Connection]:
+        """Give the writer in a transaction that is committed whole, or rolled back.
+
+        Args:
+            synced: Whether the commit waits for the disk, if not as this was opened. What can be
+                made again need not; the next commit that does takes it along.
+        """
+        wanted = _SYNCHRONOUS[self.durability if synced is None else synced]
         with self.exclusive() as connection:
-            connection.execute("BEGIN IMMEDIATE")
+            if wanted != self._synchronous:
+                connection.execute(f"PRAGMA synchronous = {wanted}")
             try:
+                connection.execute("BEGIN IMMEDIATE")
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
+            finally:
+                if wanted != self._synchronous:
+                    connection.execute(f"PRAGMA synchronous = {self._synchronous}")
 
     @contextmanager
     def exclusive(self) -> Generator[sqlite3.Connection]:
@@ -133,12 +170,18 @@ class Database:
     @contextmanager
     def reading(self) -> Generator[sqlite3.Connection]:
         """Give a reader that sees one consistent state."""
+        with self.asking() as connection:
+            connection.execute("BEGIN")
+            yield connection
+
+    @contextmanager
+    def asking(self) -> Generator[Reader]:
+        """Give a reader for one statement, which is a consistent state by itself."""
         try:
             connection = self._take_reader()
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translated(error, self.path) from error
         try:
-            connection.execute("BEGIN")
             yield connection
             self._refuse_changed()
         except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -147,9 +190,10 @@ class Database:
         finally:
             self._give_back(connection)
 
-    def asking(self) -> AbstractContextManager[sqlite3.Connection]:
-        """Give a reader for one statement."""
-        return self.reading()
+    def known(self, sql: str, values: tuple[Any, ...]) -> Any:
+        """Return the one row of a query; asked again, it is read again only after a commit."""
+        with self.asking() as reader:
+            return reader.known(sql, values)
 
     def compact(self) -> None:
         """Rewrite the file without its free pages and empty the WAL."""
@@ -204,7 +248,7 @@ class Database:
         self._pool.release()
         self._write_turn.release()
 
-    def _take_reader(self) -> sqlite3.Connection:
+    def _take_reader(self) -> Reader:
         with self._pool:
             self._refuse_closed()
             if not self.writable and (self._changed() or not self._idle):
@@ -213,7 +257,7 @@ class Database:
             self._reading += 1
             return connection
 
-    def _give_back(self, connection: sqlite3.Connection) -> None:
+    def _give_back(self, connection: Reader) -> None:
         usable = False
         try:
             if connection.in_transaction:
@@ -245,13 +289,14 @@ class Database:
         self._inserts = (self._writer or self._open_writer()).cursor()
         return self._inserts
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self) -> Reader:
         return sqlite3.connect(
             f"{self.path.as_uri()}?mode={self._mode}",
             uri=True,
             isolation_level=None,
             timeout=self._timeout_seconds,
             check_same_thread=False,
+            factory=Reader,
         )
 
     def _prepare(self) -> None:

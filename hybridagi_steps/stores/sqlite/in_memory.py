@@ -62,7 +62,7 @@ class InMemoryDatabase:
                 raise translated(error, Path(self.name)) from error
 
     @contextmanager
-    def writing(self) -> Generator[sqlite3.Connection]:
+    def writing(self, *, synced: bool | None = None) -> Generator[sqlite3.Connection]:  # noqa: ARG002 - there is no disk
         """Give the connection in a transaction that is committed whole, or rolled back."""
         with self._transaction("BEGIN IMMEDIATE") as connection:
             yield connection
@@ -72,9 +72,20 @@ class InMemoryDatabase:
         """Give the connection in a transaction that leaves nothing behind."""
         return self._transaction("BEGIN")
 
-    def asking(self) -> AbstractContextManager[sqlite3.Connection]:
+    @contextmanager
+    def asking(self) -> Generator[sqlite3.Connection]:
         """Give the connection for one statement."""
-        return self.reading()
+        with self._lock:
+            self._refuse_closed()
+            try:
+                yield self._connection
+            except (sqlite3.Error, UnicodeDecodeError) as error:
+                raise translated(error, Path(self.name)) from error
+
+    def known(self, sql: str, values: tuple[Any, ...]) -> Any:
+        """Return the one row of a query."""
+        with self.asking() as connection:
+            return connection.execute(sql, values).fetchone()
 
     @contextmanager
     def _transaction(self, begin: str) -> Generator[sqlite3.Connection]:

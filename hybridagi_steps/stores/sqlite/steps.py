@@ -43,8 +43,8 @@ _LONGEST_TAIL = 64
 """Steps without keys that a read puts up with: less than 1 ms. With 256 an append and a find of a
 run took 1.4 times as long together."""
 
-_TAIL_LENGTH = """SELECT coalesce((SELECT max(row) FROM agent_step), 0) - keys_through
-    FROM namespace WHERE id = ?"""
+_TAIL = """SELECT last.row - keys_through, last.row
+    FROM namespace, (SELECT coalesce(max(row), 0) AS row FROM agent_step) last WHERE id = ?"""
 _LONGEST_SCAN = 64
 """Steps without keys that are walked for each question, where there are many questions."""
 # A view of the same name that comes before the file's own, as long as the transaction lasts.
@@ -100,8 +100,7 @@ class SqliteTables(Tables):
 
     def _write_keys(self, connection: Connection) -> bool:
         """Write one batch of keys inside a transaction; return whether more are left."""
-        length = self._tail_length(connection)
-        (last,) = connection.execute("SELECT coalesce(max(row), 0) FROM agent_step").fetchone()
+        length, last = self._tail(connection)
         through = last - max(length - KEYS_PER_TRANSACTION, 0)
         connection.execute(_WRITE_KEYS, (self._namespace, through))
         update = "UPDATE namespace SET keys_through = ? WHERE id = ?"
@@ -109,10 +108,14 @@ class SqliteTables(Tables):
         return through < last
 
     def _tail_length(self, connection: Connection) -> int:
-        found = connection.execute(_TAIL_LENGTH, (self._namespace,)).fetchone()
+        return self._tail(connection)[0]
+
+    def _tail(self, connection: Connection) -> tuple[int, int]:
+        """Return how many rows have no keys, and the last row of all."""
+        found = connection.execute(_TAIL, (self._namespace,)).fetchone()
         if found is None or found[0] is None:
             raise damaged(f"{self._db.name}: namespace {self._namespace}", "it is not there")
-        return int(found[0])
+        return int(found[0]), int(found[1])
 
 
 _METADATA = """EXISTS (

@@ -9,6 +9,7 @@ database.py owns every connection and lock.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.protocols import Durability
 from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, AdminTables
 from hybridagi_steps.stores.sql.checked_tables import add_checksums
-from hybridagi_steps.stores.sql.derived import DerivedTables
+from hybridagi_steps.stores.sql.derived import DerivedTables, StepLink
 from hybridagi_steps.stores.sql.tables import Connection
 from hybridagi_steps.stores.sqlite.database import Database
 from hybridagi_steps.stores.sqlite.in_memory import IN_MEMORY, InMemoryDatabase
@@ -102,6 +103,13 @@ class SqliteAdmin(SqliteSteps, AdminTables):
         return {**known, "path": self._db.name, "wal_reset_bug": bug}
 
 
+_IN_RUN = """SELECT row, hop FROM step_view
+    WHERE namespace = ? AND run_id = ? AND (hop, row) {than} (?, ?) AND user_id IS ? AND scope IS ?
+    ORDER BY hop {order}, row {order} LIMIT 1"""
+_BEFORE_IN_RUN = _IN_RUN.format(than="<", order="DESC")
+_AFTER_IN_RUN = _IN_RUN.format(than=">", order="ASC")
+
+
 class SqliteStepStore(SqliteAdmin, DerivedTables):
     """Steps in one file. Safe for any number of threads and processes, and across forks."""
 
@@ -128,3 +136,14 @@ class SqliteStepStore(SqliteAdmin, DerivedTables):
             else Database(Path(path), durability, timeout_seconds)
         )
         super().__init__(database, namespace)
+
+    def _neighbours(
+        self, connection: Connection, links: Mapping[int, StepLink], *, before: bool
+    ) -> dict[int, int]:
+        query, found = _BEFORE_IN_RUN if before else _AFTER_IN_RUN, dict[int, int]()
+        for row, link in links.items():
+            if link.run_id is not None:
+                place = (self._namespace, link.run_id, link.hop, row, *link.owner)
+                if neighbour := connection.execute(query, place).fetchone():
+                    found[row] = neighbour[0]
+        return found
