@@ -421,9 +421,10 @@ class StepMemory:
             progress: Called with (done, total) as batches finish.
         """
         self._binding.bound()
-        pending = self._open_store.stats()
-        total = int(pending["pending_texts"]) + int(pending["pending_vectors"])
-        done = 0
+        done = total = 0
+        if progress is not None:
+            pending = self._open_store.stats()
+            total = int(pending["pending_texts"]) + int(pending["pending_vectors"])
         for count in self._search.catch_up():
             done += count
             if progress is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from random import Random
 
 import pytest
 
@@ -19,6 +21,7 @@ from hybridagi_steps.testing.conformance.samples import (
     ids,
     message,
     said,
+    save_pending,
     step,
 )
 
@@ -35,8 +38,61 @@ def in_scope(store: SessionStepStore, scope: str | None = None) -> list[str]:
     return ids(store.find(StepFilter(scope=scope), limit=99))
 
 
+def counted(store: SessionStepStore) -> dict[str, int]:
+    """Count what `stats` says of steps by looking at each."""
+    steps = list(store.iter_steps(EVERYTHING))
+    known, texts = {str(one.id) for one in steps}, store.pending_texts(999)
+    named = {one.session_id for one in steps} | {s.session_id for s in store.sessions(limit=999)}
+    return {
+        "steps": len(steps),
+        "runs": len({one.run_id for one in steps} - {None}),
+        "sessions": len(named - {None}),
+        "dangling_parents": sum(str(one.parent_id) not in {*known, "None"} for one in steps),
+        "pending_texts": len(texts),
+        "pending_vectors": len(store.pending_vectors(999)),
+    }
+
+
 class BranchContract:
     """`SessionStore` and `SessionStore`."""
+
+    @pytest.mark.parametrize("few", [0, 5])
+    @pytest.mark.parametrize("seed", range(4))
+    def test_a_count_that_is_kept_stays_right(
+        self, store: SessionStepStore, monkeypatch: pytest.MonkeyPatch, seed: int, few: int
+    ) -> None:
+        monkeypatch.setattr("hybridagi_steps.stores.sql.admin._FEW", few)
+        choose, made = Random(seed), iter(range(999))
+
+        def append() -> None:
+            links = [{}, {"parent_id": f"{choose.randrange(60)}"}, {"run_id": choose.choice("rst")}]
+            links += [{"session_id": choose.choice("uvw")}, {"vector": [1.0]}, {"scope": "trial"}]
+            chosen = choose.sample(links, 3)
+            link = {key: value for one in chosen for key, value in one.items()}
+            some = [step(id=f"{next(made)}", **link) for _ in range(choose.randrange(1, 4))]
+            store.append(some, replace=True)
+
+        def commit() -> None:
+            name = choose.choice("vwxy")
+            store.commit(name, said(1), [step(id=f"c{next(made)}", session_id=choose.choice("vz"))])
+
+        def delete_session() -> None:
+            with suppress(UnknownSessionError):
+                store.delete_session(choose.choice("vwxy"))
+
+        does = [append] * 6 + [commit, commit, delete_session, lambda: save_pending(store)]
+        does += [
+            lambda: store.delete([f"{choose.randrange(60)}"]),
+            lambda: store.append([step(id=f"{choose.randrange(60)}", run_id="t")], replace=True),
+        ]
+        for _ in range(40):
+            choose.choice(does)()
+            if choose.random() < 0.6:
+                counts, wanted = store.stats(), counted(store)
+                assert {name: counts[name] for name in wanted} == wanted
+        assert store.verify() == []
+        store.clear()
+        assert store.stats()["steps"] == store.stats()["sessions"] == 0
 
     def test_a_fork_shares_and_goes_its_own_way(self, store: SessionStepStore) -> None:
         store.commit("s", said(5))

@@ -101,11 +101,10 @@ class PostgresAdmin(PostgresSteps, AdminTables):
     def stats(self) -> dict[str, Any]:
         """Return counts and sizes; the bytes are those of all namespaces."""
         with self._db.reading() as connection:
-            counts = self._counts(connection)
             (size,) = connection.execute(_BYTES, (SCHEMA,)).fetchone()
             (version,) = connection.execute("SHOW server_version").fetchone()
         return {
-            **counts,
+            **self._counts(),
             "bytes": size,
             "backend": "postgresql",
             "path": self._db.name,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybridagi_steps.errors import StorageBusyError, StorageError
 from hybridagi_steps.records.agent_step import id_text
@@ -39,32 +39,66 @@ _OTHER_EMBEDDER = (
     """UPDATE namespace SET epoch = epoch + 1, vectors_through = 0, message_vectors_through = 0
        WHERE id = ?""",
 )
-COUNTS = {
-    "steps": "SELECT count(*) FROM agent_step WHERE namespace = :namespace",
-    "runs": "SELECT count(DISTINCT run_id) FROM step_view WHERE namespace = :namespace",
-    "sessions": """SELECT count(*) FROM (
-        SELECT session_id FROM step_view
-            WHERE namespace = :namespace AND session_id IS NOT NULL
-        UNION SELECT id FROM session WHERE namespace = :namespace) known""",
-    "messages": "SELECT count(*) FROM message WHERE namespace = :namespace",
-    "embedded": """SELECT count(*) FROM embedding
-        WHERE namespace = :namespace AND vector IS NOT NULL""",
-    "text_only": """SELECT count(*) FROM embedding
-        WHERE namespace = :namespace AND vector IS NULL""",
-    "pending_texts": """SELECT (SELECT count(*) FROM agent_step WHERE namespace = n.id)
-        + (SELECT count(*) FROM message WHERE namespace = n.id)
-        - (SELECT count(*) FROM step_text WHERE namespace = n.id)
-        + (SELECT count(*) FROM stale_text WHERE namespace = n.id)
-        FROM namespace n WHERE id = :namespace""",
-    "pending_vectors": """SELECT (SELECT count(*) FROM agent_step WHERE namespace = n.id)
-        + (SELECT count(*) FROM message WHERE namespace = n.id)
-        - (SELECT count(*) FROM embedding WHERE namespace = n.id)
-        FROM namespace n WHERE id = :namespace""",
-    "dangling_parents": """SELECT count(*) FROM step_view k
-        WHERE namespace = :namespace AND parent_id IS NOT NULL AND NOT EXISTS
-        (SELECT 1 FROM agent_step p WHERE p.namespace = k.namespace AND p.id = k.parent_id)""",
-}
-"""What `stats` counts."""
+_TALLY = """SELECT n.rows_gone, n.sessions_moved,
+        coalesce((SELECT max(row) FROM agent_step), 0), coalesce((SELECT max(row) FROM message), 0),
+        t.through, t.messages_through, t.steps, t.runs, t.dangling_parents,
+        CASE WHEN t.sessions_moved = n.sessions_moved THEN t.sessions END, t.messages
+    FROM namespace n LEFT JOIN tally t ON t.namespace = n.id AND t.rows_gone = n.rows_gone
+    WHERE n.id = ?"""
+_KEEP_TALLY = """INSERT INTO tally (rows_gone, sessions_moved, through, messages_through,
+        steps, runs, dangling_parents, sessions, messages, namespace)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (namespace) DO UPDATE
+    SET rows_gone = excluded.rows_gone, sessions_moved = excluded.sessions_moved,
+        through = excluded.through, messages_through = excluded.messages_through,
+        steps = excluded.steps, runs = excluded.runs, messages = excluded.messages,
+        dangling_parents = excluded.dangling_parents, sessions = excluded.sessions"""
+_FRESH = """WITH fresh AS MATERIALIZED (SELECT run_id, session_id, parent_id FROM step_view
+    WHERE namespace = :namespace AND row > :after AND row <= :through)"""
+# The + keeps SQLite from walking all earlier rows where an index says which are asked for.
+_EARLIER = "o.namespace = :namespace AND +o.row <= :after"
+_MORE_STEPS = f"""{_FRESH} SELECT (SELECT count(*) FROM fresh),
+    (SELECT count(*) FROM (SELECT DISTINCT run_id FROM fresh WHERE run_id IS NOT NULL) r
+        WHERE :after = 0 OR NOT EXISTS
+            (SELECT 1 FROM step_view o WHERE {_EARLIER} AND o.run_id = r.run_id)),
+    (SELECT count(*) FROM fresh f WHERE f.parent_id IS NOT NULL AND NOT EXISTS
+            (SELECT 1 FROM agent_step p WHERE p.namespace = :namespace AND p.id = f.parent_id))"""  # noqa: S608 - no value in it
+_NOW_WITH_PARENT = """SELECT k.row FROM agent_step s
+    JOIN step_view k ON k.namespace = s.namespace AND k.parent_id = s.id AND +k.row <= :after
+    WHERE +s.namespace = :namespace AND s.row > :after AND s.row <= :through"""
+_MORE_SESSIONS = f"""{_FRESH} SELECT count(*)
+    FROM (SELECT DISTINCT session_id FROM fresh WHERE session_id IS NOT NULL) f
+    WHERE NOT EXISTS (SELECT 1 FROM session s
+            WHERE s.namespace = :namespace AND s.id = f.session_id)
+        AND NOT EXISTS (SELECT 1 FROM step_view o
+            WHERE {_EARLIER} AND o.session_id = f.session_id AND o.branch_id IS NULL)"""  # noqa: S608 - no value in it
+_SESSIONS = """SELECT count(*) FROM (
+    SELECT session_id FROM step_view WHERE namespace = :namespace AND session_id IS NOT NULL
+    UNION SELECT id FROM session WHERE namespace = :namespace) known"""
+_SOME_PINNED = """SELECT 1 FROM agent_step
+    WHERE namespace = :namespace AND branch_id IS NOT NULL LIMIT 1"""
+_MORE_MESSAGES = """SELECT count(*) FROM message
+    WHERE +namespace = :namespace AND row > :after AND row <= :through"""
+_ALL_MESSAGES = "SELECT count(*) FROM message WHERE namespace = :namespace AND row <= :through"
+_WITHOUT = """(SELECT count(*) FROM {table} s WHERE +s.namespace = :namespace
+        AND s.row > (SELECT {mark} FROM namespace WHERE id = :namespace)
+        AND NOT EXISTS (SELECT 1 FROM {derived} d WHERE d.row = s.row + {offset}
+            AND d.row > {offset} + (SELECT {mark} FROM namespace WHERE id = :namespace)))"""
+
+
+def _without(derived: str, mark: str) -> str:
+    steps = _WITHOUT.format(table="agent_step", derived=derived, mark=mark, offset=0)
+    offset = MESSAGE_ROWS
+    return f"""{steps} + {
+        _WITHOUT.format(table="message", derived=derived, mark=f"message_{mark}", offset=offset)
+    }"""
+
+
+_PENDING = f"""SELECT {_without("step_text", "texts_through")}
+        + (SELECT count(*) FROM stale_text WHERE namespace = :namespace),
+    {_without("embedding", "vectors_through")},
+    (SELECT count(*) FROM embedding WHERE namespace = :namespace AND vector IS NULL)"""  # noqa: S608 - no value in it
+_FEW = 64
+"""Rows that are counted each time rather than that their count is kept: less than 1 ms."""
 INVARIANTS = {
     "words without a step": f"""SELECT row FROM step_text t WHERE NOT EXISTS
         (SELECT 1 FROM agent_step s WHERE s.row = t.row AND s.namespace = t.namespace)
@@ -98,11 +132,29 @@ INVARIANTS = {
         (SELECT 1 FROM step_text t WHERE t.row = m.row)""",
     "a tombstone of a living step": """SELECT row FROM tombstone d WHERE EXISTS
         (SELECT 1 FROM agent_step s WHERE s.row = d.row)""",
+    "a count of steps that is not theirs": """SELECT t.namespace FROM tally t
+        JOIN namespace n ON n.id = t.namespace AND n.rows_gone = t.rows_gone WHERE t.steps <>
+        (SELECT count(*) FROM agent_step s WHERE s.namespace = n.id AND s.row <= t.through)""",
     "a step of no namespace": """SELECT row FROM agent_step s WHERE NOT EXISTS
         (SELECT 1 FROM namespace n WHERE n.id = s.namespace)""",
 }
 """What must hold among steps and what is made of them; `verify` asks for rows that break it."""
 _SHOWN_ROWS = 5
+
+
+_COUNTED = ("steps", "runs", "sessions", "messages", "dangling_parents")
+
+
+class Tally(NamedTuple):
+    """How many there are up to a row of each kind."""
+
+    through: int = 0
+    messages_through: int = 0
+    steps: int = 0
+    runs: int = 0
+    dangling_parents: int = 0
+    sessions: int | None = None
+    messages: int = 0
 
 
 class AdminTables(BranchTables, RevocationTables):
@@ -206,11 +258,71 @@ class AdminTables(BranchTables, RevocationTables):
         """Release everything."""
         self._db.close()
 
-    def _counts(self, connection: Connection) -> dict[str, int]:
-        """Return what `COUNTS` asks for; a namespace that is not there has nothing."""
-        asked = {"namespace": self._namespace}
-        found = {name: connection.execute(sql, asked).fetchone() for name, sql in COUNTS.items()}
-        return {name: int(row[0]) if row else 0 for name, row in found.items()}
+    def _counts(self) -> dict[str, int]:
+        """Return how many there are; what was counted once is not counted again."""
+        self._catch_up()
+        with self._db.reading() as connection:
+            found = connection.execute(_TALLY, (self._namespace,)).fetchone()
+            if found is None:  # a namespace that is not there has nothing
+                found = (0,) * 11
+            marks, through, known = found[:2], found[2:4], Tally(*(found[4:] if found[4] else ()))
+            tally = self._counted_on(connection, known, *through)
+            asked = {"namespace": self._namespace}
+            texts, vectors, text_only = connection.execute(_PENDING, asked).fetchone()
+        new = tally.through - known.through + tally.messages_through - known.messages_through
+        if new > _FEW or known.sessions is None:
+            self._keep_tally(marks, tally)
+        counts: dict[str, int] = {name: int(getattr(tally, name)) for name in _COUNTED}
+        return {
+            **counts,
+            "embedded": tally.steps + tally.messages - vectors - text_only,
+            "text_only": text_only,
+            "pending_texts": texts,
+            "pending_vectors": vectors,
+        }
+
+    def _counted_on(
+        self, connection: Connection, known: Tally, through: int, messages_through: int
+    ) -> Tally:
+        asked = {"namespace": self._namespace, "after": known.through, "through": through}
+        steps, runs, dangling = connection.execute(_MORE_STEPS, asked).fetchone()
+        if known.through:
+            dangling -= len(connection.execute(_NOW_WITH_PARENT, asked).fetchall())
+        sessions = self._sessions_counted(connection, known, asked)
+        after = {**asked, "after": known.messages_through, "through": messages_through}
+        count = _MORE_MESSAGES if known.messages_through else _ALL_MESSAGES
+        (messages,) = connection.execute(count, after).fetchone()
+        return Tally(
+            through,
+            messages_through,
+            known.steps + steps,
+            known.runs + runs,
+            known.dangling_parents + dangling,
+            sessions,
+            known.messages + messages,
+        )
+
+    def _sessions_counted(self, connection: Connection, known: Tally, asked: dict[str, int]) -> int:
+        """Return how many sessions there are.
+
+        Whether a step that stands in a session named another one before is in no index.
+        """
+        if known.sessions is not None:
+            (more,) = connection.execute(_MORE_SESSIONS, asked).fetchone()
+            if not more or connection.execute(_SOME_PINNED, asked).fetchone() is None:
+                return known.sessions + more
+        (sessions,) = connection.execute(_SESSIONS, asked).fetchone()
+        return sessions
+
+    def _keep_tally(self, marks: Sequence[int], tally: Tally) -> None:
+        """Keep a count if nobody else writes just now; if rows went since, it is void."""
+        if not self._db.writable:
+            return
+        try:
+            with self._db.patience.at_most(0), self._db.writing(synced=False) as connection:
+                connection.execute(_KEEP_TALLY, (*marks, *tally, self._namespace))
+        except StorageError:
+            return  # whoever asks next counts again; a damaged file says so on reading
 
     def _broken(self, invariants: Mapping[str, str]) -> list[str]:
         """Return one line per invariant that some rows break, and per kind of row that changed."""

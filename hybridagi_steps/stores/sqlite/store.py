@@ -86,10 +86,8 @@ class SqliteAdmin(SqliteSteps, AdminTables):
 
     def stats(self) -> dict[str, Any]:
         """Return counts and sizes, and of a file what guards against the WAL-reset bug."""
-        with self._db.reading() as connection:
-            counts = self._counts(connection)
         known = {
-            **counts,
+            **self._counts(),
             "bytes": self._db.file_bytes(),
             "backend": "in_memory" if self._db.name == IN_MEMORY else "sqlite",
             "durability": self._db.durability,
