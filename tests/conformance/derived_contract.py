@@ -211,7 +211,7 @@ class DerivedContract:
         newest = store.frontier().row
         later = store.append([step(id="later")])
         assert newest == rows[-1] < later[0] == store.frontier().row
-        asked = {"after": rows[1], "through": newest}
+        asked: dict[str, Any] = {"after": rows[1], "through": newest}
         assert [found.row for found in store.pending_texts(9, **asked)] == rows[2:]
         assert [found.row for found in store.pending_texts(2, **asked)] == rows[2:4]
         without = [row for row in rows[2:] if row != rows[3]]

@@ -222,6 +222,10 @@ class PostgresStepStore(PostgresAdmin, DerivedTables):
             return {}
         return dict(connection.execute(query, (self._namespace, many(asked))).fetchall())
 
+    @property
+    def _restarts(self) -> int:
+        return self._db.restarts
+
     def _frontier_of(self, found: Sequence[int] | None) -> Frontier:
         """Return how far the store has come, in another epoch after each restart of the server.
 
@@ -229,5 +233,5 @@ class PostgresStepStore(PostgresAdmin, DerivedTables):
         will be used again: it must start from nothing.
         """
         position, *rows = super()._frontier_of(found)
-        epoch = position.epoch + _RESTART * self._db.restarts
+        epoch = position.epoch + _RESTART * self._restarts
         return Frontier(position._replace(epoch=epoch), *rows)

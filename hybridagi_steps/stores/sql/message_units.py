@@ -1,42 +1,26 @@
-"""Messages of sessions as a search sees them: what each tells, its keys, and which are hidden.
+"""Messages of sessions as a search sees them: what each tells, and where it is read.
 
 No second copy of the words is kept: what a message tells follows from it and from what stands
 before it in its line, which never changes. Its row is that of the message plus `MESSAGE_ROWS`, so
 that words, embeddings and tombstones of messages stand in the tables of those of steps.
-
-A message is of the only user whose steps its run has, else of the only one that steps of its
-session have, or of the session that this was forked from. Where they have several, it is no named
-user's to find, and nobody's either.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from operator import itemgetter
-from typing import Any, NamedTuple
-
-import numpy as np
-import orjson
+from typing import NamedTuple
 
 from hybridagi_steps.errors import DamagedFileError
-from hybridagi_steps.messages.agent_steps import SHOWN
 from hybridagi_steps.messages.message_steps import MessageStep, message_steps
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.filter_fields import StepKey
-from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.records.json_reading import as_list, as_object, as_text
 from hybridagi_steps.records.message import Step
-from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.step_identity import is_end
 from hybridagi_steps.records.store_values import (
-    ABANDONED,
     MESSAGE_ROWS,
-    REVOKED,
     SEVERAL_USERS,
-    Hidden,
     MessagePlace,
-    Rows,
 )
 from hybridagi_steps.stores.body import decode_message
 from hybridagi_steps.stores.checksums import damaged
@@ -46,35 +30,18 @@ from hybridagi_steps.stores.sql.lineage import (
     reader_of,
     tip_of,
 )
-from hybridagi_steps.stores.sql.message_owners import owners_of, sessions_of
-from hybridagi_steps.stores.sql.steps import StepReading
+from hybridagi_steps.stores.sql.message_filter import MessageFilter, owners_of
 from hybridagi_steps.stores.sql.tables import Connection, many
-from hybridagi_steps.stores.sql.where import scalar_kind
 
 _PLACES = """SELECT m.row, m.branch_id, m.sequence, b.session_id FROM message m
     JOIN branch b ON b.id = m.branch_id
     WHERE +m.namespace = ? AND m.row IN (SELECT value FROM json_each(?))"""
 _LINE = """SELECT row, sequence, id, CAST(said AS BLOB), CAST(body AS BLOB), said_checksum, checksum
     FROM message WHERE branch_id = ? AND sequence BETWEEN ? AND ? ORDER BY sequence"""
-_RUN_SCORES = "SELECT run_id, score FROM run WHERE namespace = ? AND score >= ?"
-_PAGE_OF_BODIES = """SELECT row, CAST(body AS BLOB), branch_id FROM message
-    WHERE +namespace = ? AND row > ? ORDER BY row LIMIT ?"""
-_BODIES_OF = """SELECT row, CAST(body AS BLOB), branch_id FROM message
-    WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?))"""
-_OF_LINK = "SELECT row FROM message WHERE branch_id = ? AND sequence BETWEEN ? AND ?"
-_ABANDONED = """SELECT m.row FROM branch b
-    JOIN message m ON m.branch_id = b.id AND m.sequence > b.reach
-    WHERE b.namespace = ? AND b.reach < 9223372036854775807"""
-_MARKED = """SELECT m.row FROM revoked r
-    JOIN message m ON m.namespace = r.namespace AND m.id = r.step_id WHERE r.namespace = ?"""
-_MARKS = "SELECT step_id FROM revoked WHERE namespace = ?"
-_IDS_OF = """SELECT id FROM message
-    WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?)) ORDER BY row"""
 _LOOK_BACK, _FARTHEST = 8, 512
 """Messages before one that are read to find its question, first and at most."""
 _NEAR = 64
 """Messages of a branch that stand closer than this are read together."""
-_BODIES_AT_ONCE = 5_000
 
 
 class Place(NamedTuple):
@@ -103,28 +70,8 @@ class MessageUnit(NamedTuple):
 NOTHING = MessageUnit(MessageStep(None), None, None, None)
 
 
-class MessageUnits(StepReading):
+class MessageUnits(MessageFilter):
     """Implements what `IndexedStore` says of messages; see protocols.py for the contract."""
-
-    def message_keys(
-        self, names: Sequence[StepKey], *, after: int, limit: int
-    ) -> tuple[Rows, dict[StepKey, list[str | None]]]:
-        """Return the next messages above `after` with their keys."""
-        with self._db.reading() as connection:
-            page = (self._namespace, max(after - MESSAGE_ROWS, 0), limit)
-            found = connection.execute(_PAGE_OF_BODIES, page).fetchall()
-            lines = sessions_of(connection, {branch_id for *_, branch_id in found})
-        sessions = {branch: orjson.dumps(sorted(of)).decode() for branch, of in lines.items()}
-        keys = [{**_keys(body), "sessions": sessions.get(branch)} for _, body, branch in found]
-        rows = np.array([row + MESSAGE_ROWS for row, *_ in found], np.int64)
-        return rows, {name: [one.get(name) for one in keys] for name in names}
-
-    def message_rows(self, where: StepFilter) -> Rows:
-        """Return the rows of messages that match, ascending."""
-        self._catch_up()
-        with self._db.reading() as connection:
-            rows = self._matching_messages(connection, where)
-        return np.array(sorted(rows), np.int64) + MESSAGE_ROWS
 
     def message_places(
         self, rows: Sequence[int], session_id: str | None = None
@@ -166,21 +113,6 @@ class MessageUnits(StepReading):
                 self._scored(connection, [one.step for one in units.values() if one.step])
             found |= {row + MESSAGE_ROWS: one.step for row, one in units.items() if one.step}
         return found
-
-    def hidden_messages(self) -> Hidden:
-        """Return the rows of messages that recall leaves out."""
-        with self._db.reading() as connection:
-            abandoned = self._column(connection, _ABANDONED, self._namespace)
-            revoked = self._revoked_messages(connection)
-        found = (np.array(sorted({*rows}), np.int64) for rows in (abandoned, revoked))
-        return Hidden(*(rows + MESSAGE_ROWS for rows in found))
-
-    def _message_ids(self, connection: Connection, where: StepFilter) -> list[str]:
-        """Return the ids of the messages that match."""
-        rows = many(self._matching_messages(connection, where))
-        return self._column(connection, _IDS_OF, self._namespace, rows)
-
-    # -- what messages tell -----------------------------------------------------------------------
 
     def _units(self, connection: Connection, rows: Sequence[int]) -> dict[int, MessageUnit]:
         """Return what the messages in some rows of `message` tell; rows that are gone are missing.
@@ -299,139 +231,10 @@ class MessageUnits(StepReading):
             if step.run_id in scores:
                 step.score = scores[step.run_id]
 
-    # -- which messages ---------------------------------------------------------------------------
-
-    def _matching_messages(self, connection: Connection, where: StepFilter) -> list[int]:
-        """Return the rows of `message` that match a filter."""
-        if not where.finds("message"):
-            return []
-        asked = list(self._candidates(connection, where))
-        keys = {row: _keys(body) for row, body, _ in asked}
-        origins = {row: (keys[row]["run_id"], branch_id) for row, _, branch_id in asked}
-        owners = owners_of(connection, self._namespace, origins if _names_user(where) else {})
-        rated = self._rated(connection, where.min_score)
-        found = [row for row, one in keys.items() if _matches(where, one, owners.get(row), rated)]
-        return self._in_scope(connection, where.scope, found)
-
-    def _candidates(
-        self, connection: Connection, where: StepFilter
-    ) -> Iterator[tuple[int, bytes, int]]:
-        """Yield the rows, bodies and branches of all messages, or of a session's line."""
-        if where.session_id is not None:
-            tip = tip_of(connection, self._namespace, where.session_id)
-            rows = [
-                row
-                for link in (links(connection, tip) if tip is not None else [])
-                for row in self._column(connection, _OF_LINK, *link)
-            ]
-            yield from connection.execute(_BODIES_OF, (self._namespace, many(rows)))
-            return
-        after, full = 0, True
-        while full:
-            asked = (self._namespace, after, _BODIES_AT_ONCE)
-            page = connection.execute(_PAGE_OF_BODIES, asked).fetchall()
-            yield from page
-            full = len(page) == _BODIES_AT_ONCE
-            after = page[-1][0] if page else after
-
-    def _rated(self, connection: Connection, least: float | None) -> set[str] | None:
-        if least is None:
-            return None
-        return {run for run, _ in connection.execute(_RUN_SCORES, (self._namespace, least))}
-
-    def _in_scope(self, connection: Connection, scope: str | None, rows: list[int]) -> list[int]:
-        """Return those rows that a scope shows; messages of sessions are no trials."""
-        if scope == EVERY_SCOPE:
-            return rows
-        revoked = set(self._revoked_messages(connection))
-        if scope == REVOKED:
-            return [row for row in rows if row in revoked]
-        rows = [row for row in rows if row not in revoked]
-        if scope is not None and scope != ABANDONED and not scope.startswith(EVERY_SCOPE):
-            return []
-        if scope is not None and scope.startswith(EVERY_SCOPE):
-            return rows
-        abandoned = set(self._column(connection, _ABANDONED, self._namespace))
-        return [row for row in rows if (row in abandoned) == (scope == ABANDONED)]
-
-    def _revoked_messages(self, connection: Connection) -> list[int]:
-        """Return the rows of messages that are revoked, or show a step that is."""
-        ids = set(self._column(connection, _MARKS, self._namespace))
-        if not ids:
-            return []
-        ids.update(self._late_revoked(connection))
-        rows: list[int] = self._column(connection, _MARKED, self._namespace)
-        for row, body, _ in self._candidates(connection, StepFilter()):
-            if b'"agent_step' in bytes(_raw(body)) and not ids.isdisjoint(_shown_ids(body)):
-                rows.append(row)
-        return rows
-
 
 def _is_shown_by(step: AgentStep, message: MessageStep) -> bool:
     """Whether a message tells what a stored step does: a tool's result, or an answer."""
     return bool(step.tool) == bool(message.step is not None and message.step.tool)
-
-
-def _names_user(where: StepFilter) -> bool:
-    return where.user_id is not None or where.trust == "own"
-
-
-def _matches(
-    where: StepFilter,
-    keys: Mapping[str, Any],
-    whose: str | Set[str] | None,
-    rated: set[str] | None,
-) -> bool:
-    """Whether a message has the keys that a filter asks for, but for scope and session."""
-    run, made = keys["run_id"], keys["created_at"]
-    own = {**keys, "user_id": whose}
-    if any(own.get(name) not in values for name, values in where.equalities()):
-        return False
-    if where.exclude_run_id is not None and run in where.exclude_run_id:
-        return False
-    if rated is not None and run not in rated:
-        return False
-    if where.since is not None and not (made and made >= where.since.isoformat()):
-        return False
-    if where.until is not None and not (made and made < where.until.isoformat()):
-        return False
-    metadata: Mapping[str, Any] = keys["metadata"]
-    return all(
-        key in metadata and scalar_kind(metadata[key]) == scalar_kind(value)
-        for key, value in (where.metadata or {}).items()
-    )
-
-
-def _raw(body: Any) -> bytes:
-    return body.encode() if isinstance(body, str) else body
-
-
-def _fields(body: Any) -> dict[str, Any]:
-    """Return what a body says; of a damaged one nothing: who reads the message is told."""
-    try:
-        found: Any = orjson.loads(body)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}  # pyright: ignore[reportUnknownVariableType]
-
-
-def _keys(body: Any) -> dict[str, Any]:
-    """Return what filters compare of a message."""
-    fields = _fields(body)
-    metadata: Any = fields.get("metadata")
-    known = as_object(metadata)
-    return {
-        "run_id": as_text(fields.get("run_id")),
-        "created_at": as_text(fields.get("created_at")),
-        "source": source_of(known),
-        "metadata": known,
-    }
-
-
-def _shown_ids(body: Any) -> list[str]:
-    fields = _fields(body)
-    several = as_list(as_object(fields.get("metadata")).get(SHOWN))
-    return [str(one) for one in (fields.get("agent_step_id"), *several) if one]
 
 
 def _clusters(places: Iterable[Place]) -> Iterator[list[Place]]:

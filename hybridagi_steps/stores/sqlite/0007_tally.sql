@@ -20,6 +20,9 @@ END;
 CREATE TRIGGER message_gone AFTER DELETE ON message BEGIN
     UPDATE namespace SET rows_gone = rows_gone + 1 WHERE id = old.namespace;
 END;
+CREATE TRIGGER message_rewritten AFTER UPDATE OF body ON message BEGIN
+    UPDATE namespace SET rows_gone = rows_gone + 1 WHERE id = old.namespace;
+END;
 CREATE TRIGGER session_begun AFTER INSERT ON session BEGIN
     UPDATE namespace SET sessions_moved = sessions_moved + 1 WHERE id = new.namespace;
 END;

@@ -1,0 +1,313 @@
+"""Which messages of sessions match a filter, whose they are, and which are hidden.
+
+A message has few of the keys that a step has: a run, a time, a source, metadata. It is of the only
+user whose steps its run has, else of the only one that steps of its session have, or of the session
+that this was forked from. Where they have several, it is no named user's to find, and nobody's
+either.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import orjson
+
+from hybridagi_steps.messages.agent_steps import SHOWN
+from hybridagi_steps.records.filter_fields import StepKey
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.json_reading import as_list, as_object, as_text
+from hybridagi_steps.records.provenance import source_of
+from hybridagi_steps.records.store_values import (
+    ABANDONED,
+    MESSAGE_ROWS,
+    REVOKED,
+    Hidden,
+    Rows,
+    owner,
+)
+from hybridagi_steps.stores.sql.lineage import links, tip_of
+from hybridagi_steps.stores.sql.steps import StepReading
+from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
+from hybridagi_steps.stores.sql.where import scalar_kind
+
+_USERS_OF_RUNS = """SELECT DISTINCT run_id, user_id FROM step_view
+    WHERE namespace = ? AND run_id <> '' AND run_id IN (SELECT value FROM json_each(?))
+    AND user_id IS NOT NULL"""
+_USERS_OF_SESSIONS = """SELECT b.session_id, k.user_id FROM branch b
+    JOIN agent_step s ON s.namespace = b.namespace AND s.branch_id = b.id
+    JOIN step_view k ON k.namespace = s.namespace AND k.row = s.row
+    WHERE b.namespace = ? AND b.session_id IN (SELECT value FROM json_each(?))
+    AND k.user_id IS NOT NULL"""
+_USERS_OF_NAMES = """SELECT DISTINCT session_id, user_id FROM step_view
+    WHERE namespace = ? AND session_id IS NOT NULL AND branch_id IS NULL
+    AND session_id IN (SELECT value FROM json_each(?)) AND user_id IS NOT NULL"""
+"""Of steps that name a session and were recorded before it had messages."""
+_SESSIONS = """WITH RECURSIVE line(branch_id, id, parent_id, session_id) AS (
+        SELECT id, id, parent_id, session_id FROM branch
+            WHERE id IN (SELECT value FROM json_each(?))
+        UNION ALL SELECT line.branch_id, b.id, b.parent_id, b.session_id
+            FROM line JOIN branch b ON b.id = line.parent_id AND b.id < line.id)
+    SELECT DISTINCT branch_id, session_id FROM line"""
+_RUN_SCORES = "SELECT run_id, score FROM run WHERE namespace = ? AND score >= ?"
+_PAGE_OF_BODIES = """SELECT row, CAST(body AS BLOB), branch_id FROM message
+    WHERE +namespace = ? AND row > ? ORDER BY row LIMIT ?"""
+_BODIES_OF = """SELECT row, CAST(body AS BLOB), branch_id FROM message
+    WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?))"""
+_OF_LINK = "SELECT row FROM message WHERE branch_id = ? AND sequence BETWEEN ? AND ?"
+_ABANDONED = """SELECT m.row FROM branch b
+    JOIN message m ON m.branch_id = b.id AND m.sequence > b.reach
+    WHERE b.namespace = ? AND b.reach < 9223372036854775807"""
+_MARKED = """SELECT m.row FROM revoked r
+    JOIN message m ON m.namespace = r.namespace AND m.id = r.step_id WHERE r.namespace = ?"""
+_MARKS = "SELECT step_id FROM revoked WHERE namespace = ?"
+_IDS_OF = """SELECT id FROM message
+    WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?)) ORDER BY row"""
+_BODIES_AT_ONCE = 5_000
+_LIFE = "SELECT epoch, rows_gone FROM namespace WHERE id = ?"
+_SHOWING_BODIES = """SELECT row, CAST(body AS BLOB) FROM message
+    WHERE row > ? AND +namespace = ? AND body LIKE ? ORDER BY row LIMIT ?"""
+_SHOWING = '%"agent_step%'
+"""How bodies look that name steps; whether they do is looked up in them."""
+
+
+class MessageFilter(StepReading):
+    """Implements what `MessageIndex` says of keys and filters; see protocols.py."""
+
+    @cached_property
+    def _shown_steps(self) -> ShownSteps:
+        return ShownSteps()
+
+    @property
+    def _restarts(self) -> int:
+        """How often the database may have taken rows back since this was opened."""
+        return 0
+
+    def message_keys(
+        self, names: Sequence[StepKey], *, after: int, limit: int
+    ) -> tuple[Rows, dict[StepKey, list[str | None]]]:
+        """Return the next messages above `after` with their keys."""
+        with self._db.reading() as connection:
+            page = (self._namespace, max(after - MESSAGE_ROWS, 0), limit)
+            found = connection.execute(_PAGE_OF_BODIES, page).fetchall()
+            lines = sessions_of(connection, {branch_id for *_, branch_id in found})
+        sessions = {branch: orjson.dumps(sorted(of)).decode() for branch, of in lines.items()}
+        keys = [{**_keys(body), "sessions": sessions.get(branch)} for _, body, branch in found]
+        rows = np.array([row + MESSAGE_ROWS for row, *_ in found], np.int64)
+        return rows, {name: [one.get(name) for one in keys] for name in names}
+
+    def message_rows(self, where: StepFilter) -> Rows:
+        """Return the rows of messages that match, ascending."""
+        self._catch_up()
+        with self._db.reading() as connection:
+            rows = self._matching_messages(connection, where)
+        return np.array(sorted(rows), np.int64) + MESSAGE_ROWS
+
+    def hidden_messages(self) -> Hidden:
+        """Return the rows of messages that recall leaves out."""
+        if not any(self._some_hidden()):
+            return Hidden(np.empty(0, np.int64), np.empty(0, np.int64))
+        with self._db.reading() as connection:
+            abandoned = self._column(connection, _ABANDONED, self._namespace)
+            revoked = self._revoked_messages(connection)
+        found = (np.array(sorted({*rows}), np.int64) for rows in (abandoned, revoked))
+        return Hidden(*(rows + MESSAGE_ROWS for rows in found))
+
+    def _message_ids(self, connection: Connection, where: StepFilter) -> list[str]:
+        """Return the ids of the messages that match."""
+        rows = many(self._matching_messages(connection, where))
+        return self._column(connection, _IDS_OF, self._namespace, rows)
+
+    def _matching_messages(self, connection: Connection, where: StepFilter) -> list[int]:
+        """Return the rows of `message` that match a filter."""
+        if not where.finds("message"):
+            return []
+        asked = list(self._candidates(connection, where))
+        keys = {row: _keys(body) for row, body, _ in asked}
+        origins = {row: (keys[row]["run_id"], branch_id) for row, _, branch_id in asked}
+        owners = owners_of(connection, self._namespace, origins if _names_user(where) else {})
+        rated = self._rated(connection, where.min_score)
+        found = [row for row, one in keys.items() if _matches(where, one, owners.get(row), rated)]
+        return self._in_scope(connection, where.scope, found)
+
+    def _candidates(
+        self, connection: Connection, where: StepFilter
+    ) -> Iterator[tuple[int, bytes, int]]:
+        """Yield the rows, bodies and branches of all messages, or of a session's line."""
+        if where.session_id is not None:
+            tip = tip_of(connection, self._namespace, where.session_id)
+            rows = [
+                row
+                for link in (links(connection, tip) if tip is not None else [])
+                for row in self._column(connection, _OF_LINK, *link)
+            ]
+            yield from connection.execute(_BODIES_OF, (self._namespace, many(rows)))
+            return
+        after, full = 0, True
+        while full:
+            asked = (self._namespace, after, _BODIES_AT_ONCE)
+            page = connection.execute(_PAGE_OF_BODIES, asked).fetchall()
+            yield from page
+            full = len(page) == _BODIES_AT_ONCE
+            after = page[-1][0] if page else after
+
+    def _rated(self, connection: Connection, least: float | None) -> set[str] | None:
+        if least is None:
+            return None
+        return {run for run, _ in connection.execute(_RUN_SCORES, (self._namespace, least))}
+
+    def _in_scope(self, connection: Connection, scope: str | None, rows: list[int]) -> list[int]:
+        """Return those rows that a scope shows; messages of sessions are no trials."""
+        if scope == EVERY_SCOPE:
+            return rows
+        revoked = set(self._revoked_messages(connection))
+        if scope == REVOKED:
+            return [row for row in rows if row in revoked]
+        rows = [row for row in rows if row not in revoked]
+        if scope is not None and scope != ABANDONED and not scope.startswith(EVERY_SCOPE):
+            return []
+        if scope is not None and scope.startswith(EVERY_SCOPE):
+            return rows
+        abandoned = set(self._column(connection, _ABANDONED, self._namespace))
+        return [row for row in rows if (row in abandoned) == (scope == ABANDONED)]
+
+    def _revoked_messages(self, connection: Connection) -> list[int]:
+        """Return the rows of messages that are revoked, or show a step that is."""
+        ids = set(self._column(connection, _MARKS, self._namespace))
+        if not ids:
+            return []
+        ids.update(self._late_revoked(connection))
+        rows: list[int] = self._column(connection, _MARKED, self._namespace)
+        found = self._shown_steps.messages(connection, self._namespace, self._restarts, ids)
+        return [*{*rows, *found}]
+
+
+class ShownSteps:
+    """Which messages show which steps: read on from the last message seen, until some go."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._life: tuple[int, ...] = ()
+        self._through = 0
+        self._rows: defaultdict[str, list[int]] = defaultdict(list)
+
+    def messages(
+        self, connection: Connection, namespace: int, restarts: int, ids: Iterable[str]
+    ) -> list[int]:
+        """Return the rows of the messages that show some steps, as this transaction sees them."""
+        life = (*connection.execute(_LIFE, (namespace,)).fetchone(), restarts)
+        with self._lock:
+            if life != self._life:
+                self._life, self._through = life, 0
+                self._rows.clear()
+            page, full = (namespace, _SHOWING, _BODIES_AT_ONCE), True
+            while full:
+                found = connection.execute(_SHOWING_BODIES, (self._through, *page)).fetchall()
+                for row, body in found:
+                    for step_id in _shown_ids(body):
+                        self._rows[step_id].append(row)
+                    self._through = row
+                full = len(found) == _BODIES_AT_ONCE
+            return [row for step_id in ids for row in self._rows.get(step_id, ())]
+
+
+def owners_of(
+    connection: Connection, namespace: int, origins: Mapping[int, tuple[str | None, int]]
+) -> dict[int, str | Set[str] | None]:
+    """Return whose messages are, as `owner` has it, given by row with their run and branch."""
+    lines = sessions_of(connection, {branch for _, branch in origins.values()})
+    runs = {run for run, _ in origins.values() if run}
+    sessions = set(chain.from_iterable(lines.values()))
+    of_runs = _users_by(connection, namespace, runs, _USERS_OF_RUNS)
+    of = _users_by(connection, namespace, sessions, _USERS_OF_SESSIONS, _USERS_OF_NAMES)
+    of_lines = {branch: set(chain(*map(of.__getitem__, names))) for branch, names in lines.items()}
+    return {
+        row: owner(of_runs[run or ""], of_lines.get(branch, set()))
+        for row, (run, branch) in origins.items()
+    }
+
+
+def sessions_of(connection: Connection, branches: Collection[object]) -> Mapping[int, set[str]]:
+    """Return by branch its session, and those that this was forked from."""
+    known = sorted(branch for branch in branches if isinstance(branch, int))  # others are damaged
+    return _gathered(connection.execute(_SESSIONS, (many(known),))) if known else _gathered(())
+
+
+def _users_by(
+    connection: Connection, namespace: int, names: Collection[str], *queries: str
+) -> defaultdict[str, set[str]]:
+    """Return by run, or by session, the users of its steps."""
+    asked = (namespace, many(sorted(filter(is_storable, names))))
+    rows = (connection.execute(query, asked) for query in (queries if names else ()))
+    return _gathered(chain.from_iterable(rows))
+
+
+def _gathered(pairs: Iterable[Any]) -> defaultdict[Any, set[str]]:
+    found: defaultdict[Any, set[str]] = defaultdict(set)
+    for key, value in pairs:
+        if isinstance(value, str):
+            found[key].add(value)
+    return found
+
+
+def _names_user(where: StepFilter) -> bool:
+    return where.user_id is not None or where.trust == "own"
+
+
+def _matches(
+    where: StepFilter,
+    keys: Mapping[str, Any],
+    whose: str | Set[str] | None,
+    rated: set[str] | None,
+) -> bool:
+    """Whether a message has the keys that a filter asks for, but for scope and session."""
+    run, made = keys["run_id"], keys["created_at"]
+    own = {**keys, "user_id": whose}
+    if any(own.get(name) not in values for name, values in where.equalities()):
+        return False
+    if where.exclude_run_id is not None and run in where.exclude_run_id:
+        return False
+    if rated is not None and run not in rated:
+        return False
+    if where.since is not None and not (made and made >= where.since.isoformat()):
+        return False
+    if where.until is not None and not (made and made < where.until.isoformat()):
+        return False
+    metadata: Mapping[str, Any] = keys["metadata"]
+    return all(
+        key in metadata and scalar_kind(metadata[key]) == scalar_kind(value)
+        for key, value in (where.metadata or {}).items()
+    )
+
+
+def _fields(body: Any) -> dict[str, Any]:
+    """Return what a body says; of a damaged one nothing: who reads the message is told."""
+    try:
+        found: Any = orjson.loads(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+
+
+def _keys(body: Any) -> dict[str, Any]:
+    """Return what filters compare of a message."""
+    fields = _fields(body)
+    metadata: Any = fields.get("metadata")
+    known = as_object(metadata)
+    return {
+        "run_id": as_text(fields.get("run_id")),
+        "created_at": as_text(fields.get("created_at")),
+        "source": source_of(known),
+        "metadata": known,
+    }
+
+
+def _shown_ids(body: Any) -> list[str]:
+    fields = _fields(body)
+    several = as_list(as_object(fields.get("metadata")).get(SHOWN))
+    return [str(one) for one in (fields.get("agent_step_id"), *several) if one]

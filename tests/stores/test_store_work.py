@@ -1,0 +1,227 @@
+"""What calls cost the store, bounded in statements, transactions and steps of SQLite's machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybridagi_steps import AgentStep, AgentStepType, StepMemory
+from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.message import Step
+from hybridagi_steps.stores.sql import message_filter
+from hybridagi_steps.stores.sqlite import SqliteStepStore
+from hybridagi_steps.stores.sqlite.database import Reader
+from hybridagi_steps.testing.conformance.samples import message, said, save_pending, step
+
+MACHINE_STEPS = 100
+"""Of SQLite's virtual machine, after which it is counted."""
+
+
+class Work:
+    """What SQLite was told, and how long its machine ran for it."""
+
+    def __init__(self) -> None:
+        self.statements: list[str] = []
+        self.ran = 0
+
+    def of(self, call: Callable[[], Any]) -> list[str]:
+        """Return the statements of one call."""
+        self.statements.clear()
+        self.ran = 0
+        call()
+        return list(self.statements)
+
+    def count_steps(self) -> int:
+        self.ran += 1
+        return 0
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Work:
+    """Watches every connection that is opened from here on."""
+    watched, begin = Work(), Reader.__init__
+
+    def opened(reader: Reader, *args: Any, **options: Any) -> None:
+        begin(reader, *args, **options)
+        reader.set_trace_callback(watched.statements.append)
+        reader.set_progress_handler(watched.count_steps, MACHINE_STEPS)
+
+    monkeypatch.setattr(Reader, "__init__", opened)
+    return watched
+
+
+def made(number: int, **fields: Any) -> AgentStep:
+    inputs = {"purpose": f"refund order {number} of the customer", "tool": "refund"}
+    outputs = {"result": f"order {number} is refunded"}
+    place: dict[str, Any] = {"run_id": f"r{number // 10}", "hop": number % 10, **fields}
+    return AgentStep(step_type=AgentStepType.Action, inputs=inputs, outputs=outputs, **place)
+
+
+@pytest.fixture
+def memory(work: Work, tmp_path: Path) -> Iterator[StepMemory]:
+    assert work.statements == []
+    with StepMemory(tmp_path / "steps.db", embedder="hashing") as opened:
+        opened.add([made(n) for n in range(200)])
+        opened.flush()
+        opened.search("refund the order")
+        yield opened
+
+
+def transactions(statements: list[str]) -> int:
+    return sum(one.startswith("BEGIN") for one in statements)
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "lexical"])
+@pytest.mark.parametrize("where", [None, {"run_id": "r3"}, {"scope": "*"}])
+def test_a_search_with_nothing_new_reads_its_hits_and_little_else(
+    memory: StepMemory, work: Work, mode: Any, where: Any
+) -> None:
+    for _ in range(2):
+        memory.search("refund the order", mode=mode, where=where)
+    statements = work.of(lambda: memory.search("refund the order", mode=mode, where=where))
+    asked_by_run = where == {"run_id": "r3"}
+    assert len(statements) <= 6 + 8 * asked_by_run
+    assert transactions(statements) <= 1 + 2 * asked_by_run
+
+
+def test_a_new_step_is_indexed_in_one_reading_and_one_writing(
+    memory: StepMemory, work: Work
+) -> None:
+    def add_and_search(count: int) -> list[str]:
+        memory.add([made(next(numbers)) for _ in range(count)])
+        return work.of(lambda: memory.search("refund the order"))
+
+    numbers = iter(range(1_000, 2_000))
+    add_and_search(1)
+    one, twenty = add_and_search(1), add_and_search(20)
+    assert len(one) <= 52
+    assert transactions(one) <= 4
+    assert sum(text.startswith("COMMIT") for text in one) == 1
+    assert len(twenty) - len(one) <= 5 * 19
+
+
+@pytest.mark.parametrize("name", ["stats", "flush", "search"])
+def test_what_finds_nothing_new_does_not_grow_with_the_memory(
+    memory: StepMemory, work: Work, name: str
+) -> None:
+    call = {"search": lambda: memory.search("refund", k=1), "stats": memory.stats}
+    ran: list[int] = []
+    for first in (10_000, 20_000):
+        memory.add([made(first + n, parent_id="gone", session_id=f"s{n}") for n in range(900)])
+        memory.flush()
+        for _ in range(2):
+            memory.search("refund", k=1)
+            memory.stats()
+        work.of(call.get(name, memory.flush))
+        ran.append(work.ran)
+    assert ran[1] <= ran[0] + 2
+
+
+def test_words_wait_for_no_disk_and_steps_do(
+    memory: StepMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As SQLite is told at each commit: 1 is NORMAL, 2 is FULL."""
+    execute, told = Reader.execute, Counter[int]()
+
+    def executed(reader: Reader, sql: str, *values: Any) -> Any:
+        if sql == "COMMIT":
+            told[execute(reader, "PRAGMA synchronous").fetchone()[0]] += 1
+        return execute(reader, sql, *values)
+
+    monkeypatch.setattr(Reader, "execute", executed)
+    memory.add([made(n) for n in range(300, 303)])
+    assert told == {2: 1}
+    memory.search("refund the order")
+    assert told == {2: 1, 1: 1}
+    memory.add([made(n) for n in range(303, 305)])
+    assert told == {2: 2, 1: 1}
+
+
+def test_an_index_is_kept_only_of_what_a_power_loss_leaves(memory: StepMemory, work: Work) -> None:
+    """Else the cache says that it has rows which were taken back and numbered anew."""
+    memory.add([made(n) for n in range(2_000, 4_200)])
+    statements = work.of(memory.flush)
+    assert memory._search._index._cache is not None  # pyright: ignore[reportPrivateUsage]
+    assert Path(f"{memory._search._index._cache}").exists()  # pyright: ignore[reportPrivateUsage]
+    last = max(n for n, text in enumerate(statements) if text.startswith("COMMIT"))
+    begun = max(n for n, text in enumerate(statements[:last]) if text.startswith("BEGIN IMMEDIATE"))
+    assert "UPDATE meta" in statements[begun + 1]
+    set_to = [text for text in statements[:begun] if text.startswith("PRAGMA synchronous")]
+    assert set_to[-1] == "PRAGMA synchronous = FULL"
+
+
+def test_messages_that_show_revoked_steps_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(n: int) -> Step:
+        return message(f"answer {n}", "assistant", agent_step_id=f"a{n}")
+
+    parse, parsed = message_filter._shown_ids, list[Any]()  # pyright: ignore[reportPrivateUsage]
+
+    def counted(body: Any) -> list[str]:
+        parsed.append(body)
+        return parse(body)
+
+    monkeypatch.setattr(message_filter, "_shown_ids", counted)
+    with closing(SqliteStepStore(tmp_path / "steps.db", durability="normal")) as store:
+        store.commit(
+            "s", [answer(n) for n in range(20)], [step(id=f"a{n}", run_id="bad") for n in range(20)]
+        )
+        store.commit("s", said(30))
+        save_pending(store)
+        store.revoke(StepFilter(run_id="bad"), None)
+        assert len(store.hidden_messages().revoked) == 20
+        assert len(parsed) == 20
+        store.commit("other", [answer(3), answer(20)], [step(id="a20")])
+        assert len(store.hidden_messages().revoked) == 21
+        assert len(parsed) == 22
+        store.delete_session("other")
+        assert len(store.hidden_messages().revoked) == 20
+
+
+@pytest.fixture
+def round_trips(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], int]:
+    """Returns what counts how often a call asks PostgreSQL."""
+    psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
+    asked: list[Any] = []
+
+    def counted(name: str) -> None:
+        ask = getattr(psycopg.Cursor, name)
+
+        def noted(*args: Any, **named: Any) -> Any:
+            asked.append(name)
+            return ask(*args, **named)
+
+        monkeypatch.setattr(psycopg.Cursor, name, noted)
+
+    counted("execute")
+    counted("executemany")
+
+    def of(call: Callable[[], Any]) -> int:
+        asked.clear()
+        call()
+        return len(asked)
+
+    return of
+
+
+def test_postgresql_is_asked_as_often_for_twenty_steps_as_for_one(
+    postgres_address: str, round_trips: Callable[[Callable[[], Any]], int]
+) -> None:
+    with StepMemory(postgres_address, embedder="hashing", durability="normal") as memory:
+        memory.add([made(n) for n in range(50)])
+        memory.flush()
+        for _ in range(2):
+            memory.search("refund the order")
+        assert round_trips(lambda: memory.search("refund the order")) <= 6
+        assert round_trips(memory.flush) <= 7
+        assert round_trips(lambda: memory.add(made(60))) == 1
+        one = round_trips(lambda: memory.search("refund the order"))
+        memory.add([made(n) for n in range(70, 90)])
+        assert one <= 42
+        assert round_trips(lambda: memory.search("refund the order")) <= one + 3
