@@ -1,18 +1,16 @@
 """Okapi BM25 over the words of steps, exact, in memory.
 
-Postings are three flat arrays (one run of document positions per term), so a query is a handful of
-vectorised additions and every document's score is exact, whatever the filter; no candidate list is
-ever guessed. Fresh documents wait in a small dict until they are merged. Removed documents stay in
-the postings, are not counted, and go at the next merge. What the words are is decided elsewhere.
+Words in order stand in the forward index, which scores any row exactly; postings of blocks of
+documents name the best rows without adding up all that hold a word. Both take removed documents
+along, which are not counted and go when they are many, or before all is saved. What the words are
+is decided elsewhere.
 
 Reference: Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework: BM25 and Beyond".
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -20,28 +18,38 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.records.store_values import Rows
-from hybridagi_steps.search.forward_index import K1, B, ForwardIndex, Spelling
+from hybridagi_steps.search.forward_index import (
+    K1,
+    B,
+    Counts,
+    ForwardIndex,
+    NumberedDocument,
+    Spelling,
+    TermSlots,
+    slot_counts,
+)
+from hybridagi_steps.search.posting_blocks import (
+    FURTHER,
+    NEWEST,
+    Found,
+    PostingBlocks,
+    newest_found,
+)
 
-FURTHER = 0.2
-"""What a further word counts, where a single word of an average document counts 1; the best on the
-half of the shipped runs that is for tuning, see `python -m tests.benchmarks quality`."""
-
-NARROW = 0.1
-"""Share of the documents up to which looking each one up beats scoring all."""
-
+NARROW = 0.02
+"""Share of the documents up to which counting the words of each one beats looking for the best."""
 LONG = 16
-"""Lists with more than one in so many documents are worth a look at who can still be among the
+"""Lists of more than one in so many documents are worth a look at who can still be among the
 best."""
-FEW = 4
-"""Fewer than one in so many documents are looked up one by one."""
+LOOK_UP = 8
+"""Documents are looked up in a list that is so many times longer; a shorter one is added up."""
+DEAD_SHARE = 0.1
+"""Share of removed documents from which they are dropped."""
 
 _ROUNDING = 1e-5
-_ALL = slice(None)
-_MERGE_AT_LEAST = 2_000
-_MERGE_SHARE = 0.1
+_AT_ONCE = 2**13
 
-_Positions = npt.NDArray[np.int32]
-_Lengths = npt.NDArray[np.float32]
+_Positions = npt.NDArray[np.int64]
 _Scores = npt.NDArray[np.float32]
 _Flags = npt.NDArray[np.bool_]
 
@@ -75,33 +83,23 @@ def inverse_frequency(documents: int, holding: npt.NDArray[Any]) -> npt.NDArray[
     return np.log1p((documents - holding + 0.5) / (holding + 0.5))
 
 
-@dataclass
-class Postings:
-    """Merged postings: term t stands in `positions[starts[t]:starts[t + 1]]`, ascending."""
-
-    starts: npt.NDArray[np.int64]
-    positions: _Positions
-    counts: npt.NDArray[np.uint16]
-
-
 class LexicalIndex:
     """The words of documents, each known by its row number. Not thread-safe by itself."""
 
     def __init__(self) -> None:
         self.forward = ForwardIndex()
         """The same documents, in order, by position."""
+        self.slots = TermSlots()
+        self._blocks = PostingBlocks()
         self._terms: dict[str, int] = {}
         self._spelled = _Spelling()
-        self._merged = _no_postings()
-        self._fresh: dict[int, tuple[list[int], list[int]]] = {}
-        self._fresh_documents = 0
+        self._holding = np.zeros(0, np.int32)
         self._rows = np.empty(0, np.int64)
         self._lengths = np.empty(0, np.float32)
         self._live = np.empty(0, np.bool_)
         self._size = 0
         self._documents, self._words = 0, 0
-        self._damped: tuple[tuple[float, int], _Lengths] = (0.0, -1), np.empty(0, np.float32)
-        self._by_row: tuple[Rows, npt.NDArray[np.int64]] | None = None
+        self._by_row: tuple[Rows, npt.NDArray[np.int64] | None] | None = None
 
     def __len__(self) -> int:
         """Number of live documents."""
@@ -113,41 +111,66 @@ class LexicalIndex:
         A `Document` may have further words: they are found, with a count of 0, which weighs
         `FURTHER`, and do not make it longer.
         """
-        added = [d if isinstance(d, Document) else Document(*d) for d in documents]
-        self.remove(np.array([document.row for document in added], np.int64))
-        self._reserve(len(added))
-        for row, words, further, own_from in added:
-            position = self._size
-            self._rows[position], self._lengths[position] = row, len(words)
-            self._live[position] = True
-            counted = dict.fromkeys(further, 0) | Counter(words)
-            for word, count in counted.items():
-                term = self._terms.setdefault(word, len(self._terms))
-                positions, counts = self._fresh.setdefault(term, ([], []))
-                positions.append(position)
-                counts.append(min(count, 65_535))
-            self.forward.append([self._terms[word] for word in words], own_from)
-            self._size += 1
-            self._documents, self._words = self._documents + 1, self._words + len(words)
-        self._fresh_documents += len(added)
-        self._by_row = None
-        if self._fresh_documents > max(_MERGE_AT_LEAST, _MERGE_SHARE * self._size):
-            self.merge()
+        given = (d if isinstance(d, Document) else Document(*d) for d in documents)
+        added = {document.row: document for document in given}
+        if not added:
+            return
+        self.remove(np.array([*added], np.int64))
+        numbered = [self._numbered(document) for document in added.values()]
+        self._count_in(numbered)
+        self.forward.extend(numbered)
+        self._take_in(np.array([*added]), np.array([len(each.window) for each in numbered]))
+        if self._documents < (1 - DEAD_SHARE) * self._size:
+            self._drop_removed()
+        if self._size - self._blocks.end > NEWEST:
+            self._blocks.follow(self.forward, self._lengths[: self._size], self.average_length)
+
+    def _numbered(self, document: Document) -> NumberedDocument:
+        """Return a document as numbers of terms; new ones get the next."""
+        terms = self._terms
+        window = [terms.setdefault(word, len(terms)) for word in document.words]
+        rest = dict.fromkeys(document.further)
+        if rest:
+            rest = {word: None for word in rest if word not in {*document.words}}
+        further = [terms.setdefault(word, len(terms)) for word in rest]
+        return NumberedDocument(window, further, document.own_from)
+
+    def _count_in(self, documents: Sequence[NumberedDocument]) -> None:
+        """Count which terms documents hold."""
+        if len(self._terms) > len(self._holding):
+            grown = np.zeros(len(self._terms) + len(self._terms) // 8 + 64, np.int32)
+            grown[: len(self._holding)] = self._holding
+            self._holding = grown
+        held = [number for each in documents for number in {*each.window, *each.further}]
+        np.add.at(self._holding, np.array(held, np.int64), 1)
+
+    def _take_in(self, rows: Rows, lengths: npt.NDArray[np.int64]) -> None:
+        end = self._size + len(rows)
+        self._reserve(len(rows))
+        self._rows[self._size : end], self._lengths[self._size : end] = rows, lengths
+        self._live[self._size : end] = True
+        self._size, self._by_row = end, None
+        self._documents, self._words = self._documents + len(rows), self._words + lengths.sum()
 
     def remove(self, rows: Rows) -> int:
         """Forget rows; unknown ones are skipped. Returns how many were held."""
         positions = self.positions_of(rows)
         positions = np.unique(positions[positions >= 0])
+        if not len(positions):
+            return 0
         self._live[positions] = False
         self._documents -= len(positions)
-        self._words -= int(self._lengths[positions].sum())
+        self._words -= int(self._lengths[positions].sum(dtype=np.float64))
+        for start in range(0, len(positions), _AT_ONCE):
+            words, _ = self.forward.all_words(positions[start : start + _AT_ONCE])
+            held = np.unique((words.document << 32) | words.ids) & 0xFFFFFFFF
+            np.subtract.at(self._holding, held, 1)
         return len(positions)
 
     def statistics(self, terms: Iterable[str]) -> Statistics:
         """Return what the weights of `terms` depend on, counting live documents only."""
-        live, whole = self._live[: self._size], self._documents == self._size
-        postings = {term: self._posting(term)[0] for term in set(terms)}
-        found = {t: len(p) if whole else int(live[p].sum()) for t, p in postings.items()}
+        numbers = {term: self._terms.get(term) for term in terms}
+        found = {t: 0 if n is None else int(self._holding[n]) for t, n in numbers.items()}
         return Statistics(self._documents, self.average_length, found)
 
     def match(self, terms: Iterable[str], statistics: Statistics | None = None) -> Match:
@@ -159,38 +182,37 @@ class LexicalIndex:
         """
         distinct = list(dict.fromkeys(terms))
         known = statistics or self.statistics(distinct)
-        lists = [
-            TermScores(*self._posting(term), np.float32(known.weight(term))) for term in distinct
-        ]
-        return Match(self, lists, self._damping(known.average_length or 1.0))
+        weights = np.array([known.weight(term) for term in distinct])
+        return Match(self, self.numbers(distinct), weights, known.average_length or 1.0)
 
-    def _damping(self, average: float) -> _Lengths:
-        """Return what a document's length adds to how often a term must stand in it."""
-        if self._damped[0] != (average, self._size):
-            lengths = self._lengths[: self._size]
-            damped = (K1 * (1 - B + B * lengths / average)).astype(np.float32)
-            self._damped = (average, self._size), damped
-        return self._damped[1]
+    def counts(self, positions: _Positions, terms: npt.NDArray[np.int64]) -> Counts:
+        """Return how often documents have each term, shape (documents, terms).
+
+        0 stands for a term among a document's further words, -1 for one that it has nowhere.
+        """
+        if len(positions) > _AT_ONCE:
+            parts = np.split(positions, range(_AT_ONCE, len(positions), _AT_ONCE))
+            return np.concatenate([self.counts(part, terms) for part in parts])
+        words, in_window = self.forward.all_words(positions)
+        slots = self.slots.of(words, terms, self.vocabulary)
+        anywhere = slot_counts(words, slots, len(terms))
+        window = slot_counts(words, np.where(in_window, slots, -1), len(terms))
+        return np.where(anywhere > 0, window, -1)
+
+    def found(self, terms: npt.NDArray[np.int64], average: float) -> Iterable[Found]:
+        """Yield what each block of documents has of distinct terms, which all are known."""
+        yield from self._blocks.find(terms, average)
+        if (first := self._blocks.end) < self._size:
+            newest = np.arange(first, self._size)
+            yield newest_found(slice(first, self._size), self.counts(newest, terms))
+
+    def lengths(self, positions: _Positions | slice) -> npt.NDArray[np.float32]:
+        """Return how many words documents have."""
+        return self._lengths[: self._size][positions]
 
     def live(self) -> _Flags | None:
         """Return which positions are not removed; None when all are there."""
         return None if self._documents == self._size else self._live[: self._size]
-
-    def counts_of(self, terms: Sequence[str], rows: Rows) -> npt.NDArray[np.int64]:
-        """Return how often each row has each term, shape (rows, terms).
-
-        0 stands for a term among a row's further words, -1 for one that it has nowhere.
-        """
-        found = np.full((len(rows), len(terms)), -1, np.int64)
-        wanted = self.positions_of(rows).astype(np.int32)
-        for number, term in enumerate(terms):
-            held, counts = self._posting(term)
-            if len(held):
-                place = held.searchsorted(wanted)
-                place[place == len(held)] = 0
-                (there,) = (held[place] == wanted).nonzero()
-                found[there, number] = counts[place[there]]
-        return found
 
     def numbers(self, terms: Iterable[str]) -> npt.NDArray[np.int64]:
         """Return the number of each term, -1 for those that no document holds."""
@@ -226,11 +248,15 @@ class LexicalIndex:
         held = group_of >= 0
         lengths = np.bincount(group_of[held], self._lengths[: self._size][held], minlength=count)
         counts = np.zeros((count, len(terms)))
-        for place, term in enumerate(terms):
-            found, often = self._posting(term)
-            group = group_of[found]
-            known = group >= 0
-            counts[:, place] = np.bincount(group[known], often[known], minlength=count)
+        numbers = self.numbers(terms)
+        (known,) = (numbers >= 0).nonzero()
+        for part in self.found(numbers[known], 1.0):
+            for place, posting in zip(known.tolist(), part.postings, strict=True):
+                group = group_of[part.block][posting.positions]
+                of_group = group >= 0
+                counts[:, place] += np.bincount(
+                    group[of_group], posting.counts[of_group], minlength=count
+                )
         return counts, lengths
 
     @property
@@ -244,29 +270,23 @@ class LexicalIndex:
         return self._spelled.text, self._spelled.ends
 
     def merge(self) -> None:
-        """Fold fresh documents into the postings and drop removed ones."""
-        live = self._live[: self._size]
-        renumbered = np.cumsum(live, dtype=np.int64) - 1
-        merged = _merge(self._merged, self._fresh, len(self._terms))
-        kept = live[merged.positions]
-        if not kept.all():
-            before = np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))
-            merged = Postings(before[merged.starts], merged.positions[kept], merged.counts[kept])
-        positions = renumbered[merged.positions].astype(np.int32)
-        # Words that no document holds any more are forgotten with the documents that held them.
-        used = np.diff(merged.starts) > 0
+        """Drop removed documents, and words that none holds any more; give all a block."""
+        if self._documents < self._size:
+            self._drop_removed()
+        self._blocks.follow(self.forward, self._lengths[: self._size], self.average_length)
+
+    def _drop_removed(self) -> None:
+        live, used = self._live[: self._size], self._holding[: len(self._terms)] > 0
+        renumbered = np.cumsum(used) - 1
         names = [term for term, kept in zip(self._terms, used.tolist(), strict=True) if kept]
         self._terms = {term: number for number, term in enumerate(names)}
-        self.forward.renumber(live, (np.cumsum(used) - 1).astype(np.uint32))
-        self._spelled = _Spelling()
-        starts = np.concatenate((merged.starts[:-1][used], merged.starts[-1:]))
-        self._merged = Postings(starts, positions, merged.counts)
+        self._holding, self._spelled = self._holding[: len(used)][used], _Spelling()
+        self.forward.renumber(live, renumbered)
         self._rows = self._rows[: self._size][live]
         self._lengths = self._lengths[: self._size][live]
-        self._size = len(self._rows)
+        self._blocks.renumber(live, renumbered, self.forward, self._lengths, self.average_length)
+        self._size, self._by_row = len(self._rows), None
         self._live = np.ones(self._size, np.bool_)
-        self._damped = (0.0, -1), self._damped[1]
-        self._fresh, self._fresh_documents, self._by_row = {}, 0, None
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the whole index as flat arrays, merged."""
@@ -274,12 +294,11 @@ class LexicalIndex:
         words = "\n".join(self._terms).encode()
         return {
             "terms": np.frombuffer(words, np.uint8),
-            "starts": self._merged.starts,
-            "positions": self._merged.positions,
-            "counts": self._merged.counts,
-            "rows": self._rows,
-            "lengths": self._lengths,
+            "holding": self._holding[: len(self._terms)],
+            "rows": self._rows[: self._size],
+            "lengths": self._lengths[: self._size],
             **{f"forward_{name}": array for name, array in self.forward.to_arrays().items()},
+            **{f"block_{name}": array for name, array in self._blocks.to_arrays().items()},
         }
 
     @classmethod
@@ -289,11 +308,10 @@ class LexicalIndex:
         words = arrays["terms"].tobytes().decode()
         names = words.split("\n") if words else []
         index._terms = {word: number for number, word in enumerate(names)}
-        index._merged = Postings(arrays["starts"], arrays["positions"], arrays["counts"])
+        index._holding = arrays["holding"].copy()
         index._rows, index._lengths = arrays["rows"], arrays["lengths"]
-        index.forward = ForwardIndex.from_arrays(
-            {name: arrays[f"forward_{name}"] for name in ("ids", "ends", "own_from")}
-        )
+        index.forward = ForwardIndex.from_arrays(_part("forward_", arrays))
+        index._blocks = PostingBlocks.from_arrays(_part("block_", arrays))
         index._size = len(index._rows)
         index._live = np.ones(index._size, np.bool_)
         index._documents, index._words = index._size, int(index._lengths.sum(dtype=np.float64))
@@ -303,39 +321,25 @@ class LexicalIndex:
         """Return the row of each position, removed documents included."""
         return self._rows[: self._size]
 
-    def _posting(self, term: str) -> tuple[_Positions, npt.NDArray[np.uint16]]:
-        """Return where a term stands, ascending, and how often."""
-        positions, counts = np.empty(0, np.int32), np.empty(0, np.uint16)
-        number = self._terms.get(term)
-        if number is None:
-            return positions, counts
-        starts = self._merged.starts
-        if number + 1 < len(starts):
-            run = slice(int(starts[number]), int(starts[number + 1]))
-            positions, counts = self._merged.positions[run], self._merged.counts[run]
-        if number in self._fresh:
-            new_positions, new_counts = self._fresh[number]
-            positions = np.concatenate((positions, np.array(new_positions, np.int32)))
-            counts = np.concatenate((counts, np.array(new_counts, np.uint16)))
-        return positions, counts
-
     def positions_of(self, rows: Rows) -> npt.NDArray[np.int64]:
         """Return the live position of each row, -1 where it is not held."""
         if not self._size or not len(rows):
             return np.full(len(rows), -1, np.int64)
         if self._by_row is None:
-            order = np.argsort(self._rows[: self._size], kind="stable")
-            self._by_row = self._rows[order], order
+            known = self._rows[: self._size]
+            ascending = bool((known[1:] > known[:-1]).all())
+            order = None if ascending else np.argsort(known, kind="stable")
+            self._by_row = known if order is None else known[order], order
         known, order = self._by_row
         # A replaced row stands twice; the last of equal rows is the newest.
-        found = np.searchsorted(known, rows, side="right") - 1
-        positions = order[np.maximum(found, 0)]
-        held = (found >= 0) & (self._rows[positions] == rows) & self._live[positions]
+        found = np.maximum(np.searchsorted(known, rows, side="right") - 1, 0)
+        positions = found if order is None else order[found]
+        held = (known[found] == rows) & self._live[positions]
         return np.where(held, positions, -1)
 
     def _reserve(self, more: int) -> None:
         need = self._size + more
-        if need <= len(self._live):
+        if need <= len(self._live) and self._rows.flags.writeable:
             return
         room = max(need, 2 * len(self._live), 1024)
         for name in ("_rows", "_lengths", "_live"):
@@ -343,6 +347,10 @@ class LexicalIndex:
             grown = np.zeros(room, old.dtype)
             grown[: self._size] = old[: self._size]
             setattr(self, name, grown)
+
+
+def _part(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
 
 
 class _Spelling:
@@ -361,121 +369,140 @@ class _Spelling:
         self.ends = np.concatenate((self.ends, ends))
 
 
-class TermScores(NamedTuple):
-    """One term of a query: where it stands, how often, and its weight."""
-
-    positions: _Positions
-    counts: npt.NDArray[np.uint16]
-    weight: np.float32
-
-    @property
-    def most(self) -> float:
-        """The most that it can add to a score."""
-        return float(self.weight) * (K1 + 1)
-
-    def scores(self, damped: _Lengths, places: npt.NDArray[np.intp] | slice = _ALL) -> _Scores:
-        """Return what the term adds to its documents, or to those at some places of the list."""
-        counts = self.counts[places]
-        often = counts.astype(np.float32)
-        below = often + damped.take(self.positions[places])
-        added: _Scores = np.divide(often * (K1 + 1), below, dtype=np.float32)
-        added[counts == 0] = FURTHER
-        return added * self.weight
-
-
 class Match:
     """The scores of one query over one index, exact for any row.
 
-    The best are found without adding up every document: once the documents that hold the rarer
-    terms are so good that the common terms alone cannot reach the k best, only those that still can
+    The best are found block by block without adding up every document: rare terms first, and once
+    the common ones alone cannot reach the k best so far any more, only the documents that still can
     get there are looked up in the long lists.
 
     Reference: Turtle and Flood 1995, "Query evaluation: strategies and optimizations" (max-score).
     """
 
-    def __init__(self, index: LexicalIndex, terms: list[TermScores], damped: _Lengths) -> None:
-        self._index, self._damped = index, damped
-        self._terms = sorted(terms, key=lambda term: len(term.positions))
+    def __init__(
+        self,
+        index: LexicalIndex,
+        terms: npt.NDArray[np.int64],
+        weights: npt.NDArray[np.float64],
+        average: float,
+    ) -> None:
+        # Everywhere in the same order: documents that have the same get the same sum.
+        order = np.argsort(-weights, kind="stable")
+        order = order[terms[order] >= 0]
+        self._index, self._terms, self._weights = index, terms[order], weights[order]
+        self._average = average
 
     def of(self, rows: Rows) -> _Scores:
         """Return the exact score of each row; 0 for rows not held."""
-        positions = self._index.positions_of(rows).astype(np.int32)
-        known, place = np.unique(positions, return_inverse=True)
-        scores = np.zeros(len(known), np.float32)
-        self._look_up(self._terms, known, scores)
-        return np.where(positions >= 0, scores[place], np.float32(0.0))
+        return self._at(self._index.positions_of(rows))
 
     def top(self, k: int, rows: Rows | None = None) -> tuple[Rows, _Scores]:
         """Return up to k best rows with a score above 0, best first, ties by row."""
-        size = len(self._damped)
-        if rows is not None and len(rows) <= NARROW * size:
+        index = self._index
+        if rows is not None and len(rows) <= NARROW * len(index.rows()):
             held, scores = rows, self.of(rows)
-            chosen = _best(scores, k)
         else:
-            positions, scores = self._contenders(k, self._passing(rows))
-            held, chosen = self._index.rows()[positions], _best(scores, k)
+            positions = self._contenders(k, self._passing(rows))
+            held, scores = index.rows()[positions], self._at(positions)
+        chosen = _best(scores, k)
         order = np.lexsort((held[chosen], -scores[chosen]))[:k]
         return held[chosen][order], scores[chosen][order]
+
+    def _at(self, positions: _Positions) -> _Scores:
+        if not len(self._index.rows()):
+            return np.zeros(len(positions), np.float32)
+        counts = self._index.counts(positions, self._terms)
+        lengths = self._index.lengths(np.maximum(positions, 0))
+        damped = K1 * (1 - B + B * lengths / self._average)
+        often = counts * (K1 + 1) / (np.maximum(counts, 0) + damped[:, None])
+        often = np.where(counts > 0, often, np.where(counts == 0, FURTHER, 0.0))
+        return (often * self._weights).sum(axis=1).astype(np.float32)
 
     def _passing(self, rows: Rows | None) -> _Flags | None:
         """Return which positions may be found; None: all."""
         if rows is None:
             return self._index.live()
         positions = self._index.positions_of(rows)
-        passing = np.zeros(len(self._damped), np.bool_)
+        passing = np.zeros(len(self._index.rows()), np.bool_)
         passing[positions[positions >= 0]] = True
         return passing
 
-    def _contenders(self, k: int, passing: _Flags | None) -> tuple[_Positions, _Scores]:
-        """Return positions among which are the k best, with their scores."""
-        size = len(self._damped)
-        scores = np.zeros(size, np.float32)
-        left, seen, looked = sum(term.most for term in self._terms), 0, 0
-        for number, term in enumerate(self._terms):
-            if len(term.positions) > size // LONG and seen >= 2 * looked:
-                looked = seen
-                found = _still_possible(scores, passing, left, k)
-                if found is not None:
-                    best = scores[found]
-                    self._look_up(self._terms[number:], found, best)
-                    return found, best
-            scores[term.positions] += term.scores(self._damped)
-            left -= term.most
-            seen += len(term.positions)
-        if passing is not None:
-            scores[~passing] = 0.0
-        return np.arange(size, dtype=np.int32), scores
+    def _contenders(self, k: int, passing: _Flags | None) -> _Positions:
+        """Return positions among which are the k best."""
+        best = _Best(k, _ROUNDING * (1 + len(self._terms) / 100))
+        for found in self._index.found(self._terms, self._average):
+            passes = None if passing is None else passing[found.block]
+            self._search_block(found, passes, best)
+        return best.positions
 
-    def _look_up(self, terms: list[TermScores], positions: _Positions, scores: _Scores) -> None:
-        """Add what terms say of some positions, which ascend."""
-        for term in terms:
-            if len(term.positions):
-                place = np.searchsorted(term.positions, positions)
-                place[place == len(term.positions)] = 0
-                held = term.positions[place] == positions
-                scores[held] += term.scores(self._damped, place[held])
+    def _search_block(self, found: Found, passing: _Flags | None, best: _Best) -> None:
+        """Look in one block for what may be among the best."""
+        most = found.most * self._weights
+        left = [*np.cumsum(most[::-1])[::-1].tolist(), 0.0]
+        if left[0] < best.least:
+            return
+        lengths = self._index.lengths(found.block)
+        sums, looked_at = np.zeros(len(lengths), np.float32), None
+        for number, (posting, weight) in enumerate(zip(found.postings, self._weights, strict=True)):
+            size = len(posting.positions)
+            if not size:
+                continue
+            if looked_at is None and size > len(sums) // LONG:
+                best.raise_by(sums, passing)
+            if (bar := best.least - left[number]) > 0:
+                looked_at = _at_least(bar, sums, looked_at, passing)
+            wanted = looked_at if looked_at is not None and size > LOOK_UP * len(looked_at) else None
+            posting.add_to(sums, weight, lengths, self._average, wanted)
+        best.take_in(found.block.start, _at_least(best.least, sums, looked_at, passing), sums)
 
 
-def _still_possible(
-    scores: _Scores, passing: _Flags | None, left: float, k: int
-) -> _Positions | None:
-    """Return the positions that can be among the k best; None: too many, or any.
+class _Best:
+    """The best documents so far.
 
     Args:
-        scores: What the terms so far add up to.
-        passing: Which positions count; None: all.
-        left: The most that the other terms can add.
         k: How many are wanted.
+        slack: Share by which two sums of the same may differ.
     """
-    (touched,) = scores.nonzero()
+
+    def __init__(self, k: int, slack: float) -> None:
+        self._k, self._slack = k, slack
+        self.least = 0.0
+        """Below it nothing is among the best k."""
+        self.positions, self._sums = np.empty(0, np.int64), np.empty(0, np.float32)
+
+    def raise_by(self, sums: _Scores, passing: _Flags | None) -> None:
+        """Learn from unfinished sums, as long as nothing else is known."""
+        if not len(self.positions):
+            above = sums > self.least
+            self._raise(sums[above if passing is None else above & passing])
+
+    def take_in(self, first: int, places: npt.NDArray[np.integer[Any]], sums: _Scores) -> None:
+        """Take in what stands in a block, which begins at position `first`."""
+        self.positions = np.concatenate((self.positions, places.astype(np.int64) + first))
+        self._sums = np.concatenate((self._sums, sums[places]))
+        self._raise(self._sums)
+        kept = self._sums >= self.least
+        self.positions, self._sums = self.positions[kept], self._sums[kept]
+
+    def _raise(self, sums: _Scores) -> None:
+        if (before := len(sums) - self._k) >= 0:
+            kth = float(np.partition(sums, before)[before])
+            self.least = max(self.least, kth * (1 - self._slack))
+
+
+def _at_least(
+    bar: float,
+    sums: _Scores,
+    places: npt.NDArray[np.uint16] | None,
+    passing: _Flags | None,
+) -> npt.NDArray[np.uint16]:
+    """Return the places in a block whose sums reach a bar and are above 0; None: of all."""
+    if places is not None:
+        return places[sums[places] >= bar]
+    reaching = sums >= bar if bar > 0 else sums > 0
     if passing is not None:
-        touched = touched[passing[touched]]
-    if len(touched) < k:
-        return None
-    reached = scores[touched]
-    least = np.partition(reached, len(reached) - k)[len(reached) - k] * (1 - _ROUNDING) - left
-    possible = touched[reached >= least] if least > 0 else touched[:0]
-    return possible.astype(np.int32) if 0 < len(possible) < len(scores) // FEW else None
+        reaching &= passing
+    return reaching.nonzero()[0].astype(np.uint16)
 
 
 def _best(scores: _Scores, k: int) -> npt.NDArray[np.intp]:
@@ -484,28 +511,3 @@ def _best(scores: _Scores, k: int) -> npt.NDArray[np.intp]:
         return np.flatnonzero(scores > 0)
     least = np.partition(scores, len(scores) - k)[len(scores) - k]
     return np.flatnonzero((scores >= least) & (scores > 0))
-
-
-def _no_postings() -> Postings:
-    return Postings(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.uint16))
-
-
-def _merge(old: Postings, fresh: dict[int, tuple[list[int], list[int]]], terms: int) -> Postings:
-    """Return postings with the fresh ones after the old ones of each term."""
-    old_sizes = np.zeros(terms, np.int64)
-    old_sizes[: len(old.starts) - 1] = np.diff(old.starts)
-    new_sizes = np.zeros(terms, np.int64)
-    for term, (positions, _) in fresh.items():
-        new_sizes[term] = len(positions)
-    starts = np.concatenate(([0], np.cumsum(old_sizes + new_sizes)))
-    positions = np.empty(int(starts[-1]), np.int32)
-    counts = np.empty(int(starts[-1]), np.uint16)
-    # Each old run moves right by what the terms before it gained.
-    moved = np.arange(len(old.positions)) + np.repeat(
-        starts[:-1] - np.concatenate(([0], np.cumsum(old_sizes)))[:-1], old_sizes
-    )
-    positions[moved], counts[moved] = old.positions, old.counts
-    for term, (new_positions, new_counts) in fresh.items():
-        run = slice(int(starts[term] + old_sizes[term]), int(starts[term + 1]))
-        positions[run], counts[run] = new_positions, new_counts
-    return Postings(starts, positions, counts)

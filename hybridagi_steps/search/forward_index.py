@@ -1,9 +1,11 @@
 """The forward index: the words of each document in order, as numbers, beside the postings.
 
 Postings say which documents hold a word; this says which words a document holds, where, and which
-of them are its own. What is scored of candidates alone is counted from it: phrases, pieces of
-words, and other documents' text (a parent, the turns around, the first steps of a tool). Four bytes
-per word. It knows positions and term numbers, which its `LexicalIndex` hands out, nothing else.
+of them are its own. Postings are made of it, and what is scored of candidates alone is counted from
+it: words, phrases, pieces of words, and other documents' text (a parent, the turns around, the
+first steps of a tool). Nearly every word takes two bytes: a term's number below `_DIRECT` is one
+unit, a larger one two. It knows positions and term numbers, which its `LexicalIndex` hands out,
+nothing else.
 
 Below it stand the counts themselves: terms, phrases and pieces in words as the index gives them,
 one row per document, and `bm25`, which makes scores of them. Phrases and pieces all weigh the same,
@@ -13,7 +15,7 @@ their frequencies are nowhere kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +27,8 @@ Counts = npt.NDArray[np.float64]
 """How often each document has what is asked for, shape (documents, things asked for)."""
 Scores = npt.NDArray[np.float64]
 """One score per document."""
+Slots = npt.NDArray[np.int32]
+"""Of each word, which of the terms asked for it is; -1: none."""
 Spelling = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 """All terms as one UTF-8 text, and behind which byte of it each ends."""
 
@@ -32,9 +36,14 @@ K1, B = 1.5, 0.75
 """Term saturation and length normalisation of BM25, the usual constants."""
 PIECE = 4
 """Bytes of a piece of a word: letters, in ASCII."""
+AT_ONCE = 2**15
+"""Documents whose words are looked at in one go."""
 
-_NAMES = ("ids", "ends", "own_from")
+_KINDS = {"units": np.uint16, "ends": np.int64, "own_from": np.uint16, "window": np.uint32}
 _LARGEST = np.iinfo(np.uint16).max
+_DIRECT = 0xE000
+"""Numbers below it are one unit; of larger ones this plus the high bits, then the low bits."""
+_LOW_BITS = 15
 
 
 class Words(NamedTuple):
@@ -47,88 +56,160 @@ class Words(NamedTuple):
     lengths: npt.NDArray[np.int64]
     """Words of each document asked for."""
 
+    def at(self) -> npt.NDArray[np.intp]:
+        """Return how many words of its document stand before each."""
+        before = np.cumsum(self.lengths) - self.lengths
+        return np.arange(len(self.ids)) - before[self.document]
+
+    def among(self, kept: npt.NDArray[np.bool_]) -> Words:
+        """Return those that are kept."""
+        document = self.document[kept]
+        return Words(
+            self.ids[kept], document, np.bincount(document, minlength=len(self.lengths))
+        )
+
+
+class NumberedDocument(NamedTuple):
+    """One document, its words as numbers of terms."""
+
+    window: Sequence[int]
+    further: Sequence[int]
+    """What it is found by, too, and what makes it no longer."""
+    own_from: int
+    """Where in the window its own words begin."""
+
 
 class ForwardIndex:
     """Term numbers of documents, by position. Not thread-safe by itself."""
 
     def __init__(self) -> None:
-        self._ids = np.empty(0, np.uint32)
-        self._ends = np.empty(0, np.int64)
-        self._own_from = np.empty(0, np.uint16)
+        self._columns: dict[str, npt.NDArray[Any]] = {
+            name: np.empty(0, kind) for name, kind in _KINDS.items()
+        }
         self._size = 0
 
-    def append(self, ids: Sequence[int], own_from: int) -> None:
-        """Add the next document; its own words begin at `own_from`."""
-        start = self._end(self._size)
-        self._ids = _with_room(self._ids, start, len(ids))
-        self._ends = _with_room(self._ends, self._size, 1)
-        self._own_from = _with_room(self._own_from, self._size, 1)
-        self._ids[start : start + len(ids)] = ids
-        self._ends[self._size] = start + len(ids)
-        self._own_from[self._size] = min(own_from, len(ids), _LARGEST)
-        self._size += 1
+    def extend(self, documents: Sequence[NumberedDocument]) -> None:
+        """Add the next documents."""
+        flat = [number for each in documents for part in each[:2] for number in part]
+        lengths = np.array([len(each.window) + len(each.further) for each in documents], np.int64)
+        window = np.array([len(each.window) for each in documents], np.int64)
+        own_from = np.array([each.own_from for each in documents], np.int64)
+        self._append(np.array(flat, np.int64), lengths, np.minimum(own_from, window), window)
 
     def words(self, positions: Places, *, own: bool) -> Words:
         """Return the words of documents, all of them or their own; of position -1 none."""
-        held = positions >= 0
-        known = np.where(held, positions, 0)
-        if not self._size:
-            known, held = known[:0], held[:0]
-        ends = self._ends[known]
-        starts = np.where(known > 0, self._ends[known - 1], 0)
+        words, in_window = self.all_words(positions)
         if own:
-            starts = starts + self._own_from[known]
-        lengths = np.where(held, ends - starts, 0)
-        if len(lengths) < len(positions):
-            lengths = np.zeros(len(positions), np.int64)
-            starts = lengths
-        document = np.repeat(np.arange(len(positions)), lengths)
-        before = np.cumsum(lengths) - lengths
-        places = np.arange(len(document)) + (starts - before)[document]
-        return Words(self._ids[places], document, lengths)
+            own_from = self._of_each("own_from", positions)
+            in_window &= words.at() >= own_from[words.document]
+        return words.among(in_window)
+
+    def all_words(self, positions: Places) -> tuple[Words, npt.NDArray[np.bool_]]:
+        """Return the words of documents and their further ones, and which are no further ones."""
+        words = self._read(positions)
+        return words, words.at() < self._of_each("window", positions)[words.document]
 
     @property
     def own_words(self) -> int:
         """Own words of all documents together."""
-        return self._end(self._size) - int(self._own_from[: self._size].sum(dtype=np.int64))
+        window, before = (
+            int(self._columns[name][: self._size].sum(dtype=np.int64))
+            for name in ("window", "own_from")
+        )
+        return window - before
 
-    def renumber(self, live: npt.NDArray[np.bool_], terms: npt.NDArray[np.uint32]) -> None:
+    def renumber(self, live: npt.NDArray[np.bool_], terms: npt.NDArray[np.int64]) -> None:
         """Keep the documents that are `live`; term t is called `terms[t]` from now on."""
-        starts = np.concatenate(([0], self._ends[: self._size][:-1])) if self._size else self._ends
-        lengths = self._ends[: self._size] - starts[: self._size]
-        kept = np.repeat(live, lengths)
-        self._ids = terms[self._ids[: len(kept)][kept]]
-        self._ends = np.cumsum(lengths[live])
-        self._own_from = self._own_from[: self._size][live]
-        self._size = len(self._ends)
+        kept, smaller = np.flatnonzero(live), ForwardIndex()
+        for start in range(0, len(kept), AT_ONCE):
+            positions = kept[start : start + AT_ONCE]
+            words = self._read(positions)
+            own_from, window = (self._of_each(name, positions) for name in ("own_from", "window"))
+            smaller._append(terms[words.ids], words.lengths, own_from, window)
+        self._columns, self._size = smaller._columns, smaller._size
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the index as flat arrays."""
-        return {
-            "ids": self._ids[: self._end(self._size)],
-            "ends": self._ends[: self._size],
-            "own_from": self._own_from[: self._size],
-        }
+        used = {name: self._size for name in _KINDS} | {"units": self._end()}
+        return {name: column[: used[name]] for name, column in self._columns.items()}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> ForwardIndex:
         """Return the index that `to_arrays` described."""
         index = cls()
-        index._ids, index._ends, index._own_from = (arrays[name] for name in _NAMES)
-        index._size = len(index._ends)
+        index._columns = {name: arrays[name] for name in _KINDS}
+        index._size = len(arrays["ends"])
         return index
 
-    def _end(self, size: int) -> int:
-        return int(self._ends[size - 1]) if size else 0
+    def _append(
+        self, ids: npt.NDArray[np.int64], lengths: Places, own_from: Places, window: Places
+    ) -> None:
+        units, ends = _encoded(ids)
+        start = self._end()
+        self._put("units", start, units)
+        self._put("ends", self._size, start + ends[np.cumsum(lengths)])
+        self._put("own_from", self._size, np.minimum(own_from, _LARGEST))
+        self._put("window", self._size, window)
+        self._size += len(lengths)
+
+    def _put(self, name: str, at: int, values: npt.NDArray[Any]) -> None:
+        """Write values behind what a column has, in a larger one where there is no room."""
+        column, need = self._columns[name], at + len(values)
+        if need > len(column) or not column.flags.writeable:
+            column = np.empty(max(need, at + at // 8, 1024), column.dtype)
+            column[:at] = self._columns[name][:at]
+            self._columns[name] = column
+        column[at:need] = values
+
+    def _of_each(self, name: str, positions: Places) -> npt.NDArray[Any]:
+        if not self._size:
+            return np.zeros(len(positions), np.int64)
+        return self._columns[name][np.maximum(positions, 0)]
+
+    def _read(self, positions: Places) -> Words:
+        """Return all words of documents, of position -1 none."""
+        stops = self._of_each("ends", positions)
+        starts = np.where(positions > 0, self._of_each("ends", positions - 1), 0)
+        lengths = np.where(positions >= 0, stops - starts, 0)
+        document = np.repeat(np.arange(len(positions)), lengths)
+        places = np.arange(len(document)) + (starts - np.cumsum(lengths) + lengths)[document]
+        ids = self._columns["units"][places].astype(np.uint32)
+        (high,) = (ids >= _DIRECT).nonzero()
+        if len(high):
+            ids[high] = ((ids[high] - _DIRECT) << _LOW_BITS) | ids[high + 1]
+            lengths = lengths - np.bincount(document[high], minlength=len(positions))
+            ids, document = np.delete(ids, high + 1), np.delete(document, high + 1)
+        return Words(ids, document, lengths)
+
+    def _end(self) -> int:
+        return int(self._columns["ends"][self._size - 1]) if self._size else 0
 
 
-def _with_room(array: npt.NDArray[Any], used: int, more: int) -> npt.NDArray[Any]:
-    """Return an array that can be written to and has room for `more` behind what is `used`."""
-    if used + more <= len(array) and array.flags.writeable:
-        return array
-    grown = np.empty(max(used + more, used + used // 8, 1024), array.dtype)
-    grown[:used] = array[:used]
-    return grown
+def _encoded(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint16], Places]:
+    """Return the units of words, and behind which unit each word ends, from a 0 on."""
+    wide = ids >= _DIRECT
+    ends = np.concatenate(([0], np.cumsum(1 + wide)))
+    units = np.empty(int(ends[-1]), np.uint16)
+    units[ends[:-1]] = np.where(wide, _DIRECT + (ids >> _LOW_BITS), ids)
+    units[ends[1:][wide] - 1] = ids[wide] & ((1 << _LOW_BITS) - 1)
+    return units, ends
+
+
+class TermSlots:
+    """Tells which of a few terms words are, by a table that is kept: it has all terms."""
+
+    def __init__(self) -> None:
+        self._table = np.empty(0, np.int32)
+
+    def of(self, words: Words, terms: npt.NDArray[np.int64], vocabulary: int) -> Slots:
+        """Return which of `terms` each word is; those are distinct, -1 for unknown ones."""
+        if vocabulary > len(self._table):
+            self._table = np.full(vocabulary + vocabulary // 8, -1, np.int32)
+        known = terms >= 0
+        self._table[terms[known]] = known.nonzero()[0]
+        found = self._table[words.ids]
+        self._table[terms[known]] = -1
+        return found
 
 
 def bm25(
@@ -150,48 +231,49 @@ def bm25(
     return (saturated * weights).sum(axis=1)
 
 
-def term_counts(words: Words, terms: npt.NDArray[np.int64], vocabulary: int) -> Counts:
-    """Count terms, given by their numbers; -1 stands for one that no document holds."""
-    slots = np.full(vocabulary + 1, -1, np.int32)
-    slots[terms] = np.arange(len(terms))
-    slots[-1] = -1
-    slot = slots[words.ids]
-    found = slot >= 0
-    return _table(words.document[found], slot[found], len(words.lengths), len(terms))
+def slot_counts(words: Words, slots: Slots, width: int) -> Counts:
+    """Count terms, given which of `width` terms each word is."""
+    (found,) = (slots >= 0).nonzero()
+    return _table(words.document[found], slots[found], len(words.lengths), width)
 
 
-def phrase_counts(words: Words, terms: npt.NDArray[np.int64], vocabulary: int) -> Counts:
-    """Count pairs of terms that follow each other in `terms`, where a document has them so."""
-    whole = (terms[:-1] >= 0) & (terms[1:] >= 0)
-    pairs = np.unique((terms[:-1] * vocabulary + terms[1:])[whole])
-    if not len(pairs) or len(words.ids) < 2:
-        return np.zeros((len(words.lengths), len(pairs)))
-    known = np.zeros(vocabulary, np.bool_)
-    known[pairs // vocabulary] = True
-    (begins,) = known[words.ids[:-1]].nonzero()
+def phrase_counts(words: Words, slots: Slots, asked: Slots) -> Counts:
+    """Count pairs of terms that follow each other in `asked`, where a document has them so."""
+    width = int(asked.max(initial=-1)) + 1
+    whole = (asked[:-1] >= 0) & (asked[1:] >= 0)
+    pairs = np.unique((asked[:-1] * width + asked[1:])[whole])
+    begins = ((slots[:-1] >= 0) & (slots[1:] >= 0)).nonzero()[0]
     begins = begins[words.document[begins] == words.document[begins + 1]]
-    ids = words.ids.astype(np.int64)
-    made = ids[begins] * vocabulary + ids[begins + 1]
-    slot = np.minimum(np.searchsorted(pairs, made), len(pairs) - 1)
-    found = pairs[slot] == made
-    return _table(words.document[begins[found]], slot[found], len(words.lengths), len(pairs))
+    made = slots[begins] * width + slots[begins + 1]
+    slot = np.searchsorted(pairs, made)
+    if len(pairs):
+        slot[slot == len(pairs)] = 0
+        (found,) = (pairs[slot] == made).nonzero()
+        begins, slot = begins[found], slot[found]
+    else:
+        begins, slot = begins[:0], slot[:0]
+    return _table(words.document[begins], slot, len(words.lengths), len(pairs))
 
 
-def piece_counts(words: Words, terms: Sequence[str], spelling: Spelling) -> Counts:
+def piece_counts(
+    words: Words, terms: Sequence[str], spelling: Spelling, slots: TermSlots
+) -> Counts:
     """Count the pieces that words share with `terms`; words shorter than a piece have none."""
     sought = np.unique(np.concatenate([_pieces(term.encode()) for term in ("", *terms)]))
     if not len(sought) or not len(words.ids):
         return np.zeros((len(words.lengths), len(sought)))
-    vocabulary = len(spelling[1])
-    used = np.zeros(vocabulary, np.bool_)
+    used = np.zeros(len(spelling[1]), np.bool_)
     used[words.ids] = True
     (used_ids,) = used.nonzero()
-    owner, slot = _found_pieces(spelling, used_ids, sought)
-    having, place = np.unique(owner, return_inverse=True)
-    if not len(having):
-        return np.zeros((len(words.lengths), len(sought)))
-    in_term = _table(place, slot, len(having), len(sought))
-    return term_counts(words, used_ids[having], vocabulary) @ in_term
+    owner, piece = _found_pieces(spelling, used_ids, sought)
+    first = np.flatnonzero(np.diff(owner, prepend=-1))
+    having = slots.of(words, used_ids[owner[first]], len(spelling[1]))
+    (found,) = (having >= 0).nonzero()
+    of_word = having[found]
+    each = np.diff(first, append=len(owner))[of_word]
+    document = np.repeat(words.document[found], each)
+    place = np.repeat(first[of_word] - np.cumsum(each) + each, each) + np.arange(len(document))
+    return _table(document, piece[place], len(words.lengths), len(sought))
 
 
 def _found_pieces(

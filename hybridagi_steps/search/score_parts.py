@@ -25,7 +25,7 @@ from hybridagi_steps.search.forward_index import (
     bm25,
     phrase_counts,
     piece_counts,
-    term_counts,
+    slot_counts,
 )
 from hybridagi_steps.search.step_columns import NO_ROW
 from hybridagi_steps.search.step_index import Shard, StepIndex
@@ -132,7 +132,12 @@ class ScoreParts:
     def held(self, rows: Rows, stems: Sequence[str]) -> Iterator[tuple[int, str, bool]]:
         """Yield the place of a row, a stem it holds, and whether its own text surely does."""
         own = self._own_counts(rows, stems)[0] > 0
-        counts = np.maximum.reduce([words.counts_of(stems, rows) for words in self._lexicals()])
+        counts = np.maximum.reduce(
+            [
+                words.counts(words.positions_of(rows), words.numbers(stems))
+                for words in self._lexicals()
+            ]
+        )
         for place, number in np.argwhere(counts >= 0).tolist():
             yield place, stems[number], bool(own[place, number] or counts[place, number] == 0)
 
@@ -143,14 +148,17 @@ class ScoreParts:
     def _phrases(self, rows: Rows) -> Scores:
         found = np.zeros(len(rows))
         for words, held in zip(self._lexicals(), self._windows(rows), strict=True):
-            counts = phrase_counts(held, words.numbers(self.query.stems), words.vocabulary)
+            numbers = words.numbers(self.query.terms)
+            slots = words.slots.of(held, numbers, words.vocabulary)
+            asked = np.array([self.query.terms.index(stem) for stem in self.query.stems])
+            counts = phrase_counts(held, slots, asked)
             found += bm25(counts, held.lengths, 1.0, self._average)
         return _to_best(found)
 
     def _pieces(self, rows: Rows) -> Scores:
         found = np.zeros(len(rows))
         for words, held in zip(self._lexicals(), self._windows(rows), strict=True):
-            counts = piece_counts(held, self.query.terms, words.spelling())
+            counts = piece_counts(held, self.query.terms, words.spelling(), words.slots)
             found += bm25(counts, held.lengths, 1.0, self._average)
         return _to_best(found)
 
@@ -312,7 +320,8 @@ class ScoreParts:
         counts, lengths = np.zeros((len(rows), len(terms))), np.zeros(len(rows), np.int64)
         for lexical in self._lexicals():
             words = lexical.forward.words(lexical.positions_of(rows), own=True)
-            counts += term_counts(words, lexical.numbers(terms), lexical.vocabulary)
+            slots = lexical.slots.of(words, lexical.numbers(terms), lexical.vocabulary)
+            counts += slot_counts(words, slots, len(terms))
             lengths += words.lengths
         return counts, lengths
 

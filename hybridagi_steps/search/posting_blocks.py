@@ -1,0 +1,276 @@
+"""Postings in blocks of neighbouring documents, made of the forward index by one sort.
+
+A block holds up to 65,536 documents, so that a posting takes three bytes (where in the block, how
+often) and what a query adds up stays in the processor's cache. Blocks are never changed: newer
+documents make a block of their own, small ones are made anew together with their neighbours, and
+the newest few documents have none: their words are counted as they stand. So nothing that an
+addition has to wait for grows with the memory.
+
+Each list knows the most that its term can add, for an average length that is remembered; a longer
+average raises it by no more than the ratio of the two.
+
+Reference: O'Neil et al. 1996, "The Log-Structured Merge-Tree"; the blocks are Lucene's segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridagi_steps.search.forward_index import K1, B, Counts, ForwardIndex
+
+MOST_DOCUMENTS = 2**16
+"""Documents of a block: a place in it takes two bytes."""
+NEWEST = 256
+"""Documents that may have no block: counting their words takes some 50 µs."""
+FURTHER = 0.2
+"""What a further word counts, where 1 is what a single word of an average document counts; the best
+on the half of the shipped runs that is for tuning, see `python -m tests.benchmarks quality`."""
+
+_STEPS = 255
+_ROUNDING = 1e-5
+_GROWTH = 2
+"""A block is made anew together with newer documents that are at least one in so many of its own."""
+
+Lengths = npt.NDArray[np.float32]
+Sums = npt.NDArray[np.float32]
+_NAMES = ("terms", "starts", "most", "positions", "counts")
+
+
+class Posting(NamedTuple):
+    """Where a term stands in a block, ascending, and how often; 0: as a further word."""
+
+    positions: npt.NDArray[np.uint16]
+    counts: npt.NDArray[Any]
+
+    def add_to(
+        self,
+        sums: Sums,
+        weight: float,
+        lengths: Lengths,
+        average: float,
+        wanted: npt.NDArray[np.uint16] | None = None,
+    ) -> None:
+        """Add what the term says to the sums of its documents, or of the wanted ones among them.
+
+        Args:
+            sums: Of each document of the block.
+            weight: Of the term.
+            lengths: Words of each document.
+            average: Words of the average document.
+            wanted: Places of the only documents that matter, ascending.
+        """
+        if wanted is None:
+            sums[self.positions] += self._scores(slice(None), weight, lengths, average)
+            return
+        place = np.searchsorted(self.positions, wanted)
+        place[place == len(self.positions)] = 0
+        (held,) = (self.positions[place] == wanted).nonzero()
+        sums[wanted[held]] += self._scores(place[held], weight, lengths, average)
+
+    def _scores(
+        self,
+        places: npt.NDArray[np.intp] | slice,
+        weight: float,
+        lengths: Lengths,
+        average: float,
+    ) -> Sums:
+        counts = self.counts[places]
+        scores = counts.astype(np.float32)
+        below = lengths[self.positions[places]]
+        below *= np.float32(K1 * B / average)
+        below += np.float32(K1 * (1 - B))
+        below += scores
+        scores /= below
+        scores *= np.float32(weight * (K1 + 1))
+        scores[counts == 0] = np.float32(weight * FURTHER)
+        return scores
+
+
+class Found(NamedTuple):
+    """What a block has of a query's terms."""
+
+    block: slice
+    """The positions of its documents."""
+    postings: list[Posting]
+    most: npt.NDArray[np.float64]
+    """The most that a document can have of each term, at a weight of 1."""
+
+
+@dataclass
+class PostingBlock:
+    """The postings of the documents from position `first` on.
+
+    Term `terms[n]` stands in `positions[starts[n]:starts[n + 1]]`; terms ascend.
+    """
+
+    first: int
+    size: int
+    average: float
+    """Average length for which `most` was computed."""
+    terms: npt.NDArray[np.uint32]
+    starts: npt.NDArray[np.uint32]
+    most: npt.NDArray[np.uint8]
+    """The most that each term adds, in 255ths of what it could add if documents had no length."""
+    positions: npt.NDArray[np.uint16]
+    counts: npt.NDArray[Any]
+
+    @property
+    def end(self) -> int:
+        """The first position behind it."""
+        return self.first + self.size
+
+    def find(self, terms: npt.NDArray[np.int64], average: float) -> Found:
+        """Return what the block has of distinct terms, for an average length of documents."""
+        place = np.searchsorted(self.terms, terms.astype(np.uint32))
+        place = np.minimum(place, len(self.terms) - 1)
+        held = self.terms[place] == terms
+        starts = self.starts[place].astype(np.int64)
+        stops = np.where(held, self.starts[place + 1], starts)
+        postings = [
+            Posting(self.positions[start:stop], self.counts[start:stop])
+            for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
+        ]
+        raised = self.most[place] * (max(1.0, average / self.average) / _STEPS)
+        most = np.where(held, np.minimum(raised, 1.0) * (K1 + 1), 0.0)
+        return Found(slice(self.first, self.end), postings, most)
+
+
+def newest_found(span: slice, counts: Counts) -> Found:
+    """Return what documents without a block have, given how often; -1: not at all."""
+    held = [np.flatnonzero(each >= 0) for each in counts.T]
+    postings = [
+        Posting(places.astype(np.uint16), each[places])
+        for places, each in zip(held, counts.T, strict=True)
+    ]
+    return Found(span, postings, np.array([(K1 + 1) * bool(len(places)) for places in held]))
+
+
+class PostingBlocks:
+    """The blocks over a forward index; its newest documents may have none."""
+
+    def __init__(self) -> None:
+        self._blocks: list[PostingBlock] = []
+
+    @property
+    def end(self) -> int:
+        """How many documents have a block."""
+        return self._blocks[-1].end if self._blocks else 0
+
+    def find(self, terms: npt.NDArray[np.int64], average: float) -> Iterator[Found]:
+        """Yield what each block has of distinct terms, for an average length of documents."""
+        for block in self._blocks:
+            if len(block.terms):
+                yield block.find(terms, average)
+
+    def follow(self, forward: ForwardIndex, lengths: Lengths, average: float) -> None:
+        """Make blocks of all documents, by position; small ones join those that are new."""
+        first, size = self.end, len(lengths)
+        while self._blocks and first < size:
+            last = self._blocks[-1]
+            if size - last.first > MOST_DOCUMENTS or last.size > _GROWTH * (size - first):
+                break
+            first = self._blocks.pop().first
+        for start in range(first, size, MOST_DOCUMENTS):
+            span = slice(start, min(start + MOST_DOCUMENTS, size))
+            self._blocks.append(_made(forward, span, lengths, average))
+
+    def renumber(
+        self,
+        live: npt.NDArray[np.bool_],
+        terms: npt.NDArray[np.int64],
+        forward: ForwardIndex,
+        lengths: Lengths,
+        average: float,
+    ) -> None:
+        """Keep documents that are `live`; term t is called `terms[t]`.
+
+        The forward index and the lengths are those of afterwards: a block of which something is
+        gone is made anew.
+        """
+        blocks, self._blocks = self._blocks, []
+        for block in blocks:
+            first, size = self.end, int(np.count_nonzero(live[block.first : block.end]))
+            if size == block.size:
+                named = terms[block.terms].astype(np.uint32)
+                self._blocks.append(replace(block, first=first, terms=named))
+            elif size:
+                span = slice(first, first + size)
+                self._blocks.append(_made(forward, span, lengths, average))
+
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return all blocks as flat arrays."""
+        blocks = self._blocks
+        kinds = {"terms": np.uint32, "starts": np.uint32, "most": np.uint8, "positions": np.uint16}
+        empty = [np.empty(0, kinds.get(name, np.uint8)) for name in _NAMES]
+        return {
+            "sizes": np.array([[block.size, len(block.terms)] for block in blocks], np.int64),
+            "averages": np.array([block.average for block in blocks]),
+            **{
+                name: np.concatenate([none, *(getattr(block, name) for block in blocks)])
+                for name, none in zip(_NAMES, empty, strict=True)
+            },
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> PostingBlocks:
+        """Return the blocks that `to_arrays` described, as views."""
+        found, at = cls(), dict.fromkeys(_NAMES, 0)
+
+        def cut(name: str, count: int) -> npt.NDArray[Any]:
+            at[name] += count
+            return arrays[name][at[name] - count : at[name]]
+
+        for (size, terms), average in zip(
+            arrays["sizes"].reshape(-1, 2).tolist(), arrays["averages"].tolist(), strict=True
+        ):
+            starts = cut("starts", terms + 1)
+            held = int(starts[-1])
+            found._blocks.append(
+                PostingBlock(
+                    first=found.end,
+                    size=size,
+                    average=average,
+                    terms=cut("terms", terms),
+                    starts=starts,
+                    most=cut("most", terms),
+                    positions=cut("positions", held),
+                    counts=cut("counts", held),
+                )
+            )
+        return found
+
+
+def _made(forward: ForwardIndex, span: slice, lengths: Lengths, average: float) -> PostingBlock:
+    """Return the block of some documents: all their words in one order, by term and place."""
+    size = span.stop - span.start
+    words, in_window = forward.all_words(np.arange(span.start, span.stop))
+    keys = words.ids.astype(np.int64)
+    keys <<= 17
+    keys |= words.document << 1
+    keys |= in_window
+    del words
+    keys.sort()
+    (first,) = np.diff(keys >> 1, prepend=-1).nonzero()
+    counts = np.add.reduceat(keys & 1, first) if len(first) else keys
+    keys = keys[first] >> 1
+    positions, term = (keys & 0xFFFF).astype(np.uint16), keys >> 16
+    (starts,) = np.diff(term, prepend=-1).nonzero()
+    often = counts.astype(np.float32)
+    share = often / (often + K1 * (1 - B + B * lengths[span][positions] / (average or 1.0)))
+    share[counts == 0] = FURTHER / (K1 + 1)
+    most = np.maximum.reduceat(share, starts) if len(starts) else share
+    return PostingBlock(
+        first=span.start,
+        size=size,
+        average=average or 1.0,
+        terms=term[starts].astype(np.uint32),
+        starts=np.append(starts, len(term)).astype(np.uint32),
+        most=np.minimum(np.ceil(most * (1 + _ROUNDING) * _STEPS), _STEPS).astype(np.uint8),
+        positions=positions,
+        counts=counts.astype(np.min_scalar_type(int(counts.max(initial=0)))),
+    )
