@@ -34,6 +34,7 @@ from hybridagi_steps.search.vector_rows import (
     Scopes,
     VectorStore,
     exact_similarities,
+    products,
     unit_rows,
 )
 
@@ -264,7 +265,7 @@ class FaissIndex:
         """Score the positions that have no codes yet, if there are any."""
         if encoded == self._store.count:
             return None
-        scores = self._store.vectors[encoded:] @ query
+        scores = products(self._store.vectors[encoded:], query)
         fresh = np.arange(encoded, encoded + len(scores))
         if allowed is None:
             return fresh, scores
@@ -274,19 +275,19 @@ class FaissIndex:
         """Score every position of the scope."""
         vectors, positions = self._store.vectors, scope.positions
         if scope.vectors is not None:
-            return self._best(query, k, positions, scope.vectors @ query)
+            return self._best(query, k, positions, products(scope.vectors, query))
         if scope.allowed is not None:
             positions = np.flatnonzero(scope.allowed)
         if positions is not None and len(positions) <= len(vectors) // 4:
             return self._best(query, k, positions, self._products(query, positions))
-        scores = vectors @ query  # one pass over everything beats a large gather
+        scores = products(vectors, query)  # one pass over everything beats a large gather
         return self._best(query, k, positions, scores if positions is None else scores[positions])
 
     def _products(self, query: FloatVector, positions: Positions) -> FloatVector:
         """Score some positions; FAISS copies no vector for it, but takes long to load."""
         vectors = self._store.vectors
         if self._codes is None:
-            return vectors.take(positions, axis=0) @ query
+            return products(vectors.take(positions, axis=0), query)
         return self._codes.products(query, vectors, positions)
 
     def _best(

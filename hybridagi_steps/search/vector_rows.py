@@ -219,6 +219,18 @@ def exact_similarities(query: FloatVector, vectors: FloatMatrix) -> FloatVector:
     return scores.clip(-1.0, 1.0, out=scores).astype(np.float32)
 
 
+def products(vectors: FloatMatrix, query: FloatVector) -> FloatVector:
+    """Return the product of each row with a query, shape (n,), in this thread alone.
+
+    A BLAS product of matrix and vector wakes the library's threads, which then wait for more work:
+    a search that takes 1 ms cost 10 ms of the processor where others wanted it, and ended no sooner,
+    since memory is what it waits for.
+    """
+    if hasattr(np, "vecdot"):  # NumPy 2
+        return np.vecdot(vectors, query)
+    return np.einsum("ij,j->i", vectors, query)
+
+
 class Scope(NamedTuple):
     """The positions a search may answer with: listed, or marked, or (both None) all of them."""
 
