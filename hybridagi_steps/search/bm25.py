@@ -24,8 +24,10 @@ from hybridagi_steps.search.forward_index import (
     Counts,
     ForwardIndex,
     NumberedDocument,
+    Slots,
     Spelling,
     TermSlots,
+    Words,
     slot_counts,
 )
 from hybridagi_steps.search.posting_blocks import (
@@ -81,6 +83,17 @@ class Statistics(NamedTuple):
 def inverse_frequency(documents: int, holding: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Return the weight of terms that so many of the documents hold; never negative."""
     return np.log1p((documents - holding + 0.5) / (holding + 0.5))
+
+
+class ReadWords(NamedTuple):
+    """The words of documents, and what of some terms is among them."""
+
+    window: Words
+    """All but the further ones."""
+    slots: Slots
+    """Which of the terms each of these words is."""
+    counts: Counts
+    """How often documents have each term; 0: among their further words alone, -1: nowhere."""
 
 
 class LexicalIndex:
@@ -150,7 +163,7 @@ class LexicalIndex:
         self._rows[self._size : end], self._lengths[self._size : end] = rows, lengths
         self._live[self._size : end] = True
         self._size, self._by_row = end, None
-        self._documents, self._words = self._documents + len(rows), self._words + lengths.sum()
+        self._documents, self._words = self._documents + len(rows), self._words + int(lengths.sum())
 
     def remove(self, rows: Rows) -> int:
         """Forget rows; unknown ones are skipped. Returns how many were held."""
@@ -185,19 +198,21 @@ class LexicalIndex:
         weights = np.array([known.weight(term) for term in distinct])
         return Match(self, self.numbers(distinct), weights, known.average_length or 1.0)
 
-    def counts(self, positions: _Positions, terms: npt.NDArray[np.int64]) -> Counts:
-        """Return how often documents have each term, shape (documents, terms).
-
-        0 stands for a term among a document's further words, -1 for one that it has nowhere.
-        """
-        if len(positions) > _AT_ONCE:
-            parts = np.split(positions, range(_AT_ONCE, len(positions), _AT_ONCE))
-            return np.concatenate([self.counts(part, terms) for part in parts])
+    def read(self, positions: _Positions, terms: npt.NDArray[np.int64]) -> ReadWords:
+        """Return the words of documents, and what of distinct terms is among them."""
         words, in_window = self.forward.all_words(positions)
         slots = self.slots.of(words, terms, self.vocabulary)
         anywhere = slot_counts(words, slots, len(terms))
-        window = slot_counts(words, np.where(in_window, slots, -1), len(terms))
-        return np.where(anywhere > 0, window, -1)
+        if in_window.all():
+            return ReadWords(words, slots, np.where(anywhere > 0, anywhere, -1.0))
+        window, slots = words.among(in_window), slots[in_window]
+        counts = np.where(anywhere > 0, slot_counts(window, slots, len(terms)), -1.0)
+        return ReadWords(window, slots, counts)
+
+    def counts(self, positions: _Positions, terms: npt.NDArray[np.int64]) -> Counts:
+        """Return how often documents have each of distinct terms, as `ReadWords` says."""
+        parts = np.split(positions, range(_AT_ONCE, len(positions), _AT_ONCE))
+        return np.concatenate([self.read(part, terms).counts for part in parts])
 
     def found(self, terms: npt.NDArray[np.int64], average: float) -> Iterable[Found]:
         """Yield what each block of documents has of distinct terms, which all are known."""
@@ -389,12 +404,23 @@ class Match:
         # Everywhere in the same order: documents that have the same get the same sum.
         order = np.argsort(-weights, kind="stable")
         order = order[terms[order] >= 0]
-        self._index, self._terms, self._weights = index, terms[order], weights[order]
+        self._index, self.terms, self._weights = index, terms[order], weights[order]
         self._average = average
+
+    def slots(self, terms: Iterable[str]) -> Slots:
+        """Return where among the terms of `read` each of the query's stands; -1: nowhere."""
+        place = {number: slot for slot, number in enumerate(self.terms.tolist())}
+        return np.array([place.get(n, -1) for n in self._index.numbers(terms).tolist()], np.int32)
 
     def of(self, rows: Rows) -> _Scores:
         """Return the exact score of each row; 0 for rows not held."""
         return self._at(self._index.positions_of(rows))
+
+    def read(self, rows: Rows) -> tuple[ReadWords, _Scores]:
+        """Return the words of rows, beside them their scores."""
+        positions = self._index.positions_of(rows)
+        read = self._index.read(positions, self.terms)
+        return read, self._scores(positions, read.counts)
 
     def top(self, k: int, rows: Rows | None = None) -> tuple[Rows, _Scores]:
         """Return up to k best rows with a score above 0, best first, ties by row."""
@@ -409,10 +435,12 @@ class Match:
         return held[chosen][order], scores[chosen][order]
 
     def _at(self, positions: _Positions) -> _Scores:
+        return self._scores(positions, self._index.counts(positions, self.terms))
+
+    def _scores(self, positions: _Positions, counts: Counts) -> _Scores:
         if not len(self._index.rows()):
             return np.zeros(len(positions), np.float32)
-        counts = self._index.counts(positions, self._terms)
-        lengths = self._index.lengths(np.maximum(positions, 0))
+        lengths = self._index.lengths(np.maximum(positions, 0)).astype(np.float64)
         damped = K1 * (1 - B + B * lengths / self._average)
         often = counts * (K1 + 1) / (np.maximum(counts, 0) + damped[:, None])
         often = np.where(counts > 0, often, np.where(counts == 0, FURTHER, 0.0))
@@ -429,8 +457,8 @@ class Match:
 
     def _contenders(self, k: int, passing: _Flags | None) -> _Positions:
         """Return positions among which are the k best."""
-        best = _Best(k, _ROUNDING * (1 + len(self._terms) / 100))
-        for found in self._index.found(self._terms, self._average):
+        best = _Best(k, _ROUNDING * (1 + len(self.terms) / 100))
+        for found in self._index.found(self.terms, self._average):
             passes = None if passing is None else passing[found.block]
             self._search_block(found, passes, best)
         return best.positions
@@ -451,8 +479,8 @@ class Match:
                 best.raise_by(sums, passing)
             if (bar := best.least - left[number]) > 0:
                 looked_at = _at_least(bar, sums, looked_at, passing)
-            wanted = looked_at if looked_at is not None and size > LOOK_UP * len(looked_at) else None
-            posting.add_to(sums, weight, lengths, self._average, wanted)
+            few = looked_at is not None and size > LOOK_UP * len(looked_at)
+            posting.add_to(sums, weight, lengths, self._average, looked_at if few else None)
         best.take_in(found.block.start, _at_least(best.least, sums, looked_at, passing), sums)
 
 

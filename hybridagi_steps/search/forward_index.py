@@ -15,7 +15,7 @@ their frequencies are nowhere kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,9 +64,7 @@ class Words(NamedTuple):
     def among(self, kept: npt.NDArray[np.bool_]) -> Words:
         """Return those that are kept."""
         document = self.document[kept]
-        return Words(
-            self.ids[kept], document, np.bincount(document, minlength=len(self.lengths))
-        )
+        return Words(self.ids[kept], document, np.bincount(document, minlength=len(self.lengths)))
 
 
 class NumberedDocument(NamedTuple):
@@ -130,7 +128,7 @@ class ForwardIndex:
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the index as flat arrays."""
-        used = {name: self._size for name in _KINDS} | {"units": self._end()}
+        used = dict.fromkeys(_KINDS, self._size) | {"units": self._end()}
         return {name: column[: used[name]] for name, column in self._columns.items()}
 
     @classmethod

@@ -34,7 +34,7 @@ on the half of the shipped runs that is for tuning, see `python -m tests.benchma
 _STEPS = 255
 _ROUNDING = 1e-5
 _GROWTH = 2
-"""A block is made anew together with newer documents that are at least one in so many of its own."""
+"""A block is made anew with newer documents if it has no more than so many times as many."""
 
 Lengths = npt.NDArray[np.float32]
 Sums = npt.NDArray[np.float32]

@@ -193,7 +193,8 @@ class _Answer:
         fused, parts = np.zeros(len(rows)), dict[str, Scores]()
         for formula, kind in ((self.of_steps, ~turns), (self.of_turns, turns)):
             if kind.any():
-                found = self.values.values(rows[kind], formula.weights)
+                of_kind = rows if kind.all() else rows[kind]
+                found = self.values.values(of_kind, formula.weights)
                 fused[kind] = _fused(found, formula)
                 for name, values in found.items():
                     parts.setdefault(name, np.full(len(rows), np.nan))[kind] = values
@@ -308,7 +309,7 @@ class _Answer:
         return bool(scored.rows[place] > scored.rows[kept])
 
     def _ranked(self, scored: _Scored, chosen: Places) -> list[RankedRow]:
-        rows = scored.rows[chosen]
+        rows = self.values.choose(scored.rows, chosen)
         dense, lexical = self.values.cosines(rows), self.values.lexical(rows)
         own, glimpsed = self._matched_words(rows)
         turns = self.index.turns.places(rows) >= 0

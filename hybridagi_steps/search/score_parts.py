@@ -16,12 +16,17 @@ import numpy.typing as npt
 
 from hybridagi_steps.records.step_text import tokens
 from hybridagi_steps.records.store_values import FloatVector, Rows
-from hybridagi_steps.search.bm25 import LexicalIndex, Match, Statistics, inverse_frequency
+from hybridagi_steps.search.bm25 import (
+    LexicalIndex,
+    Match,
+    ReadWords,
+    Statistics,
+    inverse_frequency,
+)
 from hybridagi_steps.search.formulas import Formula
 from hybridagi_steps.search.forward_index import (
     Counts,
     Scores,
-    Words,
     bm25,
     phrase_counts,
     piece_counts,
@@ -72,7 +77,8 @@ class ScoreParts:
         self.index, self.scope, self.query, self.state = index, scope, query, state
         self._matches = self._matched(query.stems)
         self._best_window = 0.0
-        self._read: tuple[Rows | None, list[Words]] = None, []
+        self._read: tuple[Rows, list[ReadWords], Scores] | None = None
+        self._near: tuple[Rows, Scores] | None = None
         self._by_name: dict[str, Callable[[Rows], Scores]] = {
             "window": lambda rows: self.lexical(rows) / (self._best_window or 1.0),
             "meaning": lambda rows: np.clip(np.nan_to_num(self.cosines(rows)), 0.0, 1.0),
@@ -127,50 +133,56 @@ class ScoreParts:
 
     def lexical(self, rows: Rows) -> Scores:
         """Return the BM25 score of each row's window."""
-        return np.add.reduce([match.of(rows) for match in self._matches])
+        return self._words(rows)[1]
 
     def held(self, rows: Rows, stems: Sequence[str]) -> Iterator[tuple[int, str, bool]]:
-        """Yield the place of a row, a stem it holds, and whether its own text surely does."""
+        """Yield the place of a row, a stem of the query it holds, and whether its own text does."""
         own = self._own_counts(rows, stems)[0] > 0
-        counts = np.maximum.reduce(
-            [
-                words.counts(words.positions_of(rows), words.numbers(stems))
-                for words in self._lexicals()
-            ]
-        )
+        counts = np.full(own.shape, -1.0)
+        for match, read in zip(self._matches, self._words(rows)[0], strict=True):
+            slots = match.slots(stems)
+            (known,) = (slots >= 0).nonzero()
+            counts[:, known] = np.maximum(counts[:, known], read.counts[:, slots[known]])
         for place, number in np.argwhere(counts >= 0).tolist():
             yield place, stems[number], bool(own[place, number] or counts[place, number] == 0)
 
     def cosines(self, rows: Rows) -> Scores:
         """Return the cosine of each row with the query, NaN where there is none."""
-        return self._cosines(self.query.vector, rows)
+        if self._near is None or self._near[0] is not rows:
+            self._near = rows, self._cosines(self.query.vector, rows)
+        return self._near[1]
+
+    def choose(self, rows: Rows, chosen: Places) -> Rows:
+        """Return some of the rows; what is known of all of them is known of these, too."""
+        some = rows[chosen]
+        if self._near is not None and self._near[0] is rows:
+            self._near = some, self._near[1][chosen]
+        if self._read is not None and self._read[0] is rows:
+            read = [each._replace(counts=each.counts[chosen]) for each in self._read[1]]
+            self._read = some, read, self._read[2][chosen]
+        return some
 
     def _phrases(self, rows: Rows) -> Scores:
         found = np.zeros(len(rows))
-        for words, held in zip(self._lexicals(), self._windows(rows), strict=True):
-            numbers = words.numbers(self.query.terms)
-            slots = words.slots.of(held, numbers, words.vocabulary)
-            asked = np.array([self.query.terms.index(stem) for stem in self.query.stems])
-            counts = phrase_counts(held, slots, asked)
-            found += bm25(counts, held.lengths, 1.0, self._average)
+        for match, read in zip(self._matches, self._words(rows)[0], strict=True):
+            counts = phrase_counts(read.window, read.slots, match.slots(self.query.stems))
+            found += bm25(counts, read.window.lengths, 1.0, self._average)
         return _to_best(found)
 
     def _pieces(self, rows: Rows) -> Scores:
         found = np.zeros(len(rows))
-        for words, held in zip(self._lexicals(), self._windows(rows), strict=True):
-            counts = piece_counts(held, self.query.terms, words.spelling(), words.slots)
-            found += bm25(counts, held.lengths, 1.0, self._average)
+        for words, read in zip(self._lexicals(), self._words(rows)[0], strict=True):
+            counts = piece_counts(read.window, self.query.terms, words.spelling(), words.slots)
+            found += bm25(counts, read.window.lengths, 1.0, self._average)
         return _to_best(found)
 
-    def _windows(self, rows: Rows) -> list[Words]:
-        """Return the words of each row's window, by shard; asked again, the same."""
-        if self._read[0] is not rows:
-            held = [
-                lexical.forward.words(lexical.positions_of(rows), own=False)
-                for lexical in self._lexicals()
-            ]
-            self._read = rows, held
-        return self._read[1]
+    def _words(self, rows: Rows) -> tuple[list[ReadWords], Scores]:
+        """Return the words of each row's window, by shard, and its score; asked again, the same."""
+        if self._read is None or self._read[0] is not rows:
+            read = [match.read(rows) for match in self._matches]
+            scores = np.add.reduce([scores for _, scores in read])
+            self._read = rows, [words for words, _ in read], scores
+        return self._read[1:]
 
     def _own(self, rows: Rows) -> Scores:
         return _to_best(self._own_words(rows, self.query))
