@@ -18,7 +18,7 @@ import hashlib
 import re
 import threading
 import unicodedata
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, cast
 
@@ -40,6 +40,7 @@ _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _MAY_BE_CAMEL = re.compile(r"[a-z][A-Z]|[A-Z][A-Z][a-z]")
 _ASCII_WORD = re.compile(r"[A-Za-z0-9]+")
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_IDEOGRAPH = re.compile(f"[{_CJK}]")
 _WORD = re.compile(rf"[{_CJK}]|(?:(?![{_CJK}])[^\W_])+")
 _LONGEST_WORD = 64
 _MONTHS = (
@@ -179,10 +180,24 @@ def holds_word(text: str, word: str) -> bool:
 
 def stems_held(text: str, stems: Collection[str]) -> set[str]:
     """Return those of `stems` that `tokens(text)` has; sooner, since it stems few words."""
-    begin = {stem[0] for stem in stems}
-    words = set(_written(text, lower=True))
-    near = (word[:_LONGEST_WORD] for word in words if word[0] in begin and word not in STOP_WORDS)
-    return {_stem(word) for word in near} & set(stems)
+    plain = _normal(text)
+    lower = plain.lower()
+    # A word begins with its stem, whose last letter alone may be another: "happi" of "happy".
+    begin = {stem[: max(1, len(stem) - 1)] for stem in stems if stem[:-1] in lower}
+    if not begin:
+        return set()
+    words = {word for start in begin for word in _words_from(_CAMEL.sub(" ", plain).lower(), start)}
+    return {_stem(word[:_LONGEST_WORD]) for word in words - STOP_WORDS} & set(stems)
+
+
+def _words_from(text: str, begin: str) -> Iterator[str]:
+    """Yield the words of a text that begin so."""
+    at = text.find(begin)
+    while at >= 0:
+        before = text[at - 1 : at]
+        if not before.isalnum() or _IDEOGRAPH.match(before):
+            yield cast("re.Match[str]", _WORD.match(text, at)).group()
+        at = text.find(begin, at + 1)
 
 
 def text_hash(text: str) -> int:

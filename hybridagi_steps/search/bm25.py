@@ -11,6 +11,7 @@ Reference: Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework: 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -85,15 +86,33 @@ def inverse_frequency(documents: int, holding: npt.NDArray[Any]) -> npt.NDArray[
     return np.log1p((documents - holding + 0.5) / (holding + 0.5))
 
 
-class ReadWords(NamedTuple):
-    """The words of documents, and what of some terms is among them."""
+class ReadWords:
+    """The words of documents, and what of some terms is among them.
 
-    window: Words
-    """All but the further ones."""
-    slots: Slots
-    """Which of the terms each of these words is."""
-    counts: Counts
-    """How often documents have each term; 0: among their further words alone, -1: nowhere."""
+    Args:
+        words: All words, further ones too.
+        in_window: Which are no further ones.
+        slots: Which of the terms each of these words is.
+        width: How many terms there are.
+    """
+
+    def __init__(self, words: Words, in_window: _Flags, slots: Slots, width: int) -> None:
+        self._words, self._in_window, self._slots = words, in_window, slots
+        (found,) = (slots >= 0).nonzero()
+        inside = found[in_window[found]]
+        anywhere = slot_counts(words, slots, found, width)
+        self.counts = np.where(anywhere > 0, slot_counts(words, slots, inside, width), -1.0)
+        """How often documents have each term; 0: among their further words alone, -1: nowhere."""
+
+    @cached_property
+    def window(self) -> Words:
+        """All but the further words."""
+        return self._words.among(self._in_window)
+
+    @cached_property
+    def slots(self) -> Slots:
+        """Which of the terms each word of the window is."""
+        return self._slots[self._in_window]
 
 
 class LexicalIndex:
@@ -202,12 +221,7 @@ class LexicalIndex:
         """Return the words of documents, and what of distinct terms is among them."""
         words, in_window = self.forward.all_words(positions)
         slots = self.slots.of(words, terms, self.vocabulary)
-        anywhere = slot_counts(words, slots, len(terms))
-        if in_window.all():
-            return ReadWords(words, slots, np.where(anywhere > 0, anywhere, -1.0))
-        window, slots = words.among(in_window), slots[in_window]
-        counts = np.where(anywhere > 0, slot_counts(window, slots, len(terms)), -1.0)
-        return ReadWords(window, slots, counts)
+        return ReadWords(words, in_window, slots, len(terms))
 
     def counts(self, positions: _Positions, terms: npt.NDArray[np.int64]) -> Counts:
         """Return how often documents have each of distinct terms, as `ReadWords` says."""
@@ -428,8 +442,8 @@ class Match:
         if rows is not None and len(rows) <= NARROW * len(index.rows()):
             held, scores = rows, self.of(rows)
         else:
-            positions = self._contenders(k, self._passing(rows))
-            held, scores = index.rows()[positions], self._at(positions)
+            positions, scores = self._contenders(k, self._passing(rows))
+            held = index.rows()[positions]
         chosen = _best(scores, k)
         order = np.lexsort((held[chosen], -scores[chosen]))[:k]
         return held[chosen][order], scores[chosen][order]
@@ -455,13 +469,13 @@ class Match:
         passing[positions[positions >= 0]] = True
         return passing
 
-    def _contenders(self, k: int, passing: _Flags | None) -> _Positions:
-        """Return positions among which are the k best."""
+    def _contenders(self, k: int, passing: _Flags | None) -> tuple[_Positions, _Scores]:
+        """Return positions among which are the k best, with their scores."""
         best = _Best(k, _ROUNDING * (1 + len(self.terms) / 100))
         for found in self._index.found(self.terms, self._average):
             passes = None if passing is None else passing[found.block]
             self._search_block(found, passes, best)
-        return best.positions
+        return best.positions, best.sums
 
     def _search_block(self, found: Found, passing: _Flags | None, best: _Best) -> None:
         """Look in one block for what may be among the best."""
@@ -496,7 +510,7 @@ class _Best:
         self._k, self._slack = k, slack
         self.least = 0.0
         """Below it nothing is among the best k."""
-        self.positions, self._sums = np.empty(0, np.int64), np.empty(0, np.float32)
+        self.positions, self.sums = np.empty(0, np.int64), np.empty(0, np.float32)
 
     def raise_by(self, sums: _Scores, passing: _Flags | None) -> None:
         """Learn from unfinished sums, as long as nothing else is known."""
@@ -507,10 +521,10 @@ class _Best:
     def take_in(self, first: int, places: npt.NDArray[np.integer[Any]], sums: _Scores) -> None:
         """Take in what stands in a block, which begins at position `first`."""
         self.positions = np.concatenate((self.positions, places.astype(np.int64) + first))
-        self._sums = np.concatenate((self._sums, sums[places]))
-        self._raise(self._sums)
-        kept = self._sums >= self.least
-        self.positions, self._sums = self.positions[kept], self._sums[kept]
+        self.sums = np.concatenate((self.sums, sums[places]))
+        self._raise(self.sums)
+        kept = self.sums >= self.least
+        self.positions, self.sums = self.positions[kept], self.sums[kept]
 
     def _raise(self, sums: _Scores) -> None:
         if (before := len(sums) - self._k) >= 0:

@@ -44,6 +44,8 @@ _LARGEST = np.iinfo(np.uint16).max
 _DIRECT = 0xE000
 """Numbers below it are one unit; of larger ones this plus the high bits, then the low bits."""
 _LOW_BITS = 15
+_HASH_BITS = 15
+_HASHES = 2**_HASH_BITS
 
 
 class Words(NamedTuple):
@@ -55,11 +57,6 @@ class Words(NamedTuple):
     """Of each word, the place in what was asked for of the document it stands in; ascending."""
     lengths: npt.NDArray[np.int64]
     """Words of each document asked for."""
-
-    def at(self) -> npt.NDArray[np.intp]:
-        """Return how many words of its document stand before each."""
-        before = np.cumsum(self.lengths) - self.lengths
-        return np.arange(len(self.ids)) - before[self.document]
 
     def among(self, kept: npt.NDArray[np.bool_]) -> Words:
         """Return those that are kept."""
@@ -98,14 +95,15 @@ class ForwardIndex:
         """Return the words of documents, all of them or their own; of position -1 none."""
         words, in_window = self.all_words(positions)
         if own:
-            own_from = self._of_each("own_from", positions)
-            in_window &= words.at() >= own_from[words.document]
+            before = np.where(positions >= 0, self._of_each("own_from", positions), 0)
+            in_window &= _from(before, words.lengths)
         return words.among(in_window)
 
     def all_words(self, positions: Places) -> tuple[Words, npt.NDArray[np.bool_]]:
         """Return the words of documents and their further ones, and which are no further ones."""
         words = self._read(positions)
-        return words, words.at() < self._of_each("window", positions)[words.document]
+        window = np.where(positions >= 0, self._of_each("window", positions), 0)
+        return words, ~_from(window, words.lengths)
 
     @property
     def own_words(self) -> int:
@@ -183,6 +181,12 @@ class ForwardIndex:
         return int(self._columns["ends"][self._size - 1]) if self._size else 0
 
 
+def _from(first: Places, lengths: Places) -> npt.NDArray[np.bool_]:
+    """Return which words stand at place `first` of their documents or behind it."""
+    runs = np.stack((first, lengths - first), axis=1).ravel()
+    return np.repeat(np.arange(len(runs)) % 2 == 1, runs)
+
+
 def _encoded(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint16], Places]:
     """Return the units of words, and behind which unit each word ends, from a 0 on."""
     wide = ids >= _DIRECT
@@ -229,9 +233,15 @@ def bm25(
     return (saturated * weights).sum(axis=1)
 
 
-def slot_counts(words: Words, slots: Slots, width: int) -> Counts:
-    """Count terms, given which of `width` terms each word is."""
-    (found,) = (slots >= 0).nonzero()
+def slot_counts(words: Words, slots: Slots, found: npt.NDArray[np.intp], width: int) -> Counts:
+    """Count terms in documents.
+
+    Args:
+        words: Their words.
+        slots: Which of the terms each word is.
+        found: The places of the words that are one, and count.
+        width: How many terms there are.
+    """
     return _table(words.document[found], slots[found], len(words.lengths), width)
 
 
@@ -283,12 +293,19 @@ def _found_pieces(
     pieces = np.maximum(ends[terms] - starts - (PIECE - 1), 0)
     owner = np.repeat(np.arange(len(terms)), pieces)
     at = np.arange(len(owner)) + (starts - (np.cumsum(pieces) - pieces))[owner]
-    codes = np.zeros(len(at), np.uint32)
-    for byte in range(PIECE):
-        codes |= text[at + byte].astype(np.uint32) << np.uint32(8 * byte)
-    slot = np.minimum(np.searchsorted(sought, codes), len(sought) - 1)
-    found = sought[slot] == codes
-    return owner[found], slot[found]
+    # Every byte of the text with the three behind it.
+    codes = np.ndarray((max(len(text) - PIECE + 1, 0),), "<u4", text, 0, (1,))[at]
+    likely = np.zeros(_HASHES, np.bool_)
+    likely[_hashed(sought)] = True
+    (found,) = likely[_hashed(codes)].nonzero()
+    slot = np.minimum(np.searchsorted(sought, codes[found]), len(sought) - 1)
+    same = sought[slot] == codes[found]
+    return owner[found[same]], slot[same]
+
+
+def _hashed(codes: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Return numbers below `_HASHES`, the same for the same code."""
+    return (codes * np.uint32(2_654_435_761)) >> np.uint32(32 - _HASH_BITS)
 
 
 def _pieces(word: bytes) -> npt.NDArray[np.uint32]:

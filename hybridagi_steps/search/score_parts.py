@@ -68,6 +68,16 @@ class AskedText:
         return list(dict.fromkeys(self.stems))
 
 
+class _Read(NamedTuple):
+    """What is read of rows, by shard, and what they score by their windows."""
+
+    rows: Rows
+    words: list[ReadWords]
+    counts: list[Counts]
+    """How often each row has each of the query's terms, as `ReadWords` says."""
+    scores: Scores
+
+
 class ScoreParts:
     """Computes the parts of one query's score over the shards of a scope."""
 
@@ -77,7 +87,7 @@ class ScoreParts:
         self.index, self.scope, self.query, self.state = index, scope, query, state
         self._matches = self._matched(query.stems)
         self._best_window = 0.0
-        self._read: tuple[Rows, list[ReadWords], Scores] | None = None
+        self._read: _Read | None = None
         self._near: tuple[Rows, Scores] | None = None
         self._by_name: dict[str, Callable[[Rows], Scores]] = {
             "window": lambda rows: self.lexical(rows) / (self._best_window or 1.0),
@@ -133,16 +143,16 @@ class ScoreParts:
 
     def lexical(self, rows: Rows) -> Scores:
         """Return the BM25 score of each row's window."""
-        return self._words(rows)[1]
+        return self._words(rows).scores
 
     def held(self, rows: Rows, stems: Sequence[str]) -> Iterator[tuple[int, str, bool]]:
         """Yield the place of a row, a stem of the query it holds, and whether its own text does."""
         own = self._own_counts(rows, stems)[0] > 0
         counts = np.full(own.shape, -1.0)
-        for match, read in zip(self._matches, self._words(rows)[0], strict=True):
+        for match, counted in zip(self._matches, self._words(rows).counts, strict=True):
             slots = match.slots(stems)
             (known,) = (slots >= 0).nonzero()
-            counts[:, known] = np.maximum(counts[:, known], read.counts[:, slots[known]])
+            counts[:, known] = np.maximum(counts[:, known], counted[:, slots[known]])
         for place, number in np.argwhere(counts >= 0).tolist():
             yield place, stems[number], bool(own[place, number] or counts[place, number] == 0)
 
@@ -157,32 +167,32 @@ class ScoreParts:
         some = rows[chosen]
         if self._near is not None and self._near[0] is rows:
             self._near = some, self._near[1][chosen]
-        if self._read is not None and self._read[0] is rows:
-            read = [each._replace(counts=each.counts[chosen]) for each in self._read[1]]
-            self._read = some, read, self._read[2][chosen]
+        if (read := self._read) is not None and read.rows is rows:
+            counts = [each[chosen] for each in read.counts]
+            self._read = _Read(some, [], counts, read.scores[chosen])
         return some
 
     def _phrases(self, rows: Rows) -> Scores:
         found = np.zeros(len(rows))
-        for match, read in zip(self._matches, self._words(rows)[0], strict=True):
+        for match, read in zip(self._matches, self._words(rows).words, strict=True):
             counts = phrase_counts(read.window, read.slots, match.slots(self.query.stems))
             found += bm25(counts, read.window.lengths, 1.0, self._average)
         return _to_best(found)
 
     def _pieces(self, rows: Rows) -> Scores:
         found = np.zeros(len(rows))
-        for words, read in zip(self._lexicals(), self._words(rows)[0], strict=True):
+        for words, read in zip(self._lexicals(), self._words(rows).words, strict=True):
             counts = piece_counts(read.window, self.query.terms, words.spelling(), words.slots)
             found += bm25(counts, read.window.lengths, 1.0, self._average)
         return _to_best(found)
 
-    def _words(self, rows: Rows) -> tuple[list[ReadWords], Scores]:
-        """Return the words of each row's window, by shard, and its score; asked again, the same."""
-        if self._read is None or self._read[0] is not rows:
+    def _words(self, rows: Rows) -> _Read:
+        """Return the words of each row; asked again for the same, without reading them again."""
+        if self._read is None or self._read.rows is not rows:
             read = [match.read(rows) for match in self._matches]
-            scores = np.add.reduce([scores for _, scores in read])
-            self._read = rows, [words for words, _ in read], scores
-        return self._read[1:]
+            words, scores = [each for each, _ in read], np.add.reduce([each for _, each in read])
+            self._read = _Read(rows, words, [each.counts for each in words], scores)
+        return self._read
 
     def _own(self, rows: Rows) -> Scores:
         return _to_best(self._own_words(rows, self.query))
@@ -333,7 +343,7 @@ class ScoreParts:
         for lexical in self._lexicals():
             words = lexical.forward.words(lexical.positions_of(rows), own=True)
             slots = lexical.slots.of(words, lexical.numbers(terms), lexical.vocabulary)
-            counts += slot_counts(words, slots, len(terms))
+            counts += slot_counts(words, slots, (slots >= 0).nonzero()[0], len(terms))
             lengths += words.lengths
         return counts, lengths
 

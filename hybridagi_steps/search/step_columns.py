@@ -108,7 +108,7 @@ class StepColumns:
         """Return all rows whose purpose hash is one of these."""
         known, order = self._order("purpose_hashes")
         first, last = np.searchsorted(known, hashes), np.searchsorted(known, hashes, side="right")
-        runs = [order[start:end] for start, end in zip(first, last, strict=True) if end > start]
+        runs = _runs(order, first, last)
         if not runs:
             return np.empty(0, np.int64)
         return np.unique(self._column("rows")[np.concatenate(runs)])
@@ -121,7 +121,7 @@ class StepColumns:
         """Return all children of `rows` and, beside each, its parent."""
         known, order = self._order("parent_rows")
         first, last = np.searchsorted(known, rows), np.searchsorted(known, rows, side="right")
-        runs = [order[start:end] for start, end in zip(first, last, strict=True) if end > start]
+        runs = _runs(order, first, last)
         if not runs:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         positions = np.concatenate(runs)
@@ -290,6 +290,13 @@ class TurnColumns:
             names = arrays["names"].tobytes().decode().split("\n")
             columns._speakers = {name: number for number, name in enumerate(names)}
         return columns
+
+
+def _runs(order: Rows, first: npt.NDArray[Any], last: npt.NDArray[Any]) -> list[Rows]:
+    """Return what stands from each `first` to each `last`, where that is anything."""
+    (some,) = (last > first).nonzero()
+    pairs = zip(first[some].tolist(), last[some].tolist(), strict=True)
+    return [order[start:end] for start, end in pairs]
 
 
 def _used(values: list[_Value], numbers: npt.NDArray[Any]) -> tuple[list[_Value], Any]:

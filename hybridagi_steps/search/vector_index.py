@@ -16,17 +16,18 @@ or, if there are none, an exact scan. One lock serialises everything else; it is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import threading
+from collections.abc import Callable, Mapping
 from math import isqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps._concurrency import ForkSafeLock
+from hybridagi_steps._concurrency import ForkSafeLock, rest_first_at_fork
 from hybridagi_steps.errors import DamagedFileError, VectorError
 from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
-from hybridagi_steps.search.code_build import CodeBuild
 from hybridagi_steps.search.vector_rows import (
     Mask,
     Positions,
@@ -39,7 +40,7 @@ from hybridagi_steps.search.vector_rows import (
 )
 
 if TYPE_CHECKING:
-    from hybridagi_steps.search.quantized_codes import ScanCodes
+    from hybridagi_steps.search.quantized_codes import Building, ScanCodes
 
 # Measured with one thread, 256 dimensions, k = 10, on steps that the benchmark makes up, in ms
 # beside a numpy product with a partition: 4,000 rows .09 / .09; 10,000 .11 / .2; 100,000 .6 / 4.5,
@@ -65,6 +66,9 @@ COMPACT_SHARE = 0.1
 anew."""
 TIE_SLACK = 4e-6
 """More than float32 products of unit vectors are off by: what is closer is compared exactly."""
+
+
+log = logging.getLogger("hybridagi_steps")
 
 
 class ScoredRows(NamedTuple):
@@ -369,3 +373,59 @@ def _codes_of(arrays: Mapping[str, npt.NDArray[Any]]) -> ScanCodes | None:
     from hybridagi_steps.search.quantized_codes import ScanCodes
 
     return ScanCodes.from_arrays(arrays)
+
+
+class CodeBuild:
+    """Builds codes in a thread of its own, while searches go on without them.
+
+    It works in pieces and rests between them for a fork; a child has no such thread and starts its
+    own.
+
+    Args:
+        pieces: The build.
+        adopt: Called with the codes when they are ready, unless the build was abandoned before.
+    """
+
+    def __init__(self, pieces: Building, adopt: Callable[[ScanCodes, CodeBuild], None]) -> None:
+        self._pieces, self._adopt = pieces, adopt
+        self._abandoned = threading.Event()
+        self._piece = threading.Lock()
+        self.failed = False
+        rest_first_at_fork(self)
+        # No daemon: a thread that is in the middle of foreign code when Python ends may crash it.
+        self._thread = threading.Thread(target=self._run, name="hybridagi-steps-index")
+        self._thread.start()
+
+    @property
+    def going_on(self) -> bool:
+        """Whether there is still something to wait for in this process."""
+        return self._thread.is_alive() and not self._abandoned.is_set()
+
+    def abandon(self) -> None:
+        """Let it end after the piece at hand; nothing is adopted any more."""
+        self._abandoned.set()
+
+    def wait(self) -> None:
+        """Wait for its end. The caller must hold no lock that `adopt` takes."""
+        self._thread.join()
+
+    def before_fork(self) -> None:
+        """Wait for the piece at hand."""
+        self._piece.acquire()
+
+    def after_fork(self) -> None:
+        """Go on."""
+        self._piece.release()
+
+    def _run(self) -> None:
+        try:
+            while not self._abandoned.is_set() and threading.main_thread().is_alive():
+                with self._piece:
+                    try:
+                        next(self._pieces)
+                    except StopIteration as end:
+                        self._adopt(end.value, self)
+                        return
+        except (RuntimeError, MemoryError) as error:  # FAISS raises no others
+            self.failed = True
+            log.warning("codes were not built, searches stay exact but slower: %s", error)

@@ -14,6 +14,7 @@ from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.step_text import (
     cut,
     own_text,
+    stems_held,
     text_hash,
     tokens,
     whole_text,
@@ -155,6 +156,31 @@ def test_words_are_lower_case_and_hold_no_blank(text: str) -> None:
     for word in tokens(text):
         assert word
         assert not any(letter.isspace() for letter in word)
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "happy",
+                "Happiness",
+                "getUserName",
+                "refunds",
+                "退款",
+                "fund",
+                "réfund",
+                "ys",
+                "a",
+                "y",
+            ]
+        )
+    ),
+    st.sampled_from(["", "Ann's ", "_", "x_", "é", "款"]),
+)
+def test_stems_are_held_that_are_tokens(words: list[str], between: str) -> None:
+    text = between.join(f"{word} " for word in words)
+    stems = {"happi", "get", "user", "name", "refund", "fund", "退", "y", "a", "款", "xyz"}
+    assert stems_held(text, stems) == stems & set(tokens(text))
 
 
 def test_the_hash_is_blind_to_case_and_white_space() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridagi_steps.search import bm25 as lexical
+from hybridagi_steps.search import posting_blocks
 from hybridagi_steps.search.bm25 import Document, LexicalIndex
+from hybridagi_steps.search.posting_blocks import Posting
 
 Documents = dict[int, list[str]]
 
@@ -44,6 +47,16 @@ changes = st.lists(
 )
 
 
+@pytest.fixture(params=["one block", "many blocks"], scope="module")
+def _block_sizes(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "many blocks":
+            patch.setattr(posting_blocks, "MOST_DOCUMENTS", 4)
+            patch.setattr(lexical, "NEWEST", 2)
+        yield
+
+
+@pytest.mark.usefixtures("_block_sizes")
 @settings(max_examples=200, deadline=None)
 @given(changes, st.lists(st.sampled_from("abcdefghz"), max_size=5))
 def test_scores_are_those_of_the_formula_after_any_changes(
@@ -135,35 +148,115 @@ def test_words_that_nothing_holds_any_more_are_forgotten() -> None:
     assert again.match(["shared"]).top(5)[0].tolist() == [2]
 
 
-def test_the_best_are_found_without_adding_up_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Common terms are looked up only where the rarer ones left a chance, and nothing is lost."""
+def common_words(documents: int) -> LexicalIndex:
+    """Return an index of documents whose words are as common as Zipf has it."""
     chance = random.Random(3)
-    index = LexicalIndex()
     vocabulary = [f"w{number}" for number in range(300)]
     often = [1 / (number + 1) for number in range(300)]
+    index = LexicalIndex()
     index.add(
-        (row, chance.choices(vocabulary, often, k=chance.randint(5, 30))) for row in range(4_000)
+        (row, chance.choices(vocabulary, often, k=chance.randint(5, 30)))
+        for row in range(documents)
     )
-    looked_up: list[int] = []
-    possible = lexical._still_possible  # pyright: ignore[reportPrivateUsage]
+    return index
 
-    def counted(*asked: Any) -> Any:
-        found = possible(*asked)
-        looked_up.append(-1 if found is None else len(found))
-        return found
 
-    monkeypatch.setattr(lexical, "_still_possible", counted)
-    rows = np.arange(4_000)
+@pytest.mark.parametrize("most", [500, 65_536])
+def test_the_best_are_found_without_adding_up_everything(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Common terms are looked up only where the rarer ones left a chance, and nothing is lost."""
+    monkeypatch.setattr(posting_blocks, "MOST_DOCUMENTS", most)
+    index, chance, rows = common_words(4_000), random.Random(4), np.arange(4_000)
+    touched: list[int] = []
+    add_to = Posting.add_to
+
+    def counted(posting: Posting, *asked: Any) -> None:
+        touched.append(len(posting.positions) if asked[-1] is None else len(asked[-1]))
+        add_to(posting, *asked)
+
+    monkeypatch.setattr(Posting, "add_to", counted)
+    held = 0
     for _ in range(30):
-        query = [*chance.sample(vocabulary, 4), "w0", "w1", "w2"]
+        query = [*chance.sample([f"w{number}" for number in range(300)], 4), "w0", "w1", "w2"]
         match = index.match(query)
         scores = match.of(rows)
+        held += 2 * sum(index.statistics(query).frequencies.values())
         for asked, passing in ((None, rows), (rows[rows % 3 > 0], rows[rows % 3 > 0])):
             found, reached = match.top(10, asked)
             wanted = np.sort(scores[passing])[::-1][:10]
-            np.testing.assert_array_equal(reached, wanted)
-            np.testing.assert_array_equal(scores[found], reached)
-    assert sum(0 <= count < 1_000 for count in looked_up) > 30
+            np.testing.assert_allclose(reached, wanted, rtol=1e-6)
+            np.testing.assert_allclose(scores[found], reached, rtol=1e-6)
+    assert sum(touched) < held / 3
+
+
+def test_equal_documents_tie_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks meet with lists of other lengths; the sum of the same must be the same."""
+    monkeypatch.setattr(posting_blocks, "MOST_DOCUMENTS", 100)
+    index = common_words(1_000)
+    index.add((row, ["w0", "w5", "w40", "w41", "w250"]) for row in range(5_000, 5_300, 10))
+    rows, scores = index.match(["w5", "w41", "w0", "w250", "w40"]).top(20)
+    assert rows.tolist() == list(range(5_000, 5_200, 10))
+    assert len(set(scores.tolist())) == 1
+
+
+def test_a_memory_that_grows_makes_few_blocks_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an addition waits for has a bound, and all of it together is a few times the words."""
+    monkeypatch.setattr(posting_blocks, "MOST_DOCUMENTS", 2_048)
+    made: list[int] = []
+    make = posting_blocks._made  # pyright: ignore[reportPrivateUsage]
+
+    def counted(forward: Any, span: slice, *others: Any) -> Any:
+        made.append(span.stop - span.start)
+        return make(forward, span, *others)
+
+    monkeypatch.setattr(posting_blocks, "_made", counted)
+    index = LexicalIndex()
+    for row in range(0, 20_000, 50):
+        index.add((n, ["all", f"w{n % 97}"]) for n in range(row, row + 50))
+    assert len(index.match(["all"]).top(20_000)[0]) == 20_000
+    assert max(made) <= 2_048
+    assert sum(made) <= 8 * 20_000
+    blocks = list(index.found(index.numbers(["all"]), 1.0))
+    assert len(blocks) <= 20_000 / 1_024 + 6
+
+
+def test_a_posting_takes_three_bytes_and_a_word_two() -> None:
+    arrays = common_words(4_000).to_arrays()
+    words, postings = int(arrays["lengths"].sum()), len(arrays["block_positions"])
+    assert postings == int(arrays["holding"].sum())
+    assert arrays["block_positions"].nbytes + arrays["block_counts"].nbytes == 3 * postings
+    assert arrays["forward_units"].nbytes == 2 * words
+
+
+def test_words_beyond_those_of_two_bytes_and_counts_beyond_one() -> None:
+    """Numbers of terms from 57,344 on take two units, and blocks count as far as need be."""
+    many = [f"w{number}" for number in range(70_000)]
+    index = LexicalIndex()
+    index.add([Document(1, many[:60_000], many[60_000:], 59_000), Document(2, ["w59999"] * 700)])
+    for again in (index, LexicalIndex.from_arrays(index.to_arrays())):
+        words = again.forward.words(again.positions_of(np.array([1, 3, 2])), own=True)
+        assert words.lengths.tolist() == [1_000, 0, 700]
+        assert words.ids.tolist() == [*range(59_000, 60_000), *[59_999] * 700]
+        asked = again.numbers(["w59999", "w0", "w69999"])
+        assert again.counts(np.array([0, 1]), asked).tolist() == [[1, 1, 0], [700, -1, -1]]
+        assert again.match(["w59999"]).top(1)[0].tolist() == [2]
+        assert again.match(["w69999"]).top(5)[0].tolist() == [1]
+
+
+def test_what_is_removed_counts_in_no_weight() -> None:
+    index = common_words(600)
+    index.add([Document(700, ["w0", "once"], ["further"]), Document(701, ["once"])])
+    index.remove(np.array([700]))
+    assert index.statistics(["once", "further"]).frequencies == {"once": 1, "further": 0}
+    assert index.match(["further"]).top(3)[0].tolist() == []
+    assert index.match(["once"]).top(3)[0].tolist() == [701]
+    index.add([Document(701, ["again"]), Document(701, ["last"])])
+    assert index.statistics(["once", "again", "last"]).frequencies == {
+        "once": 0,
+        "again": 0,
+        "last": 1,
+    }
 
 
 words_in_order = st.lists(
