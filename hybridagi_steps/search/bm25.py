@@ -131,7 +131,8 @@ class LexicalIndex:
         self._live = np.empty(0, np.bool_)
         self._size = 0
         self._documents, self._words = 0, 0
-        self._by_row: tuple[Rows, npt.NDArray[np.int64] | None] | None = None
+        self._ascending = True
+        self._by_row: tuple[Rows, npt.NDArray[np.int64]] | None = None
 
     def __len__(self) -> int:
         """Number of live documents."""
@@ -179,6 +180,8 @@ class LexicalIndex:
     def _take_in(self, rows: Rows, lengths: npt.NDArray[np.int64]) -> None:
         end = self._size + len(rows)
         self._reserve(len(rows))
+        before = self._rows[max(self._size - 1, 0) : self._size]
+        self._ascending = self._ascending and _ascend(np.concatenate((before, rows)))
         self._rows[self._size : end], self._lengths[self._size : end] = rows, lengths
         self._live[self._size : end] = True
         self._size, self._by_row = end, None
@@ -315,6 +318,7 @@ class LexicalIndex:
         self._lengths = self._lengths[: self._size][live]
         self._blocks.renumber(live, renumbered, self.forward, self._lengths, self.average_length)
         self._size, self._by_row = len(self._rows), None
+        self._ascending = _ascend(self._rows)
         self._live = np.ones(self._size, np.bool_)
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -341,7 +345,7 @@ class LexicalIndex:
         index._rows, index._lengths = arrays["rows"], arrays["lengths"]
         index.forward = ForwardIndex.from_arrays(_part("forward_", arrays))
         index._blocks = PostingBlocks.from_arrays(_part("block_", arrays))
-        index._size = len(index._rows)
+        index._size, index._ascending = len(index._rows), _ascend(index._rows)
         index._live = np.ones(index._size, np.bool_)
         index._documents, index._words = index._size, int(index._lengths.sum(dtype=np.float64))
         return index
@@ -354,12 +358,13 @@ class LexicalIndex:
         """Return the live position of each row, -1 where it is not held."""
         if not self._size or not len(rows):
             return np.full(len(rows), -1, np.int64)
-        if self._by_row is None:
-            known = self._rows[: self._size]
-            ascending = bool((known[1:] > known[:-1]).all())
-            order = None if ascending else np.argsort(known, kind="stable")
-            self._by_row = known if order is None else known[order], order
-        known, order = self._by_row
+        if self._ascending:
+            known, order = self._rows[: self._size], None
+        else:
+            if self._by_row is None:
+                turn = np.argsort(self._rows[: self._size], kind="stable")
+                self._by_row = self._rows[turn], turn
+            known, order = self._by_row
         # A replaced row stands twice; the last of equal rows is the newest.
         found = np.maximum(np.searchsorted(known, rows, side="right") - 1, 0)
         positions = found if order is None else order[found]
@@ -376,6 +381,10 @@ class LexicalIndex:
             grown = np.zeros(room, old.dtype)
             grown[: self._size] = old[: self._size]
             setattr(self, name, grown)
+
+
+def _ascend(rows: Rows) -> bool:
+    return bool((rows[1:] > rows[:-1]).all())
 
 
 def _part(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:

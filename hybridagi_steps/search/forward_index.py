@@ -82,6 +82,8 @@ class ForwardIndex:
             name: np.empty(0, kind) for name, kind in _KINDS.items()
         }
         self._size = 0
+        self.own_words = 0
+        """Own words of all documents together."""
 
     def extend(self, documents: Sequence[NumberedDocument]) -> None:
         """Add the next documents."""
@@ -105,24 +107,17 @@ class ForwardIndex:
         window = np.where(positions >= 0, self._of_each("window", positions), 0)
         return words, ~_from(window, words.lengths)
 
-    @property
-    def own_words(self) -> int:
-        """Own words of all documents together."""
-        window, before = (
-            int(self._columns[name][: self._size].sum(dtype=np.int64))
-            for name in ("window", "own_from")
-        )
-        return window - before
-
     def renumber(self, live: npt.NDArray[np.bool_], terms: npt.NDArray[np.int64]) -> None:
         """Keep the documents that are `live`; term t is called `terms[t]` from now on."""
         kept, smaller = np.flatnonzero(live), ForwardIndex()
         for start in range(0, len(kept), AT_ONCE):
             positions = kept[start : start + AT_ONCE]
             words = self._read(positions)
-            own_from, window = (self._of_each(name, positions) for name in ("own_from", "window"))
+            own_from, window = (
+                self._of_each(name, positions).astype(np.int64) for name in ("own_from", "window")
+            )
             smaller._append(terms[words.ids], words.lengths, own_from, window)
-        self._columns, self._size = smaller._columns, smaller._size
+        self.__dict__ = smaller.__dict__
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the index as flat arrays."""
@@ -135,6 +130,8 @@ class ForwardIndex:
         index = cls()
         index._columns = {name: arrays[name] for name in _KINDS}
         index._size = len(arrays["ends"])
+        window, before = (arrays[name].sum(dtype=np.int64) for name in ("window", "own_from"))
+        index.own_words = int(window - before)
         return index
 
     def _append(
@@ -144,7 +141,9 @@ class ForwardIndex:
         start = self._end()
         self._put("units", start, units)
         self._put("ends", self._size, start + ends[np.cumsum(lengths)])
-        self._put("own_from", self._size, np.minimum(own_from, _LARGEST))
+        own_from = np.minimum(own_from, _LARGEST)
+        self.own_words += int(window.sum() - own_from.sum())
+        self._put("own_from", self._size, own_from)
         self._put("window", self._size, window)
         self._size += len(lengths)
 
