@@ -195,7 +195,7 @@ def _words_from(text: str, begin: str) -> Iterator[str]:
     at = text.find(begin)
     while at >= 0:
         before = text[at - 1 : at]
-        if not before.isalnum() or _IDEOGRAPH.match(before):
+        if not before.isalnum() or _IDEOGRAPH.match(before) or _IDEOGRAPH.match(text, at):
             yield cast("re.Match[str]", _WORD.match(text, at)).group()
         at = text.find(begin, at + 1)
 
