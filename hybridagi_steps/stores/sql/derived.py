@@ -167,7 +167,6 @@ class DerivedTables(MessageUnits):
     def _pending_step_texts(self, asked: dict[str, int]) -> list[PendingText]:
         with self._db.reading() as connection:
             rows: list[int] = self._asked_rows(connection, _PENDING_TEXT_ROWS, asked)
-            self._keep_tail(connection)
             steps = self._steps(connection, {*rows})
 
             def links_of(others: Collection[int]) -> dict[int, StepLink]:

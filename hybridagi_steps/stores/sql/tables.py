@@ -118,9 +118,6 @@ class Tables(ABC):
     def _catch_up(self) -> None:  # noqa: B027 - a hook
         """Do what makes reading faster; a reader's chore, never a failure and never a wait."""
 
-    def _keep_tail(self, connection: Connection) -> None:  # noqa: B027 - a hook
-        """Make many questions about steps without keys fast, inside a reader."""
-
     def _keep_up(self, connection: Connection) -> None:  # noqa: B027 - a hook
         """Make sure that every step has its keys where they belong."""
 

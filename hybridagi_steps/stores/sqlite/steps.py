@@ -45,17 +45,6 @@ run took 1.4 times as long together."""
 
 _TAIL = """SELECT last.row - keys_through, last.row
     FROM namespace, (SELECT coalesce(max(row), 0) AS row FROM agent_step) last WHERE id = ?"""
-_LONGEST_SCAN = 64
-"""Steps without keys that are walked for each question, where there are many questions."""
-# A view of the same name that comes before the file's own, as long as the transaction lasts.
-_KEPT = "namespace, row, parent_id, run_id, hop, session_id, user_id, scope, branch_id"
-_KEEP_TAIL = f"CREATE TEMP TABLE tail AS SELECT {_KEPT} FROM step_tail WHERE namespace = ?"  # noqa: S608 - no value in it
-_SHOW_TAIL = (
-    "CREATE INDEX temp.tail_row ON tail (row)",
-    "CREATE INDEX temp.tail_run ON tail (run_id, hop, row)",
-    f"""CREATE TEMP VIEW step_view AS SELECT {_KEPT} FROM main.step_key
-        UNION ALL SELECT {_KEPT} FROM temp.tail""",  # noqa: S608 - no value in it
-)
 _WRITE_KEYS = """INSERT INTO step_key
     SELECT namespace, row, parent_id, run_id, hop, session_id, user_id, program_id, program, tool,
            step_type, scope, status, score, created_at, metadata, branch_id
@@ -85,13 +74,6 @@ class SqliteTables(Tables):
                     long = self._write_keys(connection)
             except StorageError:
                 return  # the tail answers as well, only slower; a damaged file says so on reading
-
-    def _keep_tail(self, connection: Connection) -> None:
-        """Take the missing keys from the bodies once, in place of once for each question."""
-        if self._tail_length(connection) > _LONGEST_SCAN:
-            connection.execute(_KEEP_TAIL, (self._namespace,))
-            for statement in _SHOW_TAIL:
-                connection.execute(statement)
 
     def _keep_up(self, connection: Connection) -> None:
         """Write all keys that are missing."""

@@ -9,6 +9,7 @@ database.py owns every connection and lock.
 from __future__ import annotations
 
 import sqlite3
+from bisect import bisect_left
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -101,11 +102,13 @@ class SqliteAdmin(SqliteSteps, AdminTables):
         return {**known, "path": self._db.name, "wal_reset_bug": bug}
 
 
-_IN_RUN = """SELECT row, hop FROM step_view
+_IN_RUN = """SELECT hop, row FROM step_key
     WHERE namespace = ? AND run_id = ? AND (hop, row) {than} (?, ?) AND user_id IS ? AND scope IS ?
     ORDER BY hop {order}, row {order} LIMIT 1"""
 _BEFORE_IN_RUN = _IN_RUN.format(than="<", order="DESC")
 _AFTER_IN_RUN = _IN_RUN.format(than=">", order="ASC")
+_TAIL_LINKS = """SELECT row, parent_id, run_id, hop, user_id, scope FROM step_tail
+    WHERE namespace = ? AND run_id IS NOT NULL"""
 
 
 class SqliteStepStore(SqliteAdmin, DerivedTables):
@@ -139,9 +142,30 @@ class SqliteStepStore(SqliteAdmin, DerivedTables):
         self, connection: Connection, links: Mapping[int, StepLink], *, before: bool
     ) -> dict[int, int]:
         query, found = _BEFORE_IN_RUN if before else _AFTER_IN_RUN, dict[int, int]()
+        links = {row: link for row, link in links.items() if link.run_id is not None}
+        tail = self._places_in_tail(connection) if links else {}
         for row, link in links.items():
-            if link.run_id is not None:
-                place = (self._namespace, link.run_id, link.hop, row, *link.owner)
-                if neighbour := connection.execute(query, place).fetchone():
-                    found[row] = neighbour[0]
+            place = (self._namespace, link.run_id, link.hop, row, *link.owner)
+            near = connection.execute(query, place).fetchall()
+            others = tail.get((link.run_id, link.owner), [])
+            at = bisect_left(others, (link.hop, row))
+            if before:
+                near += others[max(at - 1, 0) : at]
+            else:
+                near += [one for one in others[at : at + 2] if one > (link.hop, row)][:1]
+            if near:
+                found[row] = (max if before else min)(near)[1]
         return found
+
+    def _places_in_tail(self, connection: Connection) -> dict[object, list[tuple[int, int]]]:
+        """Return hop and row of the steps without keys, by run and owner, in order.
+
+        Asked for each of them instead, the tail would be walked as often as it is long.
+        """
+        places: dict[object, list[tuple[int, int]]] = {}
+        for row, *values in connection.execute(_TAIL_LINKS, (self._namespace,)):
+            link = StepLink(*values)
+            places.setdefault((link.run_id, link.owner), []).append((link.hop, row))
+        for found in places.values():
+            found.sort()
+        return places
