@@ -171,13 +171,16 @@ def _json(text: str) -> dict[str, Any] | None:
     return held if isinstance(held, dict) else None  # pyright: ignore[reportUnknownVariableType]
 
 
-# For all rows in one round trip; SQLite would walk whole runs for such a question.
-_IN_RUN = """SELECT k.row, near.row FROM step_view k CROSS JOIN LATERAL (
-    SELECT o.row FROM step_view o WHERE o.namespace = k.namespace AND o.run_id = k.run_id
-        AND (o.hop, o.row) {than} (k.hop, k.row) AND o.user_id IS NOT DISTINCT FROM k.user_id
-        AND o.scope IS NOT DISTINCT FROM k.scope ORDER BY o.hop {order}, o.row {order} LIMIT 1) near
-    WHERE k.namespace = ? AND k.run_id IS NOT NULL
-        AND k.row IN (SELECT value FROM json_each(?))"""
+# For all rows in one round trip. Their places are handed over: asked for beside the rest they made
+# the planner walk the namespace's whole index of runs.
+_IN_RUN = """SELECT k.row, near.row
+    FROM unnest(CAST(? AS BIGINT[]), CAST(? AS TEXT[]), CAST(? AS BIGINT[]), CAST(? AS TEXT[]),
+        CAST(? AS TEXT[])) k (row, run_id, hop, user_id, scope)
+    CROSS JOIN LATERAL (
+        SELECT o.row FROM step_view o WHERE o.namespace = ? AND o.run_id = k.run_id
+            AND (o.hop, o.row) {than} (k.hop, k.row)
+            AND o.user_id IS NOT DISTINCT FROM k.user_id AND o.scope IS NOT DISTINCT FROM k.scope
+        ORDER BY o.hop {order}, o.row {order} LIMIT 1) near"""
 _BEFORE_IN_RUN = _IN_RUN.format(than="<", order="DESC")
 _AFTER_IN_RUN = _IN_RUN.format(than=">", order="ASC")
 _RESTART = 2**32
@@ -216,11 +219,16 @@ class PostgresStepStore(PostgresAdmin, DerivedTables):
     def _neighbours(
         self, connection: Connection, links: Mapping[int, StepLink], *, before: bool
     ) -> dict[int, int]:
-        asked = [row for row, link in links.items() if link.run_id is not None]
-        query = _BEFORE_IN_RUN if before else _AFTER_IN_RUN
+        asked = [
+            (row, link.run_id, link.hop, *link.owner)
+            for row, link in links.items()
+            if link.run_id is not None
+        ]
         if not asked:
             return {}
-        return dict(connection.execute(query, (self._namespace, many(asked))).fetchall())
+        places = (many(column) for column in zip(*asked, strict=True))
+        query = _BEFORE_IN_RUN if before else _AFTER_IN_RUN
+        return dict(connection.execute(query, (*places, self._namespace)).fetchall())
 
     @property
     def _restarts(self) -> int:
