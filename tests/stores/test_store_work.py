@@ -225,3 +225,49 @@ def test_postgresql_is_asked_as_often_for_twenty_steps_as_for_one(
         memory.add([made(n) for n in range(70, 90)])
         assert one <= 42
         assert round_trips(lambda: memory.search("refund the order")) <= one + 3
+
+
+def blocks_read(asked: list[tuple[str, Any]], address: str) -> int:
+    """Return how many blocks PostgreSQL reads for some queries, asked once more."""
+    import psycopg
+
+    from hybridagi_steps.stores.postgres.schema import SCHEMA
+    from hybridagi_steps.stores.postgres.spelling import spelled, teach
+
+    found = 0
+    with psycopg.connect(address) as connection:
+        teach(connection)
+        connection.execute(f"SET search_path TO {SCHEMA}".encode())
+        for sql, values in asked:
+            explain = b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + spelled(sql)
+            ((plans,),) = connection.execute(explain, values or None).fetchall()
+            plan = plans[0]["Plan"]
+            found += plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    return found
+
+
+def test_what_postgresql_reads_for_new_steps_does_not_grow_with_the_memory(
+    postgres_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hybridagi_steps.stores.postgres.database import SpellingConnection
+
+    execute, asked = SpellingConnection.execute, list[tuple[str, Any]]()
+
+    def noted(connection: SpellingConnection, sql: str, values: Any = ()) -> Any:
+        if sql.lstrip().startswith("SELECT") and "pg_advisory" not in sql:
+            asked.append((sql, values))
+        return execute(connection, sql, values)
+
+    monkeypatch.setattr(SpellingConnection, "execute", noted)
+    read: list[int] = []
+    with StepMemory(postgres_address, embedder="hashing", durability="normal") as memory:
+        for first, count in ((0, 500), (10_000, 4_500)):
+            memory.add([made(first + n) for n in range(count)])
+            memory.flush()
+            memory.search("refund")
+            memory.add([made(90_000 + first + n) for n in range(20)])
+            asked.clear()
+            memory.search("refund", mode="lexical", k=1)
+            memory.search("refund", k=1)
+            read.append(blocks_read(list(asked), postgres_address))
+    assert read[1] <= 1.15 * read[0], read
