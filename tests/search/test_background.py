@@ -180,3 +180,23 @@ assert memory.stats()["embedded"] == 4_200 and memory.verify() == []
 memory.close()
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_flush_beside_the_background_makes_each_batch_once(tmp_path: Path) -> None:
+    """And waits for it no longer than for the batch at hand."""
+    embedded: list[str] = []
+
+    class Noting(HashingEmbedder):
+        def embed_documents(self, texts: Any) -> Any:
+            embedded.extend(texts)
+            time.sleep(0.02)  # so that both would have a batch at hand
+            return super().embed_documents(texts)
+
+    with StepMemory(
+        tmp_path / "m.db", embedder=Noting(), durability="normal", timeout_seconds=5
+    ) as memory:
+        memory.add(steps(3 * START_AT))
+        assert indexing()
+        memory.flush()
+        assert memory.stats()["pending_vectors"] == 0
+    assert len(embedded) == len({*embedded}) == 3 * START_AT
