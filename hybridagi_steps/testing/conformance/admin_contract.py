@@ -70,6 +70,21 @@ class AdminContract:
         assert counts["bytes"] > 0
         assert counts["durability"] in {"normal", "full"}
 
+    def test_what_the_caller_knows_of_pending_steps_is_taken_as_it_is(
+        self, store: StepStore
+    ) -> None:
+        a, b, c = store.append([step(id="a"), step(id="b"), step(id="c")])
+        told = step(id="told")
+        found = store.pending_vectors(9, known={a: told, b: None, c + 9: told})
+        assert [(row, None if one is None else str(one.id)) for row, one in found] == [
+            (a, "told"),
+            (b, None),
+            (c, "c"),
+        ]
+        save_pending(store)
+        store.sync()
+        assert store.verify() == []
+
     def test_vacuum_and_verify_leave_everything_in_place(self, store: StepStore) -> None:
         store.append([step(id=str(n)) for n in range(20)])
         save_pending(store)
