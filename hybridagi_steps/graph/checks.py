@@ -130,10 +130,13 @@ def _edges(program: ProgramGraph) -> Iterator[str]:
         if edge.target == START:
             yield f"{shown} enters 'start'; to begin again, connect to the node after it"
         source = program.nodes.get(edge.source)
-        if edge.label is not None and source is not None and not isinstance(source, Decision):
+        may_be_labelled = isinstance(source, Decision) or (
+            isinstance(source, Action) and edge.is_error
+        )
+        if edge.label is not None and source is not None and not may_be_labelled:
             yield (
                 f"{shown} has the label {edge.label!r}; only edges out of a Decision have one, "
-                f"and {edge.source!r} is a {_kind(source)}"
+                f"an Action's may be ERROR, and {edge.source!r} is a {_kind(source)}"
             )
 
 
@@ -146,11 +149,19 @@ def _ways_out(program: ProgramGraph) -> Iterator[str]:
         edges = leaving[node_id]
         if isinstance(node, Decision):
             yield from _options(node_id, edges)
-        elif len(edges) > 1 and node_id != END:
-            targets = ", ".join(repr(edge.target) for edge in edges)
-            yield f"{len(edges)} edges leave the {_kind(node)} {node_id!r} ({targets}); keep one"
+        elif node_id != END:
+            failing = [edge for edge in edges if edge.is_error and isinstance(node, Action)]
+            edges = [edge for edge in edges if edge not in failing]
+            yield from _several(node, edges, "edges")
+            yield from _several(node, failing, "ERROR edges")
         if not edges and node_id != END:
             yield f"{node_id!r} is a dead end: connect it to what comes next, or to 'end'"
+
+
+def _several(node: Node, edges: Sequence[Edge], kind: str) -> Iterator[str]:
+    if len(edges) > 1:
+        targets = ", ".join(repr(edge.target) for edge in edges)
+        yield f"{len(edges)} {kind} leave the {_kind(node)} {node.id!r} ({targets}); keep one"
 
 
 def _options(node_id: str, edges: Sequence[Edge]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import dspy
 
@@ -71,12 +71,18 @@ class GraphInterpreter(dspy.Module):
         decision_lm: The language model that decides, instead of the one configured.
         max_corrections: How often a model is asked again when its answer is no option, or does
             not fit a tool's arguments.
+        on_error: Whether an error that the programs do not take in is raised, or returned as the
+            output's `error`. By default it is raised inside DSPy's `compile` and `Evaluate`, which
+            count and score what is raised, and returned everywhere else.
+        debug: Raise it in any case.
+        verbose: Print each step as soon as it is done.
 
     Raises:
         UnknownProgramError: No program is named like the entrypoint.
         InvalidProgramError: What is wrong with the programs.
         UnknownToolError: A program uses a tool that is not given.
-        InvalidSettingError: A number below its least, a tool that is none, two tools of one name.
+        InvalidSettingError: A number below its least, a tool that is none, two tools of one name,
+            another `on_error`.
         InvalidMemoryError: Steps cannot be recorded into `memory`.
     """
 
@@ -94,6 +100,9 @@ class GraphInterpreter(dspy.Module):
         commit_decision_steps: bool = False,
         decision_lm: object = None,
         max_corrections: int = 2,
+        on_error: Literal["raise", "return"] | None = None,
+        debug: bool = False,
+        verbose: bool = False,
     ) -> None:
         super().__init__()
         self.programs, known = _library(programs, entrypoint)
@@ -105,6 +114,8 @@ class GraphInterpreter(dspy.Module):
         self.commit_decision_steps = commit_decision_steps
         self.max_corrections = whole_number("max_corrections", max_corrections, 0)
         self.decision_lm = decision_lm
+        self.on_error = _checked_policy(on_error, debug)
+        self.debug, self.verbose = debug, verbose
         self.nodes = predictors_of(known, self.tools)
         self._check_recall()
 
@@ -129,12 +140,13 @@ class GraphInterpreter(dspy.Module):
             variables: Further variables for the prompts.
 
         Returns:
-            How the run ended, the answer, the steps. Errors at a node end the run and are told
-            there; once it runs nothing is raised but cancellation.
+            How the run ended, the answer, the steps. An error that ends it is told there, or
+            raised, as `on_error` has it; cancellation is always raised.
 
         Raises:
             InvalidQueryError: The query is no text.
             InvalidSettingError: The session is none, or the objective no text.
+            Exception: Whatever failed at a node, with a note that names the node.
         """
         with self._recording():
             return driven(self._run(query, session, objective, variables).work())
@@ -172,6 +184,16 @@ class GraphInterpreter(dspy.Module):
             needs = getattr(tool, "needs_memory", False)
             if needs and not callable(getattr(self.memory, "search", None)):
                 raise InvalidMemoryError(self.memory, "search()")
+
+
+def _checked_policy(on_error: object, debug: bool) -> Literal["raise", "return"] | None:
+    if on_error not in ("raise", "return", None) or (debug and on_error == "return"):
+        raise InvalidSettingError(
+            f"on_error is 'raise' or 'return', not {on_error!r}."
+            if not debug
+            else f"debug=True raises every error; on_error={on_error!r} contradicts it."
+        )
+    return cast("Literal['raise', 'return'] | None", on_error)
 
 
 def _checked_query(query: object) -> str:

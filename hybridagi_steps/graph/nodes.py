@@ -19,6 +19,9 @@ from hybridagi_steps.errors import ProgramError
 START, END = "start", "end"
 """The two nodes that every program has."""
 
+ERROR = "ERROR"
+"""The label of the edge that an Action takes when it fails."""
+
 PROVIDED = frozenset({"query", "objective"})
 """Variables that every run sets before its first node."""
 
@@ -124,6 +127,11 @@ class Edge(NamedTuple):
     source: str
     target: str
     label: str | None = None
+
+    @property
+    def is_error(self) -> bool:
+        """Whether its label is ERROR; out of an Action that is the way taken when it fails."""
+        return self.label is not None and self.label.strip().upper() == ERROR
 
 
 class ProgramGraph(Protocol):

@@ -145,8 +145,12 @@ class GraphProgram:
         return (edge for edge in self.edges if edge.source == node_id)
 
     def next(self, node_id: str) -> str:
-        """Return the node that follows one with a single way out."""
-        return next(self.leaving(node_id)).target
+        """Return the node that follows one that is no Decision, when all goes well."""
+        return next(edge for edge in self.leaving(node_id) if not edge.is_error).target
+
+    def on_error(self, node_id: str) -> str | None:
+        """Return the node that follows an Action that fails, None when that ends the run."""
+        return next((edge.target for edge in self.leaving(node_id) if edge.is_error), None)
 
     def choices(self, node_id: str) -> dict[str, str]:
         """Return a Decision's options: label to target, in the order they were added."""

@@ -2,12 +2,17 @@
 
 All state of a run is here, none on the interpreter. The run walks the graph; what it needs from the
 outside world it yields as requests, so that the same code serves sync and async callers. Whatever
-goes wrong at a node is written as that node's step and ends the run; cancellation passes through.
+goes wrong at a node is written as that node's step. An Action with an ERROR edge and a tool that
+`observes` the error let the run go on, with what went wrong as the result; anything else ends it.
+A language model that cannot be reached always does, else a run without one would look like a
+finished one. Cancellation passes through.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import dspy
@@ -46,7 +51,8 @@ from hybridagi_steps.graph.tools.builtin import Speak
 from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.recording import step_shapes as shapes
 from hybridagi_steps.recording.call_steps import FunctionStep
-from hybridagi_steps.recording.manual_steps import Kind, RunSteps
+from hybridagi_steps.recording.manual_steps import Kind, OpenStep, RunSteps
+from hybridagi_steps.recording.scopes import current_scope
 from hybridagi_steps.recording.step_writer import Memory
 from hybridagi_steps.recording.values import steps_held
 from hybridagi_steps.recording_hooks import tell
@@ -54,6 +60,7 @@ from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 
 _DEEPEST = 50
 _SHOWN_OF_ERROR = 500
+_OBSERVED_OF_ERROR = 2_000
 
 
 class Agent(Protocol):
@@ -69,6 +76,9 @@ class Agent(Protocol):
     commit_decision_steps: bool
     decision_lm: object
     max_corrections: int
+    on_error: str | None
+    debug: bool
+    verbose: bool
 
 
 class Result(NamedTuple):
@@ -78,6 +88,8 @@ class Result(NamedTuple):
     """The thing itself, for variables and tools."""
     told: Any
     """The same for the record: recalled steps stand in it as their ids."""
+    failed: bool = False
+    """Whether it is what went wrong, which is no answer."""
 
     @property
     def said(self) -> Any:
@@ -102,13 +114,17 @@ class ProgramRun:
         self._recalled: dict[str, QueryWithSteps] = {}
         self._new_predictors: dict[str, dspy.Module | None] = {}
         self._visited = 0
+        self._at = ""
         self._out_of_iters: LimitReachedError | None = None
+        self._model_failure: Exception | None = None
+        self._observed: Exception | None = None
         self._depth = 0
+        self._printed = 0
         self._last: Result | None = None
         self._spoken: Result | None = None
 
     def work(self) -> Work[AgentOutput]:
-        """Run the entry program to its end, its limit or its first error."""
+        """Run the entry program to its end, its limit or the first error that ends it."""
         entry = self._agent.entrypoint
         purpose = self._agent.programs.get(entry).description or entry
         finish: FinishReason = "finished"
@@ -117,10 +133,16 @@ class ProgramRun:
             yield from self._call(entry, purpose, self._arguments)
         except Exception as error:
             finish = "max_iters" if error is self._out_of_iters else "error"
-            failure = RunError(**shapes.error_fields(error)["error"])
+            note = f"At the node {self._at} of the agent."
+            if self._at and note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
+            if finish == "error" and self._raises:
+                raise
+            failure = RunError.of(error)
+        answer = self._answer if finish == "finished" else None
         return AgentOutput(
             finish_reason=finish,
-            final_answer="" if self._answer is None else shown_text(self._answer.value),
+            final_answer="" if answer is None else shown_text(answer.value),
             program_trace=AgentStepList(steps=self._steps.steps),
             session=self._session,
             error=failure,
@@ -131,8 +153,32 @@ class ProgramRun:
         )
 
     @property
+    def _raises(self) -> bool:
+        """Whether the caller is to catch what ends the run: an optimiser scores what it is given."""
+        agent = self._agent
+        by_default = "return" if current_scope() is None else "raise"
+        return agent.debug or (agent.on_error or by_default) == "raise"
+
+    @property
     def _answer(self) -> Result | None:
-        return self._spoken or self._last
+        result = self._last
+        return self._spoken or (None if result is not None and result.failed else result)
+
+    @contextmanager
+    def _step(self, told: FunctionStep, arguments: dict[str, Any]) -> Generator[OpenStep]:
+        """Write one step around a block, and print it if so wished."""
+        try:
+            with self._steps.step(told, arguments) as step:
+                self._print()
+                yield step
+        finally:
+            self._print()
+
+    def _print(self) -> None:
+        if self._agent.verbose:
+            for step in self._steps.steps[self._printed :]:
+                print(step, flush=True)
+            self._printed = len(self._steps.steps)
 
     # -- programs
 
@@ -147,24 +193,30 @@ class ProgramRun:
         told = FunctionStep("program", name, purpose)
         is_entry = self._depth == 0
         before, self._last = self._last, None
-        with self._steps.step(told, arguments) as step:
-            if self._depth >= _DEEPEST:
-                raise LimitReachedError(
-                    f"{name!r} would be the program number {_DEEPEST + 1} inside one another.",
-                    limit="depth",
-                )
-            self._depth += 1
-            program = program or self._agent.programs.get(name)
-            node_id = program.next(START)
-            while node_id != END:
-                node_id = yield from self._visit(program, program.nodes[node_id])
-            self._depth -= 1
+        with self._step(told, arguments) as step:
+            yield from self._walk(name, program)
             result = self._last or Result(None, None)
             step.outcome = {"result": result.told}
             if is_entry:
                 step.outcome = {"final_answer": None if self._answer is None else self._answer.said}
         self._last = self._last or before
         return result
+
+    def _walk(self, name: str, program: GraphProgram | None) -> Work[None]:
+        """Visit a program's nodes one after the other."""
+        if self._depth >= _DEEPEST:
+            raise LimitReachedError(
+                f"{name!r} would be the program number {_DEEPEST + 1} inside one another.",
+                limit="depth",
+            )
+        self._depth += 1
+        try:
+            program = program or self._agent.programs.get(name)
+            node_id = program.next(START)
+            while node_id != END:
+                node_id = yield from self._visit(program, program.nodes[node_id])
+        finally:
+            self._depth -= 1
 
     def _visit(self, program: GraphProgram, node: Node) -> Work[str]:
         """Do what a node says and return the id of the next."""
@@ -177,24 +229,43 @@ class ProgramRun:
             )
             raise self._out_of_iters
         self._visited += 1
+        self._at = place_of(program, node)
         if isinstance(node, Decision):
             label = yield from self._decide(program, node)
             return program.choices(node.id)[label]
         if isinstance(node, Action):
-            yield from self._act(program, node)
-        elif isinstance(node, Program):
+            return (yield from self._act(program, node))
+        if isinstance(node, Program):
             yield from self._call(node.program, node.purpose, {})
         return program.next(node.id)
 
     # -- actions
 
-    def _act(self, program: GraphProgram, node: Action) -> Work[None]:
+    def _act(self, program: GraphProgram, node: Action) -> Work[str]:
+        """Use a tool and return the id of the next node, that of the ERROR edge when it failed."""
         tool = self._agent.tools.get(node.tool)
+        on_error = program.on_error(node.id)
+        try:
+            result = yield from self._done(program, node, tool)
+        except Exception as error:
+            ends_it = error is self._out_of_iters or error is self._model_failure
+            if ends_it or (on_error is None and error is not self._observed):
+                raise
+            said = shapes.error_fields(error)["error"]
+            text = f"Error: {said['type']}: {said['message']}"[:_OBSERVED_OF_ERROR]
+            result = Result(text, text, failed=True)
+        self._last = result
+        if node.var_out is not None:
+            self._session.variables[node.var_out] = result.value
+        return on_error if result.failed and on_error is not None else program.next(node.id)
+
+    def _done(self, program: GraphProgram, node: Action, tool: GraphTool | None) -> Work[Result]:
+        """Do what an Action says and return its result."""
         predictor = None if tool is None else self._predictor(program, node)
         own = (*_parts(predictor), *(tool.own if tool is not None else ()))
         told = self._told("action", node.tool, program, node, own)
         arguments: dict[str, Any] = {}
-        with self._steps.step(told, arguments) as step:
+        with self._step(told, arguments) as step:
             if tool is None:
                 raise UnknownToolError(node.tool, list(self._agent.tools))
             asks = predictor is not None
@@ -211,9 +282,7 @@ class ProgramRun:
             self._recalled[str(step.written.id)] = result.value
         if isinstance(tool, Speak):
             self._spoken = result
-        self._last = result
-        if node.var_out is not None:
-            self._session.variables[node.var_out] = result.value
+        return result
 
     def _asked_for(
         self, predictor: dspy.Module, tool: GraphTool, prompt: str
@@ -222,17 +291,29 @@ class ProgramRun:
         wording = prompt
         for left in reversed(range(self._agent.max_corrections + 1)):
             try:
-                prediction = yield from asked(predictor, self._inputs(prompt=wording), tool.lm)
+                inputs = self._inputs(prompt=wording)
+                prediction = yield from self._asked(predictor, inputs, tool.lm)
                 arguments = tool.from_prediction(prediction)
                 tool.check(arguments)
             except (ToolInputError, UnknownToolError, AdapterParseError) as error:
                 if not left:
+                    self._observed = error if isinstance(error, tool.observes) else None
                     raise
                 why = inert(str(error)[:_SHOWN_OF_ERROR])
                 wording = f"{prompt}\n\nYour last answer could not be used: {why}\nAnswer again."
             else:
                 return arguments
         raise AssertionError  # the loop returns or raises
+
+    def _asked(self, predictor: dspy.Module, inputs: dict[str, Any], lm: object) -> Work[Any]:
+        """Ask a language model; that it cannot be asked ends the run."""
+        try:
+            return (yield from asked(predictor, inputs, lm))
+        except AdapterParseError:
+            raise  # an answer, if one that cannot be read
+        except Exception as error:
+            self._model_failure = error
+            raise
 
     def _used(
         self, tool: GraphTool, node: Action, arguments: dict[str, Any], kept: dict[str, Any]
@@ -244,9 +325,13 @@ class ProgramRun:
             memory=self._agent.memory,
             run_ids=self._steps.run_ids(),
         )
-        result = yield Request(
-            now=functools.partial(tool.use, use), later=functools.partial(tool.ause, use)
-        )
+        try:
+            result = yield Request(
+                now=functools.partial(tool.use, use), later=functools.partial(tool.ause, use)
+            )
+        except tool.observes as error:
+            self._observed = error
+            raise
         if isinstance(result, CallProgram):
             purpose = node.purpose or result.name
             return (yield from self._call(result.name, purpose, {}, result.program))
@@ -260,7 +345,7 @@ class ProgramRun:
         assert predictor is not None  # noqa: S101 - every Decision asks a model
         told = self._told("decision", node.id, program, node, _parts(predictor), offered(labels))
         arguments: dict[str, Any] = {}
-        with self._steps.step(told, arguments) as step:
+        with self._step(told, arguments) as step:
             question, remembered = self._prompt(program, node, node.question, for_model=True)
             arguments["question"] = remembered
             label, said = yield from self._choice(predictor, question, labels)
@@ -277,7 +362,7 @@ class ProgramRun:
         wording, said = question, ""
         for _ in range(self._agent.max_corrections + 1):
             inputs = {**self._inputs(question=wording), "options": ", ".join(options)}
-            prediction = yield from asked(predictor, inputs, self._agent.decision_lm)
+            prediction = yield from self._asked(predictor, inputs, self._agent.decision_lm)
             said = shown_text(prediction["choice"])
             label = chosen(said, options)
             if label is not None:

@@ -7,13 +7,15 @@ and a copy of it begins with nothing. `ProgramSession` is what programs and tool
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from hybridagi_steps.dspy_types import AgentStepList, PredictionModel
+from hybridagi_steps.recording.step_shapes import error_fields
 from hybridagi_steps.records.agent_step import shown
 
 FinishReason = Literal["max_iters", "finished", "error"]
@@ -66,7 +68,7 @@ class ProgramSession(BaseModel):
 
 
 class RunError(BaseModel):
-    """Why a run ended early."""
+    """Why a run ended early; equal to another that says the same."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -74,6 +76,37 @@ class RunError(BaseModel):
     """The name of the error's class."""
     message: str
     """What it said."""
+    traceback: str = Field(default="", repr=False)
+    """Where it was raised, as Python prints it; empty for what recording failed at."""
+
+    _exception: Exception | None = PrivateAttr(default=None)
+
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        """Return what is to be told of an exception, and the exception with it."""
+        told = error_fields(error)["error"]
+        made = cls(**told, traceback="".join(traceback.format_exception(error)))
+        made._exception = error
+        return made
+
+    @property
+    def exception(self) -> Exception | None:
+        """The exception with its traceback; it stays in the process it was raised in.
+
+        None in what was read from JSON or from a pickle: not every exception can be brought back.
+        """
+        return self._exception
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunError) and self.model_dump() == other.model_dump()
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        copied = self.model_copy()
+        copied._exception = self._exception
+        return copied
+
+    def __getstate__(self) -> dict[Any, Any]:
+        return {**super().__getstate__(), "__pydantic_private__": {"_exception": None}}
 
 
 class AgentOutput(PredictionModel):
@@ -82,7 +115,10 @@ class AgentOutput(PredictionModel):
     finish_reason: FinishReason = "finished"
     """Whether the program came to its end, ran out of steps, or failed."""
     final_answer: str = ""
-    """What was last said to the user; if nothing was said, the last result as text."""
+    """What was last said to the user; if nothing was said, the last result as text.
+
+    Empty unless the run finished: what came before is in the trace and in the chat history.
+    """
     program_trace: AgentStepList = Field(default_factory=AgentStepList)
     """The run's steps, the failing one included, as they were recorded."""
     session: ProgramSession = Field(default_factory=ProgramSession)
@@ -98,7 +134,9 @@ class AgentOutput(PredictionModel):
             "final_answer": self.final_answer,
             "finish_reason": self.finish_reason,
         }
-        return told if self.error is None else {**told, "error": self.error.model_dump()}
+        if self.error is None:
+            return told
+        return {**told, "error": {"type": self.error.type, "message": self.error.message}}
 
     def _repr_html_(self) -> str:
         """Show the steps in a notebook."""

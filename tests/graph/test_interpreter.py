@@ -390,7 +390,7 @@ class TestItsEnd:
     def test_is_max_iters_when_nodes_are_left(self) -> None:
         nodes = [say(str(i), f"n{i}") for i in range(5)]
         out = GraphInterpreter(chain(*nodes), tools=[Speak()], max_iters=3)(query="q")
-        assert (out.finish_reason, out.final_answer) == ("max_iters", "2")
+        assert (out.finish_reason, out.final_answer) == ("max_iters", "")
         assert out.program_trace.steps[-1].status == "error"
         assert "main.n3" in (out.error.message if out.error else "")
 
@@ -409,7 +409,7 @@ class TestItsEnd:
             chain(say("wait", "first"), action, say("never")), [Speak(), refund], memory
         )
         out = call(agent, query="q")
-        assert (out.finish_reason, out.final_answer) == ("error", "wait")
+        assert (out.finish_reason, out.final_answer) == ("error", "")
         failing = out.program_trace.steps[2]
         assert failing.status == "error"
         assert failing.outputs == {"error": {"type": "ValueError", "message": "no order A-17"}}

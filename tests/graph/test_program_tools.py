@@ -358,8 +358,13 @@ class TestProgramTools:
         assert GraphProgram.from_cypher(text, "refund") == programs[1]
 
     def test_say_which_program_is_unknown(self) -> None:
-        out = GraphInterpreter(chain(use("CallGraphProgram", "nothing")), self.tools())(query="q")
-        assert error_of(out)[0] == "UnknownProgramError"
+        programs = [chain(use("CallGraphProgram", "nothing")), *self.library()[1:]]
+        out = GraphInterpreter(programs, self.tools())(query="q")
+        assert (out.finish_reason, out.final_answer) == ("finished", "")
+        assert out.session.variables["got"] == (
+            "Error: UnknownProgramError: no program is named 'nothing'; known are inner, refund."
+        )
+        assert [step.status for step in out.program_trace.steps] == ["ok", "error", "ok"]
 
     def test_work_on_a_program_memory(self, memory: hs.StepMemory) -> None:
         with ProgramMemory(memory, protected=[]) as programs:
@@ -656,7 +661,9 @@ class TestToolBox:
 
         program = chain(use("Act", '{"tool": "subtract", "arguments": {}}'))
         out = GraphInterpreter(program, [ToolBox([add])])(query="q")
-        assert error_of(out)[0] == "UnknownToolError"
+        assert out.finish_reason == "finished"
+        assert out.session.variables["got"].startswith("Error: UnknownToolError: ")
+        assert "add" in out.session.variables["got"]
 
     def test_is_not_empty(self) -> None:
         with pytest.raises(errors.InvalidSettingError):

@@ -84,6 +84,8 @@ class GraphTool(ABC):
     """What a language model is told about the tool."""
     asks_for: Mapping[str, Asked] = {"answer": Asked(str, "The answer")}
     """What a language model has to come up with; its names are the tool's arguments."""
+    observes: ClassVar[tuple[type[Exception], ...]] = ()
+    """Errors of its use that the agent is told of and goes on after; any other ends the run."""
     own: tuple[Any, ...] = ()
     """Modules inside the tool whose work the Action's step tells."""
 

@@ -13,7 +13,7 @@ from typing import Any, Unpack, cast
 import dspy
 
 from hybridagi_steps.dspy_types import QueryWithSteps
-from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError
+from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError, UnknownProgramError
 from hybridagi_steps.graph.program_memory import ProgramLibrary, open_to_agents
 from hybridagi_steps.graph.prompts import shown_text
 from hybridagi_steps.graph.tools.base import (
@@ -260,8 +260,12 @@ class _ProgramTool(GraphTool):
 
 
 class CallGraphProgram(_ProgramTool):
-    """Runs a program by name, as part of the run."""
+    """Runs a program by name, as part of the run.
 
+    Of a name that no program has the agent is told, with the names there are, and goes on.
+    """
+
+    observes = (UnknownProgramError,)
     instructions = "Name the program to call."
     asks_for = _NAMED
 
@@ -272,8 +276,9 @@ class CallGraphProgram(_ProgramTool):
 
 
 class ReadGraphProgram(_ProgramTool):
-    """Returns the text of a program."""
+    """Returns the text of a program; of an unknown name it tells as `CallGraphProgram` does."""
 
+    observes = CallGraphProgram.observes
     instructions = "Name the program to read."
     asks_for = _NAMED
 

@@ -18,6 +18,8 @@ from hybridagi_steps.graph.tools.functions import CallTool, named_arguments, too
 class ToolBox(GraphTool):
     """Uses whichever of several tools is needed.
 
+    When a tool fails, its Action's result is what went wrong, and the agent goes on.
+
     Args:
         tools: Functions and `dspy.Tool`s.
         name: What Actions call the box.
@@ -26,6 +28,8 @@ class ToolBox(GraphTool):
     Raises:
         InvalidSettingError: No tools, or some that are not called with named arguments.
     """
+
+    observes = (Exception,)
 
     def __init__(
         self, tools: Iterable[Any] | Mapping[str, Any], name: str = "Act", lm: object = None
