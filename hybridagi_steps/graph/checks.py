@@ -94,12 +94,12 @@ def _names(program: ProgramGraph) -> Iterator[str]:
         if node_id != node.id:
             yield f"the node {node.id!r} is kept under another id, {node_id!r}"
         if reason := _odd(node.id):
-            yield f"the id of the {_kind(node)} {node.id!r} {reason}"
+            yield f"the id of the {type(node).__name__} {node.id!r} {reason}"
         if isinstance(node, Control) != (node.id in _CONTROL_IDS):
             yield (
                 f"the Control {node.id!r} is neither 'start' nor 'end'"
                 if isinstance(node, Control)
-                else f"{node.id!r} cannot be the id of a {_kind(node)}: every program has its own"
+                else f"{node.id!r} is no id for a {type(node).__name__}: every program has its own"
             )
         if isinstance(node, Action) and (reason := _odd(node.tool)):
             yield f"the tool of {node.id!r} {reason}"
@@ -130,13 +130,11 @@ def _edges(program: ProgramGraph) -> Iterator[str]:
         if edge.target == START:
             yield f"{shown} enters 'start'; to begin again, connect to the node after it"
         source = program.nodes.get(edge.source)
-        may_be_labelled = isinstance(source, Decision) or (
-            isinstance(source, Action) and edge.is_error
-        )
-        if edge.label is not None and source is not None and not may_be_labelled:
+        may_have = Decision | Action | None if edge.is_error else Decision | None
+        if edge.label is not None and not isinstance(source, may_have):
             yield (
                 f"{shown} has the label {edge.label!r}; only edges out of a Decision have one, "
-                f"an Action's may be ERROR, and {edge.source!r} is a {_kind(source)}"
+                f"an Action's may be ERROR, and {edge.source!r} is a {type(source).__name__}"
             )
 
 
@@ -160,8 +158,8 @@ def _ways_out(program: ProgramGraph) -> Iterator[str]:
 
 def _several(node: Node, edges: Sequence[Edge], kind: str) -> Iterator[str]:
     if len(edges) > 1:
-        targets = ", ".join(repr(edge.target) for edge in edges)
-        yield f"{len(edges)} {kind} leave the {_kind(node)} {node.id!r} ({targets}); keep one"
+        what, targets = type(node).__name__, ", ".join(repr(edge.target) for edge in edges)
+        yield f"{len(edges)} {kind} leave the {what} {node.id!r} ({targets}); keep one"
 
 
 def _options(node_id: str, edges: Sequence[Edge]) -> Iterator[str]:
@@ -237,9 +235,8 @@ def _templates() -> Environment:
 
 
 def _templates_of(node: Node) -> list[tuple[str, str]]:
-    if isinstance(node, Action):
-        return [("prompt", node.prompt)]
-    return [("question", node.question)] if isinstance(node, Decision) else []
+    actions = [("prompt", node.prompt)] if isinstance(node, Action) else []
+    return [("question", node.question)] if isinstance(node, Decision) else actions
 
 
 def _calls(program: ProgramGraph, programs: Mapping[str, ProgramGraph]) -> Iterator[str]:
@@ -249,17 +246,12 @@ def _calls(program: ProgramGraph, programs: Mapping[str, ProgramGraph]) -> Itera
             yield f"{node.id!r} calls the unknown program {node.program!r}; known are {known}"
     endless = programs.keys() - can_finish(programs)
     if program.name in endless:
-        called = sorted(
-            {n.program for n in program.nodes.values() if isinstance(n, Program)} & endless
-        )
+        calls = {n.program for n in program.nodes.values() if isinstance(n, Program)}
+        called = sorted(calls & endless)
         yield (
             f"recursion without an exit: every way to 'end' calls {', '.join(map(repr, called))}, "
             "which never comes back"
         )
-
-
-def _kind(node: Node) -> str:
-    return type(node).__name__
 
 
 Steps = Mapping[str, Sequence[str]]

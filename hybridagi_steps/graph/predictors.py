@@ -1,4 +1,4 @@
-"""One predictor per node that teleprompters optimise, and which option its answer means.
+"""One predictor per node that teleprompters optimise, how it is asked, and what its answer means.
 
 A node's predictor is found by the node's own place, `program.node`, never by the order in which a
 run came by. So what was learned for one node serves that node, whatever way a run takes.
@@ -7,19 +7,26 @@ run came by. So what was learned for one node serves that node, whatever way a r
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError
 
-from hybridagi_steps.errors import ProgramError, UnknownToolError
+from hybridagi_steps.errors import (
+    DecisionError,
+    ProgramError,
+    ToolInputError,
+    UnknownToolError,
+)
 from hybridagi_steps.graph.checks import label_key
 from hybridagi_steps.graph.nodes import Action, Decision, Node
 from hybridagi_steps.graph.program import GraphProgram
+from hybridagi_steps.graph.prompts import shown_text
 from hybridagi_steps.graph.run_state import Request, Work
 from hybridagi_steps.graph.tools.base import INPUTS, Asked, GraphTool, node_signature
+from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.recording import step_shapes as shapes
 from hybridagi_steps.recording.scopes import overriding
 
@@ -36,6 +43,8 @@ _MARKED = re.compile(r"\*\*(.+?)\*\*|`(.+?)`|\"(.+?)\"|“(.+?)”")
 _REASON = re.compile(
     r"^\s*(?:[.,;:!\n)–—。，、！；：．（）…-]|\(|because\b|since\b|as\b)", re.IGNORECASE
 )
+
+_SHOWN_OF_ERROR = 500
 
 _DECIDE = "Answer the question by choosing one of the options."
 _DECISION_INPUTS = {
@@ -83,6 +92,13 @@ def predictor_of(
     return dspy.Predict(node_signature(_DECIDE, node.purpose, _DECISION_INPUTS, choice))
 
 
+def parts_of(predictor: dspy.Module | None) -> tuple[Any, ...]:
+    """Return a predictor and those inside it: all that its node's step tells."""
+    if predictor is None:
+        return ()
+    return tuple({id(part): part for part in (predictor, *predictor.predictors())}.values())
+
+
 def asked(predictor: dspy.Module, inputs: dict[str, Any], lm: object = None) -> Work[Any]:
     """Ask a language model and return its prediction.
 
@@ -100,6 +116,55 @@ def asked(predictor: dspy.Module, inputs: dict[str, Any], lm: object = None) -> 
         if name is None or not said:
             raise
         return dspy.Prediction(**{name: said})
+
+
+Ask = Callable[[Mapping[str, str]], Work[Any]]
+"""Asks a node's predictor, told what else it is to know, and returns its prediction."""
+
+
+def arguments_asked(
+    ask: Ask, tool: GraphTool, prompt: str, corrections: int
+) -> Work[dict[str, Any]]:
+    """Ask for a tool's arguments until they fit, at most `corrections` times more."""
+    wording = prompt
+    for left in reversed(range(corrections + 1)):
+        try:
+            arguments = tool.from_prediction((yield from ask({"prompt": wording})))
+            tool.check(arguments)
+        except (ToolInputError, UnknownToolError, AdapterParseError) as error:
+            if not left:
+                raise
+            why = inert(str(error)[:_SHOWN_OF_ERROR])
+            wording = f"{prompt}\n\nYour last answer could not be used: {why}\nAnswer again."
+        else:
+            return arguments
+    raise AssertionError  # the loop returns or raises
+
+
+def choice_asked(
+    ask: Ask, question: str, labels: list[str], corrections: int
+) -> Work[tuple[str, str]]:
+    """Ask until the answer is an option, at most `corrections` times more.
+
+    Returns:
+        The label, and what was said.
+    """
+    options = offered(labels)
+    wording, said = question, ""
+    for _ in range(corrections + 1):
+        prediction = yield from ask({"question": wording, "options": ", ".join(options)})
+        said = shown_text(prediction["choice"])
+        label = chosen(said, options)
+        if label is not None:
+            return label, said
+        wording = (
+            f"{question}\n\nYour answer {inert(said[:200])!r} is none of the options. Answer "
+            f"with exactly one of them and nothing else: {', '.join(options)}"
+        )
+    fallback = fallback_of(labels)
+    if fallback is None:
+        raise DecisionError(said, options, corrections + 1)
+    return fallback, said
 
 
 def _single_text(predictor: dspy.Module) -> str | None:

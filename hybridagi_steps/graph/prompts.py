@@ -106,6 +106,23 @@ def recorded_text(value: object) -> str:
     return noted if isinstance(noted, str) else _json(noted)
 
 
+def history_text(steps: Sequence[AgentStep], recalled: Mapping[str, QueryWithSteps]) -> str:
+    """Return past steps of a run as text for a prompt.
+
+    Args:
+        steps: The steps.
+        recalled: What was recalled by id of the step that did; the step itself keeps ids only.
+    """
+    shown: list[AgentStep] = []
+    for step in steps:
+        found = recalled.get(str(step.id))
+        if found is not None:
+            texts = [str(each) for each in found.steps]
+            step = step.model_copy(update={"outputs": {"result": texts}})
+        shown.append(step)
+    return StepContext(steps=shown).format()
+
+
 @dataclass(frozen=True, slots=True)
 class _Recalled:
     """Steps as a template sees them: a text, for filters too, that has a length and parts."""

@@ -11,16 +11,15 @@ finished one. Cancellation passes through.
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError
 
-from hybridagi_steps.dspy_types import AgentStepList, QueryWithSteps, StepContext
+from hybridagi_steps.dspy_types import AgentStepList, QueryWithSteps
 from hybridagi_steps.errors import (
-    DecisionError,
     LimitReachedError,
     ToolInputError,
     UnknownToolError,
@@ -28,16 +27,17 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.graph.checks import label_key
 from hybridagi_steps.graph.nodes import END, START, Action, Decision, Node, Program
 from hybridagi_steps.graph.predictors import (
+    arguments_asked,
     asked,
-    chosen,
-    fallback_of,
+    choice_asked,
     offered,
+    parts_of,
     place_of,
     predictor_of,
 )
 from hybridagi_steps.graph.program import GraphProgram
 from hybridagi_steps.graph.program_memory import AgentPrograms
-from hybridagi_steps.graph.prompts import recorded_text, rendered, shown_text
+from hybridagi_steps.graph.prompts import history_text, recorded_text, rendered, shown_text
 from hybridagi_steps.graph.run_state import (
     AgentOutput,
     FinishReason,
@@ -48,7 +48,6 @@ from hybridagi_steps.graph.run_state import (
 )
 from hybridagi_steps.graph.tools.base import CallProgram, GraphTool, ToolUse
 from hybridagi_steps.graph.tools.builtin import Speak
-from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.recording import step_shapes as shapes
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import Kind, OpenStep, RunSteps
@@ -56,10 +55,9 @@ from hybridagi_steps.recording.scopes import current_scope
 from hybridagi_steps.recording.step_writer import Memory
 from hybridagi_steps.recording.values import steps_held
 from hybridagi_steps.recording_hooks import tell
-from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.agent_step import AgentStepType
 
 _DEEPEST = 50
-_SHOWN_OF_ERROR = 500
 _OBSERVED_OF_ERROR = 2_000
 
 
@@ -115,8 +113,7 @@ class ProgramRun:
         self._new_predictors: dict[str, dspy.Module | None] = {}
         self._visited = 0
         self._at = ""
-        self._out_of_iters: LimitReachedError | None = None
-        self._model_failure: Exception | None = None
+        self._fatal: Exception | None = None
         self._observed: Exception | None = None
         self._depth = 0
         self._printed = 0
@@ -132,7 +129,8 @@ class ProgramRun:
         try:
             yield from self._call(entry, purpose, self._arguments)
         except Exception as error:
-            finish = "max_iters" if error is self._out_of_iters else "error"
+            out_of_iters = error is self._fatal and isinstance(error, LimitReachedError)
+            finish = "max_iters" if out_of_iters else "error"
             note = f"At the node {self._at} of the agent."
             if self._at and note not in getattr(error, "__notes__", ()):
                 error.add_note(note)
@@ -154,7 +152,7 @@ class ProgramRun:
 
     @property
     def _raises(self) -> bool:
-        """Whether the caller is to catch what ends the run: an optimiser scores what it is given."""
+        """Whether what ends the run is raised: an optimiser would score what it is given."""
         agent = self._agent
         by_default = "return" if current_scope() is None else "raise"
         return agent.debug or (agent.on_error or by_default) == "raise"
@@ -179,8 +177,6 @@ class ProgramRun:
             for step in self._steps.steps[self._printed :]:
                 print(step, flush=True)
             self._printed = len(self._steps.steps)
-
-    # -- programs
 
     def _call(
         self,
@@ -222,12 +218,12 @@ class ProgramRun:
         """Do what a node says and return the id of the next."""
         limit = self._agent.max_iters
         if self._visited >= limit:
-            self._out_of_iters = LimitReachedError(
+            self._fatal = LimitReachedError(
                 f"the run visited {limit} nodes, which is max_iters, and had not come to its end; "
                 f"{place_of(program, node)} would have been next.",
                 limit="max_iters",
             )
-            raise self._out_of_iters
+            raise self._fatal
         self._visited += 1
         self._at = place_of(program, node)
         if isinstance(node, Decision):
@@ -248,8 +244,7 @@ class ProgramRun:
         try:
             result = yield from self._done(program, node, tool)
         except Exception as error:
-            ends_it = error is self._out_of_iters or error is self._model_failure
-            if ends_it or (on_error is None and error is not self._observed):
+            if error is self._fatal or (on_error is None and error is not self._observed):
                 raise
             said = shapes.error_fields(error)["error"]
             text = f"Error: {said['type']}: {said['message']}"[:_OBSERVED_OF_ERROR]
@@ -261,20 +256,24 @@ class ProgramRun:
 
     def _done(self, program: GraphProgram, node: Action, tool: GraphTool | None) -> Work[Result]:
         """Do what an Action says and return its result."""
+        agent = self._agent
         predictor = None if tool is None else self._predictor(program, node)
-        own = (*_parts(predictor), *(tool.own if tool is not None else ()))
+        own = (*parts_of(predictor), *(tool.own if tool is not None else ()))
         told = self._told("action", node.tool, program, node, own)
         arguments: dict[str, Any] = {}
         with self._step(told, arguments) as step:
             if tool is None:
-                raise UnknownToolError(node.tool, list(self._agent.tools))
+                raise UnknownToolError(node.tool, list(agent.tools))
             asks = predictor is not None
             prompt, remembered = self._prompt(program, node, node.prompt, for_model=asks)
             if predictor is None:
                 given = tool.from_prompt(prompt)
                 kept = given if remembered == prompt else _kept(tool, remembered)
             else:
-                kept = given = yield from self._asked_for(predictor, tool, prompt)
+                ask = functools.partial(self._asked, predictor, tool.lm)
+                with self._observing(tool):
+                    given = yield from arguments_asked(ask, tool, prompt, agent.max_corrections)
+                kept = given
             arguments.update(tool.told_arguments(remembered, kept))
             result = yield from self._used(tool, node, given, kept)
             step.outcome = result.told
@@ -283,37 +282,6 @@ class ProgramRun:
         if isinstance(tool, Speak):
             self._spoken = result
         return result
-
-    def _asked_for(
-        self, predictor: dspy.Module, tool: GraphTool, prompt: str
-    ) -> Work[dict[str, Any]]:
-        """Ask for a tool's arguments until they fit, at most `max_corrections` times more."""
-        wording = prompt
-        for left in reversed(range(self._agent.max_corrections + 1)):
-            try:
-                inputs = self._inputs(prompt=wording)
-                prediction = yield from self._asked(predictor, inputs, tool.lm)
-                arguments = tool.from_prediction(prediction)
-                tool.check(arguments)
-            except (ToolInputError, UnknownToolError, AdapterParseError) as error:
-                if not left:
-                    self._observed = error if isinstance(error, tool.observes) else None
-                    raise
-                why = inert(str(error)[:_SHOWN_OF_ERROR])
-                wording = f"{prompt}\n\nYour last answer could not be used: {why}\nAnswer again."
-            else:
-                return arguments
-        raise AssertionError  # the loop returns or raises
-
-    def _asked(self, predictor: dspy.Module, inputs: dict[str, Any], lm: object) -> Work[Any]:
-        """Ask a language model; that it cannot be asked ends the run."""
-        try:
-            return (yield from asked(predictor, inputs, lm))
-        except AdapterParseError:
-            raise  # an answer, if one that cannot be read
-        except Exception as error:
-            self._model_failure = error
-            raise
 
     def _used(
         self, tool: GraphTool, node: Action, arguments: dict[str, Any], kept: dict[str, Any]
@@ -325,13 +293,10 @@ class ProgramRun:
             memory=self._agent.memory,
             run_ids=self._steps.run_ids(),
         )
-        try:
+        with self._observing(tool):
             result = yield Request(
                 now=functools.partial(tool.use, use), later=functools.partial(tool.ause, use)
             )
-        except tool.observes as error:
-            self._observed = error
-            raise
         if isinstance(result, CallProgram):
             purpose = node.purpose or result.name
             return (yield from self._call(result.name, purpose, {}, result.program))
@@ -343,38 +308,18 @@ class ProgramRun:
         labels = list(program.choices(node.id))
         predictor = self._predictor(program, node)
         assert predictor is not None  # noqa: S101 - every Decision asks a model
-        told = self._told("decision", node.id, program, node, _parts(predictor), offered(labels))
+        told = self._told("decision", node.id, program, node, parts_of(predictor), offered(labels))
         arguments: dict[str, Any] = {}
         with self._step(told, arguments) as step:
             question, remembered = self._prompt(program, node, node.question, for_model=True)
             arguments["question"] = remembered
-            label, said = yield from self._choice(predictor, question, labels)
+            ask = functools.partial(self._asked, predictor, self._agent.decision_lm)
+            most = self._agent.max_corrections
+            label, said = yield from choice_asked(ask, question, labels, most)
             step.outcome = {"choice": label}
             if label_key(said) != label_key(label):
                 step.outcome["said"] = said
         return label
-
-    def _choice(
-        self, predictor: dspy.Module, question: str, labels: list[str]
-    ) -> Work[tuple[str, str]]:
-        """Ask until the answer is an option, at most `max_corrections` times more."""
-        options = offered(labels)
-        wording, said = question, ""
-        for _ in range(self._agent.max_corrections + 1):
-            inputs = {**self._inputs(question=wording), "options": ", ".join(options)}
-            prediction = yield from self._asked(predictor, inputs, self._agent.decision_lm)
-            said = shown_text(prediction["choice"])
-            label = chosen(said, options)
-            if label is not None:
-                return label, said
-            wording = (
-                f"{question}\n\nYour answer {inert(said[:200])!r} is none of the options. Answer "
-                f"with exactly one of them and nothing else: {', '.join(options)}"
-            )
-        fallback = fallback_of(labels)
-        if fallback is None:
-            raise DecisionError(said, options, self._agent.max_corrections + 1)
-        return fallback, said
 
     # -- what nodes have in common
 
@@ -416,32 +361,34 @@ class ProgramRun:
         tell(steps_held([variables.get(name) for name in node.var_in]))  # of earlier runs, too
         return rendered(template, variables, node.var_in, where, for_model=for_model)
 
-    def _inputs(self, **told: str) -> dict[str, Any]:
-        return {
-            "objective": self._session.objective,
-            "past_steps": self._history(),
-            **told,
-        }
+    def _asked(self, predictor: dspy.Module, lm: object, told: Mapping[str, str]) -> Work[Any]:
+        """Ask a language model; that it cannot be asked ends the run."""
+        objective = self._session.objective
+        inputs = {"objective": objective, "past_steps": self._history(), **told}
+        try:
+            return (yield from asked(predictor, inputs, lm))
+        except AdapterParseError:
+            raise  # an answer, if one that cannot be read
+        except Exception as error:
+            self._fatal = error
+            raise
+
+    @contextmanager
+    def _observing(self, tool: GraphTool) -> Generator[None]:
+        """Note an error that the tool has its agent observe."""
+        try:
+            yield
+        except tool.observes as error:
+            self._observed = error
+            raise
 
     def _history(self) -> str:
         """Return the last steps of this run as text for a prompt."""
-        count = self._agent.num_history
-        if count < 1:
-            return StepContext(steps=[]).format()
-        shown = [
-            step
-            for step in self._steps.steps
-            if self._agent.commit_decision_steps or step.step_type != AgentStepType.Decision
-        ]
-        return StepContext(steps=[self._with_recalled(step) for step in shown[-count:]]).format()
-
-    def _with_recalled(self, step: AgentStep) -> AgentStep:
-        """Return the step, with the text of what it recalled in place of the ids it keeps."""
-        found = self._recalled.get(str(step.id))
-        if found is None:
-            return step
-        texts = [str(each) for each in found.steps]
-        return step.model_copy(update={"outputs": {"result": texts}})
+        agent, steps = self._agent, self._steps.steps
+        if not agent.commit_decision_steps:
+            steps = [step for step in steps if step.step_type != AgentStepType.Decision]
+        last = steps[-agent.num_history :] if agent.num_history else []
+        return history_text(last, self._recalled)
 
 
 def _kept(tool: GraphTool, remembered: str) -> dict[str, Any]:
@@ -450,10 +397,3 @@ def _kept(tool: GraphTool, remembered: str) -> dict[str, Any]:
         return tool.from_prompt(remembered)
     except ToolInputError:
         return {"prompt": remembered}
-
-
-def _parts(module: dspy.Module | None) -> tuple[Any, ...]:
-    """Return a node's module and the predictors in it: all that the node's step tells."""
-    if module is None:
-        return ()
-    return tuple({id(part): part for part in (module, *module.predictors())}.values())

@@ -101,9 +101,7 @@ class RunError(BaseModel):
         return isinstance(other, RunError) and self.model_dump() == other.model_dump()
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        copied = self.model_copy()
-        copied._exception = self._exception
-        return copied
+        return self.model_copy()  # an exception is not copied: that would lose its traceback
 
     def __getstate__(self) -> dict[Any, Any]:
         return {**super().__getstate__(), "__pydantic_private__": {"_exception": None}}

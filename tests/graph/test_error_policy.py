@@ -14,7 +14,7 @@ from typing import Any
 
 import dspy
 import pytest
-from agent_programs import ASK_BACK_REPLIES, ask_back, async_call, both, chain, say
+from agent_programs import both, chain, say
 from dspy.utils.callback import BaseCallback
 from dspy.utils.exceptions import LMUnexpectedError
 
@@ -22,8 +22,8 @@ import hybridagi_steps as hs
 from hybridagi_steps import errors
 from hybridagi_steps.graph.interpreter import GraphInterpreter
 from hybridagi_steps.graph.run_state import AgentOutput
-from hybridagi_steps.programs import Action, GraphProgram
-from hybridagi_steps.programs.tools import AskUser, Predict, Speak
+from hybridagi_steps.programs import Action
+from hybridagi_steps.programs.tools import Predict, Speak
 from hybridagi_steps.testing import request_text, scripted_lm
 
 
@@ -178,7 +178,7 @@ class TestOutsideOfTrials:
         with dspy.context(lm=scripted_lm(refused)):
             out = thinker()(query="q")
         assert out.error is not None
-        for copied in (copy.deepcopy(out), pickle.loads(pickle.dumps(out))):  # noqa: S301
+        for copied in (copy.deepcopy(out), pickle.loads(pickle.dumps(out))):
             assert copied == out
             assert copied.error.traceback == out.error.traceback
         assert AgentOutput(**out.toDict()) == out
