@@ -7,7 +7,7 @@ run came by. So what was learned for one node serves that node, whatever way a r
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -35,10 +35,25 @@ FALLBACKS = ("OTHERWISE", "ELSE")
 
 _QUOTES = "\"'`*_“”„‘’«»「」『』（）【】()[]{}<> \t.,;:!。，、！；：．"
 _LEAD = re.compile(
-    r"^(?:(?:my|the)\s+)?(?:final\s+)?(?:answer|choice|decision|option|label|selected option)"
-    r"(?:\s+is)?\s*[:=\-–—]?\s*",
-    re.IGNORECASE,
+    r"""(?:
+      (?:(?:my|the)\s+)?(?:final\s+|best\s+)?
+      (?:answer|choice|decision|option|label|selected\ option)\b
+      (?:\s+(?:is|would\ be|should\ be)\b)?\s*[:=\-–—]?
+    | it(?:['’]s|\s+(?:is|would\ be|should\ be))\b
+    | (?:i|we|you)(?:['’](?:d|ll)|\s+(?:would|should|must|will|need\ to|have\ to))?
+      (?:\s+(?:say|choose|pick|select|suggest|recommend|think|believe|go\ (?:with|for)))?
+      (?:\s+that)?\b
+    | [(\[]?\d{1,2}\s*[.):\]]+
+    )\s*""",
+    re.IGNORECASE | re.VERBOSE,
 )
+"""What may stand before an option: "My answer is", "I would say", a number in a list."""
+_CLAUSES = re.compile(r"[.,;:!?\n。，、！；：．…–—]|\s-\s")
+_TURN = (
+    r"(?:\b(?:but|however|wait|on second thoughts?|on reflection|correction|scratch that)\b.*?"
+    r"|\b(?:or|actually|rather|instead)\W+)"
+)
+"""Takes back what was said before it, when another option follows."""
 _MARKED = re.compile(r"\*\*(.+?)\*\*|`(.+?)`|\"(.+?)\"|“(.+?)”")
 _REASON = re.compile(
     r"^\s*(?:[.,;:!\n)–—。，、！；：．（）…-]|\(|because\b|since\b|as\b)", re.IGNORECASE
@@ -210,7 +225,7 @@ def chosen(answer: str, labels: Sequence[str]) -> str | None:
         if (label := _whole(text, keys)) is not None and _alone(label, answer, labels):
             return label
     for text in (lines[0], lines[-1]):
-        label = _at_the_beginning(text, labels) or _at_the_beginning(_LEAD.sub("", text), labels)
+        label = _at_the_beginning(text, labels)
         if label is not None and _alone(label, answer, labels):
             return label
     marked = {_whole("".join(groups), keys) for groups in _MARKED.findall(answer)} - {None}
@@ -220,30 +235,55 @@ def chosen(answer: str, labels: Sequence[str]) -> str | None:
 
 def _whole(text: str, keys: Mapping[str, str]) -> str | None:
     """Return the label that the whole text is, with or without "My answer is" before it."""
+    found = (keys.get(label_key(reading)) for reading in _readings(text))
+    return next((label for label in found if label is not None), None)
+
+
+def _readings(text: str) -> Iterator[str]:
+    """Yield a text without quotes, then what is left as each "My answer is" is taken away."""
     bare = text.strip(_QUOTES) or text.strip()
-    return keys.get(label_key(bare)) or keys.get(label_key(_LEAD.sub("", bare).strip(_QUOTES)))
+    while bare:
+        yield bare
+        lead = _LEAD.match(bare)
+        bare = bare[lead.end() :].strip(_QUOTES) if lead else ""
 
 
 def _at_the_beginning(text: str, labels: Sequence[str]) -> str | None:
     """Return the longest label that the text begins with, if a pause or a reason follows it."""
-    text = text.lstrip(_QUOTES)
-    for label in sorted(labels, key=len, reverse=True):
-        words = [re.escape(word) for word in re.split(r"[\s_\-]+", label) if word]
-        found = re.match(r"[\s_\-]+".join(words), text, re.IGNORECASE)
-        if found is None:
-            continue
-        rest = text[found.end() :].lstrip("\"'`*_”’»)]}>」』】）")
-        if not rest or _REASON.match(rest):
-            return label
+    for reading in _readings(text):
+        for label in sorted(labels, key=len, reverse=True):
+            found = re.match(_as_words(label), reading, re.IGNORECASE)
+            if found is None:
+                continue
+            rest = reading[found.end() :].lstrip("\"'`*_”’»)]}>」』】）")
+            if not rest or _REASON.match(rest):
+                return label
     return None
 
 
+def _as_words(label: str) -> str:
+    """Return the pattern of a label as a person writes it: "ask the user" for ASK_USER."""
+    words = [re.escape(word) for word in re.split(r"[\s_\-]+", label) if word]
+    return r"[\s_\-]+(?:(?:the|a|an)\s+)?".join(words)
+
+
 def _alone(label: str, answer: str, labels: Sequence[str]) -> bool:
-    """Whether no other label is written out, letter for letter, in the answer."""
-    for word in sorted(labels, key=len, reverse=True):
-        pattern = rf"(?<!\w){re.escape(word)}(?!\w)"
-        if word != label and len(word) > 1 and re.search(pattern, answer):
-            if word in label:
-                continue
+    """Whether the answer does not name another label, and does not go over to one.
+
+    Written out letter for letter a label counts anywhere; in other letters ("no" for NO) where it
+    is all of a clause, or follows a "but" or "actually" that comes after the label itself.
+    """
+    others = [word for word in labels if word != label]
+    keys = {label_key(word): word for word in others}
+    lines = [reading for line in answer.splitlines() for reading in [*_readings(line)][-1:]]
+    if any(_whole(clause, keys) for line in lines for clause in _CLAUSES.split(line)):
+        return False
+    *_, last = [None, *re.finditer(_as_words(label), answer, re.IGNORECASE)]
+    after = "" if last is None else answer[last.end() :]
+    for word in others:
+        exact = rf"(?<!\w){re.escape(word)}(?!\w)"
+        if len(word) > 1 and word not in label and re.search(exact, answer):
+            return False
+        if re.search(rf"{_TURN}(?<!\w){_as_words(word)}(?!\w)", after, re.I | re.S):
             return False
     return True

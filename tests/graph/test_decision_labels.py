@@ -71,6 +71,60 @@ def test_yes_and_no_are_told_apart_from_prose(answer: str, expected: str | None)
     assert chosen(answer, ["YES", "NO"]) == expected
 
 
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("1. Yes", "YES"),
+        ("2) no", "NO"),
+        ("(1) YES", "YES"),
+        ("Option 1: YES", "YES"),
+        ("Option 2: No, nothing is missing", "NO"),
+        ("**Option 1:** Yes", "YES"),
+        ("I would say YES", "YES"),
+        ("I'd say no.", "NO"),
+        ("I think the answer is yes.", "YES"),
+        ("It is YES, since all is there", "YES"),
+        ("Yes, but nothing is certain", "YES"),
+        ("Yes, but I am not sure ... actually no", None),
+        ("Yes, but … actually no", None),
+        ("Yes. Actually, no.", None),
+        ("No. On second thought, yes", None),
+        ("Yes, no, wait", None),
+        ("Yes\nno", None),
+        ("yes - no", None),
+        ("One might think yes, but the date is missing.\nNO", "NO"),
+        ("I would not say YES", None),
+        ("Option 1", None),
+        ("1", None),
+    ],
+)
+def test_what_stands_before_and_after_an_option_is_understood(
+    answer: str, expected: str | None
+) -> None:
+    assert chosen(answer, ["YES", "NO"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("I would say ASK_USER", "ASK_USER"),
+        ("We should ask the user", "ASK_USER"),
+        ("We should ask the user, because no date was given.", "ASK_USER"),
+        ("Ask the user.", "ASK_USER"),
+        ("I'd go with ask-user", "ASK_USER"),
+        ("You should answer.", "ANSWER"),
+        ("We should not ask the user", None),
+        ("We should ask the user or answer", None),
+        ("Ask the user. Or answer", None),
+        ("Ask the user, but then answer", None),
+        ("ASK_USER because answer quality matters", "ASK_USER"),
+        ("The answer is to ask the user", None),
+    ],
+)
+def test_an_option_is_understood_in_a_sentence(answer: str, expected: str | None) -> None:
+    assert chosen(answer, ["ANSWER", "ASK_USER"]) == expected
+
+
 def test_letters_numbers_and_signs_may_be_labels() -> None:
     assert chosen("B", ["A", "B"]) == "B"
     assert chosen("b)", ["A", "B"]) == "B"
