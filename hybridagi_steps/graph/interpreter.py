@@ -187,13 +187,13 @@ class GraphInterpreter(dspy.Module):
 
 
 def _checked_policy(on_error: object, debug: bool) -> Literal["raise", "return"] | None:
-    if on_error not in ("raise", "return", None) or (debug and on_error == "return"):
+    if on_error not in ("raise", "return", None):
+        raise InvalidSettingError(f"on_error is 'raise' or 'return', not {on_error!r}.")
+    if debug and on_error == "return":
         raise InvalidSettingError(
-            f"on_error is 'raise' or 'return', not {on_error!r}."
-            if not debug
-            else f"debug=True raises every error; on_error={on_error!r} contradicts it."
+            "debug=True raises every error; on_error='return' contradicts it."
         )
-    return cast("Literal['raise', 'return'] | None", on_error)
+    return on_error
 
 
 def _checked_query(query: object) -> str:

@@ -141,7 +141,8 @@ class StepRetriever(dspy.Module):
 
         Args:
             query: A text, texts, a Query, a QueryList, a QueryWithSteps (its queries are asked
-                again) or an AgentStep ("steps like this one").
+                again) or an AgentStep ("steps like this one"). Blank ones among several are left
+                out.
             k: Instead of the retriever's own.
             where: Narrows the retriever's own filter: both hold. Where no step can pass both, such
                 as two users, nothing is found.
@@ -149,7 +150,7 @@ class StepRetriever(dspy.Module):
             queries: `query` under the name of QueryWithSteps' field.
 
         Raises:
-            InvalidQueryError: No query, an empty one, or k below 1.
+            InvalidQueryError: No query, none that is not blank, or k below 1.
             InvalidFilterError: An unknown key in `where`.
             RerankerError: The reranker returned something else than the hits it was given.
         """
@@ -157,7 +158,8 @@ class StepRetriever(dspy.Module):
         wanted = self.k if k is None else whole_number("k", k, 1, InvalidQueryError)
         question, texts = _question(asked)
         if self.aim == "next" and isinstance(asked, QueryWithSteps):
-            question = asked  # with its steps, the last of which is the state
+            # With its steps, the last of which is the state.
+            question = asked.copy(queries=QueryList(queries=[Query(query=text) for text in texts]))
         scope = self._scope(where)
         with unnoted():
             hits = [] if scope is None else self._found(question, wanted, scope)
@@ -260,8 +262,8 @@ def _question(asked: Recallable | None) -> tuple[Any, list[str]]:
     """Return what the memory is asked, and the same as texts."""
     if isinstance(asked, AgentStep):
         return asked, [own_text(asked)]
-    texts = _texts(asked)
-    if not any(text.strip() for text in texts):
+    texts = [text for text in _texts(asked) if text.strip()]
+    if not texts:
         raise InvalidQueryError(f"nothing is asked: give {_QUESTIONS}.")
     return texts[0] if len(texts) == 1 else texts, texts
 

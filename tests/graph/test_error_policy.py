@@ -180,7 +180,9 @@ class TestOutsideOfTrials:
         assert out.error is not None
         for copied in (copy.deepcopy(out), pickle.loads(pickle.dumps(out))):
             assert copied == out
+            assert copied.error is not None
             assert copied.error.traceback == out.error.traceback
+        assert copy.deepcopy(out.error).exception is out.error.exception
         assert AgentOutput(**out.toDict()) == out
         assert "exception" not in out.toDict()["error"]
         assert "exception" not in out.model_dump()["error"]

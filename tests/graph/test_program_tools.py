@@ -306,6 +306,50 @@ class TestPastActionSearch:
             out = GraphInterpreter(program, [tool])(query="q")
             assert [step.user_id for step in out.session.variables["got"].steps] == ["bob"]
 
+    @pytest.mark.parametrize(
+        "said",
+        [
+            "refund a flight\nbook a hotel",
+            "1. refund a flight\n2. book a hotel",
+            "refund a flight; book a hotel",
+            '["refund a flight", "book a hotel"]',
+            '- "refund a flight"\n\n- "book a hotel"\n- refund a flight',
+        ],
+    )
+    def test_asks_several_queries_one_by_one(self, memory: hs.StepMemory, said: str) -> None:
+        for purpose in ("refund a flight", "book a hotel", "rent a car"):
+            memory.add(hs.AgentStep(step_type=hs.AgentStepType.Action, inputs={"purpose": purpose}))
+        program = chain(Action("look", "PastActionSearch", "Recall", "Recall", [], "got"))
+        with dspy.context(lm=scripted_lm([{"query": said}])):
+            out = GraphInterpreter(program, [PastActionSearch(k=2)], memory)(query="q")
+        found = out.session.variables["got"]
+        assert {step.purpose for step in found.steps} == {"refund a flight", "book a hotel"}
+        assert [query.query for query in found.queries.queries] == [
+            "refund a flight",
+            "book a hotel",
+        ]
+        assert out.program_trace.steps[1].arguments == {
+            "query": ["refund a flight", "book a hotel"]
+        }
+
+    @pytest.mark.parametrize(
+        ("prompt", "queries"),
+        [
+            ("- refund\n- rebook", ["refund", "rebook"]),
+            ('["refund", "rebook"]', ["refund", "rebook"]),
+            ("Please refund;\nI could not fly", ["Please refund;\nI could not fly"]),
+            ("3. refund", ["refund"]),
+            ("[1]", ["[1]"]),
+        ],
+    )
+    def test_takes_a_prompt_apart_only_if_it_is_a_list(
+        self, memory: hs.StepMemory, prompt: str, queries: list[str]
+    ) -> None:
+        out = GraphInterpreter(
+            chain(use("PastActionSearch", prompt)), [PastActionSearch()], memory
+        )(query="q")
+        assert [query.query for query in out.session.variables["got"].queries.queries] == queries
+
     def test_needs_a_memory(self) -> None:
         with pytest.raises(errors.InvalidMemoryError):
             GraphInterpreter(chain(use("PastActionSearch", "q")), [PastActionSearch()])

@@ -181,6 +181,32 @@ def test_an_empty_question_is_refused(question: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    "question",
+    [
+        ["refund the flight", ""],
+        ["  ", "refund the flight"],
+        QueryList(queries=[Query(query="refund the flight"), Query(query="\n")]),
+        QueryWithSteps(queries=["", "refund the flight"]),
+    ],
+)
+def test_blank_ones_among_questions_are_left_out(stocked: StepMemory, question: Any) -> None:
+    found = StepRetriever(stocked, k=2)(question)
+    assert found.indices == StepRetriever(stocked, k=2)("refund the flight").indices
+    assert found.indices
+    assert [query.query for query in found.queries.queries] == ["refund the flight"]
+
+
+def test_blank_ones_beside_a_state_are_left_out(stocked: StepMemory) -> None:
+    state = stocked.find(limit=1).steps
+    retrieve = StepRetriever(stocked, k=2, aim="next")
+    found, expected = (
+        retrieve(QueryWithSteps(queries=queries, steps=state))
+        for queries in (["refund the flight", ""], ["refund the flight"])
+    )
+    assert found.indices == expected.indices
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         {"k": 0},

@@ -7,6 +7,8 @@ functions; `AskUser` without one has a language model play the user.
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import Callable
 from typing import Any, Unpack, cast
 
@@ -179,9 +181,12 @@ def _said(use: ToolUse, argument: str) -> str:
 class PastActionSearch(GraphTool):
     """Finds past Actions by meaning and words.
 
+    A language model may write several queries, one in a line, with a semicolon between them, or as
+    a JSON list; a prompt that is used as it is holds several only as a list with marks, or as JSON.
+
     Args:
         memory: Where to look; by default the memory of the agent.
-        k: Most steps wanted.
+        k: Most steps wanted, over all queries.
         where: Which steps may be found, a StepFilter or its keys; by default Actions. In a run of
             a user those of that user, unless it names a `user_id`.
         retriever: A retriever to use instead, with its own memory, k, filter and reranker.
@@ -189,7 +194,9 @@ class PastActionSearch(GraphTool):
     """
 
     instructions = "Write a query that finds past actions of use for the prompt."
-    asks_for = {"query": Asked(str, "What to look for, in a few words")}  # noqa: RUF012
+    asks_for = {  # noqa: RUF012
+        "query": Asked(str, "What to look for, in a few words; several queries on a line each")
+    }
 
     def __init__(
         self,
@@ -209,11 +216,19 @@ class PastActionSearch(GraphTool):
         if memory is not None and retriever is None:
             self.retriever = StepRetriever(memory, k=k, where=self.where)
 
+    def from_prompt(self, prompt: str) -> dict[str, Any]:
+        """Return the query, or the queries of a list."""
+        return {"query": _queries(prompt, r"\n", listed=True)}
+
+    def from_prediction(self, prediction: dspy.Prediction) -> dict[str, Any]:
+        """Return the query, or the queries, that a language model came up with."""
+        return {"query": _queries(shown_text(prediction["query"]), r"[\n;]", listed=False)}
+
     def use(self, use: ToolUse) -> QueryWithSteps:
         """Return the steps found."""
         retriever = self.retriever or self._over(use.memory)
         hidden = [*(retriever.where.exclude_run_id or []), *use.run_ids]
-        query = shown_text(use.arguments["query"])
+        query = use.arguments["query"]
         # Of twice as many, those that are searches themselves are left out. Not called as a module:
         # the Action's step tells what happens here, and what it gave.
         with unnoted():
@@ -234,6 +249,32 @@ class PastActionSearch(GraphTool):
         if memory is None:
             raise InvalidMemoryError(memory, "search()")
         return StepRetriever(cast("SearchableMemory", memory), k=self.k, where=self.where)
+
+
+_MARK = re.compile(r"^\s*(?:[-*•]|\(?\d{1,3}[.)])\s+")
+
+
+def _queries(text: str, between: str, *, listed: bool) -> str | list[str]:
+    """Return the queries that a text holds, a list if there are several.
+
+    Args:
+        text: The text.
+        between: The pattern between them.
+        listed: Whether only lines that all have a list's mark are queries of their own.
+    """
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    if isinstance(given, list) and all(isinstance(part, str) for part in given):
+        parts = cast("list[str]", given)
+    else:
+        parts = [part for part in re.split(between, text) if part.strip()]
+        if listed and not all(_MARK.match(part) for part in parts):
+            return text
+        parts = [_MARK.sub("", part).strip(" \t\r\"'") for part in parts]
+    found = list(dict.fromkeys(part for part in parts if part.strip()))
+    return found if len(found) > 1 else "".join(found)
 
 
 _NAMED = {"program": Asked(str, "The exact name of the program, nothing else")}
