@@ -6,12 +6,13 @@ run is recorded: into the memory, into whatever recorder is active, and into the
 
 Ready agents are programs that come with the package, for anybody's tools: `react` thinks and acts
 in turns, `plan_and_act` follows a plan, `reflexion` improves its answer and learns from its own
-reviews, `episodic_recall` remembers what it was told. They are texts like any other program.
+reviews, `episodic_recall` remembers what it was told. When a tool fails they are told so and go on.
+They are texts like any other program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -50,7 +51,8 @@ from hybridagi_steps.recording.blocks import record
 from hybridagi_steps.recording.step_writer import Memory, check_memory
 from hybridagi_steps.validation import whole_number
 
-_ENDING = ".cypher"
+_ENDING, _ACTING = ".cypher", ".acting.cypher"
+"""How files of ready programs end; the second kind is for an agent that is given tools."""
 _BOX = "Act"
 _BUILT_IN: dict[str, type[GraphTool]] = {
     kind.__name__: kind for kind in (AskUser, ChainOfThought, PastActionSearch, Predict, Speak)
@@ -239,19 +241,25 @@ def ready_agents() -> list[str]:
     return sorted(folder.name for folder in _folder().iterdir() if folder.is_dir())
 
 
-def ready_programs(name: str) -> list[GraphProgram]:
+def ready_programs(name: str, *, acting: bool = False) -> list[GraphProgram]:
     """Return the programs of an agent; `main` is the one to begin with.
+
+    Args:
+        name: Which one.
+        acting: Whether it is given tools; `reflexion` and `episodic_recall` do without as well.
 
     Raises:
         UnknownProgramError: No agent has this name.
     """
     if name not in ready_agents():
         raise UnknownProgramError(name, ready_agents())
-    texts = [file for file in _folder().joinpath(name).iterdir() if file.name.endswith(_ENDING)]
-    return [
-        GraphProgram.from_cypher(file.read_text("utf-8"), file.name.removesuffix(_ENDING))
-        for file in sorted(texts, key=lambda file: file.name)
-    ]
+    files_of = _folder().joinpath(name).iterdir()
+    texts = {file.name: file.read_text("utf-8") for file in files_of if file.name.endswith(_ENDING)}
+    plain = sorted(file.removesuffix(_ENDING) for file in texts if not file.endswith(_ACTING))
+    chosen = {
+        each: each + (_ACTING if acting and each + _ACTING in texts else _ENDING) for each in plain
+    }
+    return [GraphProgram.from_cypher(texts[file], each) for each, file in chosen.items()]
 
 
 def ready_agent(
@@ -262,7 +270,7 @@ def ready_agent(
     Args:
         name: Which one.
         tools: Functions and `dspy.Tool`s to act with, and tools such as `AskUser(callback)` that
-            take the place of the agent's own.
+            take the place of the agent's own. `react` and `plan_and_act` need some to act with.
         memory: Where it records and recalls; `reflexion` and `episodic_recall` need one.
         options: Whatever else `GraphInterpreter` takes.
 
@@ -271,16 +279,14 @@ def ready_agent(
         InvalidSettingError: A tool that the agent has no use for, or none where it must act.
         InvalidMemoryError: The agent recalls, and no memory was given.
     """
-    programs = ready_programs(name)
-    nodes = [node for program in programs for node in program.nodes.values()]
-    used = list(dict.fromkeys(node.tool for node in nodes if isinstance(node, Action)))
-    given = list(tools)
-    own = {tool.name: tool for tool in given if isinstance(tool, GraphTool) and tool.name in used}
-    box = [tool for tool in given if not (isinstance(tool, GraphTool) and tool.name in used)]
-    if box and _BOX not in used:
-        shown = ", ".join(_name(tool) for tool in box)
-        raise InvalidSettingError(f"{name} has no use for {shown}; it uses {', '.join(used)}.")
+    programs, given = ready_programs(name), list(tools)
+    used = _tools_of(programs)
+    if any(not _is_own(tool, used) for tool in given):
+        programs = ready_programs(name, acting=True)
+        used = _tools_of(programs)
+    own = {tool.name: tool for tool in given if _is_own(tool, used)}
     if _BOX in used and _BOX not in own:
+        box = [tool for tool in given if not _is_own(tool, used)]
         if not box:
             raise InvalidSettingError(f"{name} acts with tools: give functions or dspy.Tools.")
         own[_BOX] = ToolBox(box, name=_BOX)
@@ -288,11 +294,15 @@ def ready_agent(
     return GraphInterpreter(programs, chosen, memory, **options)
 
 
+def _tools_of(programs: Iterable[GraphProgram]) -> list[str]:
+    nodes = [node for program in programs for node in program.nodes.values()]
+    return list(dict.fromkeys(node.tool for node in nodes if isinstance(node, Action)))
+
+
+def _is_own(tool: object, used: Sequence[str]) -> bool:
+    """Whether a tool takes the place of one that the programs use."""
+    return isinstance(tool, GraphTool) and tool.name in used
+
+
 def _folder() -> Traversable:
     return files("hybridagi_steps.data").joinpath("programs")
-
-
-def _name(tool: object) -> str:
-    if isinstance(tool, GraphTool | dspy.Tool):
-        return str(tool.name)
-    return str(getattr(tool, "__name__", type(tool).__name__))

@@ -39,8 +39,11 @@ def search(query: str) -> str:
 def test_there_are_four_and_they_are_sound() -> None:
     assert ready_agents() == ["episodic_recall", "plan_and_act", "react", "reflexion"]
     for name in ready_agents():
-        check_programs(ready_programs(name))
-        assert all(program.description for program in ready_programs(name))
+        for acting in (False, True):
+            programs = ready_programs(name, acting=acting)
+            check_programs(programs)
+            assert "main" in [program.name for program in programs]
+            assert all(program.description for program in programs)
 
 
 def test_an_unknown_one_is_named() -> None:
@@ -151,9 +154,73 @@ def test_agents_that_recall_need_a_memory(name: str) -> None:
         ready_agent(name)
 
 
-def test_a_tool_without_use_is_refused(memory: hs.StepMemory) -> None:
-    with pytest.raises(errors.InvalidSettingError, match="search"):
-        ready_agent("reflexion", tools=[search], memory=memory)
+def test_reflexion_looks_things_up_and_goes_on_when_that_fails(memory: hs.StepMemory) -> None:
+    def look(at: str) -> str:
+        """Look at something."""
+        if at == "the wrong shelf":
+            raise OSError("the shelf is locked")
+        return "Paris"
+
+    agent = ready_agent("reflexion", tools=[look], memory=memory)
+    replies: list[Any] = [
+        {"reasoning": "-", "answer": "Look at the wrong shelf."},
+        {"choice": "ACT"},
+        {"tool": "look", "arguments": {"at": "the wrong shelf"}},
+        {"reasoning": "-", "answer": "That enough."},
+        {"choice": "DRAFT"},
+        {"reasoning": "-", "answer": "Lyon"},
+        {"answer": "Nothing was looked up; try another shelf."},
+        {"choice": "IMPROVE"},
+        {"reasoning": "-", "answer": "Look at another shelf."},
+        {"choice": "ACT"},
+        {"tool": "look", "arguments": {"at": "another shelf"}},
+        {"reasoning": "-", "answer": "Paris it is."},
+        {"choice": "DRAFT"},
+        {"reasoning": "-", "answer": "Paris"},
+        {"answer": "It stands."},
+        {"choice": "GIVE"},
+    ]
+    model = scripted_lm(replies)
+    with dspy.context(lm=model):
+        out = agent(query="What is the capital of France?")
+    assert (out.finish_reason, out.final_answer) == ("finished", "Paris")
+    assert "the shelf is locked" in request_text(model.requests[3])
+    assert "try another shelf" in request_text(model.requests[8])
+    again = scripted_lm([{"reasoning": "-", "answer": "-"}, {"choice": "DRAFT"}])
+    with dspy.context(lm=again):
+        agent(query="What is the capital of France?")
+    assert "try another shelf" in request_text(again.requests[0])
+
+
+def test_episodic_recall_looks_things_up_before_it_asks(memory: hs.StepMemory) -> None:
+    asked: list[str] = []
+
+    def person(question: str) -> str:
+        asked.append(question)
+        return "In the blue folder."
+
+    def archive(name: str) -> str:
+        """Look into the archive."""
+        if name == "Miller":
+            raise KeyError("no folder Miller")
+        return "Shelf 3."
+
+    def run(*replies: Any) -> AgentOutput:
+        agent = ready_agent("episodic_recall", tools=[archive, AskUser(person)], memory=memory)
+        with dspy.context(lm=scripted_lm(list(replies))):
+            return agent(query="Where is the contract?")
+
+    def call(name: str) -> Any:
+        return {"tool": "archive", "arguments": {"name": name}}
+
+    out = run({"choice": "NEW"}, call("Smith"), {"choice": "FOUND"}, {"message": "On shelf 3."})
+    assert (out.final_answer, asked) == ("On shelf 3.", [])
+    assert tools_used(out) == ["PastActionSearch", "NEW", "Act", "FOUND", "Speak"]
+    out = run({"choice": "NEW"}, call("Miller"), {"choice": "MISSING"})
+    assert out.final_answer == "Thank you, I will remember: In the blue folder."
+    assert len(asked) == 1
+    out = run({"choice": "KNOWN"}, {"message": "In the blue folder."})
+    assert tools_used(out) == ["PastActionSearch", "KNOWN", "Speak"]
 
 
 def test_a_tool_takes_the_place_of_the_agents_own() -> None:
@@ -175,7 +242,7 @@ def test_an_agent_runs_on_a_real_small_model(
     with dspy.context(lm=small_model):
         out = agent(query="What is the capital of France?")
     assert out.finish_reason in ("finished", "max_iters"), out.error
-    assert out.final_answer.strip()
+    assert bool(out.final_answer.strip()) == (out.finish_reason == "finished")
     assert list(file_memory.iter_steps()) == out.program_trace.steps
     asked = [step for step in out.program_trace.steps if step.tool in ("ChainOfThought", "Predict")]
     assert asked
@@ -185,7 +252,7 @@ def test_an_agent_runs_on_a_real_small_model(
         assert step.metrics.model_name == "openai/smollm2"
 
 
-@pytest.mark.parametrize("name", ["react", "plan_and_act"])
+@pytest.mark.parametrize("name", ["react", "plan_and_act", "reflexion"])
 def test_a_tool_that_the_box_cannot_hold_is_named(name: str, memory: hs.StepMemory) -> None:
     def look(at: str) -> str:
         """Look at something."""
