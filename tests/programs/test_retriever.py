@@ -186,7 +186,9 @@ def test_an_empty_question_is_refused(question: Any) -> None:
         ["refund the flight", ""],
         ["  ", "refund the flight"],
         QueryList(queries=[Query(query="refund the flight"), Query(query="\n")]),
-        QueryWithSteps(queries=["", "refund the flight"]),
+        QueryWithSteps(
+            queries=QueryList(queries=[Query(query=""), Query(query="refund the flight")])
+        ),
     ],
 )
 def test_blank_ones_among_questions_are_left_out(stocked: StepMemory, question: Any) -> None:
@@ -197,11 +199,11 @@ def test_blank_ones_among_questions_are_left_out(stocked: StepMemory, question: 
 
 
 def test_blank_ones_beside_a_state_are_left_out(stocked: StepMemory) -> None:
-    state = stocked.find(limit=1).steps
+    state, asked = stocked.find(limit=1).steps, Query(query="refund the flight")
     retrieve = StepRetriever(stocked, k=2, aim="next")
     found, expected = (
-        retrieve(QueryWithSteps(queries=queries, steps=state))
-        for queries in (["refund the flight", ""], ["refund the flight"])
+        retrieve(QueryWithSteps(queries=QueryList(queries=queries), steps=state))
+        for queries in ([asked, Query(query="")], [asked])
     )
     assert found.indices == expected.indices
 

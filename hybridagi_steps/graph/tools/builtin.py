@@ -7,12 +7,12 @@ functions; `AskUser` without one has a language model play the user.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Callable
 from typing import Any, Unpack, cast
 
 import dspy
+from pydantic import TypeAdapter, ValidationError
 
 from hybridagi_steps.dspy_types import QueryWithSteps
 from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError, UnknownProgramError
@@ -251,6 +251,7 @@ class PastActionSearch(GraphTool):
         return StepRetriever(cast("SearchableMemory", memory), k=self.k, where=self.where)
 
 
+_LIST = TypeAdapter(list[str])
 _MARK = re.compile(r"^\s*(?:[-*•]|\(?\d{1,3}[.)])\s+")
 
 
@@ -263,12 +264,8 @@ def _queries(text: str, between: str, *, listed: bool) -> str | list[str]:
         listed: Whether only lines that all have a list's mark are queries of their own.
     """
     try:
-        given = json.loads(text)
-    except ValueError:
-        given = None
-    if isinstance(given, list) and all(isinstance(part, str) for part in given):
-        parts = cast("list[str]", given)
-    else:
+        parts = _LIST.validate_json(text)
+    except ValidationError:
         parts = [part for part in re.split(between, text) if part.strip()]
         if listed and not all(_MARK.match(part) for part in parts):
             return text
