@@ -162,13 +162,19 @@ def _outcome(done: Revocation, db: str, *, dry_run: bool) -> str:
     if done.undone_at is not None:
         rest = done.matched + done.descended - len(done.step_ids)
         left = f"; {rest:,} stay hidden by another revocation, or were deleted" if rest else ""
-        return f"{len(done.step_ids):,} steps are back in {db}{left}."
+        back = f"{len(done.step_ids):,} steps{_messages(len(done.message_ids))}"
+        return f"{back} are back in {db}{left}."
     what = f"{done.matched:,} steps and {done.descended:,} that descend from them"
+    what += _messages(done.messages)
     if dry_run:
         return f"{what} would be hidden in {db}."
     if done.id is None:
-        return f"nothing matched: no step is hidden in {db}."
+        return f"nothing matched: no step and no message is hidden in {db}."
     return f"{what} are hidden in {db}; --undo {done.id} takes it back."
+
+
+def _messages(count: int) -> str:
+    return f", and {count:,} messages of sessions," if count else ""
 
 
 def _show(found: list[Revocation], *, as_json: bool) -> None:
@@ -177,13 +183,16 @@ def _show(found: list[Revocation], *, as_json: bool) -> None:
     if as_json:
         render.print_json([_json_data(each) for each in found])
         return
-    table = render.table("id", "when", "steps", "filter", "reason", "undone", right=("steps",))
+    table = render.table(
+        *("id", "when", "steps", "messages", "filter", "reason", "undone"),
+        right=("steps", "messages"),
+    )
     for each in found:
         undone = "" if each.undone_at is None else f"{each.undone_at:%Y-%m-%d %H:%M}"
         conditions = ", ".join(f"{key}={value}" for key, value in each.where.items())
         counts = f"{each.matched:,} + {each.descended:,}"
-        row = (each.id or "", f"{each.created_at:%Y-%m-%d %H:%M}", counts, conditions)
-        table.add_row(*map(render.plain, (*row, each.reason or "", undone)))
+        row = (each.id or "", f"{each.created_at:%Y-%m-%d %H:%M}", counts, f"{each.messages:,}")
+        table.add_row(*map(render.plain, (*row, conditions, each.reason or "", undone)))
     render.console().print(table)
 
 

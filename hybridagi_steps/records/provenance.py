@@ -82,3 +82,8 @@ class Revocation:
     step_ids: list[str] = field(default_factory=list[str])
     """In the answer of `revoke` ids of the steps it hides, those matched first; in the answer of
     `reinstate` of those that no revocation hides any more; else empty."""
+    messages: int = 0
+    """Messages of sessions that it hides: those the filter matches and those that show a hidden
+    step; of one that is undone none."""
+    message_ids: list[str] = field(default_factory=list[str])
+    """Ids of messages, likewise."""

@@ -136,3 +136,20 @@ def test_a_filter_that_everything_passes_is_refused(
     with hs.StepMemory(db) as memory:
         assert memory.exist("a")
         assert memory.revocations() == []
+
+
+def test_revoke_says_how_many_messages_it_hides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db = str(tmp_path / "steps.db")
+    with hs.StepMemory(db, embedder="hashing") as memory:
+        asyncio.run(memory.repository().append("chat", [{"role": "user", "content": "hello"}]))
+    assert main(["revoke", "--session", "chat", "--dry-run", "--db", db]) == 0
+    assert ", and 1 messages of sessions, would be hidden" in capsys.readouterr().out
+    assert main(["revoke", "--session", "chat", "--json", "--db", db]) == 0
+    [done] = json.loads(capsys.readouterr().out)
+    assert (done["matched"], done["messages"], len(done["message_ids"])) == (0, 1, 1)
+    assert main(["revoke", "--list", "--db", db]) == 0
+    assert "messages" in capsys.readouterr().out
+    assert main(["revoke", "--undo", done["id"], "--db", db]) == 0
+    assert "and 1 messages of sessions, are back" in capsys.readouterr().out

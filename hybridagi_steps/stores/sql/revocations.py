@@ -1,6 +1,7 @@
 """Revocations in a database: marks on the ids of steps, and what descends from them since.
 
-Messages that match are marked beside them; a message that shows a revoked step is hidden with it.
+Messages that match are marked beside them, and those that show a step which is revoked; one that is
+stored later and shows it is hidden with it.
 
 A step descends from what its `metadata.recalled` names. The call of a program descends from the
 steps directly inside, since its answer came out of them, and its end from the call.
@@ -19,7 +20,9 @@ from datetime import datetime
 import orjson
 
 from hybridagi_steps.errors import UnknownRevocationError
+from hybridagi_steps.messages.agent_steps import shown_ids
 from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.json_reading import as_object, as_text
 from hybridagi_steps.records.message import new_id, utc_now
 from hybridagi_steps.records.provenance import RECALLED, Revocation, recalled_by
 from hybridagi_steps.stores.sql.message_units import MessageUnits
@@ -49,6 +52,15 @@ _COUNT = "UPDATE revocation SET descended = descended + ? WHERE namespace = ? AN
 _MARKED_BY = "SELECT step_id FROM revoked WHERE namespace = ? AND revocation = ? ORDER BY step_id"
 _SAID = """SELECT id FROM message
     WHERE namespace = ? AND id IN (SELECT value FROM json_each(?))"""
+_STORED = """SELECT id FROM agent_step
+    WHERE namespace = ? AND id IN (SELECT value FROM json_each(?))"""
+_SHOWING = """SELECT id, CAST(body AS BLOB) FROM message
+    WHERE +namespace = ? AND body LIKE ? ORDER BY row"""
+_NAMES_STEPS = '%"agent_step%'
+"""How the body of a message looks that shows steps."""
+_MESSAGES_HIDDEN = """SELECT r.revocation, count(*) FROM revoked r
+    JOIN message m ON m.namespace = r.namespace AND m.id = r.step_id
+    WHERE r.namespace = ? GROUP BY r.revocation"""
 _UNMARK = "DELETE FROM revoked WHERE namespace = ? AND revocation = ?"
 _UNDO = "UPDATE revocation SET undone_at = ? WHERE namespace = ? AND id = ? AND undone_at IS NULL"
 _LISTED = """SELECT id, filter, reason, created_at, matched, descended, undone_at FROM revocation
@@ -75,23 +87,22 @@ class RevocationTables(MessageUnits):
             seeds = self._column(connection, _IDS, self._namespace, rows)
             messages = self._message_ids(connection, where)
             links = self._links(connection, self._told(connection, after=0))
-            said = {*messages}.difference(seeds)
-            found = [one for one in descendants([*seeds, *messages], *links) if one not in said]
+            found = descendants([*seeds, *messages], *links, self._message_links(connection))
+            steps, said = self._apart(connection, found)
             told = Revocation(
                 None if dry_run or not found else str(new_id()),
                 where.model_dump(mode="json", exclude_none=True),
                 reason,
                 utc_now(),
                 len(seeds),
-                len(found) - len(seeds),
-                step_ids=found,
+                len(steps) - len(seeds),
+                step_ids=steps,
+                messages=len(said),
+                message_ids=said,
             )
-            if told.id is None and messages and not dry_run:
-                told = replace(told, id=str(new_id()))
             if told.id is not None:
                 self._mark_late(connection)
                 self._keep(connection, told)
-                self._mark(connection, told.id, messages)
         return told
 
     def reinstate(self, revocation_id: str) -> Revocation:
@@ -103,13 +114,13 @@ class RevocationTables(MessageUnits):
                 raise UnknownRevocationError(revocation_id)
             self._mark_late(connection)
             marked = self._column(connection, _MARKED_BY, *key)
-            said = {*self._column(connection, _SAID, self._namespace, many(marked))}
-            hidden = [step_id for step_id in marked if step_id not in said]
             connection.execute(_UNMARK, key)
             connection.execute(_UNDO, (utc_now().isoformat(), *key))
-            others = {each for ids in self._marked(connection, hidden).values() for each in ids}
-            back = [step_id for step_id in hidden if step_id not in others]
-            return replace(self._listing(connection)[revocation_id], step_ids=back)
+            others = {each for ids in self._marked(connection, marked).values() for each in ids}
+            back = [each for each in marked if each not in others]
+            steps, said = self._apart(connection, back)
+            undone = self._listing(connection)[revocation_id]
+            return replace(undone, step_ids=steps, message_ids=said)
 
     def revocations(self) -> list[Revocation]:
         """Return all revocations that are kept, oldest first."""
@@ -164,7 +175,7 @@ class RevocationTables(MessageUnits):
         )
         counts = (told.matched, told.descended)
         connection.execute(_KEEP, (self._namespace, *values, *counts))
-        self._mark(connection, str(told.id), told.step_ids)
+        self._mark(connection, str(told.id), [*told.step_ids, *told.message_ids])
         self._advance(connection)
 
     def _mark(self, connection: Connection, revocation: str, ids: Sequence[str]) -> None:
@@ -195,9 +206,23 @@ class RevocationTables(MessageUnits):
 
         return recallers(told), linked
 
+    def _message_links(self, connection: Connection) -> Kin:
+        """Return the link from steps to the messages that show them."""
+        asked = (self._namespace, _NAMES_STEPS)
+        found = connection.execute(_SHOWING, asked).fetchall()
+        return recallers((message_id, _shown(body)) for message_id, body in found)
+
+    def _apart(self, connection: Connection, ids: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return which of some ids are those of steps, and which of messages; one may be both."""
+        asked = (self._namespace, many(ids))
+        steps = {*self._column(connection, _STORED, *asked)}
+        said = {*self._column(connection, _SAID, *asked)}
+        return [each for each in ids if each in steps], [each for each in ids if each in said]
+
     def _listing(
         self, connection: Connection, late: Mapping[str, Sequence[str]] | None = None
     ) -> dict[str, Revocation]:
+        said = dict(connection.execute(_MESSAGES_HIDDEN, (self._namespace,)).fetchall())
         found = connection.execute(_LISTED, (self._namespace,))
         return {
             name: Revocation(
@@ -208,6 +233,7 @@ class RevocationTables(MessageUnits):
                 matched,
                 descended + len((late or {}).get(name, ())),
                 None if undone is None else datetime.fromisoformat(undone),
+                messages=said.get(name, 0),
             )
             for name, where, reason, made, matched, descended, undone in found
         }
@@ -242,6 +268,15 @@ def recalled_ids(text: str | None) -> list[str]:
     if text is None or not text.startswith("["):
         return []
     return recalled_by({RECALLED: orjson.loads(text)})
+
+
+def _shown(body: bytes) -> list[str]:
+    """Return the steps that a message shows; of a damaged one none: who reads it is told."""
+    try:
+        fields = as_object(orjson.loads(body))
+    except ValueError:
+        return []
+    return shown_ids(as_text(fields.get("agent_step_id")), as_object(fields.get("metadata")))
 
 
 def _names_owner(where: Mapping[str, object], gone: StepFilter) -> bool:
