@@ -5,7 +5,8 @@ What a fork of another session still reads stays with that fork. A filter of onl
 that user said: whole sessions, and of sessions shared with others the turns that only that user's
 AgentSteps belong to, in forks, too. Where another session reads on, a message is replaced by a mark
 in its place, so that no sequence moves. Any further condition that leaves something out picks
-single AgentSteps, and sessions keep their messages.
+single AgentSteps, and those sessions of which everything matches. Other sessions keep their lines
+whole, and the answer says how many of their messages match.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hybridagi_steps.errors import UnknownSessionError
 from hybridagi_steps.outside_files import QueuedRun, StateFolder, erase_from_queue, plan_runs
-from hybridagi_steps.protocols import StoreBackend
+from hybridagi_steps.protocols import MessageIndex, StoreBackend
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import ERASED, SUMMARY_OF, MessageRole, Step, new_id
@@ -39,18 +41,36 @@ class Erased(int):
             that is gone or held by others, a workspace's folder that is away, statistics of a
             PostgreSQL database that belongs to another user; the database itself when somebody
             reads it: its old pages go with the next `purge` or `vacuum` after that.
+        messages_left: How many messages match and stay, since others of their session do not, or
+            a fork reads on.
+        sessions_left: The sessions that read them: `purge({"session_id": …})` erases each as a
+            whole, `revoke` with the same filter hides the messages that match.
     """
 
     unreached: tuple[str, ...]
+    messages_left: int
+    sessions_left: tuple[str, ...]
 
-    def __new__(cls, count: int = 0, unreached: Iterable[str] = ()) -> Erased:
-        """Return a number with the files that were not reached."""
+    def __new__(
+        cls,
+        count: int = 0,
+        unreached: Iterable[str] = (),
+        messages_left: int = 0,
+        sessions_left: Iterable[str] = (),
+    ) -> Erased:
+        """Return a number with what was not reached, and what stays."""
         made = super().__new__(cls, count)
-        made.unreached = tuple(unreached)
+        made.unreached, made.messages_left = tuple(unreached), messages_left
+        made.sessions_left = tuple(sessions_left)
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Erased, (int(self), self.unreached)
+        return Erased, (int(self), self.unreached, self.messages_left, self.sessions_left)
+
+    def but(self, unreached: Iterable[str]) -> Erased:
+        """Return the same with further places that were not reached."""
+        places = (*self.unreached, *unreached)
+        return Erased(int(self), places, self.messages_left, self.sessions_left)
 
 
 class Doomed(NamedTuple):
@@ -72,11 +92,14 @@ def erase(store: StoreBackend, where: StepFilter, namespace: str, beside: Path |
         beside: The memory's file; None when it is none.
     """
     doomed, meant = doomed_by(store, where), meant_by(store, where)
+    matching = _matching_messages(store, where)
+    rewritten = _rows_of(store, [message.id for message in doomed.messages])
     unreached: list[str] = []
-    if where.conditions in _WHOLE:
+    if where.conditions in _WHOLE or doomed.sessions:
         steps = [step for name in doomed.sessions for step in _steps_of(store, name)]
         own = [step for step in steps if step.session_id in doomed.sessions]
-        if where.session_id is None:  # which would be its lineage, and so other sessions' as well
+        # Of a session it would be its lineage, and so other sessions' as well.
+        if where.conditions in _WHOLE and where.session_id is None:
             own += [step for each in meant for step in store.iter_steps(each)]
         queued = _queued_runs(store, where, doomed, namespace)
         unreached = _erase_outside(store, _plans_of(own), queued, beside)
@@ -87,7 +110,8 @@ def erase(store: StoreBackend, where: StepFilter, namespace: str, beside: Path |
         count += steps_gone if doomed.messages else messages + steps_gone
     count += store.delete([id_text(step.id) for each in meant for step in store.iter_steps(each)])
     store.forget_revocations(where)
-    return Erased(count, unreached)
+    left = (matching - rewritten) & _matching_messages(store, StepFilter()) if matching else set()
+    return Erased(count, unreached, len(left), _sessions_of(store, left))
 
 
 def erase_all(store: StoreBackend, namespace: str, beside: Path | None) -> Erased:
@@ -116,12 +140,18 @@ def doomed_by(store: StoreBackend, where: StepFilter) -> Doomed:
     asked = where.conditions
     if where.session_id is not None and asked == {"session_id"}:
         return Doomed([where.session_id], [])
-    if where.user_id is None or asked != {"user_id"}:
+    if asked == {"run_id"}:
         return Doomed([], [])
+    if where.user_id is None or asked != {"user_id"}:
+        return Doomed(_whole_sessions(store, where), [])
     whole: list[str] = []
     gone: dict[str, Step] = {}
-    for session_id in _sessions_near(store, where.user_id):
+    # Those that only the runs of their messages say whose they are.
+    of_runs = set(_whole_sessions(store, where))
+    for session_id in sorted({*_sessions_near(store, where.user_id), *of_runs}):
         users = {step.user_id for step in _steps_of(store, session_id)} - {None}
+        if session_id in of_runs:
+            users = {where.user_id}
         if users == {where.user_id}:
             whole.append(session_id)
         for branch in store.attempts(session_id) if where.user_id in users else []:
@@ -131,6 +161,50 @@ def doomed_by(store: StoreBackend, where: StepFilter) -> Doomed:
                 own = _own_turns(store, session_id, branch.branch_id, line, where.user_id)
             gone |= {message.id: message for message in own}
     return Doomed(whole, list(gone.values()))
+
+
+def _whole_sessions(store: StoreBackend, where: StepFilter) -> list[str]:
+    """Return the sessions of which every message matches, and every AgentStep."""
+    if not (matching := _matching_messages(store, where)):
+        return []
+    steps = {id_text(step.id) for step in store.iter_steps(in_every_scope(where))}
+    whole: list[str] = []
+    for name in _sessions_of(store, matching):
+        with suppress(UnknownSessionError):  # a message that no session reads is named after one
+            said = {
+                message.id
+                for branch in store.attempts(name)
+                for message in store.messages(name, branch_id=branch.branch_id)
+            }
+            every = len(rows := _rows_of(store, said)) == len(said) and rows <= matching
+            if every and steps.issuperset(id_text(step.id) for step in _steps_of(store, name)):
+                whole.append(name)
+    return whole
+
+
+def _matching_messages(store: StoreBackend, where: StepFilter) -> set[int]:
+    """Return the rows of the messages that match, whatever their scope."""
+    if not isinstance(store, MessageIndex):
+        return set()
+    return {*store.message_rows(in_every_scope(where)).tolist()}
+
+
+def _rows_of(store: StoreBackend, message_ids: Iterable[str]) -> set[int]:
+    if not isinstance(store, MessageIndex):
+        return set()
+    return {*store.rows_of_messages([*message_ids]).values()}
+
+
+def _sessions_of(store: StoreBackend, rows: Set[int]) -> list[str]:
+    """Return the sessions that read messages: of each message one."""
+    found: set[str] = set()
+    known: set[int] = set()
+    for row in sorted(rows) if isinstance(store, MessageIndex) else ():
+        if row not in known:
+            for place in store.message_places([row]).values():
+                found.add(place.session_id)
+                known |= _matching_messages(store, StepFilter(session_id=place.session_id))
+    return sorted(found)
 
 
 def _sessions_near(store: StoreBackend, user_id: str) -> list[str]:
@@ -267,10 +341,10 @@ def _queued_runs(
     def gone(run: QueuedRun) -> bool:
         if run.queue != queue:
             return False
-        if where.run_id is not None:
+        if where.conditions == {"run_id"}:
             return where.run_id == run.id or where.run_id in _runs_of(store, run.id)
         order: dict[str, Any] = json.loads(run.text)
-        own = where.user_id is not None and order["user_id"] == where.user_id
+        own = where.conditions == {"user_id"} and order["user_id"] == where.user_id
         return own or order["session_id"] in doomed.sessions
 
     return gone

@@ -205,11 +205,13 @@ class StepMemory:
         """Erase matching steps, trial runs included, from every file; return how many there were.
 
         A filter of only a session or a user erases messages and durable runs, too. Of a session
-        forks keep what they read; of a user nobody does: see `erasure`.
+        forks keep what they read; of a user nobody does: see `erasure`. Any other erases those
+        sessions of which everything matches, and no single message.
 
         Returns:
             A number whose `unreached` names files that may still hold some of it, and PostgreSQL's
-            statistics where only the database's owner could rewrite them.
+            statistics where only the database's owner could rewrite them; `messages_left` counts
+            messages that match and stay, in `sessions_left`.
 
         Raises:
             InvalidFilterError: No condition that leaves anything out; `clear` deletes everything.
@@ -226,7 +228,7 @@ class StepMemory:
                 beyond = store.compact()
             except StorageBusyError:  # the rows are gone, which whoever asked must learn
                 beyond = (str(self._file or self.address),)
-            return Erased(erased, (*erased.unreached, *beyond))
+            return erased.but(beyond)
         finally:
             self._forget_cache()
 

@@ -200,6 +200,10 @@ class MessageIndex(Protocol):
         """Return the rows of messages that match, ascending."""
         ...
 
+    def rows_of_messages(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return the rows of the messages with these ids; unknown ids are missing."""
+        ...
+
     def message_places(
         self, rows: Sequence[int], session_id: str | None = None
     ) -> dict[int, MessagePlace]:

@@ -18,8 +18,11 @@ from hybridagi_steps.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from hybridagi_steps.erasure import Erased
     from hybridagi_steps.records.filters import StepFilter
     from hybridagi_steps.records.provenance import Revocation
+
+_MOST_NAMED = 5
 
 
 def stats(db: Db = DEFAULT_DB, namespace: Namespace = "default", as_json: AsJson = False) -> None:
@@ -106,12 +109,24 @@ def purge(
             _confirm(count, sessions, named(db))
         erased = memory.purge(where)
     if as_json:
-        render.print_json({"erased": int(erased), "unreached": list(erased.unreached)})
+        render.print_json({"erased": int(erased), **vars(erased)})
         return
     found = "" if erased else "nothing matched: "
     typer.echo(f"{found}{int(erased):,} steps and messages erased from {named(db)}.")
     for place in erased.unreached:
         typer.echo(render.plain(f"not reached, and may still hold some of it: {place}"), err=True)
+    if erased.messages_left:
+        typer.echo(render.plain(_stays(erased)), err=True)
+
+
+def _stays(erased: Erased) -> str:
+    sessions = ", ".join(erased.sessions_left[:_MOST_NAMED])
+    rest = len(erased.sessions_left) - _MOST_NAMED
+    return (
+        f"{erased.messages_left:,} matching messages stay in the sessions {sessions}"
+        f"{f' and {rest:,} more' if rest > 0 else ''}: "
+        "purge --session ID erases one whole, revoke with the same filter hides them."
+    )
 
 
 def _confirm(count: int, sessions: int, db: str) -> None:

@@ -97,7 +97,8 @@ def test_a_purge_names_what_it_did_not_reach(
         memory.note_queue(away)
     purge = ["purge", "--session", "chat", "--yes", "--db", db]
     assert main([*purge, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"erased": 3, "unreached": [away]}
+    told = json.loads(capsys.readouterr().out)
+    assert (told["erased"], told["unreached"], told["messages_left"]) == (3, [away], 0)
     assert main(purge) == 0
     shown = capsys.readouterr()
     assert shown.out.startswith("nothing matched")
@@ -153,3 +154,22 @@ def test_revoke_says_how_many_messages_it_hides(
     assert "messages" in capsys.readouterr().out
     assert main(["revoke", "--undo", done["id"], "--db", db]) == 0
     assert "and 1 messages of sessions, are back" in capsys.readouterr().out
+
+
+def test_purge_says_which_messages_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    db = str(tmp_path / "steps.db")
+    said = [{"role": "user", "content": text, "run_id": "r"} for text in ("hello", "again")]
+    with hs.StepMemory(db, embedder="hashing") as memory:
+        memory.add(hs.AgentStep(step_type="Action", run_id="r"))
+        asyncio.run(memory.repository().append("chat", said))
+    assert main(["purge", "--run", "r", "--yes", "--json", "--db", db]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out) == {
+        "erased": 1,
+        "unreached": [],
+        "messages_left": 2,
+        "sessions_left": ["chat"],
+    }
+    assert main(["purge", "--run", "r", "--yes", "--db", db]) == 0
+    told = capsys.readouterr()
+    assert "2 matching messages stay in the sessions chat: purge --session ID" in told.err

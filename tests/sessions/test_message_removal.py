@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +88,89 @@ def test_a_message_that_shows_a_revoked_step_is_counted_and_so_is_who_recalled_i
     assert {str(hit.step.id) for hit in memory.search("Lisbon holiday", 9)} == {asked.id}
     memory.delete("looked")
     assert {str(hit.step.id) for hit in memory.search("Lisbon holiday", 9)} == {asked.id}
+
+
+def test_a_session_of_which_everything_matches_is_erased(
+    memory: hs.StepMemory, tmp_path: Path
+) -> None:
+    imported(memory, tmp_path)
+    append(memory, "own", {"role": "user", "content": "Is Lisbon worth a holiday?"})
+    erased = memory.purge({"sources": "talk.json"})
+    assert erased == memory.purge({"sources": "talk.json"}) + erased
+    assert (erased.messages_left, erased.sessions_left) == (0, ())
+    assert found(memory) == {("own", "message")}
+    summaries = asyncio.run(memory.repository().sessions())
+    assert [summary.session_id for summary in summaries] == ["own"]
+    assert memory.verify() == []
+
+
+def test_messages_that_match_and_stay_are_told(memory: hs.StepMemory, tmp_path: Path) -> None:
+    imported(memory, tmp_path)
+    append(memory, "talk", {"role": "user", "content": "Was it hot?"})
+    erased = memory.purge({"sources": "talk.json"})
+    assert (erased.messages_left, erased.sessions_left) == (2, ("talk",))
+    assert pickle.loads(pickle.dumps(erased)).messages_left == 2
+    assert ("talk", "message") in found(memory)
+    hidden = memory.revoke({"sources": "talk.json"})
+    assert hidden.messages == 2
+    assert found(memory, "Lisbon") == {("talk", "message")}, "the own question alone"
+    assert memory.purge({"session_id": "talk"}) == 3
+    assert found(memory, "Lisbon hot") == set()
+
+
+def test_a_fork_that_reads_on_keeps_and_is_named(memory: hs.StepMemory, tmp_path: Path) -> None:
+    imported(memory, tmp_path)
+    asyncio.run(memory.repository().fork("talk", 2, "fork"))
+    append(memory, "fork", {"role": "user", "content": "And then?"})
+    erased = memory.purge({"sources": "talk.json"})
+    assert (erased.messages_left, erased.sessions_left) == (2, ("fork",))
+    assert [m.role for m in memory.repository().store.messages("fork")] == [
+        "user",
+        "assistant",
+        "user",
+    ]
+
+
+def test_an_attempt_that_does_not_match_keeps_the_session(
+    memory: hs.StepMemory, tmp_path: Path
+) -> None:
+    imported(memory, tmp_path)
+    repo = memory.repository()
+    append(memory, "talk", {"role": "user", "content": "Was it hot?"})
+    asyncio.run(repo.delete_steps("talk", 3))
+    erased = memory.purge({"sources": "talk.json"})
+    assert (erased.messages_left, erased.sessions_left) == (2, ("talk",))
+    memory.vacuum()
+    assert memory.purge({"sources": "talk.json"}) == 2
+
+
+def test_steps_that_do_not_match_keep_their_session(memory: hs.StepMemory, tmp_path: Path) -> None:
+    imported(memory, tmp_path)
+    memory.add(hs.AgentStep(step_type="Action", session_id="talk", id="noted"))
+    assert memory.purge({"sources": "talk.json"}).messages_left == 2
+    assert memory.exist("noted")
+
+
+def test_a_run_keeps_its_messages_and_says_so(memory: hs.StepMemory) -> None:
+    memory.add(hs.AgentStep(step_type="Action", run_id="r"))
+    append(memory, "chat", *({**message, "run_id": "r"} for message in TALK))
+    erased = memory.purge({"run_id": "r"})
+    assert (erased, erased.messages_left, erased.sessions_left) == (1, 2, ("chat",))
+    assert memory.purge({"tools": "atlas"}).messages_left == 0
+
+
+def test_messages_that_only_their_run_says_whose_they_are_go_with_the_user(
+    memory: hs.StepMemory,
+) -> None:
+    memory.add(hs.AgentStep(step_type="Action", run_id="r", user_id="ann"))
+    append(memory, "chat", *({**message, "run_id": "r"} for message in TALK))
+    asyncio.run(memory.repository().fork("chat", 2, "fork"))
+    append(memory, "fork", {"role": "user", "content": "And then?"})
+    assert [hit.kind for hit in memory.search("Lisbon", where={"user_id": "ann"})] == ["message"]
+    erased = memory.purge({"user_id": "ann"})
+    assert (erased, erased.messages_left) == (3, 0)
+    assert [m.content for m in memory.repository().store.messages("fork")] == [
+        "[erased]",
+        "[erased]",
+        "And then?",
+    ]

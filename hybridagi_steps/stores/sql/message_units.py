@@ -31,13 +31,15 @@ from hybridagi_steps.stores.sql.lineage import (
     tip_of,
 )
 from hybridagi_steps.stores.sql.message_filter import MessageFilter, owners_of
-from hybridagi_steps.stores.sql.tables import Connection, many
+from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
 
 _PLACES = """SELECT m.row, m.branch_id, m.sequence, b.session_id FROM message m
     JOIN branch b ON b.id = m.branch_id
     WHERE +m.namespace = ? AND m.row IN (SELECT value FROM json_each(?))"""
 _LINE = """SELECT row, sequence, id, CAST(said AS BLOB), CAST(body AS BLOB), said_checksum, checksum
     FROM message WHERE branch_id = ? AND sequence BETWEEN ? AND ? ORDER BY sequence"""
+_ROWS_OF = """SELECT id, row FROM message
+    WHERE namespace = ? AND id IN (SELECT value FROM json_each(?))"""
 _LOOK_BACK, _FARTHEST = 8, 512
 """Messages before one that are read to find its question, first and at most."""
 _NEAR = 64
@@ -86,6 +88,13 @@ class MessageUnits(MessageFilter):
                 name = place.session_id if reader is None else reader
                 found[place.row + MESSAGE_ROWS] = MessagePlace(name, place.sequence)
         return found
+
+    def rows_of_messages(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return the rows of the messages with these ids."""
+        asked = (self._namespace, many([each for each in ids if is_storable(each)]))
+        with self._db.reading() as connection:
+            found = connection.execute(_ROWS_OF, asked).fetchall()
+        return {message_id: row + MESSAGE_ROWS for message_id, row in found}
 
     def message_line(
         self, row: int, session_id: str, *, before: int, after: int

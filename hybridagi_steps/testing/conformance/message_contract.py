@@ -122,6 +122,9 @@ class MessageIndexContract:
             "tool": [],
             "all": rows,
         }
+        told = store.read(rows)
+        named = {str(told[row].id): row for row in rows}
+        assert store.rows_of_messages([*named, "nobody", "\ud800"]) == named
         assert store.message_places([first])[first] == MessagePlace("s", 1)
         assert store.message_places([first], "fork")[first] == MessagePlace("fork", 1)
         keys = store.message_keys(["run_id"], after=first, limit=9)
