@@ -5,12 +5,17 @@ An id is looked up as it stands first; only a prefix costs a walk over the memor
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from hybridagi_steps.errors import InvalidQueryError, UnknownSessionError, UnknownStepError
+from hybridagi_steps.protocols import MessageIndex
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.server.views import hits_for
+from hybridagi_steps.search.lineage import context_of_message
+from hybridagi_steps.server.views import Named, hits_for, named
 
 if TYPE_CHECKING:
     from hybridagi_steps.memory import StepMemory
@@ -20,12 +25,13 @@ if TYPE_CHECKING:
 SHORTEST_PREFIX = 6
 _MOST_PARENTS = 1_000
 _NAMED = 4
+_READ_AT_ONCE = 500
 
 
-def find(memory: StepMemory, text: str) -> AgentStep | list[AgentStep]:
-    """Return the step, or the steps of the run, that an id or its beginning names."""
-    if exact := memory.get_steps([text]):
-        return exact[0]
+def find(memory: StepMemory, text: str) -> Named | list[AgentStep]:
+    """Return the step or message, or the steps of the run, that an id or its beginning names."""
+    with suppress(UnknownStepError):
+        return named(memory, text)
     if run := memory.run_steps(text):
         return run
     if len(text) < SHORTEST_PREFIX:
@@ -43,11 +49,16 @@ def check_session(memory: StepMemory, session_id: str) -> None:
             raise
 
 
-def lineage(memory: StepMemory, step: AgentStep) -> tuple[list[AgentStep], list[AgentStep]]:
+def lineage(memory: StepMemory, found: Named) -> tuple[list[AgentStep], list[AgentStep]]:
     """Return the steps that led to a step, nearest first, and those of its run that follow it.
 
-    Only for a step outside any run is DSPy loaded.
+    Of a message they are those of its session. Only for a step outside any run is DSPy loaded.
     """
+    store, step = memory.repository().store, found.step
+    if found.place is not None and found.row is not None and isinstance(store, MessageIndex):
+        line, where = (store, found.row, found.place.session_id), StepFilter()
+        after = context_of_message(*line, "following", where)
+        return context_of_message(*line, "parents", where), after[:1]
     parents: list[AgentStep] = []
     seen = {id_text(step.id)}
     here = step
@@ -76,27 +87,36 @@ def steps_like(memory: StepMemory, text: str, k: int, **options: Any) -> list[St
     """
     if k < 1:
         raise InvalidQueryError(f"k is the number of hits wanted, at least 1; got {k}.")
-    step = find(memory, text)
-    if isinstance(step, list):
+    found = find(memory, text)
+    if isinstance(found, list):
         raise InvalidQueryError(f"{text} is a run; --like needs the id of a step.")
-    return hits_for(memory, k, like=id_text(step.id), **options)
+    return hits_for(memory, k, like=id_text(found.step.id), **options)
 
 
-def _by_prefix(memory: StepMemory, prefix: str) -> AgentStep | list[AgentStep]:
+def _by_prefix(memory: StepMemory, prefix: str) -> Named | list[AgentStep]:
     steps: list[str] = []
     runs: set[str] = set()
-    for step in memory.iter_steps(StepFilter(scope=EVERY_SCOPE)):
-        if (name := id_text(step.id)).startswith(prefix):
+    for step in chain(memory.iter_steps(StepFilter(scope=EVERY_SCOPE)), _messages(memory)):
+        if (name := id_text(step.id)).startswith(prefix) and name not in steps:
             steps.append(name)
         if step.run_id is not None and step.run_id.startswith(prefix):
             runs.add(step.run_id)
     if len(runs) == 1 and len(steps) != 1:
         return memory.run_steps(runs.pop())
     if len(steps) == 1:
-        return memory.get_steps(steps)[0]
+        return named(memory, steps[0])
     if not steps and not runs:
         raise UnknownStepError(prefix)
     raise _ambiguous(prefix, [*steps, *sorted(runs)])
+
+
+def _messages(memory: StepMemory) -> Iterator[AgentStep]:
+    store = memory.repository().store
+    if not isinstance(store, MessageIndex):
+        return
+    rows = store.message_rows(StepFilter(scope=EVERY_SCOPE)).tolist()
+    for start in range(0, len(rows), _READ_AT_ONCE):
+        yield from store.read(rows[start : start + _READ_AT_ONCE]).values()
 
 
 def _ambiguous(prefix: str, names: list[str]) -> UnknownStepError:

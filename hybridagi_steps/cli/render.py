@@ -21,7 +21,7 @@ from hybridagi_steps.display.view import StepView, step_view, tree_view
 if TYPE_CHECKING:
     from hybridagi_steps.records.agent_step import AgentStep
     from hybridagi_steps.records.filters import StepHit
-    from hybridagi_steps.records.store_values import RunSummary
+    from hybridagi_steps.records.store_values import MessagePlace, RunSummary
 
 _COLOURS = {"action": "blue", "decision": "magenta", "call": "green", "end": "green"}
 _BAR = 8
@@ -36,7 +36,11 @@ def hits_table(hits: Sequence[StepHit]) -> Table:
     made.expand = True
     for rank, hit in enumerate(hits, start=1):
         view = _view(hit.step)
-        body = [_headline(view, (f"  {view.id}", "dim")), *_below(view)]
+        if hit.sequence is None:
+            body = [_headline(view, (f"  {view.id}", "dim")), *_below(view)]
+        else:
+            place = _place(hit.session_id, hit.sequence, (f"  {view.id}", "dim"))
+            body = [_headline(view), *_below(view), place]
         if hit.why:
             body.append(_cut(styled((hit.why, "dim italic"))))
         body += [_cut(styled(("  ↳ ", "dim"), *_short(_view(s)))) for s in hit.context]
@@ -75,15 +79,28 @@ def run_tree(steps: Sequence[AgentStep]) -> RenderableType:
 
 
 def step_page(
-    step: AgentStep, parents: Sequence[AgentStep], children: Sequence[AgentStep]
+    step: AgentStep,
+    parents: Sequence[AgentStep],
+    children: Sequence[AgentStep],
+    place: MessagePlace | None = None,
 ) -> RenderableType:
-    """Return everything about one step: what led to it, what it was, what followed."""
+    """Return everything about one step: what led to it, what it was, what followed.
+
+    A message is told as a step, with its place.
+    """
     view = _view(step)
     parts: list[RenderableType] = [_headline(view)]
+    if place is not None:
+        parts.append(_place(*place))
     parts += [*_kin("after", parents), *_kin("before", children)]
     for name, text in view.sections:
         parts += [styled(("\n" + name, "dim bold")), Padding(Text(plain(text)), (0, 0, 0, 2))]
     return Group(*parts)
+
+
+def _place(session_id: str | None, sequence: int, *more: tuple[object, str]) -> Text:
+    """Say where a message stands; a narrow terminal wraps it, for all of it may be copied."""
+    return styled((f"message {sequence:,} of session {session_id}", "cyan"), *more)
 
 
 def _kin(label: str, steps: Sequence[AgentStep]) -> list[Text]:

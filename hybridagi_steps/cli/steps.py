@@ -29,7 +29,8 @@ def search(
     where: StepFilter,
     text: Annotated[str | None, typer.Argument(metavar="TEXT", help="What to look for.")] = None,
     like: Annotated[
-        str | None, typer.Option("--like", help="Find steps like this one.", metavar="ID")
+        str | None,
+        typer.Option("--like", help="Find steps like this step or message.", metavar="ID"),
     ] = None,
     k: Annotated[int, typer.Option("-k", help="Most hits wanted.")] = 5,
     mode: Annotated[str, typer.Option("--mode", help="hybrid, dense or lexical.")] = "hybrid",
@@ -65,13 +66,13 @@ def search(
 
 def show(
     step_id: Annotated[
-        str, typer.Argument(metavar="ID", help="A step or run, or the first 6 characters of one.")
+        str, typer.Argument(metavar="ID", help="A step, message or run, or its first 6 characters.")
     ],
     db: Db = DEFAULT_DB,
     namespace: Namespace = "default",
     as_json: AsJson = False,
 ) -> None:
-    """Show a step with its kin, or a run as a tree."""
+    """Show a step or a session's message with its kin, or a run as a tree."""
     from hybridagi_steps.cli import render
     from hybridagi_steps.cli.finding import find, lineage
 
@@ -85,15 +86,17 @@ def show(
             return
         parents, children = lineage(memory, found)
     if as_json:
+        place = {} if found.place is None else {"kind": "message", **found.place._asdict()}
         render.print_json(
             {
-                "step": render.step_data(found),
+                "step": render.step_data(found.step),
                 "parents": [render.step_data(step) for step in parents],
                 "children": [render.step_data(step) for step in children],
+                **place,
             }
         )
         return
-    render.console().print(render.step_page(found, parents, children))
+    render.console().print(render.step_page(found.step, parents, children, found.place))
 
 
 def runs(

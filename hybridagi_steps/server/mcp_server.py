@@ -143,7 +143,7 @@ class _Calls:
 
         Args:
             query: What to look for, in words.
-            like: Or the id of a step, to find others like it.
+            like: Or the id of a step or message, as a hit shows it, to find others like it.
             k: Most hits wanted, 1 to 200.
             mode: By meaning and words, or one of them.
             where: Conditions: {keys}.

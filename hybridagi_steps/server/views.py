@@ -6,14 +6,16 @@ Knows no HTTP and no MCP. Vectors are left out everywhere: they are for machines
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybridagi_steps.errors import InvalidQueryError, UnknownStepError
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.protocols import MessageIndex
 from hybridagi_steps.records.agent_step import AgentStep, id_text
-from hybridagi_steps.records.filters import StepHit
+from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.run import RunMetrics
-from hybridagi_steps.records.store_values import RunSummary
+from hybridagi_steps.records.store_values import SEVERAL_USERS, MessagePlace, RunSummary
+from hybridagi_steps.validation import Where
 
 _LONGEST_TITLE = 200
 
@@ -26,17 +28,66 @@ def hits_for(
     like: str | None = None,
     **options: Any,
 ) -> list[StepHit]:
-    """Search by words, or `like` the step of an id, which is not among its own hits."""
+    """Search by words, or `like` the step or message of an id, which is not among its own hits."""
     if (query is None) == (like is None):
-        raise InvalidQueryError("name what to look for: either words or a step's id.")
+        raise InvalidQueryError("name what to look for: either words or the id of a step or message.")
     if like is None:
         return memory.search(query or "", k, **options)
-    model = memory.get_steps([like])
-    if not model:
-        raise UnknownStepError(like)
-    own = id_text(model[0].id)
-    hits = memory.search(model[0], k + 1, **options)
+    model = named(memory, like, options.get("where")).step
+    own = id_text(model.id)
+    hits = memory.search(model, k + 1, **options)
     return [hit for hit in hits if id_text(hit.step.id) != own][:k]
+
+
+class Named(NamedTuple):
+    """What an id names."""
+
+    step: AgentStep
+    """The stored step, or what the message tells."""
+    place: MessagePlace | None = None
+    """Where the message is read; None of a step."""
+    row: int | None = None
+    """The message's row in the store."""
+
+
+def named(memory: StepMemory, step_id: str, where: Where = None) -> Named:
+    """Return the step with an id, or the message of a session: a hit shows ids of both.
+
+    Args:
+        memory: Where it is.
+        step_id: The whole id.
+        where: A filter whose user has to be that of the step: what another user did is no answer,
+            and neither is that it exists. Its other conditions do not count.
+
+    Raises:
+        UnknownStepError: Nothing has this id that the user may know.
+    """
+    found = _stored(memory, step_id) or _said(memory, step_id)
+    if found is None or not _may_know(found.step, StepFilter.of(where)):
+        raise UnknownStepError(step_id)
+    return found
+
+
+def _stored(memory: StepMemory, step_id: str) -> Named | None:
+    steps = memory.get_steps([step_id])
+    return Named(steps[0]) if steps else None
+
+
+def _said(memory: StepMemory, message_id: str) -> Named | None:
+    store = memory.repository().store
+    if not isinstance(store, MessageIndex):
+        return None
+    for row in store.rows_of_messages([message_id]).values():
+        step, place = store.read([row]).get(row), store.message_places([row]).get(row)
+        if step is not None and place is not None:
+            return Named(step, place, row)
+    return None
+
+
+def _may_know(step: AgentStep, where: StepFilter) -> bool:
+    if where.user_id is None and where.trust != "own":
+        return True
+    return step.user_id == where.user_id != SEVERAL_USERS
 
 
 def run_data(

@@ -88,3 +88,33 @@ def test_bad_input_is_one_plain_line(
     assert says in said_wrong.err
     assert len(said_wrong.err.strip().splitlines()) == 1
     assert said_wrong.out == ""
+
+
+@pytest.mark.parametrize("columns", ["60", "120"])
+def test_a_hit_of_a_message_says_where_it_stands_and_its_id_is_one_to_copy(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    columns: str,
+) -> None:
+    db = str(tmp_path / "steps.db")
+    monkeypatch.setenv("COLUMNS", columns)
+    with hs.StepMemory(db, embedder="hashing") as memory:
+        texts = ["Which hotel did Ann like, of all those she saw in her holiday?", "Ritz", "Where?"]
+        roles = ["user", "assistant", "user"]
+        talk = [message(text, role) for role, text in zip(roles, texts, strict=True)]
+        [_, answer, last] = asyncio.run(memory.repository().append("trip\x1b[31m", talk))
+    found = printed(capsys, "search", "Ritz", "--db", db)
+    assert "message 2 of session trip" in found
+    assert answer.id in found
+    assert "\x1b" not in found
+    shown = printed(capsys, "show", answer.id, "--db", db)
+    assert "message 2 of session trip" in shown
+    assert f"before {last.id}" in shown
+    data = json.loads(printed(capsys, "show", answer.id, "--json", "--db", db))
+    assert (data["kind"], data["sequence"]) == ("message", 2)
+    assert [step["id"] for step in data["children"]] == [last.id]
+    alike = json.loads(printed(capsys, "search", "--like", answer.id, "--json", "--db", db))
+    assert [hit["sequence"] for hit in alike] == [3]
+    assert main(["search", "--like", answer.id, "--user", "mallory", "--db", db]) == 2
+    assert answer.id in capsys.readouterr().err

@@ -111,6 +111,24 @@ def test_a_client_adds_finds_and_reads(tmp_path: Path) -> None:
         assert memory.stats()["steps"] == 2
 
 
+def test_the_id_of_a_message_finds_steps_like_it(tmp_path: Path) -> None:
+    said = [("user", "Refund my flight?"), ("assistant", "Done, by card."), ("user", "Refund it?")]
+    with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory:
+        messages = [{"role": role, "content": text} for role, text in said]
+        asyncio.run(memory.repository().append("trip", messages))
+
+    async def talk(tools: Tools) -> None:
+        [hit, *_] = (await tools("search_steps", query="by card"))["hits"]
+        assert (hit["kind"], hit["session_id"], hit["sequence"]) == ("message", "trip", 2)
+        like = {"like": hit["step"]["id"]}
+        alike = await tools("search_steps", **like)
+        assert [other["sequence"] for other in alike["hits"]] == [3]
+        with pytest.raises(ValueError, match="no step has the id"):
+            await tools("search_steps", **like, where={"user_id": "mallory"})
+
+    connected(tmp_path / "steps.db", talk)
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [

@@ -151,6 +151,17 @@ class TestSearch:
         assert "call" in {hit["step"]["id"] for hit in hits}
         problem(still.client.get("/search", params={"like": "nobody"}), 404)
 
+    def test_like_takes_the_id_of_a_message_and_tells_another_user_nothing(
+        self, still: Served
+    ) -> None:
+        asked = {"q": "refund", "kinds": "message"}
+        hit = still.client.get("/search", params=asked).json()["hits"][0]
+        like = {"like": hit["step"]["id"]}
+        hits = still.client.get("/search", params=like).json()["hits"]
+        assert hits
+        assert hit["step"]["id"] not in [other["step"]["id"] for other in hits]
+        problem(still.client.get("/search", params={**like, "user_id": "mallory"}), 404)
+
     def test_an_aim_is_passed_on_and_needs_its_state(self, still: Served) -> None:
         asked = {"q": "refund ticket", "aim": "tool"}
         hits = still.client.get("/search", params=asked).json()["hits"]

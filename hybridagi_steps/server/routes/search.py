@@ -68,7 +68,7 @@ class SearchAsked(_Conditions):
     q: Annotated[str, Field(max_length=_LONGEST_QUERY)] | None = None
     """What to look for, not blank; either this or `like`."""
     like: Text | None = None
-    """Or the id of a step to find others like."""
+    """Or the id of a step or message to find others like; with `user_id` one of that user."""
     k: int = Field(default=5, ge=1, le=MOST_HITS)
     """Most hits wanted."""
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
