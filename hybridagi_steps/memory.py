@@ -52,6 +52,7 @@ from hybridagi_steps.validation import (
     id_texts,
     in_every_scope,
     is_number,
+    of_steps,
     one_id,
 )
 
@@ -332,18 +333,23 @@ class StepMemory:
         """Return steps that match, in stored order; those of one run by hop.
 
         Raises:
-            InvalidFilterError: An unknown key in `where`.
+            InvalidFilterError: An unknown key in `where`, or `kinds` without steps: messages are
+                found by `search`, and read by `repository().get_steps`.
             InvalidQueryError: `limit` or `offset` is no number of steps.
         """
         limit, offset = checked_page(limit, offset)
         found = self._open_store.find(
-            for_recall(where), limit=limit, offset=offset, newest_first=newest_first
+            for_recall(of_steps(where)), limit=limit, offset=offset, newest_first=newest_first
         )
         return _step_list(found)
 
     def iter_steps(self, where: Where = None) -> Iterator[AgentStep]:
-        """Yield every matching step without loading DSPy, trial runs included."""
-        return self._open_store.iter_steps(in_every_scope(where))
+        """Yield every matching step without loading DSPy, trial runs included.
+
+        Raises:
+            InvalidFilterError: As `find` does.
+        """
+        return self._open_store.iter_steps(in_every_scope(of_steps(where)))
 
     def parents(self, step_id: StepId) -> AgentStepList:
         """Return the steps that led to this one, nearest first."""

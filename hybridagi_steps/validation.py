@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from hybridagi_steps.errors import (
     DimensionMismatchError,
+    InvalidFilterError,
     InvalidQueryError,
     InvalidSettingError,
     InvalidStepError,
@@ -304,6 +305,20 @@ def in_every_scope(where: Where) -> StepFilter:
     """Return a filter that sees trial runs too, unless one scope is asked for."""
     asked = StepFilter.of(where)
     return asked if asked.scope else asked.model_copy(update={"scope": EVERY_SCOPE})
+
+
+def of_steps(where: Where) -> StepFilter:
+    """Return a filter for a listing of AgentSteps; one that leaves all of them out is an error."""
+    asked = StepFilter.of(where)
+    if asked.kinds and "step" not in asked.kinds:
+        raise InvalidFilterError(
+            "only AgentSteps are listed here, and `kinds` leaves them out: search finds messages "
+            "of sessions (memory.search(query, where={'kinds': ['message']})), and `await "
+            "memory.repository().get_steps(session_id)` or `hybridagi-steps sessions ID` reads "
+            "them.",
+            key="kinds",
+        )
+    return asked
 
 
 def for_recall(where: Where) -> StepFilter:

@@ -104,7 +104,7 @@ def purge(
     with existing(db, namespace) as memory:
         if not yes:
             store = memory.repository().store
-            count = sum(1 for each in meant_by(store, where) for _ in memory.iter_steps(each))
+            count = sum(1 for each in meant_by(store, where) for _ in store.iter_steps(each))
             sessions = len(doomed_by(store, where).sessions)
             _confirm(count, sessions, named(db))
         erased = memory.purge(where)

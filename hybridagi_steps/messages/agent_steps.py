@@ -19,7 +19,7 @@ from hybridagi_steps.messages.conversation import Conversation, content_key, con
 from hybridagi_steps.messages.parts import call_id, field_lines, function_call, json_text, tool_name
 from hybridagi_steps.messages.turns import openai_turns
 from hybridagi_steps.records.agent_step import AgentStep, id_text
-from hybridagi_steps.records.json_reading import BadRecordError, JsonObject, as_list, as_object
+from hybridagi_steps.records.json_reading import BadRecordError, JsonObject, as_object
 from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.validation import Steps
 
@@ -89,13 +89,8 @@ def to_agent_steps(messages: Iterable[Step]) -> list[AgentStep]:
 
 def shown_steps(message: Step) -> list[str]:
     """Return the ids of the AgentSteps that a message shows."""
-    return shown_ids(message.agent_step_id, message.metadata)
-
-
-def shown_ids(agent_step_id: str | None, metadata: Mapping[str, Any] | None) -> list[str]:
-    """Return the ids of AgentSteps that two fields of a message name."""
-    several = as_list((metadata or {}).get(SHOWN))
-    one = [agent_step_id] if agent_step_id else []
+    several: Any = (message.metadata or {}).get(SHOWN) or []
+    one = [message.agent_step_id] if message.agent_step_id else []
     return one + [str(step_id) for step_id in several if str(step_id) not in one]
 
 

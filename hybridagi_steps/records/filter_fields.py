@@ -136,7 +136,7 @@ FILTER_FIELDS = (
         "--kind",
         "choices",
         "What is searched: `step`, `message` (of sessions), or both, as without it. "
-        "Elsewhere than in searches there are only steps.",
+        "Where steps are listed, `message` alone is an error.",
         metavar="KIND",
     ),
 )

@@ -30,7 +30,9 @@ def hits_for(
 ) -> list[StepHit]:
     """Search by words, or `like` the step or message of an id, which is not among its own hits."""
     if (query is None) == (like is None):
-        raise InvalidQueryError("name what to look for: either words or the id of a step or message.")
+        raise InvalidQueryError(
+            "name what to look for: either words or the id of a step or message."
+        )
     if like is None:
         return memory.search(query or "", k, **options)
     model = named(memory, like, options.get("where")).step

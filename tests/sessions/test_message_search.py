@@ -114,7 +114,6 @@ def test_filters_that_only_steps_can_meet_find_no_message(memory: hs.StepMemory)
     append(memory, "chat", *talk(TALK[:1]))
     for where in ({"tools": ["x"]}, {"step_types": ["ProgramEnd"]}, {"program": "chat"}):
         assert memory.search("Lisbon", where=where) == []
-    assert memory.find(where={"kinds": ["message"]}).steps == []
 
 
 def test_a_question_is_found_alone_and_then_with_its_answer(memory: hs.StepMemory) -> None:
@@ -432,3 +431,14 @@ def recalled(memory: hs.StepMemory, question: str) -> list[str]:
     steps = hs.from_messages([message("user", question)])
     shown = hs.ContextBuilder(memory).build(steps=steps).messages
     return [text for text in map(str, shown) if "4711" in text]
+
+
+@pytest.mark.parametrize("kinds", ["message", ["message"]])
+def test_a_listing_of_steps_refuses_to_list_messages(memory: hs.StepMemory, kinds: Any) -> None:
+    append(memory, "chat", *talk(TALK[:1]))
+    for listed in (memory.find, memory.iter_steps):
+        with pytest.raises(InvalidFilterError, match=r"memory\.search") as error:
+            listed({"kinds": kinds})
+        assert error.value.key == "kinds"
+    assert memory.find({"kinds": ["message", "step"]}).steps == []
+    assert memory.find({"kinds": []}).steps == []

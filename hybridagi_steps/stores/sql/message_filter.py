@@ -120,8 +120,10 @@ class MessageFilter(StepReading):
 
     def _message_ids(self, connection: Connection, where: StepFilter) -> list[str]:
         """Return the ids of the messages that match."""
-        rows = many(self._matching_messages(connection, where))
-        return self._column(connection, _IDS_OF, self._namespace, rows)
+        return self._ids_of(connection, self._matching_messages(connection, where))
+
+    def _ids_of(self, connection: Connection, rows: Sequence[int]) -> list[str]:
+        return self._column(connection, _IDS_OF, self._namespace, many(rows))
 
     def _matching_messages(self, connection: Connection, where: StepFilter) -> list[int]:
         """Return the rows of `message` that match a filter."""
@@ -183,8 +185,11 @@ class MessageFilter(StepReading):
             return []
         ids.update(self._late_revoked(connection))
         rows: list[int] = self._column(connection, _MARKED, self._namespace)
-        found = self._shown_steps.messages(connection, self._namespace, self._restarts, ids)
-        return [*{*rows, *found}]
+        return [*{*rows, *self._messages_showing(connection, ids)}]
+
+    def _messages_showing(self, connection: Connection, ids: Iterable[str]) -> list[int]:
+        """Return the rows of messages that show some steps."""
+        return self._shown_steps.messages(connection, self._namespace, self._restarts, ids)
 
 
 class ShownSteps:

@@ -20,9 +20,7 @@ from datetime import datetime
 import orjson
 
 from hybridagi_steps.errors import UnknownRevocationError
-from hybridagi_steps.messages.agent_steps import shown_ids
 from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.records.json_reading import as_object, as_text
 from hybridagi_steps.records.message import new_id, utc_now
 from hybridagi_steps.records.provenance import RECALLED, Revocation, recalled_by
 from hybridagi_steps.stores.sql.message_units import MessageUnits
@@ -54,10 +52,6 @@ _SAID = """SELECT id FROM message
     WHERE namespace = ? AND id IN (SELECT value FROM json_each(?))"""
 _STORED = """SELECT id FROM agent_step
     WHERE namespace = ? AND id IN (SELECT value FROM json_each(?))"""
-_SHOWING = """SELECT id, CAST(body AS BLOB) FROM message
-    WHERE +namespace = ? AND body LIKE ? ORDER BY row"""
-_NAMES_STEPS = '%"agent_step%'
-"""How the body of a message looks that shows steps."""
 _MESSAGES_HIDDEN = """SELECT r.revocation, count(*) FROM revoked r
     JOIN message m ON m.namespace = r.namespace AND m.id = r.step_id
     WHERE r.namespace = ? GROUP BY r.revocation"""
@@ -208,9 +202,11 @@ class RevocationTables(MessageUnits):
 
     def _message_links(self, connection: Connection) -> Kin:
         """Return the link from steps to the messages that show them."""
-        asked = (self._namespace, _NAMES_STEPS)
-        found = connection.execute(_SHOWING, asked).fetchall()
-        return recallers((message_id, _shown(body)) for message_id, body in found)
+
+        def showing(ids: Sequence[str]) -> list[str]:
+            return self._ids_of(connection, self._messages_showing(connection, ids))
+
+        return showing
 
     def _apart(self, connection: Connection, ids: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return which of some ids are those of steps, and which of messages; one may be both."""
@@ -268,15 +264,6 @@ def recalled_ids(text: str | None) -> list[str]:
     if text is None or not text.startswith("["):
         return []
     return recalled_by({RECALLED: orjson.loads(text)})
-
-
-def _shown(body: bytes) -> list[str]:
-    """Return the steps that a message shows; of a damaged one none: who reads it is told."""
-    try:
-        fields = as_object(orjson.loads(body))
-    except ValueError:
-        return []
-    return shown_ids(as_text(fields.get("agent_step_id")), as_object(fields.get("metadata")))
 
 
 def _names_owner(where: Mapping[str, object], gone: StepFilter) -> bool:
