@@ -49,6 +49,29 @@ def test_a_context_recalls_other_sessions_only_when_asked(
     assert "voucher" not in served.client.get("/sessions/b/context").text
 
 
+def test_a_context_searches_for_what_it_is_asked_to(served: Served, memory: StepMemory) -> None:
+    state = {"purpose": "look up the booking", "tool": "lookup", "arguments": {}}
+    then = {"purpose": "waive the fee", "tool": "waive", "arguments": {}}
+    for run, inputs in enumerate((state, then)):
+        step = {"step_type": "Action", "inputs": inputs, "run_id": "past", "hop": run}
+        memory.add(AgentStep.model_validate({**step, "outputs": {"result": "done"}}))
+    path, params = "/sessions/talk/context", {"recall": "all", "query": "look up the booking"}
+    plain = served.client.get(path, params=params)
+    assert plain.json()["receipt"]["notes"] == []
+    told = served.client.get(path, params={**params, "aim": "next"}).json()["receipt"]["notes"]
+    assert any("no step is recorded of this conversation yet" in note for note in told)
+    here = {"step_type": "Action", "inputs": state, "outputs": {"result": "done"}}
+    memory.add(AgentStep.model_validate({**here, "id": "here", "run_id": "now"}))
+    shows = {"role": "assistant", "content": "It is booked.", "agent_step_id": "here"}
+    asyncio.run(memory.repository().append("talk", [shows]))
+    found = served.client.get(path, params={**params, "aim": "next", "recent": 1}).json()
+    assert found["receipt"]["notes"] == []
+    assert "waive the fee" in str(found["messages"])
+    for aim in ("tool", "episode"):
+        assert served.client.get(path, params={**params, "aim": aim}).status_code == 200
+    problem(served.client.get(path, params={**params, "aim": "soon"}), 422)
+
+
 def test_a_run_that_a_kill_cut_off_is_there_without_steps(
     served: Served, memory: StepMemory
 ) -> None:

@@ -12,6 +12,7 @@ from hybridagi_steps.context import ContextBuilder, Receipt
 from hybridagi_steps.errors import SequenceConflictError, UnknownSequenceError
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.run import RunMetrics
+from hybridagi_steps.search.formulas import Aim
 from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.problems import problems
 from hybridagi_steps.server.schemas import SESSION, SessionId, answer
@@ -32,6 +33,10 @@ Recall = Literal["session", "all"]
 _BUDGET = (
     "Most tokens. The system prompt and the newest message have to fit: with less than they need, "
     "which differs from session to session, the answer is 422 and says how much."
+)
+_AIM = (
+    "What older steps are searched for: what was done after a step like this session's newest one, "
+    "the run that did this, or which tool can do this."
 )
 Branch = Annotated[int, Query(ge=0, le=shapes.LARGEST_SEQUENCE, description="One of `attempts`.")]
 
@@ -163,13 +168,14 @@ async def preview_context(
     k: Annotated[int, Query(ge=0, le=100, description="Older steps recalled.")] = 5,
     query: Annotated[str, Query(min_length=1, max_length=4_000)] | None = None,
     recall: Annotated[Recall, Query(description="Where older steps come from.")] = "session",
+    aim: Annotated[Aim | None, Query(description=_AIM)] = None,
 ) -> Response:
     """Return the session's messages under a budget, and the receipt of what was left out.
 
     Older steps are recalled from this session; with `recall=all` from the whole memory.
     """
     where = {"session_id": session_id} if recall == "session" else None
-    builder = ContextBuilder(shared.memory, budget=budget, recent=recent, k=k, where=where)
+    builder = ContextBuilder(shared.memory, budget=budget, recent=recent, k=k, where=where, aim=aim)
     with shared.metrics.contexts.time():
         made = await shared.asked(
             "context", lambda: builder.build(session_id=session_id, query=query)
