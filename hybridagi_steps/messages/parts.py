@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import unicodedata
 from collections import deque
 from typing import Generic, TypeVar
 
@@ -16,6 +17,13 @@ CACHE_CONTROL = "cache_control"
 it, of a message; of messages without blocks it stands in their metadata."""
 
 _VALID = re.compile(r"[A-Za-z0-9_-]+")
+_LINE_END = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+_COLONS = re.compile("[:\ua789\u2236\u02d0\uff1a\ufe13\ufe55]")
+_LONGEST_LABEL = 80
+_SPEAKERS = {
+    *("user", "assistant", "system", "tool", "developer", "function"),
+    *("human", "ai", "model", "bot"),
+}
 _INVALID_RUN = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -39,6 +47,39 @@ def tool_name(name: object) -> str:
     if isinstance(name, str) and len(name) <= LONGEST_NAME and _VALID.fullmatch(name):
         return name
     return _INVALID_RUN.sub("_", str(name or "")).strip("_")[:LONGEST_NAME] or "unnamed"
+
+
+def hanging(text: str) -> str:
+    """Return a text with every line but the first set in: none of them begins with a speaker."""
+    return _LINE_END.sub("\n  ", text)
+
+
+def speaker_label(name: str | None, role: str) -> str:
+    """Return who speaks, in one line without a colon; a name that says a role tells the true one.
+
+    So does one that mixes scripts: what looks like a role may be spelled with letters of another.
+    """
+    label = " ".join(_COLONS.sub(" ", name or "").split())
+    if not label:
+        return role
+    words = _letters(label)
+    claimed = {"".join(words.split()), *words.split()[:1]} & _SPEAKERS
+    mixed = not words.isascii() and any(c.isascii() and c.isalpha() for c in words)
+    return f"{label} ({role})" if claimed - {role} or mixed else label
+
+
+def begins_a_turn(text: str) -> bool:
+    """Whether a text begins with a role and a colon, as what is said in a conversation does."""
+    begin = text[:_LONGEST_LABEL].lstrip()
+    end = _COLONS.search(begin)
+    name = begin[: end.start()].partition("(")[0] if end else ""
+    return "".join(_letters(name).split()) in _SPEAKERS
+
+
+def _letters(text: str) -> str:
+    """Return a text without accents and marks, its words with a blank between them."""
+    plain = unicodedata.normalize("NFKD", text).casefold()
+    return "".join(c if c.isalnum() else " " for c in plain if not unicodedata.combining(c))
 
 
 def function_call(call_id: object, name: object, arguments: object) -> JsonObject:

@@ -3,7 +3,8 @@
 One form for every prompt that quotes past steps: the recalled block of a context, `StepContext`,
 the candidates of rerankers, MCP. It names the tool with its arguments, since an answer without its
 call teaches nothing; it leaves out ids and what recorders keep for their own use. The same step
-gives the same text. Templates of `str(step)` are for code written against them, and
+gives the same text. Who speaks stands at the beginning of a line, where nothing of what is said
+does. Templates of `str(step)` are for code written against them, and
 `records/step_text` is for the index.
 """
 
@@ -15,7 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hybridagi_steps.messages.agent_steps import error_text
-from hybridagi_steps.messages.parts import field_lines, json_text
+from hybridagi_steps.messages.parts import (
+    begins_a_turn,
+    field_lines,
+    hanging,
+    json_text,
+    speaker_label,
+)
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.excerpts import excerpt
 from hybridagi_steps.records.json_reading import JsonObject, as_object
@@ -111,19 +118,17 @@ def _parts(step: AgentStep, dated: bool) -> _Parts:
     kind = str(getattr(step.step_type, "value", step.step_type))
     arguments = _told(step.arguments)
     purpose, called, outcome = step.purpose.strip(), step.tool or step.program or "", _outcome(step)
-    said_by = as_object((step.metadata or {}).get(_SAID_BY))
-    speaker = " ".join(str(said_by.get("result") or "").split())
-    if speaker:
-        outcome = _as_said(outcome)
-    if asker := " ".join(str(said_by.get("purpose") or "").split()):
-        purpose, called, arguments = f"{asker}: {_as_said(purpose)}", "", {}
-    elif step.tool is None and kind == "ProgramCall":
-        if purpose in arguments.values():  # what a user said in a chat is both
-            purpose, called, arguments = f"user: {purpose}", "", {}
-        elif arguments:
-            purpose = ""  # a program's purpose is the same in every call
+    asker, speaker = _speakers(step)
+    if step.tool is None and kind == "ProgramCall" and purpose in arguments.values():
+        asker = asker or "user"  # what a user said in a chat is purpose and argument
+    if asker:
+        purpose, called, arguments = f"{asker}: {purpose}", "", {}
+    elif step.tool is None and kind == "ProgramCall" and arguments:
+        purpose = ""  # a program's purpose is the same in every call
     if step.tool is None and kind == "ProgramEnd":  # nothing is called
         purpose, called = purpose or called, ""
+    if not asker and begins_a_turn(purpose):
+        purpose = f"purpose: {purpose}"
     options = (step.inputs or {}).get("options") if kind == "Decision" else None
     given = _options(options) if options else _pairs(arguments)
     text = bool(purpose or called or given or outcome)
@@ -131,10 +136,10 @@ def _parts(step: AgentStep, dated: bool) -> _Parts:
     state += [] if step.score is None else [f"score {step.score:g}"]
     return _Parts(
         f"({day(step)})" if dated else "",
-        purpose if text else kind,
-        called,
-        given,
-        outcome,
+        hanging(purpose) if text else kind,
+        " ".join(called.split()),
+        hanging(given),
+        hanging(outcome),
         f"[{', '.join(state)}]" if state else "",
         speaker,
     )
@@ -151,9 +156,17 @@ def _outcome(step: AgentStep) -> str:
     return field_lines(spoken).strip() if spoken else ""
 
 
-def _as_said(text: str) -> str:
-    """Return what somebody said with its further lines set in: none of them begins with a name."""
-    return text.replace("\n", "\n  ")
+def _speakers(step: AgentStep) -> tuple[str, str]:
+    """Return who asked and who answered, where that was said in a conversation."""
+    said_by = as_object((step.metadata or {}).get(_SAID_BY))
+    asker, speaker = said_by.get("purpose"), said_by.get("result")
+    labels = [
+        speaker_label(str(name), role) if name else ""
+        for name, role in ((asker, "user"), (speaker, "assistant"))
+    ]
+    if labels[0] and labels[0] == labels[1]:
+        return f"{labels[0]} (user)", f"{labels[1]} (assistant)"
+    return labels[0], labels[1]
 
 
 def _told(values: JsonObject) -> JsonObject:
@@ -182,7 +195,8 @@ def _value(value: object) -> str:
 
 def _options(options: object) -> str:
     several = isinstance(options, list | tuple | dict)
-    return " | ".join(map(json_text, options)) if several else json_text(options)  # pyright: ignore[reportUnknownArgumentType]
+    text = " | ".join(map(json_text, options)) if several else json_text(options)  # pyright: ignore[reportUnknownArgumentType]
+    return f"options: {text}" if begins_a_turn(text) else text
 
 
 def _shares(lengths: list[int], room: int) -> list[int]:

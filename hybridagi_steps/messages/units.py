@@ -22,7 +22,14 @@ from typing import NamedTuple
 
 from hybridagi_steps.messages.agent_steps import INTERRUPTED, IS_ERROR
 from hybridagi_steps.messages.fences import fenced, inert
-from hybridagi_steps.messages.parts import OpenCalls, call_id, is_call_id, tool_name
+from hybridagi_steps.messages.parts import (
+    OpenCalls,
+    call_id,
+    hanging,
+    is_call_id,
+    speaker_label,
+    tool_name,
+)
 from hybridagi_steps.messages.recalled_text import call_text
 from hybridagi_steps.records.json_reading import (
     JsonObject,
@@ -217,16 +224,20 @@ def flat(units: Sequence[Unit]) -> list[Step]:
 
 
 def unit_text(unit: Unit) -> str:
-    """Return what a unit's messages say, as lines of text: who speaks, calls and their results."""
+    """Return what a unit's messages say, as lines of text: who speaks, calls and their results.
+
+    Only these begin a line; further lines of what they say are set in.
+    """
     return "\n".join(line for message in unit.messages for line in _lines(message))
 
 
 def _lines(message: Step) -> Iterator[str]:
     text = text_of(message.content)
     if message.role is MessageRole.TOOL:
-        yield f"-> {text}"
+        yield f"-> {hanging(text)}"
     elif text:
-        yield f"{message.name or message.role.value}: {text}"
+        yield f"{speaker_label(message.name, message.role.value)}: {hanging(text)}"
     for call in message.tool_calls or ():
         function = as_object(call.get("function"))
-        yield call_text(str(function.get("name")), as_arguments(function.get("arguments")))
+        name, arguments = str(function.get("name")), as_arguments(function.get("arguments"))
+        yield hanging(call_text(name, arguments))

@@ -14,7 +14,8 @@ from functools import lru_cache
 from hybridagi_steps.records.step_text import tokens
 
 GAP, GAP_OF_LINES = " […] ", "\n[…]\n"
-"""Stands where something was left out, the second at the end of a line."""
+"""Stands where something was left out, the second between two lines. What stood inside a line never
+begins one: a mark stands before it, so that nobody's words pass for the name of who speaks."""
 
 _FRAGMENT_CHARACTERS = 160
 _SUMMARY_CHARACTERS = 2_000
@@ -26,7 +27,7 @@ _IDENTIFIERS_OF = 400_000
 _RUN = re.compile(r"[\w@./:#-]+")
 _TELLING = re.compile(r"[\d_@]")
 _BEGIN, _END = re.compile(r"[A-Za-z0-9#]"), re.compile(r"[A-Za-z0-9]")
-_BREAKS = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])\s*|\n\s*|(?<=[,;}\]])\s+")
+_BREAKS = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])\s*|\n+|(?<=[,;}\]])\s+")
 _PIECE = re.compile(
     rf".{{1,{_FRAGMENT_CHARACTERS}}}(?:(?<=\s)|\Z)|.{{1,{_FRAGMENT_CHARACTERS}}}", re.DOTALL
 )
@@ -79,7 +80,7 @@ def excerpt(text: str, characters: int, wanted: Collection[str] = ()) -> str:
     sought = set(wanted)
     order = sorted(range(len(fragments)), key=lambda n: (-_worth(fragments[n], sought, n), n))
     chosen: set[int] = set()
-    room = characters
+    room = characters - len(GAP)
     for number in order:
         cost = len(fragments[number]) + len(GAP)
         if cost <= room:
@@ -97,14 +98,16 @@ def _joined(fragments: Sequence[str], chosen: Sequence[int]) -> str:
     """Return the chosen fragments as they stood, a mark where something was left out."""
     if not chosen:
         return ""
-    parts: list[str] = []
+    inside = [n > 0 and not fragments[n - 1].endswith("\n") for n in range(len(fragments))]
+    parts = [GAP.lstrip()] if inside[chosen[0]] else [""]
     for number, after in zip(chosen, [*chosen[1:], len(fragments)], strict=True):
         fragment = fragments[number]
         if after == number + 1:
             parts.append(fragment)
             continue
         kept = fragment.rstrip()
-        parts += [kept, GAP_OF_LINES if "\n" in fragment[len(kept) :] else GAP]
+        gap = GAP_OF_LINES if "\n" in fragment[len(kept) :] else GAP
+        parts += [kept, gap[:-1] + " " if after < len(fragments) and inside[after] else gap]
     return "".join(parts).rstrip()
 
 

@@ -160,7 +160,7 @@ def test_purge_says_which_messages_stay(tmp_path: Path, capsys: pytest.CaptureFi
     db = str(tmp_path / "steps.db")
     said = [{"role": "user", "content": text, "run_id": "r"} for text in ("hello", "again")]
     with hs.StepMemory(db, embedder="hashing") as memory:
-        memory.add(hs.AgentStep(step_type="Action", run_id="r"))
+        memory.add(hs.AgentStep(step_type=hs.AgentStepType.Action, run_id="r"))
         asyncio.run(memory.repository().append("chat", said))
     assert main(["purge", "--run", "r", "--yes", "--json", "--db", db]) == 0
     told = capsys.readouterr()

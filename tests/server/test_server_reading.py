@@ -50,17 +50,22 @@ def test_a_context_recalls_other_sessions_only_when_asked(
 
 
 def test_a_context_searches_for_what_it_is_asked_to(served: Served, memory: StepMemory) -> None:
-    state = {"purpose": "look up the booking", "tool": "lookup", "arguments": {}}
-    then = {"purpose": "waive the fee", "tool": "waive", "arguments": {}}
+    state: dict[str, Any] = {"purpose": "look up the booking", "tool": "lookup", "arguments": {}}
+    then: dict[str, Any] = {"purpose": "waive the fee", "tool": "waive", "arguments": {}}
     for run, inputs in enumerate((state, then)):
-        step = {"step_type": "Action", "inputs": inputs, "run_id": "past", "hop": run}
+        step: dict[str, Any] = {
+            "step_type": "Action",
+            "inputs": inputs,
+            "run_id": "past",
+            "hop": run,
+        }
         memory.add(AgentStep.model_validate({**step, "outputs": {"result": "done"}}))
     path, params = "/sessions/talk/context", {"recall": "all", "query": "look up the booking"}
     plain = served.client.get(path, params=params)
     assert plain.json()["receipt"]["notes"] == []
     told = served.client.get(path, params={**params, "aim": "next"}).json()["receipt"]["notes"]
     assert any("no step is recorded of this conversation yet" in note for note in told)
-    here = {"step_type": "Action", "inputs": state, "outputs": {"result": "done"}}
+    here: dict[str, Any] = {"step_type": "Action", "inputs": state, "outputs": {"result": "done"}}
     memory.add(AgentStep.model_validate({**here, "id": "here", "run_id": "now"}))
     shows = {"role": "assistant", "content": "It is booked.", "agent_step_id": "here"}
     asyncio.run(memory.repository().append("talk", [shows]))

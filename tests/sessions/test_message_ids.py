@@ -44,9 +44,9 @@ def test_every_hit_is_found_again_by_its_id(memory: hs.StepMemory) -> None:
 
 
 def test_a_beginning_of_an_id_is_enough_on_the_command_line(memory: hs.StepMemory) -> None:
-    message = Step(id="rare-0001", session_id="s", role="user", content="Where is it?")
+    message = Step(id="rare-0001", session_id="s", role=hs.MessageRole.USER, content="Where is it?")
     asyncio.run(memory.repository().append("s", [message]))
-    memory.add(hs.AgentStep(id="rarest-1", step_type="Action"))
+    memory.add(hs.AgentStep(id="rarest-1", step_type=hs.AgentStepType.Action))
     told = find(memory, "rare-0")
     assert isinstance(told, Named)
     assert told.place == ("s", 1)

@@ -69,7 +69,7 @@ def test_a_message_that_shows_a_revoked_step_is_counted_and_so_is_who_recalled_i
     memory.add(
         hs.AgentStep(
             id="looked",
-            step_type="Action",
+            step_type=hs.AgentStepType.Action,
             inputs={"purpose": "look", "tool": "atlas", "arguments": {}},
             outputs={"result": "Lisbon"},
         )
@@ -79,7 +79,12 @@ def test_a_message_that_shows_a_revoked_step_is_counted_and_so_is_who_recalled_i
     )
     echo = {"purpose": "plan the holiday in Lisbon"}
     memory.add(
-        hs.AgentStep(step_type="Action", inputs=echo, metadata={"recalled": [answer.id]}, id="echo")
+        hs.AgentStep(
+            step_type=hs.AgentStepType.Action,
+            inputs=echo,
+            metadata={"recalled": [answer.id]},
+            id="echo",
+        )
     )
     done = memory.revoke({"tools": "atlas"})
     assert (done.matched, done.descended, done.messages) == (1, 1, 1)
@@ -146,13 +151,13 @@ def test_an_attempt_that_does_not_match_keeps_the_session(
 
 def test_steps_that_do_not_match_keep_their_session(memory: hs.StepMemory, tmp_path: Path) -> None:
     imported(memory, tmp_path)
-    memory.add(hs.AgentStep(step_type="Action", session_id="talk", id="noted"))
+    memory.add(hs.AgentStep(step_type=hs.AgentStepType.Action, session_id="talk", id="noted"))
     assert memory.purge({"sources": "talk.json"}).messages_left == 2
     assert memory.exist("noted")
 
 
 def test_a_run_keeps_its_messages_and_says_so(memory: hs.StepMemory) -> None:
-    memory.add(hs.AgentStep(step_type="Action", run_id="r"))
+    memory.add(hs.AgentStep(step_type=hs.AgentStepType.Action, run_id="r"))
     append(memory, "chat", *({**message, "run_id": "r"} for message in TALK))
     erased = memory.purge({"run_id": "r"})
     assert (erased, erased.messages_left, erased.sessions_left) == (1, 2, ("chat",))
@@ -162,7 +167,7 @@ def test_a_run_keeps_its_messages_and_says_so(memory: hs.StepMemory) -> None:
 def test_messages_that_only_their_run_says_whose_they_are_go_with_the_user(
     memory: hs.StepMemory,
 ) -> None:
-    memory.add(hs.AgentStep(step_type="Action", run_id="r", user_id="ann"))
+    memory.add(hs.AgentStep(step_type=hs.AgentStepType.Action, run_id="r", user_id="ann"))
     append(memory, "chat", *({**message, "run_id": "r"} for message in TALK))
     asyncio.run(memory.repository().fork("chat", 2, "fork"))
     append(memory, "fork", {"role": "user", "content": "And then?"})
