@@ -25,52 +25,13 @@ from hybridagi_steps.protocols import MessageIndex, StoreBackend
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import ERASED, SUMMARY_OF, MessageRole, Step, new_id
+from hybridagi_steps.records.store_values import Erased
 from hybridagi_steps.validation import in_every_scope
 
 _WHOLE = ({"session_id"}, {"user_id"}, {"run_id"})
 """Conditions that, alone, mean all that belongs to somebody or something."""
 _LONGEST_TURN = 1_000
 _EVERY_SESSION = 2**62
-
-
-class Erased(int):
-    """How many messages and AgentSteps were erased; compares and counts as that number.
-
-    Attributes:
-        unreached: Files that may still hold some of it, which this memory could not open: a queue
-            that is gone or held by others, a workspace's folder that is away, statistics of a
-            PostgreSQL database that belongs to another user; the database itself when somebody
-            reads it: its old pages go with the next `purge` or `vacuum` after that.
-        messages_left: How many messages match and stay, since others of their session do not, or
-            a fork reads on.
-        sessions_left: The sessions that read them: `purge({"session_id": …})` erases each as a
-            whole, `revoke` with the same filter hides the messages that match.
-    """
-
-    unreached: tuple[str, ...]
-    messages_left: int
-    sessions_left: tuple[str, ...]
-
-    def __new__(
-        cls,
-        count: int = 0,
-        unreached: Iterable[str] = (),
-        messages_left: int = 0,
-        sessions_left: Iterable[str] = (),
-    ) -> Erased:
-        """Return a number with what was not reached, and what stays."""
-        made = super().__new__(cls, count)
-        made.unreached, made.messages_left = tuple(unreached), messages_left
-        made.sessions_left = tuple(sessions_left)
-        return made
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Erased, (int(self), self.unreached, self.messages_left, self.sessions_left)
-
-    def but(self, unreached: Iterable[str]) -> Erased:
-        """Return the same with further places that were not reached."""
-        places = (*self.unreached, *unreached)
-        return Erased(int(self), places, self.messages_left, self.sessions_left)
 
 
 class Doomed(NamedTuple):
@@ -110,7 +71,8 @@ def erase(store: StoreBackend, where: StepFilter, namespace: str, beside: Path |
         count += steps_gone if doomed.messages else messages + steps_gone
     count += store.delete([id_text(step.id) for each in meant for step in store.iter_steps(each)])
     store.forget_revocations(where)
-    left = (matching - rewritten) & _matching_messages(store, StepFilter()) if matching else set()
+    left = matching - rewritten
+    left = left & _matching_messages(store, StepFilter()) if left else left
     return Erased(count, unreached, len(left), _sessions_of(store, left))
 
 
@@ -199,8 +161,8 @@ def _sessions_of(store: StoreBackend, rows: Set[int]) -> list[str]:
     """Return the sessions that read messages: of each message one."""
     found: set[str] = set()
     known: set[int] = set()
-    for row in sorted(rows) if isinstance(store, MessageIndex) else ():
-        if row not in known:
+    for row in sorted(rows):
+        if row not in known and isinstance(store, MessageIndex):
             for place in store.message_places([row]).values():
                 found.add(place.session_id)
                 known |= _matching_messages(store, StepFilter(session_id=place.session_id))

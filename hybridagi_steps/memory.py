@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from hybridagi_steps.erasure import Erased, erase, erase_all
+from hybridagi_steps.erasure import erase, erase_all
 from hybridagi_steps.errors import (
     InvalidFilterError,
     InvalidStepError,
@@ -30,7 +30,7 @@ from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
 from hybridagi_steps.records.provenance import Revocation
 from hybridagi_steps.records.redaction import Redact, redacted
-from hybridagi_steps.records.store_values import RunSummary
+from hybridagi_steps.records.store_values import Erased, RunSummary
 from hybridagi_steps.search.embedder_binding import AUTO, EmbedderBinding
 from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.indexing import START_AT

@@ -64,10 +64,10 @@ def lineage(memory: StepMemory, found: Named) -> tuple[list[AgentStep], list[Age
     here = step
     while here.parent_id is not None and len(parents) < _MOST_PARENTS:
         name = id_text(here.parent_id)
-        found = [] if name in seen else memory.get_steps([name])
-        if not found:
+        before = [] if name in seen else memory.get_steps([name])
+        if not before:
             break
-        here = found[0]
+        here = before[0]
         seen.add(name)
         parents.append(here)
     if step.run_id is None:

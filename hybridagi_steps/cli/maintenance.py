@@ -18,9 +18,9 @@ from hybridagi_steps.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from hybridagi_steps.erasure import Erased
     from hybridagi_steps.records.filters import StepFilter
     from hybridagi_steps.records.provenance import Revocation
+    from hybridagi_steps.records.store_values import Erased
 
 _MOST_NAMED = 5
 

@@ -6,9 +6,9 @@ store.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -210,3 +210,43 @@ class Attempt:
     created_at: str
     current: bool
     """Whether the session points at it."""
+
+
+class Erased(int):
+    """How many messages and AgentSteps were erased; compares and counts as that number.
+
+    Attributes:
+        unreached: Files that may still hold some of it, which this memory could not open: a queue
+            that is gone or held by others, a workspace's folder that is away, statistics of a
+            PostgreSQL database that belongs to another user; the database itself when somebody
+            reads it: its old pages go with the next `purge` or `vacuum` after that.
+        messages_left: How many messages match and stay, since others of their session do not, or
+            a fork reads on.
+        sessions_left: The sessions that read them: `purge({"session_id": …})` erases each as a
+            whole, `revoke` with the same filter hides the messages that match.
+    """
+
+    unreached: tuple[str, ...]
+    messages_left: int
+    sessions_left: tuple[str, ...]
+
+    def __new__(
+        cls,
+        count: int = 0,
+        unreached: Iterable[str] = (),
+        messages_left: int = 0,
+        sessions_left: Iterable[str] = (),
+    ) -> Erased:
+        """Return a number with what was not reached, and what stays."""
+        made = super().__new__(cls, count)
+        made.unreached, made.messages_left = tuple(unreached), messages_left
+        made.sessions_left = tuple(sessions_left)
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Erased, (int(self), self.unreached, self.messages_left, self.sessions_left)
+
+    def but(self, unreached: Iterable[str]) -> Erased:
+        """Return the same with further places that were not reached."""
+        places = (*self.unreached, *unreached)
+        return Erased(int(self), places, self.messages_left, self.sessions_left)

@@ -27,13 +27,13 @@ from hybridagi_steps import (
 )
 from hybridagi_steps.context import compact
 from hybridagi_steps.durable.session_runs import DurableRunner
-from hybridagi_steps.erasure import Erased
 from hybridagi_steps.errors import InvalidFilterError
 from hybridagi_steps.exchange import export_file
 from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.worker import Finished, Work
 from hybridagi_steps.records.message import ERASED
+from hybridagi_steps.records.store_values import Erased
 from hybridagi_steps.workspace.workspace import Workspace
 
 ANN, BOB = "annsaidx7f3", "bobsaidx7f3"
