@@ -133,7 +133,7 @@ def test_the_id_of_a_message_finds_steps_like_it(tmp_path: Path) -> None:
     ("name", "arguments", "said"),
     [
         ("get_run", {"run_id": "none"}, "'none'; the steps that search_steps finds name theirs"),
-        ("search_steps", {}, "words, or the id of a step or message"),
+        ("search_steps", {}, "either words or the id of a step or message"),
         ("search_steps", {"query": "x", "where": {"tool": "y"}}, "unknown filter key 'tool'"),
         ("search_steps", {"query": "x", "k": 0}, "k: Input should be greater than or equal to 1"),
         ("search_steps", {"query": "x", "k": 201}, "k: Input should be less than or equal to 200"),
