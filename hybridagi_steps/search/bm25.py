@@ -34,13 +34,18 @@ from hybridagi_steps.search.forward_index import (
 from hybridagi_steps.search.posting_blocks import (
     FURTHER,
     NEWEST,
+    Best,
+    BlockSums,
     Found,
     PostingBlocks,
     newest_found,
 )
+from hybridagi_steps.search.vector_rows import standing_among
 
-NARROW = 0.02
-"""Share of the documents up to which counting the words of each one beats looking for the best."""
+FEW = 256
+"""Documents whose words are counted one by one rather than looked for in postings."""
+NARROW = 0.1
+"""Share of the documents up to which a filter lists them; those of a wider one are marked."""
 LONG = 16
 """Lists of more than one in so many documents are worth a look at who can still be among the
 best."""
@@ -447,12 +452,11 @@ class Match:
 
     def top(self, k: int, rows: Rows | None = None) -> tuple[Rows, _Scores]:
         """Return up to k best rows with a score above 0, best first, ties by row."""
-        index = self._index
-        if rows is not None and len(rows) <= NARROW * len(index.rows()):
+        if rows is not None and len(rows) <= FEW:
             held, scores = rows, self.of(rows)
         else:
-            positions, scores = self._contenders(k, self._passing(rows))
-            held = index.rows()[positions]
+            positions, scores = self._contenders(k, rows)
+            held = self._index.rows()[positions]
         chosen = _best(scores, k)
         order = np.lexsort((held[chosen], -scores[chosen]))[:k]
         return held[chosen][order], scores[chosen][order]
@@ -469,91 +473,47 @@ class Match:
         often = np.where(counts > 0, often, np.where(counts == 0, FURTHER, 0.0))
         return (often * self._weights).sum(axis=1).astype(np.float32)
 
-    def _passing(self, rows: Rows | None) -> _Flags | None:
-        """Return which positions may be found; None: all."""
-        if rows is None:
-            return self._index.live()
-        positions = self._index.positions_of(rows)
-        passing = np.zeros(len(self._index.rows()), np.bool_)
-        passing[positions[positions >= 0]] = True
-        return passing
-
-    def _contenders(self, k: int, passing: _Flags | None) -> tuple[_Positions, _Scores]:
+    def _contenders(self, k: int, rows: Rows | None) -> tuple[_Positions, _Scores]:
         """Return positions among which are the k best, with their scores."""
-        best = _Best(k, _ROUNDING * (1 + len(self.terms) / 100))
-        for found in self._index.found(self.terms, self._average):
-            passes = None if passing is None else passing[found.block]
+        index, best = self._index, Best(k, _ROUNDING * (1 + len(self.terms) / 100))
+        listed, passing = None, index.live()
+        if rows is not None and len(rows) <= NARROW * len(index.rows()):
+            positions = index.positions_of(rows)
+            listed = np.unique(positions[positions >= 0])
+        elif rows is not None:
+            marked = standing_among(index.rows(), rows)
+            passing = marked if passing is None else marked & passing
+        for found in index.found(self.terms, self._average):
+            passes, first, last = None, found.block.start, found.block.stop
+            if listed is not None:
+                start, stop = np.searchsorted(listed, (first, last))
+                passes = (listed[start:stop] - first).astype(np.uint16)
+            elif passing is not None:
+                passes = passing[found.block]
             self._search_block(found, passes, best)
         return best.positions, best.sums
 
-    def _search_block(self, found: Found, passing: _Flags | None, best: _Best) -> None:
-        """Look in one block for what may be among the best."""
+    def _search_block(
+        self, found: Found, passing: _Flags | npt.NDArray[np.uint16] | None, best: Best
+    ) -> None:
+        """Look in one block for what may be among the best; only what is passing counts."""
         most = found.most * self._weights
         left = [*np.cumsum(most[::-1])[::-1].tolist(), 0.0]
-        if left[0] < best.least:
-            return
         lengths = self._index.lengths(found.block)
-        sums, looked_at = np.zeros(len(lengths), np.float32), None
+        sums = BlockSums(len(lengths), passing)
+        if left[0] < best.least or sums.nothing_passes:
+            return
         for number, (posting, weight) in enumerate(zip(found.postings, self._weights, strict=True)):
             size = len(posting.positions)
             if not size:
                 continue
-            if looked_at is None and size > len(sums) // LONG:
-                best.raise_by(sums, passing)
-            if (bar := best.least - left[number]) > 0:
-                looked_at = _at_least(bar, sums, looked_at, passing)
-            few = looked_at is not None and size > LOOK_UP * len(looked_at)
-            posting.add_to(sums, weight, lengths, self._average, looked_at if few else None)
-        best.take_in(found.block.start, _at_least(best.least, sums, looked_at, passing), sums)
-
-
-class _Best:
-    """The best documents so far.
-
-    Args:
-        k: How many are wanted.
-        slack: Share by which two sums of the same may differ.
-    """
-
-    def __init__(self, k: int, slack: float) -> None:
-        self._k, self._slack = k, slack
-        self.least = 0.0
-        """Below it nothing is among the best k."""
-        self.positions, self.sums = np.empty(0, np.int64), np.empty(0, np.float32)
-
-    def raise_by(self, sums: _Scores, passing: _Flags | None) -> None:
-        """Learn from unfinished sums, as long as nothing else is known."""
-        if not len(self.positions):
-            above = sums > self.least
-            self._raise(sums[above if passing is None else above & passing])
-
-    def take_in(self, first: int, places: npt.NDArray[np.integer[Any]], sums: _Scores) -> None:
-        """Take in what stands in a block, which begins at position `first`."""
-        self.positions = np.concatenate((self.positions, places.astype(np.int64) + first))
-        self.sums = np.concatenate((self.sums, sums[places]))
-        self._raise(self.sums)
-        kept = self.sums >= self.least
-        self.positions, self.sums = self.positions[kept], self.sums[kept]
-
-    def _raise(self, sums: _Scores) -> None:
-        if (before := len(sums) - self._k) >= 0:
-            kth = float(np.partition(sums, before)[before])
-            self.least = max(self.least, kth * (1 - self._slack))
-
-
-def _at_least(
-    bar: float,
-    sums: _Scores,
-    places: npt.NDArray[np.uint16] | None,
-    passing: _Flags | None,
-) -> npt.NDArray[np.uint16]:
-    """Return the places in a block whose sums reach a bar and are above 0; None: of all."""
-    if places is not None:
-        return places[sums[places] >= bar]
-    reaching = sums >= bar if bar > 0 else sums > 0
-    if passing is not None:
-        reaching &= passing
-    return reaching.nonzero()[0].astype(np.uint16)
+            if size > len(lengths) // LONG:
+                best.learn_from(sums)
+            sums.narrow(best.least - left[number])
+            wanted = sums.wanted
+            few = wanted is not None and size > LOOK_UP * len(wanted)
+            posting.add_to(sums.values, weight, lengths, self._average, wanted if few else None)
+        best.take_in(found.block.start, sums)
 
 
 def _best(scores: _Scores, k: int) -> npt.NDArray[np.intp]:

@@ -172,7 +172,7 @@ class PostingBlocks:
         first, size = self.end, len(lengths)
         while self._blocks and first < size:
             last = self._blocks[-1]
-            if size - last.first > MOST_DOCUMENTS or last.size > _GROWTH * (size - first):
+            if last.size == MOST_DOCUMENTS or last.size > _GROWTH * (size - first):
                 break
             first = self._blocks.pop().first
         for start in range(first, size, MOST_DOCUMENTS):
@@ -274,3 +274,75 @@ def _made(forward: ForwardIndex, span: slice, lengths: Lengths, average: float) 
         positions=positions,
         counts=counts.astype(np.min_scalar_type(int(counts.max(initial=0)))),
     )
+
+
+class BlockSums:
+    """What the terms so far add up to, for each document of a block.
+
+    Args:
+        size: Documents of the block.
+        passing: Which count: their places, ascending, or a flag for each; None: all.
+    """
+
+    def __init__(
+        self, size: int, passing: npt.NDArray[np.uint16] | npt.NDArray[np.bool_] | None
+    ) -> None:
+        flags = passing is None or passing.dtype == np.bool_
+        self.values = np.zeros(size, np.float32)
+        self.wanted: npt.NDArray[Any] | None = None if flags else passing
+        """The places of the only documents that still matter; None: they are not listed yet."""
+        self._passing = passing if flags else None
+
+    @property
+    def nothing_passes(self) -> bool:
+        """Whether a list of what counts is empty."""
+        return self.wanted is not None and not len(self.wanted)
+
+    def narrow(self, bar: float) -> None:
+        """List the documents that reach a bar; one that is not above 0 tells nothing."""
+        if bar > 0:
+            self.wanted = self.reaching(bar)
+
+    def reaching(self, bar: float) -> npt.NDArray[Any]:
+        """Return the places of what counts, reaches a bar and is above 0."""
+        above = np.float32(max(bar, np.finfo(np.float32).tiny))
+        if self.wanted is not None:
+            return self.wanted[self.values[self.wanted] >= above]
+        reaching = self.values >= above
+        if self._passing is not None:
+            reaching &= self._passing
+        return reaching.nonzero()[0].astype(np.uint16)
+
+
+class Best:
+    """The best documents so far.
+
+    Args:
+        k: How many are wanted.
+        slack: Share by which two sums of the same may differ.
+    """
+
+    def __init__(self, k: int, slack: float) -> None:
+        self._k, self._slack = k, slack
+        self.least = 0.0
+        """Below it nothing is among the best k."""
+        self.positions, self.sums = np.empty(0, np.int64), np.empty(0, np.float32)
+
+    def learn_from(self, sums: BlockSums) -> None:
+        """Learn from unfinished sums, as long as nothing else is known."""
+        if not len(self.positions):
+            self._raise(sums.values[sums.reaching(self.least)])
+
+    def take_in(self, first: int, sums: BlockSums) -> None:
+        """Take in what stands in a block, which begins at position `first`."""
+        places = sums.reaching(self.least)
+        self.positions = np.concatenate((self.positions, places.astype(np.int64) + first))
+        self.sums = np.concatenate((self.sums, sums.values[places]))
+        self._raise(self.sums)
+        kept = self.sums >= self.least
+        self.positions, self.sums = self.positions[kept], self.sums[kept]
+
+    def _raise(self, sums: Sums) -> None:
+        if (before := len(sums) - self._k) >= 0:
+            kth = float(np.partition(sums, before)[before])
+            self.least = max(self.least, kth * (1 - self._slack))

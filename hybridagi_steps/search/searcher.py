@@ -266,11 +266,14 @@ class Searcher:
         Those are few rows to ask for, instead of nearly all.
         """
         hidden = self._index.filters.hidden().under(None)
-        gone = [hidden, *self._index.filters.of_runs(run_ids)]
-        if not sum(map(len, gone)):
+        gone = np.concatenate([hidden, *self._index.filters.of_runs(run_ids)])
+        if not len(gone):
             return None
         held = self._index.columns.held()
-        return held[~np.isin(held, np.concatenate(gone))]
+        place = np.searchsorted(held, gone)
+        there = place < len(held)
+        place, gone = place[there], gone[there]
+        return np.delete(held, place[held[place] == gone])
 
     def _query(self, item: str | AgentStep, text: str, vector: FloatVector | None) -> SearchQuery:
         whole = self._says(item) if isinstance(item, AgentStep) else None

@@ -164,17 +164,7 @@ class VectorStore:
 
     def holding(self, rows: Rows) -> Mask:
         """Return which positions hold one of many rows, shape (count,)."""
-        first, last = int(rows.min()), int(rows.max())
-        span = last - first + 1
-        if span > _WIDEST_TABLE * self.count:
-            found = np.zeros(self.count, np.bool_)
-            positions = self.positions(rows)
-            found[positions[positions >= 0]] = True
-            return found
-        # Row numbers lie close together: a table is ten times as fast as searching for each.
-        table = np.zeros(span + 2, np.bool_)
-        table[rows - first + 1] = True
-        return table[np.clip(self.rows - first + 1, 0, span + 1)] & self.alive
+        return standing_among(self.rows, rows) & self.alive
 
     def compact(self) -> Positions | None:
         """Drop dead positions and sort by row: every position may change.
@@ -217,6 +207,22 @@ def exact_similarities(query: FloatVector, vectors: FloatMatrix) -> FloatVector:
     """
     scores = np.einsum("ij,j->i", vectors, query, dtype=np.float64)
     return scores.clip(-1.0, 1.0, out=scores).astype(np.float32)
+
+
+def standing_among(known: Rows, rows: Rows) -> Mask:
+    """Return which of `known` are among many rows, shape of `known`."""
+    if not (len(rows) and len(known)):
+        return np.zeros(len(known), np.bool_)
+    first, last = int(rows.min()), int(rows.max())
+    span = last - first + 1
+    if span > _WIDEST_TABLE * len(known):
+        ascending = np.unique(rows)
+        place = np.minimum(np.searchsorted(ascending, known), len(ascending) - 1)
+        return ascending[place] == known
+    # Row numbers lie close together: a table is ten times as fast as searching for each.
+    table = np.zeros(span + 2, np.bool_)
+    table[rows - first + 1] = True
+    return table[np.clip(known - first + 1, 0, span + 1)]
 
 
 def products(vectors: FloatMatrix, query: FloatVector) -> FloatVector:

@@ -84,7 +84,9 @@ def test_scores_are_those_of_the_formula_after_any_changes(
     )
     few = [match.top(3, rows[::3])]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lexical, "NARROW", 0.0)
+        patch.setattr(lexical, "FEW", 0)
+        few.append(match.top(3, rows[::3]))
+        patch.setattr(lexical, "NARROW", 10.0)
         few.append(match.top(3, rows[::3]))
     for found, reached in few:
         passing = {row: score for row, score in expected.items() if row % 3 == 1 and score > 0}
@@ -181,8 +183,9 @@ def test_the_best_are_found_without_adding_up_everything(
         query = [*chance.sample([f"w{number}" for number in range(300)], 4), "w0", "w1", "w2"]
         match = index.match(query)
         scores = match.of(rows)
-        held += 2 * sum(index.statistics(query).frequencies.values())
-        for asked, passing in ((None, rows), (rows[rows % 3 > 0], rows[rows % 3 > 0])):
+        held += 3 * sum(index.statistics(query).frequencies.values())
+        for passing in (rows, rows[rows % 3 > 0], rows[rows % 13 == 0]):
+            asked = None if passing is rows else passing
             found, reached = match.top(10, asked)
             wanted = np.sort(scores[passing])[::-1][:10]
             np.testing.assert_allclose(reached, wanted, rtol=1e-6)
