@@ -479,7 +479,7 @@ class Match:
         listed, passing = None, index.live()
         if rows is not None and len(rows) <= NARROW * len(index.rows()):
             positions = index.positions_of(rows)
-            listed = np.unique(positions[positions >= 0])
+            listed = np.sort(positions[positions >= 0])
         elif rows is not None:
             marked = standing_among(index.rows(), rows)
             passing = marked if passing is None else marked & passing

@@ -219,7 +219,8 @@ class PostingBlocks:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> PostingBlocks:
         """Return the blocks that `to_arrays` described, as views."""
-        found, at = cls(), dict.fromkeys(_NAMES, 0)
+        found = cls()
+        at: dict[str, int] = dict.fromkeys(_NAMES, 0)
 
         def cut(name: str, count: int) -> npt.NDArray[Any]:
             at[name] += count
@@ -248,7 +249,7 @@ class PostingBlocks:
 def _made(forward: ForwardIndex, span: slice, lengths: Lengths, average: float) -> PostingBlock:
     """Return the block of some documents: all their words in one order, by term and place."""
     size = span.stop - span.start
-    words, in_window = forward.all_words(np.arange(span.start, span.stop))
+    words, in_window = forward.all_words(np.arange(int(span.start), int(span.stop)))
     keys = words.ids.astype(np.int64)
     keys <<= 17
     keys |= words.document << 1
