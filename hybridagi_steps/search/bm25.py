@@ -510,6 +510,8 @@ class Match:
             if size > len(lengths) // LONG:
                 best.learn_from(sums)
             sums.narrow(best.least - left[number])
+            if sums.nothing_passes:
+                return
             wanted = sums.wanted
             few = wanted is not None and size > LOOK_UP * len(wanted)
             posting.add_to(sums.values, weight, lengths, self._average, wanted if few else None)

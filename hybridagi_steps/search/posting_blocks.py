@@ -296,7 +296,7 @@ class BlockSums:
 
     @property
     def nothing_passes(self) -> bool:
-        """Whether a list of what counts is empty."""
+        """Whether nothing is left that counts."""
         return self.wanted is not None and not len(self.wanted)
 
     def narrow(self, bar: float) -> None:
