@@ -56,6 +56,8 @@ DEAD_SHARE = 0.1
 
 _ROUNDING = 1e-5
 _AT_ONCE = 2**13
+_ADDED_AT_ONCE = 1_000
+"""Documents whose words are held as texts at a time: they take some fifty times their numbers."""
 
 _Positions = npt.NDArray[np.int64]
 _Scores = npt.NDArray[np.float32]
@@ -149,27 +151,29 @@ class LexicalIndex:
         A `Document` may have further words: they are found, with a count of 0, which weighs
         `FURTHER`, and do not make it longer.
         """
-        given = (d if isinstance(d, Document) else Document(*d) for d in documents)
-        added = {document.row: document for document in given}
-        if not added:
-            return
-        self.remove(np.array([*added], np.int64))
-        numbered = [self._numbered(document) for document in added.values()]
-        self._count_in(numbered)
-        self.forward.extend(numbered)
-        self._take_in(np.array([*added]), np.array([len(each.window) for each in numbered]))
+        given = iter(documents)
+        while some := [*islice(given, _ADDED_AT_ONCE)]:
+            self._add([d if isinstance(d, Document) else Document(*d) for d in some])
         if self._documents < (1 - DEAD_SHARE) * self._size:
             self._drop_removed()
         if self._size - self._blocks.end > NEWEST:
             self._blocks.follow(self.forward, self._lengths[: self._size], self.average_length)
 
+    def _add(self, documents: Sequence[Document]) -> None:
+        """Add documents without blocks; of a row given twice the last counts."""
+        added = {document.row: document for document in documents}
+        self.remove(np.array([*added], np.int64))
+        numbered = [self._numbered(document) for document in added.values()]
+        self._count_in(numbered)
+        self.forward.extend(numbered)
+        self._take_in(np.array([*added]), np.array([len(each.window) for each in numbered]))
+
     def _numbered(self, document: Document) -> NumberedDocument:
         """Return a document as numbers of terms; new ones get the next."""
         terms = self._terms
         window = [terms.setdefault(word, len(terms)) for word in document.words]
-        rest = dict.fromkeys(document.further)
-        if rest:
-            rest = {word: None for word in rest if word not in {*document.words}}
+        known = {*document.words} if document.further else set[str]()
+        rest = [word for word in dict.fromkeys(document.further) if word not in known]
         further = [terms.setdefault(word, len(terms)) for word in rest]
         return NumberedDocument(window, further, document.own_from)
 
