@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.errors import EmbedderError
@@ -25,6 +26,7 @@ from hybridagi_steps.records.store_values import FloatMatrix
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+HalfMatrix = npt.NDArray[np.float16]
 MAX_CHARS = 32_768
 """What stands beyond is not read: an average over more tokens says nothing more."""
 _MODEL = "l2_supercat_256"
@@ -34,8 +36,8 @@ _DIMENSION = 256
 class _Model(NamedTuple):
     model_id: str
     tokenizer: Tokenizer
-    table: FloatMatrix
-    """One vector per token, shape (vocabulary, d)."""
+    half: HalfMatrix
+    """One vector per token as the file has it, float16, shape (vocabulary, d)."""
 
 
 class WordLlamaEmbedder:
@@ -47,6 +49,7 @@ class WordLlamaEmbedder:
 
     def __init__(self) -> None:
         self._model: _Model | None = None
+        self._table: FloatMatrix | None = None
         self._lock = ForkSafeLock()
 
     @property
@@ -61,6 +64,15 @@ class WordLlamaEmbedder:
 
     def embed_documents(self, texts: Sequence[str]) -> FloatMatrix:
         """Return one vector per text, shape (n, d), of length one or zero."""
+        if self._table is None:  # as fast as the averaging itself, so not for a query alone
+            self._table = self._loaded().half.astype(np.float32)
+        return self._averages(texts, self._table)
+
+    def embed_queries(self, texts: Sequence[str]) -> FloatMatrix:
+        """Return one vector per query, the same as for a document."""
+        return self._averages(texts, self._loaded().half if self._table is None else self._table)
+
+    def _averages(self, texts: Sequence[str], table: FloatMatrix | HalfMatrix) -> FloatMatrix:
         model = self._loaded()
         vectors = np.zeros((len(texts), _DIMENSION), np.float32)
         for vector, text in zip(vectors, texts, strict=True):
@@ -68,17 +80,13 @@ class WordLlamaEmbedder:
             readable = text[:MAX_CHARS].encode("utf-8", "replace").decode("utf-8")
             tokens = model.tokenizer.encode(readable, add_special_tokens=False).ids
             if tokens:
-                model.table[tokens].mean(axis=0, out=vector)
+                table[tokens].astype(np.float32, copy=False).mean(axis=0, out=vector)
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         return np.divide(vectors, lengths, out=vectors, where=lengths > 0)
 
-    def embed_queries(self, texts: Sequence[str]) -> FloatMatrix:
-        """Return one vector per query, the same as for a document."""
-        return self.embed_documents(texts)
-
     def __getstate__(self) -> dict[str, Any]:
         """Travel without the model: it is loaded again where it is needed."""
-        return self.__dict__ | {"_model": None}
+        return self.__dict__ | {"_model": None, "_table": None}
 
     def _loaded(self) -> _Model:
         if self._model is None:
@@ -97,7 +105,7 @@ def load_model() -> _Model:
     try:
         weights = (folder / "weights" / f"{_MODEL}.safetensors").read_bytes()
         vocabulary = (folder / "tokenizers" / "l2_supercat_tokenizer_config.json").read_bytes()
-        table = load(weights)["embedding.weight"].astype(np.float32)
+        half = load(weights)["embedding.weight"].astype(np.float16, copy=False)
         tokenizer = Tokenizer.from_str(vocabulary.decode("utf-8"))
     except Exception as error:
         raise EmbedderError(
@@ -108,7 +116,7 @@ def load_model() -> _Model:
     tokenizer.no_truncation()
     digest = sha256(weights)
     digest.update(vocabulary)
-    return _Model(f"wordllama/{_MODEL}@{digest.hexdigest()[:12]}", tokenizer, table)
+    return _Model(f"wordllama/{_MODEL}@{digest.hexdigest()[:12]}", tokenizer, half)
 
 
 def package_folder() -> Path:
