@@ -1,17 +1,18 @@
 """What filters look at, in memory: which rows pass is answered without asking the database.
 
 A step's keys never change, and a row number is never used again, so what was read once stays true:
-new rows are read on from the highest one seen, removed ones are dropped. A key is read when a
-filter first names it. Texts are numbered, one small integer per row; the rows of a value asked for
-again are kept as a posting list. What can change without a new row is asked of the store each time:
-where branches stand, run scores. So is what its indexes answer at once (one run, one session) and
-what is no plain key (metadata). Not thread-safe by itself.
+new rows are read on from the highest one seen; removed ones are marked, and dropped when they are
+many, so that what is listed by place outlives them. A key is read when a filter first names it.
+Texts are numbered, one small integer per row; the rows of a value asked for again are kept as a
+posting list. What can change without a new row is asked of the store each time: where branches
+stand, run scores. So is what its indexes answer at once (one run, one session) and what is no plain
+key (metadata). Not thread-safe by itself.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -39,10 +40,17 @@ LIST_COSTS = 64
 """Positions that a list counts besides its own: what Python needs to keep it."""
 
 _LOOKED_AT = 1_000
+_FEW_DEAD = 64
 _ABSENT = -1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FEW_RUNS = 32
-"""So many excluded runs are asked for one by one; of more what remains is asked for."""
+"""So many excluded runs are asked for one by one; of more the column is looked through once."""
+DEAD_SHARE = 0.1
+"""Share of removed rows from which columns are made without them."""
+NOBODY, SEVERAL = -1, -2
+"""Stand for no user, and for more than one."""
+Owners = npt.NDArray[np.int32]
+"""The number of a user, `NOBODY` or `SEVERAL`."""
 _NOWHERE = np.empty(0, np.int32)
 Positions = npt.NDArray[np.int32]
 """Places in the columns."""
@@ -67,10 +75,16 @@ class FilterColumns:
         self._hidden, self._asked = None, ""
         places = self._places(removed)
         places = places[places != _ABSENT]
-        if len(places):
+        if not len(places):
+            return
+        kept = np.ones(len(self._rows.values), np.bool_) if self._alive is None else self._alive
+        kept[places] = False
+        self._alive = kept
+        self._owners.clear()
+        if len(kept) - np.count_nonzero(kept) > max(_FEW_DEAD, DEAD_SHARE * len(kept)):
             for column in (self._rows, *self._columns.values()):
-                column.drop(places)
-            self._postings, self._kept = {}, 0
+                column.keep(kept)
+            self._postings, self._kept, self._alive = {}, 0, None
 
     def rows(self, where: StepFilter) -> Rows:
         """Return the rows that match, ascending; asked again, the same read-only array.
@@ -83,7 +97,7 @@ class FilterColumns:
         asked = repr(vars(where))  # its lists might be changed afterwards
         if asked != self._asked:
             self._hold(self._names(where))
-            found = self._but_hidden(self._rows.values[self._matching(where)], where)
+            found = self._but_hidden(self._held_rows(self._matching(where)), where)
             found.flags.writeable = False
             self._asked, self._answer = asked, found
         return self._answer
@@ -101,7 +115,7 @@ class FilterColumns:
         self, name: StepKey, number: int, most: int, passing: Callable[[Rows], _Flags]
     ) -> Rows:
         """Return the first rows with a value, given by its number, that pass."""
-        rows = self._rows.values[self._posting(name, number)]
+        rows = self._held_rows(self._posting(name, number))
         found = np.empty(0, np.int64)
         for start in range(0, len(rows), _LOOKED_AT):
             page = rows[start : start + _LOOKED_AT]
@@ -116,20 +130,33 @@ class FilterColumns:
             self._hidden = self._hidden_rows()
         return self._hidden
 
-    def users_by(self, name: StepKey) -> dict[str, set[str]]:
-        """Return the users whose steps have each value of a key, such as their run."""
+    def owners_by(self, name: StepKey) -> Owners:
+        """Return the one user of the steps with each value of a key, by the number of the value.
+
+        `NOBODY` where no step names a user, `SEVERAL` where they name more than one. Read on from
+        the last row looked at; only a removal makes it anew.
+        """
         self._hold([name, "user_id"])
-        if not len(self._rows.values):
-            return {}
-        held = np.stack([self._columns[each].values for each in (name, "user_id")])
-        values, users = (list(self._numbers_of(each)) for each in (name, "user_id"))
-        found: dict[str, set[str]] = {}
-        pairs: list[tuple[int, int]] = np.unique(held, axis=1).T.tolist()
-        for number, place in pairs:
-            value, user = values[number], users[place]
-            if value and user is not None:
-                found.setdefault(value, set()).add(user)
-        return found
+        users, count = self.value_numbers("user_id"), len(self.value_numbers(name))
+        before, through = self._owners.get(name, (np.empty(0, np.int32), 0))
+        owners = np.full(count, NOBODY, np.int32)
+        owners[: len(before)] = before
+        if through < len(self._rows.values):
+            of_value = self._columns[name].values[through:].astype(np.int64)
+            pairs = of_value * len(users) + self._columns["user_id"].values[through:]
+            known = of_value != _ABSENT
+            pairs = pairs[known if self._alive is None else known & self._alive[through:]]
+            if len(pairs):  # runs stand together: most of what would be sorted goes here
+                pairs = np.unique(pairs[np.append(True, pairs[1:] != pairs[:-1])])
+            values, named = np.divmod(pairs, len(users))
+            whose = named != users.get(None, _ABSENT)
+            _add_owners(owners, values[whose], named[whose].astype(np.int32))
+        self._owners[name] = owners, len(self._rows.values)
+        return owners
+
+    def value_numbers(self, name: StepKey) -> Mapping[str | None, int]:
+        """Return the number of each text that a key has had; they only grow."""
+        return self._numbers_of(name)
 
     def of_runs(self, run_ids: Sequence[str]) -> list[Rows]:
         """Return the rows of some runs, of every scope."""
@@ -164,6 +191,8 @@ class FilterColumns:
         return list(names)
 
     def _held_rows(self, positions: Positions) -> Rows:
+        if self._alive is not None:
+            positions = positions[self._alive[positions]]
         return self._rows.values[positions]
 
     # -- what passes ------------------------------------------------------------------------------
@@ -207,12 +236,19 @@ class FilterColumns:
         """Leave out excluded runs, and what is abandoned or revoked."""
         excluded = where.exclude_run_id or []
         if len(excluded) > FEW_RUNS:
-            left = self._rows_of(StepFilter(exclude_run_id=excluded, scope=EVERY_SCOPE))
-            found, excluded = found[np.isin(found, left)], []
-        gone = [*self.of_runs(excluded), self.hidden().under(where.scope)]
-        if not any(map(len, gone)):
+            self._hold(["run_id"])
+            numbers = self._known("run_id", excluded)
+            (places,) = _one_of(self._columns["run_id"].values, numbers).nonzero()
+            gone = [self._rows.values[places]]
+        else:
+            gone = self.of_runs(excluded)
+        gone = np.concatenate([*gone, self.hidden().under(where.scope)])
+        if not len(gone) or not len(found):
             return found
-        return found[~np.isin(found, np.concatenate(gone))]
+        places = np.minimum(np.searchsorted(found, gone), len(found) - 1)
+        passing = np.ones(len(found), np.bool_)
+        passing[places[found[places] == gone]] = False
+        return found[passing]
 
     def _known(self, name: StepKey, values: Iterable[str | None]) -> list[int]:
         """Return the numbers of those values that some row has had."""
@@ -242,6 +278,8 @@ class FilterColumns:
 
     def _forget(self) -> None:
         self._rows = _Column(np.int64)
+        self._alive: _Flags | None = None
+        self._owners: dict[StepKey, tuple[Owners, int]] = {}
         self._columns: dict[StepKey, _Column] = {}
         self._numbers: dict[StepKey, defaultdict[str | None, int]] = {}
         self._postings: dict[tuple[StepKey, int], tuple[Positions, int]] = {}
@@ -265,6 +303,9 @@ class FilterColumns:
     def _read_on(self) -> None:
         for rows, columns in self._pages(list(self._columns), self._through):
             self._rows.extend(rows)
+            if self._alive is not None:
+                fresh = np.ones(len(rows), np.bool_)
+                self._alive = np.concatenate((self._alive, fresh))
             for name, values in columns.items():
                 self._columns[name].extend(values)
         self._through = max([self._newest, *self._rows.values[-1:].tolist()])
@@ -315,7 +356,10 @@ class FilterColumns:
         if not len(known):
             return np.full(len(rows), _ABSENT, np.intp)
         found = np.minimum(np.searchsorted(known, rows), len(known) - 1)
-        return np.where(known[found] == rows, found, _ABSENT)
+        held = known[found] == rows
+        if self._alive is not None:
+            held &= self._alive[found]
+        return np.where(held, found, _ABSENT)
 
 
 class _Column:
@@ -338,8 +382,8 @@ class _Column:
         self._room[self._size : size] = values
         self._size = size
 
-    def drop(self, places: npt.NDArray[np.intp]) -> None:
-        self._room = np.delete(self.values, places)
+    def keep(self, kept: _Flags) -> None:
+        self._room = self.values[kept]
         self._size = len(self._room)
 
 
@@ -367,7 +411,19 @@ def _equalities(where: StepFilter) -> Iterator[tuple[StepKey, list[str | None]]]
 def _one_of(values: _Values, numbers: Sequence[int]) -> _Flags:
     if len(numbers) == 1:
         return values == numbers[0]
-    return np.isin(values, numbers) if numbers else np.zeros(len(values), np.bool_)
+    wanted = np.zeros(max(numbers, default=0) + 2, np.bool_)  # the last for what is none of them
+    wanted[list(numbers)] = True
+    return wanted[np.minimum(values, len(wanted) - 1)]
+
+
+def _add_owners(owners: Owners, values: Rows, users: Owners) -> None:
+    """Note users of values, each pair once and ascending: a second one makes them several."""
+    met = np.bincount(values, minlength=len(owners))
+    found = np.full(len(owners), NOBODY, np.int32)
+    found[values] = users
+    found[met > 1] = SEVERAL
+    joined = np.where((owners == NOBODY) | (owners == found), found, SEVERAL)
+    owners[:] = np.where(found == NOBODY, owners, joined)
 
 
 def _microseconds(moment: str | datetime | None) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,21 @@ import numpy.typing as npt
 from hybridagi_steps.protocols import IndexedStore, MessageIndex
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.records.store_values import MESSAGE_ROWS, Hidden, Rows, owner
+from hybridagi_steps.records.store_values import MESSAGE_ROWS, Hidden, Rows
 from hybridagi_steps.search.filter_index import (
+    NOBODY,
     PAGE,
+    SEVERAL,
     FilterColumns,
+    Owners,
     Positions,
     changes_without_rows,
 )
 
 Flags = npt.NDArray[np.bool_]
 _NONE = np.empty(0, np.int64)
+_UNKNOWN = -3
+_NO_LEAST = np.iinfo(np.int32).max
 
 
 class RowFilter:
@@ -102,6 +108,10 @@ class _MessageColumns(FilterColumns):
         super().__init__(store)
         self._index, self._steps = index, steps
 
+    def _forget(self) -> None:
+        super()._forget()
+        self._sessions: list[list[str]] = []
+
     def _hidden_rows(self) -> Hidden:
         return self._index.hidden_messages()
 
@@ -134,17 +144,34 @@ class _MessageColumns(FilterColumns):
             return super()._narrowed(found, name, values)
         if found is None:
             found = np.arange(len(self._rows.values), dtype=np.int32)
-        wanted, of_runs = list(values), self._steps.users_by("run_id")
-        of_sessions = self._steps.users_by("session_id")
-        none: set[str] = set()
-        runs = [of_runs.get(run or "", none) for run in self._numbers_of("run_id")]
-        lines = [
-            set[str]().union(*(of_sessions.get(each, none) for each in json.loads(names or "[]")))
-            for names in self._numbers_of("sessions")
-        ]
-        run = self._columns["run_id"].values[found].astype(np.int64)
-        line = self._columns["sessions"].values[found]
-        pairs, place = np.unique(run * len(lines) + line, return_inverse=True)
-        origins: list[int] = pairs.tolist()
-        passes = [owner(runs[n // len(lines)], lines[n % len(lines)]) in wanted for n in origins]
-        return found[np.array(passes, np.bool_)[place]]
+        owners = self._owner_of(
+            self._columns["run_id"].values[found], self._columns["sessions"].values[found]
+        )
+        users = self._steps.value_numbers("user_id")  # known by now
+        numbers = [NOBODY if user is None else users.get(user, _UNKNOWN) for user in values]
+        return found[np.isin(owners, numbers)]
+
+    def _owner_of(self, run: Owners, line: Owners) -> Owners:
+        """Return whose messages of these runs and lines are, as `owner` has it."""
+        known = self.value_numbers("sessions")
+        fresh = islice(known, len(self._sessions), None)
+        self._sessions += [json.loads(listed or "[]") for listed in fresh]
+        names = self._sessions
+        of_line = np.repeat(np.arange(len(names)), list(map(len, names)))
+        sessions = self._of_steps("session_id", chain.from_iterable(names))
+        one, other = np.full(len(names), NOBODY), np.full(len(names), _NO_LEAST)
+        np.maximum.at(one, of_line, sessions)
+        np.minimum.at(other, of_line[sessions != NOBODY], sessions[sessions != NOBODY])
+        of_lines = np.where((one == other) | (other == _NO_LEAST), one, SEVERAL)
+        of_runs = self._of_steps("run_id", self.value_numbers("run_id"))
+        # A row that is gone from the store already has no number: -1, the last.
+        of_lines, of_runs = np.append(of_lines, NOBODY)[line], np.append(of_runs, NOBODY)[run]
+        several = np.where((of_runs == NOBODY) & (of_lines == NOBODY), NOBODY, SEVERAL)
+        of_lines = np.where(of_lines >= 0, of_lines, several)
+        return np.where(of_runs >= 0, of_runs, of_lines)
+
+    def _of_steps(self, name: StepKey, values: Iterable[str | None]) -> Owners:
+        """Return the one user of the steps with each value; what is empty is nobody's."""
+        owners = np.append(self._steps.owners_by(name), np.int32(NOBODY))
+        known = self._steps.value_numbers(name)
+        return owners[[known.get(value, -1) if value else -1 for value in values]]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import tempfile
@@ -308,3 +309,64 @@ def test_keys_take_at_most_60_bytes_per_step() -> None:
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held <= 60 * 5_000
+
+
+def talk(memory: StepMemory, session: str, run: str) -> None:
+    said = [
+        {"role": role, "content": f"{role}: refund ticket of {run}", "run_id": run}
+        for role in ("user", "assistant")
+    ]
+    asyncio.run(memory.repository().append(session, said))
+
+
+def test_whose_messages_are_is_looked_up_in_new_steps_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A filter by user after an addition must not walk through all steps again."""
+    looked_at: list[int] = []
+    unique = np.unique
+
+    def counted(values: Any, *args: Any, **named: Any) -> Any:
+        looked_at.append(len(values))
+        return unique(values, *args, **named)
+
+    with StepMemory(":memory:", embedder="hashing") as memory:
+        memory.add([made(n, user_id=f"u{n % 2}", run_id=f"r{n}") for n in range(600)])
+        for n in range(4):
+            talk(memory, f"s{n}", f"r{n}")
+        asked = {"user_id": "u1", "kinds": "message"}
+        assert len(memory.search("refund", 9, where=asked)) == 2
+        memory.add(made(1_000, user_id="u1", run_id="later"))
+        talk(memory, "s9", "later")
+        monkeypatch.setattr(filter_columns.np, "unique", counted)
+        assert len(memory.search("refund", 9, where=asked)) == 3
+        assert max(looked_at, default=0) < 100
+        memory.add(made(1_001, user_id="u2", run_id="later"))
+        assert len(memory.search("refund", 9, where=asked)) == 2
+
+
+def test_what_is_kept_of_values_outlives_a_delete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step fewer makes no list of places anew, until a tenth is gone."""
+    store = SqliteStepStore(":memory:")
+    store.append([made(n, user_id=f"u{n % 10}") for n in range(1_000)])
+    columns = filter_columns.FilterColumns(store)
+    columns.follow(int(store.rows(StepFilter())[-1]), np.empty(0, np.int64))
+    asked = StepFilter(user_id="u3")
+    rows = columns.rows(asked)
+    scanned: list[int] = []
+    flatnonzero = np.flatnonzero
+
+    def counted(values: Any) -> Any:
+        scanned.append(len(values))
+        return flatnonzero(values)
+
+    monkeypatch.setattr(filter_columns.np, "flatnonzero", counted)
+    for row in rows[:50].tolist():
+        columns.follow(0, np.array([row]))
+        assert row not in columns.rows(asked)
+    assert scanned == []
+    columns.follow(0, rows[50:60])
+    columns.follow(0, columns.rows(StepFilter(user_id="u4")))
+    assert columns.rows(asked).tolist() == rows[60:].tolist()
+    assert scanned
+    assert len(columns.rows(StepFilter(user_id="u4"))) == 0
