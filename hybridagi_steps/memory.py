@@ -556,6 +556,9 @@ class StepMemory:
             raise MemoryClosedError(f"{self!r} is closed; open it again.")
 
     def _forget_cache(self) -> None:
+        from hybridagi_steps.sessions.lines import forget_history
+
+        forget_history(self._open_store)
         self._search.forget_cache()
 
 

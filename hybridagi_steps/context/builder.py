@@ -9,8 +9,9 @@ what changes from one to the next stands at the end. The newest unit is never cu
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice
 from typing import Literal, get_args, overload
 
@@ -20,10 +21,10 @@ from hybridagi_steps.context.quoting import Recalled, block_text, filled
 from hybridagi_steps.context.recall import Search, dependencies, found, query_of
 from hybridagi_steps.context.receipt import Receipt, ReceiptEntry, SentPrompts
 from hybridagi_steps.context.sources import (
-    SessionReader,
     Source,
     newest_step,
     recallable,
+    session_source,
     source_of,
 )
 from hybridagi_steps.errors import ContextBudgetError, InvalidMemoryError, InvalidSettingError
@@ -35,14 +36,14 @@ from hybridagi_steps.messages.provider_out import (
     media_notes,
     openai_messages,
 )
-from hybridagi_steps.messages.units import Unit, message_units, unit_text
+from hybridagi_steps.messages.units import Unit, flat, unit_text
 from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.recording_hooks import note_steps
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.excerpts import extractive_summary, words
 from hybridagi_steps.records.filters import StepFilter, Trust
 from hybridagi_steps.records.json_reading import JsonObject
-from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.message import Step, own_copy
 from hybridagi_steps.search.formulas import Aim
 from hybridagi_steps.token_counters import (
     MESSAGE_TOKENS,
@@ -111,7 +112,7 @@ class Context:
         """Return the messages that a summary in this context stands for, as they were."""
         ids = {i for step in self.steps if step.id == summary_id for i in summarised(step)}
         found = (step for step in self._originals if step.id in ids and not summarised(step))
-        return [step.model_copy(deep=True) for step in found]
+        return [own_copy(step) for step in found]
 
     def _repr_html_(self) -> str:
         """Show the context in a notebook."""
@@ -188,7 +189,6 @@ class ContextBuilder:
         self.cache_weight = cache_weight
         self._sent = SentPrompts()
         self._count = MessageCounter(token_counter(counter))
-        self._reader = SessionReader(memory)
 
     @property
     def counter(self) -> TokenCounter:
@@ -220,8 +220,14 @@ class ContextBuilder:
         """
         check_text("query", query)
         check_text("system_prompt", system_prompt)
-        source = source_of(self._reader, session_id, steps, query)
-        conversation = message_units(source.messages)
+        source = source_of(self.memory, session_id, steps, query)
+        return self.build_source(source, query=query, system_prompt=system_prompt)
+
+    def build_source(
+        self, source: Source, *, query: str | None = None, system_prompt: str | None = None
+    ) -> Context:
+        """Do as `build` does, with messages that were read already; they stay as they are."""
+        conversation = source.in_units()
         system = conversation.system if system_prompt is None else system_prompt
         units, standing = replaced(conversation.units)
         costs = source.tokens(units, self._count)
@@ -236,14 +242,10 @@ class ContextBuilder:
         layout.report(receipt, source, self._count)
         if layout.recalled is not None:
             note_steps(layout.recalled.found.steps)
-        receipt.dropped += [
-            source.entry(message, f"stands in summary {standing[message.id]}", 0)
-            for unit in (conversation.units if standing else ())
-            for message in unit.messages
-            if message.id in standing
-        ]
-        # Copies, so that nobody can change what the reader remembers.
-        shown = [step.model_copy(deep=True) for step in layout.messages(source.session_id)]
+        if standing:
+            receipt.drop(partial(_summarised, source, conversation.units, standing))
+        # Copies, so that nobody can change what is remembered of the session.
+        shown = [own_copy(step) for step in layout.messages(source.session_id)]
         receipt.notes += [f"{step.id}: {note}" for step in shown for note in media_notes(step)]
         messages = openai_messages(system, shown)
         receipt.cached_tokens = min(
@@ -270,7 +272,7 @@ class ContextBuilder:
         Raises:
             InvalidSettingError: Nothing is older.
         """
-        messages = source_of(self._reader, session_id, steps, None).messages
+        messages = source_of(self.memory, session_id, steps, None).messages
         return compact(messages, keep=self.recent or 6, summarise=summarise)
 
     def expand(
@@ -287,8 +289,8 @@ class ContextBuilder:
             originals: Where the messages are that do not stand beside their summary.
             session_id: Or the session that holds them.
         """
-        held = originals if session_id is None else self._reader.read(session_id).messages
-        return [step.model_copy(deep=True) for step in expand(messages, held)]
+        held = originals if session_id is None else session_source(self.memory, session_id).messages
+        return [own_copy(step) for step in expand(messages, held)]
 
     def _laid_out(
         self,
@@ -357,6 +359,17 @@ class ContextBuilder:
             return None
         text = {"content": block_text(made.steps)}
         return Quoted(made, self._count.message(text))
+
+
+def _summarised(
+    source: Source, units: Sequence[Unit], standing: Mapping[str, str]
+) -> list[ReceiptEntry]:
+    """Return a line for each message that a summary stands for."""
+    return [
+        source.entry(message, f"stands in summary {standing[message.id]}", 0)
+        for message in flat(units)
+        if message.id in standing
+    ]
 
 
 def _check_numbers(budget: tuple[object, int], **optional: tuple[object, int]) -> None:

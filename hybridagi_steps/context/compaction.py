@@ -88,7 +88,7 @@ def replaced(units: Sequence[Unit]) -> tuple[list[Unit], dict[str, str]]:
     Returns:
         The units; and for each message that is not shown the summary that stands for it.
     """
-    if not any(summarised(unit.messages[0]) for unit in units):
+    if not any(unit.summary for unit in units):
         return list(units), {}
     standing: dict[str, str] = {}
     summaries: dict[str, Unit] = {}

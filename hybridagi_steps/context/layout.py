@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from hybridagi_steps.context.compaction import summarised
 from hybridagi_steps.context.quoting import Filled, block_text
@@ -119,22 +120,28 @@ class Layout:
         if self.recalled is not None:
             _report_recalled(receipt, self.recalled)
         self._keep(receipt, source, last, "newest")
+        receipt.drop(partial(self._dropped, source))
+
+    def _dropped(self, source: Source) -> list[ReceiptEntry]:
+        """Return a line for each message that is not shown, in order."""
         quoted = {step.id for step in self.recalled.found.steps} if self.recalled else set[str]()
         front = set(self.front)
         why = "older than the tail, not recalled" if not self.cut_short else "no room"
+        dropped: list[ReceiptEntry] = []
         for place in range(self.start):
             if place in front:
                 continue
             for message, tokens in zip(self.units[place].messages, self.costs[place], strict=True):
                 entry = source.entry(message, why, tokens)
                 if entry.id not in quoted and message.id not in quoted:
-                    _add(receipt.dropped, entry)
+                    _add(dropped, entry)
+        return dropped
 
     def shown_ids(self, source: Source) -> set[str]:
         """Return the ids of the messages and steps that are shown as they are."""
         messages = [message for unit in self.shown for message in unit.messages]
         return {message.id for message in messages} | {
-            source.entry(message, "", 0).id for message in messages
+            source.names(message) for message in messages
         }
 
     def _keep(self, receipt: Receipt, source: Source, place: int, why: str) -> None:
@@ -187,7 +194,7 @@ def planned(
     newest, opening_tokens = len(units) - 1, counter.message(OPENING_MESSAGE)
     if not units[newest].begins_with_user():
         room += opening_tokens  # counted already, and may be needed for something better
-    summaries = [n for n in range(newest) if summarised(units[n].messages[0])]
+    summaries = [n for n, unit in enumerate(units[:newest]) if unit.summary]
     pinned = sum(tokens[n] for n in summaries)
     if pinned > room // 2:
         summaries, pinned = [], 0
@@ -215,7 +222,7 @@ def planned(
 def _request_before(units: Sequence[Unit], start: int) -> int | None:
     """Return the position of what the user asked last before the tail."""
     asked = (n for n in range(start - 1, -1, -1) if units[n].begins_with_user())
-    return next((n for n in asked if not summarised(units[n].messages[0])), None)
+    return next((n for n in asked if not units[n].summary), None)
 
 
 def _opening(session_id: str) -> Step:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
@@ -41,8 +41,6 @@ class Receipt:
     """Who counted; begins with `estimate:` if nobody knows."""
     kept: list[ReceiptEntry] = field(default_factory=list[ReceiptEntry])
     """What is in the context, in order; their tokens add up to all of it."""
-    dropped: list[ReceiptEntry] = field(default_factory=list[ReceiptEntry])
-    """What is not, in the order of the session."""
     next_best: ReceiptEntry | None = None
     """What the next tokens would have bought: the best that was found and is not there, or cut, and
     what it costs whole."""
@@ -54,6 +52,21 @@ class Receipt:
     """What a cached token costs beside a fresh one."""
     notes: list[str] = field(default_factory=list[str])
     """What was repaired, and what could not be done."""
+    _dropped: list[ReceiptEntry] = field(default_factory=list[ReceiptEntry], repr=False)
+    _to_list: list[Callable[[], Iterable[ReceiptEntry]]] = field(
+        default_factory=list["Callable[[], Iterable[ReceiptEntry]]"], repr=False, compare=False
+    )
+
+    @property
+    def dropped(self) -> list[ReceiptEntry]:
+        """What is not in the context, in the order of the session; listed when first asked for."""
+        while self._to_list:
+            self._dropped += self._to_list.pop(0)()
+        return self._dropped
+
+    def drop(self, entries: Callable[[], Iterable[ReceiptEntry]]) -> None:
+        """Add what is dropped, a line for each: of a long session thousands nobody may look at."""
+        self._to_list.append(entries)
 
     @property
     def tokens(self) -> int:

@@ -8,7 +8,6 @@ its count holds for good. Knows, too, whose conversation it is, and so what it m
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -20,21 +19,26 @@ from hybridagi_steps.messages.agent_steps import shown_steps, to_messages
 from hybridagi_steps.messages.media import anthropic_part, not_sent
 from hybridagi_steps.messages.parts import json_text
 from hybridagi_steps.messages.provider_out import OPENING, openai_message
-from hybridagi_steps.messages.units import SYNTHETIC, THINKING, Unit
+from hybridagi_steps.messages.units import (
+    SYNTHETIC,
+    THINKING,
+    Conversation,
+    Unit,
+    message_units,
+)
 from hybridagi_steps.protocols import MessageTokenStore
 from hybridagi_steps.recording_hooks import active_user_id
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.json_reading import JsonObject, as_list
 from hybridagi_steps.records.message import MessageRole, Step
-from hybridagi_steps.records.store_values import BranchPosition
+from hybridagi_steps.sessions.lines import History, TokenCounts, history_of
 from hybridagi_steps.sessions.repository import check_session
 from hybridagi_steps.token_counters import MessageCounter
 
 log = logging.getLogger("hybridagi_steps")
 
 _NO_SESSION = "context"
-_REMEMBERED_SESSIONS = 16
 _BOTH_FORMS = "+both-forms"
 """Follows the counter's id where the count of a message is more than that of OpenAI's form."""
 _MEDIA = ("image", "document", "container_upload")
@@ -56,76 +60,99 @@ class Source:
     """Where token counts are kept."""
     last_step: AgentStep | None = None
     """The newest of the AgentSteps that were given."""
+    conversation: Conversation | None = None
+    """The messages in units, where they are known to be shared; made when asked for."""
+    counts: TokenCounts | None = None
+    """What is known of the tokens of a line's messages; None where two may have one id."""
+
+    @classmethod
+    def of_history(
+        cls, history: History, session_id: str, token_store: MessageTokenStore | None = None
+    ) -> Source:
+        """Return what a session's line holds."""
+        messages, conversation, counts = history
+        return cls(
+            messages,
+            session_id,
+            token_store=token_store,
+            conversation=conversation,
+            counts=counts,
+        )
+
+    def in_units(self) -> Conversation:
+        """Return the messages in units."""
+        return self.conversation or message_units(self.messages)
 
     def tokens(self, units: Sequence[Unit], counter: MessageCounter) -> list[list[int]]:
-        """Return the tokens of each message of each unit, in either provider's form."""
-        known = self._known(units, counter.counter.counter_id)
+        """Return the tokens of each message of each unit, in either provider's form.
+
+        A unit that was counted is not looked at again, and of the others only what is new counted.
+        """
+        counter_id = counter.counter.counter_id
+        uncounted = [u for u in units if u.costs is None or u.costs[0] != counter_id]
+        self._look_up([unit for unit in uncounted if not unit.notes], counter_id)
         fresh: dict[str, dict[str, int]] = {}
-        costs: list[list[int]] = []
-        for unit in units:
-            row: list[int] = []
-            for message in unit.messages:
-                cost = None if unit.notes else known.get(message.id)
-                if cost is None:
-                    cost = _tokens_of(message, counter)
-                    if not unit.notes:
-                        kept_as = _kept_as(message, counter.counter.counter_id)
-                        fresh.setdefault(kept_as, {})[message.id] = cost
-                row.append(cost)
-            costs.append(row)
+        for unit in uncounted:
+            unit.costs = (
+                counter_id,
+                [
+                    _tokens_of(message, counter)
+                    if unit.notes
+                    else self._cost(message, counter, fresh)
+                    for message in unit.messages
+                ],
+            )
         if self.token_store is not None:
             for kept_as, counts in fresh.items():
                 _keep(self.token_store, counts, kept_as)
-        return costs
+        return [unit.costs[1] for unit in units if unit.costs is not None]
 
-    def _known(self, units: Sequence[Unit], counter_id: str) -> dict[str, int]:
-        """Return the counts that are kept of messages which go out as they are."""
-        if self.token_store is None:
-            return {}
+    def _cost(
+        self, message: Step, counter: MessageCounter, fresh: dict[str, dict[str, int]]
+    ) -> int:
+        """Return the tokens of a message that goes out as it is; note those that were not known."""
+        if self.counts is None:
+            return _tokens_of(message, counter)
+        kept_as = _kept_as(message, counter.counter.counter_id)
+        known = self.counts.setdefault(kept_as, {})
+        if (cost := known.get(message.id)) is None:
+            cost = known[message.id] = _tokens_of(message, counter)
+            fresh.setdefault(kept_as, {})[message.id] = cost
+        return cost
+
+    def _look_up(self, units: Sequence[Unit], counter_id: str) -> None:
+        """Read the counts that are kept of messages which nobody here has counted."""
+        store, counts = self.token_store, self.counts
+        if store is None or counts is None:
+            return
         asked: dict[str, list[str]] = {}
-        for message in (m for unit in units if not unit.notes for m in unit.messages):
-            asked.setdefault(_kept_as(message, counter_id), []).append(message.id)
-        known: dict[str, int] = {}
+        for message in (message for unit in units for message in unit.messages):
+            kept_as = _kept_as(message, counter_id)
+            if message.id not in counts.setdefault(kept_as, {}):
+                asked.setdefault(kept_as, []).append(message.id)
         for kept_as, ids in asked.items():
-            known |= self.token_store.message_tokens(ids, kept_as)
-        return known
+            counts[kept_as] |= store.message_tokens(ids, kept_as)
+
+    def names(self, message: Step) -> str:
+        """Return what the receipt calls a message."""
+        steps = shown_steps(message) if self.of_agent_steps else []
+        return steps[0] if steps else message.id
 
     def entry(self, message: Step, why: str, tokens: int) -> ReceiptEntry:
         """Return a line of the receipt about a message."""
-        steps = shown_steps(message) if self.of_agent_steps else []
-        return ReceiptEntry(steps[0] if steps else message.id, why, tokens)
+        return ReceiptEntry(self.names(message), why, tokens)
 
 
-class SessionReader:
-    """Reads sessions of a memory, and of a session it knows only what was added since.
-
-    A branch only ever grows, so what was read of it stays true; a session that points at another
-    branch by now is read anew. Threads may share a reader: what it knows is replaced, not changed.
-    """
-
-    def __init__(self, memory: StepMemory | None) -> None:
-        self._memory = memory
-        self._known: OrderedDict[str, tuple[BranchPosition, list[Step]]] = OrderedDict()
-
-    def read(self, session_id: str) -> Source:
-        """Return a session's messages."""
-        if self._memory is None:
-            raise InvalidSettingError("a session_id needs a memory: ContextBuilder(memory, …).")
-        store = self._memory.repository().store
-        end = store.session_end(session_id)
-        position, messages = self._known.get(session_id, (end, list[Step]()))
-        if position.branch_id != end.branch_id or position.sequence > end.sequence:
-            messages = list[Step]()
-        if len(messages) < end.sequence:
-            messages = messages + store.messages(session_id, len(messages) + 1, end.sequence)
-        self._known[session_id] = (end, messages)
-        if len(self._known) > _REMEMBERED_SESSIONS:
-            self._known.popitem(last=False)
-        return Source(list(messages), session_id, token_store=store)
+def session_source(memory: StepMemory | None, session_id: str) -> Source:
+    """Return a session of the memory."""
+    if memory is None:
+        raise InvalidSettingError("a session_id needs a memory: ContextBuilder(memory, …).")
+    store = memory.repository().store
+    return Source.of_history(history_of(store, session_id), session_id, store)
 
 
 def source_of(
-    reader: SessionReader,
+    memory: StepMemory | None,
     session_id: str | None,
     steps: Iterable[AgentStep] | Iterable[Step] | None,
     query: str | None,
@@ -135,19 +162,25 @@ def source_of(
         raise InvalidSettingError("a context is built of either session_id=… or steps=….")
     if session_id is not None:
         check_session(session_id)
-    source = _given(_as_list(steps)) if session_id is None else reader.read(session_id)
+    source = _given(_as_list(steps)) if session_id is None else session_source(memory, session_id)
+    return with_user(source, query)
+
+
+def with_user(source: Source, query: str | None = None) -> Source:
+    """Return a conversation in which somebody speaks: in an empty one what the query says."""
     if all(message.role is MessageRole.SYSTEM for message in source.messages):
         said = query if query and query.strip() else OPENING
+        session_id, note = source.session_id, {SYNTHETIC: True}
         source.messages.append(
             Step(
                 id="query",
-                session_id=source.session_id,
+                session_id=session_id,
                 role=MessageRole.USER,
                 content=said,
-                metadata={SYNTHETIC: True},
+                metadata=note,
             )
         )
-        source.token_store = None
+        source.token_store = source.conversation = source.counts = None
     return source
 
 

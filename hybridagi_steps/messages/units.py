@@ -34,16 +34,18 @@ from hybridagi_steps.messages.recalled_text import call_text
 from hybridagi_steps.records.json_reading import (
     JsonObject,
     as_arguments,
+    as_list,
     as_object,
     text_of,
 )
 from hybridagi_steps.records.json_values import json_value
-from hybridagi_steps.records.message import MessageRole, Step
+from hybridagi_steps.records.message import SUMMARY_OF, MessageRole, Step
 
 THINKING = "thinking"
 """Metadata key: Anthropic's thinking blocks, with the signatures that it wants back."""
 SYNTHETIC = "synthetic"
 """Metadata key: a message that nobody said; it makes the others acceptable."""
+_SPEAKERS = (MessageRole.USER, MessageRole.ASSISTANT)
 
 
 @dataclass(slots=True)
@@ -53,9 +55,17 @@ class Unit:
     messages: list[Step]
     """As a provider gets them, in order."""
     place: int
-    """Position of its last message in the conversation, from 0."""
+    """Position of its last message in the conversation, from 0; of a line, in the line."""
     notes: list[str] = field(default_factory=list[str])
     """What was repaired."""
+    summary: bool = field(init=False)
+    """Whether it stands for earlier messages."""
+    costs: tuple[str, list[int]] | None = None
+    """Tokens of each message, behind the id of the counter that said so; None until counted."""
+
+    def __post_init__(self) -> None:
+        metadata = self.messages[0].metadata
+        self.summary = bool(metadata) and bool(as_list(metadata.get(SUMMARY_OF)))
 
     def begins_with_user(self) -> bool:
         """Whether a conversation may begin with this unit."""
@@ -77,6 +87,8 @@ class _Waiting:
     calls: list[JsonObject]
     unit: Unit
     results: list[Step | None]
+    position: int
+    """Where its unit stands among all."""
 
 
 def message_units(messages: Iterable[Step]) -> Conversation:
@@ -84,32 +96,63 @@ def message_units(messages: Iterable[Step]) -> Conversation:
 
     Complexity: linear in the number of messages.
     """
-    given = list(messages)
-    begin = next((n for n, step in enumerate(given) if step.role is not MessageRole.SYSTEM), None)
-    leading = given if begin is None else given[:begin]
-    system = "\n\n".join(text for step in leading if (text := text_of(step.content)))
-    grouping = _Grouping()
-    for place in range(len(leading), len(given)):
-        grouping.add(given[place], place)
-    return Conversation(system or None, grouping.close())
+    grouping = Grouping()
+    for place, step in enumerate(messages):
+        grouping.add(step, place)
+    return grouping.conversation()
 
 
-class _Grouping:
-    """Puts messages together as they come; knows the calls that wait."""
+class Grouping:
+    """A conversation that grows: puts messages into units as they come.
+
+    A unit whose calls are all answered is final: later conversations share it, so nobody may change
+    one that was handed out. Knows the calls that wait.
+    """
 
     def __init__(self) -> None:
+        self.size = 0
+        """How many messages it was given."""
+        self._system: list[str] = []
+        self._begun = False
         self._units: list[Unit] = []
         self._open: OpenCalls[tuple[_Waiting, int]] = OpenCalls()
-        self._with_calls: list[_Waiting] = []
+        self._unanswered: dict[int, _Waiting] = {}
         self._used: set[str] = set()
+        self._reordered = False
 
-    def add(self, step: Step, place: int) -> None:
-        """Take the next message."""
+    def add(self, step: Step, place: int) -> Unit | None:
+        """Take the next message; return its unit if that is the same in any other grouping."""
+        self.size += 1
+        if not self._begun and step.role is MessageRole.SYSTEM:
+            if text := text_of(step.content):
+                self._system.append(text)
+            return None
+        self._begun = True
         units = len(self._units)
         sound, repairs = _sound(step)
         self._take(sound, place)
         if repairs and len(self._units) > units:
             self._units[-1].notes += repairs
+        speaks = step.role in _SPEAKERS and not step.tool_calls
+        return self._units[-1] if speaks else None
+
+    def share(self, unit: Unit) -> None:
+        """Take the next message as the unit that another grouping has made of it."""
+        self.size += 1
+        self._begun = True
+        self._units.append(unit)
+
+    def conversation(self) -> Conversation:
+        """Return the units so far, in order, every call answered.
+
+        Complexity: linear in the number of units, by a copy of the list alone.
+        """
+        units = self._units.copy()
+        for position, waiting in self._unanswered.items():
+            units[position] = _filled(waiting)
+        if self._reordered:
+            units.sort(key=lambda unit: unit.place)
+        return Conversation("\n\n".join(self._system) or None, units)
 
     def _take(self, step: Step, place: int) -> None:
         if step.role is MessageRole.ASSISTANT and step.tool_calls:
@@ -122,18 +165,10 @@ class _Grouping:
         else:
             self._units.append(Unit([step], place))
 
-    def close(self) -> list[Unit]:
-        """Return the units in order, every call answered."""
-        for waiting in self._with_calls:
-            _fill(waiting)
-        if any(unit.notes for unit in self._units):
-            self._units.sort(key=lambda unit: unit.place)
-        return self._units
-
     def _calls(self, step: Step, place: int) -> None:
         calls = [as_object(call) for call in step.tool_calls or []]
         unit = Unit([step], place)
-        waiting = _Waiting(step, calls, unit, [None] * len(calls))
+        waiting = _Waiting(step, calls, unit, [None] * len(calls), len(self._units))
         for number, call in enumerate(calls):
             native = call.get("id")
             known = native if isinstance(native, str) else ""
@@ -147,8 +182,8 @@ class _Grouping:
             self._open.add(known, place, (waiting, number))
         if unit.notes:
             unit.messages[0] = step.model_copy(update={"tool_calls": calls})
+        self._unanswered[waiting.position] = waiting
         self._units.append(unit)
-        self._with_calls.append(waiting)
 
     def _result(self, step: Step, place: int) -> None:
         answered = self._open.answer(step.tool_call_id or "")
@@ -163,7 +198,11 @@ class _Grouping:
         waiting.results[number] = step
         if self._units[-1] is not waiting.unit:
             waiting.unit.notes.append("a result that came later was put beside its call")
+            self._reordered = True
         waiting.unit.place = place
+        if None not in waiting.results:
+            self._units[waiting.position] = _filled(waiting)
+            del self._unanswered[waiting.position]
 
 
 def _sound(step: Step) -> tuple[Step, list[str]]:
@@ -179,14 +218,16 @@ def _sound(step: Step) -> tuple[Step, list[str]]:
     return (step.model_copy(update=changed), repairs) if repairs else (step, repairs)
 
 
-def _fill(waiting: _Waiting) -> None:
-    """Put the results of a unit in the order of its calls, and answer what has none."""
+def _filled(waiting: _Waiting) -> Unit:
+    """Return a unit with its results in the order of its calls, and an answer to what has none."""
+    messages, notes = [*waiting.unit.messages], [*waiting.unit.notes]
     for number, call in enumerate(waiting.calls):
         result = waiting.results[number]
         if result is None:
             result = _interrupted(waiting.message, call, number)
-            waiting.unit.notes.append(f"call {call['id']} has no result")
-        waiting.unit.messages.append(result)
+            notes.append(f"call {call['id']} has no result")
+        messages.append(result)
+    return Unit(messages, waiting.unit.place, notes)
 
 
 def _interrupted(step: Step, call: JsonObject, number: int) -> Step:

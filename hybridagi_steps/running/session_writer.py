@@ -16,6 +16,7 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.store_values import BranchPosition
+from hybridagi_steps.sessions.lines import History, history_of
 
 _log = logging.getLogger("hybridagi_steps")
 _LOST = (SequenceConflictError, UnknownSessionError)
@@ -88,6 +89,13 @@ class SessionWriter:
             return []
         store = self.repository.store
         return store.messages(self.session_id, start, end, branch_id=self._end.branch_id)
+
+    def history(self, last: int, most: int) -> History | None:
+        """Return the newest messages of this line up to `last`; None when there are none."""
+        if self._end is None or last < 1:
+            return None
+        end = BranchPosition(self._end.branch_id, last)
+        return history_of(self.repository.store, self.session_id, end, most)
 
     def keep(self, step: AgentStep) -> bool:
         """Keep an AgentStep for the next commit; return False when it is known or too late."""

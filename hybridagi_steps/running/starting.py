@@ -6,6 +6,7 @@ the turn has done since (which the model is shown behind the question).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Any, cast
 from uuid import UUID
 
 from hybridagi_steps.context import ContextBuilder
+from hybridagi_steps.context.sources import Source, with_user
 from hybridagi_steps.errors import (
     ContextBudgetError,
     InvalidSettingError,
@@ -32,6 +34,7 @@ from hybridagi_steps.running.hooks import RunHook
 from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.session_writer import SessionWriter
 from hybridagi_steps.running.turn import ToolTurn
+from hybridagi_steps.sessions.lines import History
 from hybridagi_steps.sessions.repository import SessionRepository, check_sequence
 
 _NO_LIMIT = 2**31
@@ -67,11 +70,12 @@ def with_message(
     """Begin with a new message of the user."""
 
     def prepare(run: ActiveRun) -> Prompt:
-        last, wanted = run.line.last, run.config.max_history
-        before = run.line.messages(max(1, last - max(wanted, _PAGE) + 1), last)
-        if before and not before[-1].is_user_step():
-            _close_calls(run, open_calls(before[-_PAGE:]))
-        before = [*before, *run.turn.messages][-wanted:]
+        wanted = run.config.max_history
+        before = run.line.history(run.line.last, max(wanted, _PAGE))
+        if before is not None and not before.messages[-1].is_user_step():
+            _close_calls(run, open_calls(before.messages[-_PAGE:]))
+        if wanted < _PAGE or run.turn.messages:
+            before = run.line.history(run.line.last, wanted)
         asked = run.turn.store_user_message(content, message_id)
         run.check()
         return Prompt(asked.content, earlier(run, before), inputs=dict(inputs))
@@ -127,8 +131,7 @@ async def new_attempt(
 
 def _standing(inputs: Mapping[str, Any], run: ActiveRun) -> Prompt:
     asked, *since = last_turn(run.line)
-    last = asked.sequence - 1
-    before = run.line.messages(max(1, last - run.config.max_history + 1), last)
+    before = run.line.history(asked.sequence - 1, run.config.max_history)
     return Prompt(
         asked.content,
         earlier(run, before),
@@ -145,7 +148,7 @@ def open_calls(turn: Sequence[Step]) -> list[ToolTurn]:
     if asking is None:
         return []
     ids: list[Any] = (asking.metadata or {}).get("agent_step_ids") or []
-    calls = [tool_turn(call) for call in asking.tool_calls or []]
+    calls = [tool_turn(copy.deepcopy(call)) for call in asking.tool_calls or []]
     for call, step_id in zip(calls, ids, strict=False):
         call.step_id = UUID(str(step_id))
     return [call for call in calls if call.call_id not in answered]
@@ -163,13 +166,13 @@ def last_turn(line: SessionWriter) -> list[Step]:
     raise MessageError(f"session {line.session_id!r} has no message of a user to answer.")
 
 
-def earlier(run: ActiveRun, steps: Sequence[Step]) -> Messages:
+def earlier(run: ActiveRun, before: History | None) -> Messages:
     """Return what was said before, the newest of it that the budget holds."""
-    if not steps:
+    if before is None:
         return []
     builder = ContextBuilder(budget=run.config.context_budget or _NO_LIMIT, recent=None, k=0)
     try:
-        context = builder.build(steps=steps)
+        context = builder.build_source(with_user(Source.of_history(before, run.line.session_id)))
     except ContextBudgetError as error:
         run.events.error("context", error)
         return []

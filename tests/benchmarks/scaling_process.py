@@ -164,8 +164,8 @@ def _in_a_session(path: Path, size: int, rounds: int) -> Iterator[tuple[str, dic
         yield TURN, _shown(_timed(turn, rounds + 1)[1:])
 
 
-def _answered(question: str) -> str:
-    return f"You asked: {question}"
+def _answered(messages: list[dict[str, Any]]) -> str:
+    return f"There is nothing to add to {len(messages)} messages."
 
 
 def _timed(works: Iterable[Work], rounds: int) -> list[Sample]:
