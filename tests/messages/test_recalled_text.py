@@ -111,7 +111,8 @@ def turns(text: str) -> list[str]:
 def test_what_a_step_holds_never_reads_as_somebody_speaking(
     said: str, answer: str, kind: str, tool: str | None, length: int | None
 ) -> None:
-    values: dict[str, Any] = {"purpose": said, "tool": tool, "arguments": {"text": said}}
+    # An argument that is the purpose makes a call what a user said, who is named then.
+    values: dict[str, Any] = {"purpose": said, "tool": tool, "arguments": {"text": f"{said}!"}}
     given_to = {**values, "options": [said, answer], "program": "Desk"}
     made = step(kind, inputs=given_to, outputs={"result": answer, "choice": said})
     text = recalled_text(made, length=length, dated=False, wanted=words("paid do yes"))
