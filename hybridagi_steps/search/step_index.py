@@ -33,7 +33,9 @@ FORMAT = 6
 IN_MEMORY = ":memory:"
 """The address of a memory that lives as long as its object."""
 
-_PAGE = 100_000
+PAGE = 10_000
+"""Texts and vectors taken in at once: all of a large store side by side took three times the memory
+that the index takes."""
 _WORTH_CACHING = 2_000
 _STALE_SHARE = 0.1
 _NOTHING = Position(epoch=-1, text=0, vector=0, tombstone=0, branch=0)
@@ -105,13 +107,13 @@ class StepIndex:
             self._load()
         target, whole = self._store.frontier().position, False
         while not whole and self.position != target:
-            changes = self._store.changes(self.position, limit=_PAGE)
+            changes = self._store.changes(self.position, limit=PAGE)
             if changes.position.epoch != self.position.epoch:
                 self._reset()
             self._apply(changes)
             self.position = changes.position
             # A page that is not full has all there was when it was read, which was after the call.
-            whole = max(len(changes.texts), len(changes.vectors)) < _PAGE or (
+            whole = max(len(changes.texts), len(changes.vectors)) < PAGE or (
                 self.position.epoch == target.epoch and self._reached(target)
             )
 

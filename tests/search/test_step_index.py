@@ -10,8 +10,12 @@ import pytest
 
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.store_values import Changes, Position
 from hybridagi_steps.search import quantized_codes as scan_codes
+from hybridagi_steps.search import step_index
 from hybridagi_steps.search import vector_index as faiss_index
+from hybridagi_steps.search.step_index import cache_path
+from hybridagi_steps.stores.sqlite import SqliteStepStore
 
 STEPS = 2_400
 NAMES = ["refund", "ticket", "hotel", "train", "invoice", "airline", "weather", "search"]
@@ -121,3 +125,26 @@ def test_a_memory_without_a_file_abandons_its_build_when_it_closes(
         if thread.name == "hybridagi-steps-index":
             thread.join(10)
             assert not thread.is_alive()
+
+
+def test_a_large_store_is_taken_in_piece_by_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What all of it takes side by side, a process would keep from its first search on."""
+    path = tmp_path / "steps.db"
+    expected = filled(path)
+    cache_path(str(path), "default").unlink()  # pyright: ignore[reportOptionalMemberAccess]
+    taken: list[int] = []
+    changes = SqliteStepStore.changes
+
+    def counted(store: SqliteStepStore, since: Position, *, limit: int) -> Changes:
+        answer = changes(store, since, limit=limit)
+        taken.append(max(len(answer.texts), len(answer.vectors)))
+        return answer
+
+    monkeypatch.setattr(SqliteStepStore, "changes", counted)
+    monkeypatch.setattr(step_index, "PAGE", 100)
+    with StepMemory(path) as memory:
+        assert found(memory) == expected
+    assert max(taken) == 100
+    assert sum(taken) == STEPS
