@@ -41,16 +41,13 @@ LIST_COSTS = 64
 
 _LOOKED_AT = 1_000
 _FEW_DEAD = 64
-_ABSENT = -1
+ABSENT = -1
+"""Stands where a row has no value."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FEW_RUNS = 32
 """So many excluded runs are asked for one by one; of more the column is looked through once."""
 DEAD_SHARE = 0.1
 """Share of removed rows from which columns are made without them."""
-NOBODY, SEVERAL = -1, -2
-"""Stand for no user, and for more than one."""
-Owners = npt.NDArray[np.int32]
-"""The number of a user, `NOBODY` or `SEVERAL`."""
 _NOWHERE = np.empty(0, np.int32)
 Positions = npt.NDArray[np.int32]
 """Places in the columns."""
@@ -74,13 +71,12 @@ class FilterColumns:
         self._newest = max(self._newest, newest)
         self._hidden, self._asked = None, ""
         places = self._places(removed)
-        places = places[places != _ABSENT]
+        places = places[places != ABSENT]
         if not len(places):
             return
         kept = np.ones(len(self._rows.values), np.bool_) if self._alive is None else self._alive
         kept[places] = False
         self._alive = kept
-        self._owners.clear()
         if len(kept) - np.count_nonzero(kept) > max(_FEW_DEAD, DEAD_SHARE * len(kept)):
             for column in (self._rows, *self._columns.values()):
                 column.keep(kept)
@@ -107,9 +103,9 @@ class FilterColumns:
         self._hold([name])
         places = self._places(rows)
         if not len(self._rows.values):
-            return np.full(len(rows), _ABSENT, np.int32)
-        values = np.where(places == _ABSENT, _ABSENT, self._columns[name].values[places])
-        return np.where(values == self._numbers_of(name).get(None, _ABSENT), _ABSENT, values)
+            return np.full(len(rows), ABSENT, np.int32)
+        values = np.where(places == ABSENT, ABSENT, self._columns[name].values[places])
+        return np.where(values == self._numbers_of(name).get(None, ABSENT), ABSENT, values)
 
     def first_rows(
         self, name: StepKey, number: int, most: int, passing: Callable[[Rows], _Flags]
@@ -129,30 +125,6 @@ class FilterColumns:
         if self._hidden is None:
             self._hidden = self._hidden_rows()
         return self._hidden
-
-    def owners_by(self, name: StepKey) -> Owners:
-        """Return the one user of the steps with each value of a key, by the number of the value.
-
-        `NOBODY` where no step names a user, `SEVERAL` where they name more than one. Read on from
-        the last row looked at; only a removal makes it anew.
-        """
-        self._hold([name, "user_id"])
-        users, count = self.value_numbers("user_id"), len(self.value_numbers(name))
-        before, through = self._owners.get(name, (np.empty(0, np.int32), 0))
-        owners = np.full(count, NOBODY, np.int32)
-        owners[: len(before)] = before
-        if through < len(self._rows.values):
-            of_value = self._columns[name].values[through:].astype(np.int64)
-            pairs = of_value * len(users) + self._columns["user_id"].values[through:]
-            known = of_value != _ABSENT
-            pairs = pairs[known if self._alive is None else known & self._alive[through:]]
-            if len(pairs):  # runs stand together: most of what would be sorted goes here
-                pairs = np.unique(pairs[np.append(True, pairs[1:] != pairs[:-1])])
-            values, named = np.divmod(pairs, len(users))
-            whose = named != users.get(None, _ABSENT)
-            _add_owners(owners, values[whose], named[whose].astype(np.int32))
-        self._owners[name] = owners, len(self._rows.values)
-        return owners
 
     def value_numbers(self, name: StepKey) -> Mapping[str | None, int]:
         """Return the number of each text that a key has had; they only grow."""
@@ -279,7 +251,6 @@ class FilterColumns:
     def _forget(self) -> None:
         self._rows = _Column(np.int64)
         self._alive: _Flags | None = None
-        self._owners: dict[StepKey, tuple[Owners, int]] = {}
         self._columns: dict[StepKey, _Column] = {}
         self._numbers: dict[StepKey, defaultdict[str | None, int]] = {}
         self._postings: dict[tuple[StepKey, int], tuple[Positions, int]] = {}
@@ -316,10 +287,10 @@ class FilterColumns:
             return
         columns = _empty_columns(names)
         for column in columns.values():
-            column.extend(np.full(len(self._rows.values), _ABSENT, column.values.dtype))
+            column.extend(np.full(len(self._rows.values), ABSENT, column.values.dtype))
         for rows, found in self._pages(names, after=-1):
             places = self._places(rows)
-            held = places != _ABSENT
+            held = places != ABSENT
             for name, values in found.items():
                 columns[name].values[places[held]] = values[held]
         self._columns.update(columns)
@@ -351,15 +322,15 @@ class FilterColumns:
         return self._numbers[name]
 
     def _places(self, rows: Rows) -> npt.NDArray[np.intp]:
-        """Return where rows stand, `_ABSENT` for those not held."""
+        """Return where rows stand, `ABSENT` for those not held."""
         known = self._rows.values
         if not len(known):
-            return np.full(len(rows), _ABSENT, np.intp)
+            return np.full(len(rows), ABSENT, np.intp)
         found = np.minimum(np.searchsorted(known, rows), len(known) - 1)
         held = known[found] == rows
         if self._alive is not None:
             held &= self._alive[found]
-        return np.where(held, found, _ABSENT)
+        return np.where(held, found, ABSENT)
 
 
 class _Column:
@@ -414,16 +385,6 @@ def _one_of(values: _Values, numbers: Sequence[int]) -> _Flags:
     wanted = np.zeros(max(numbers, default=0) + 2, np.bool_)  # the last for what is none of them
     wanted[list(numbers)] = True
     return wanted[np.minimum(values, len(wanted) - 1)]
-
-
-def _add_owners(owners: Owners, values: Rows, users: Owners) -> None:
-    """Note users of values, each pair once and ascending: a second one makes them several."""
-    met = np.bincount(values, minlength=len(owners))
-    found = np.full(len(owners), NOBODY, np.int32)
-    found[values] = users
-    found[met > 1] = SEVERAL
-    joined = np.where((owners == NOBODY) | (owners == found), found, SEVERAL)
-    owners[:] = np.where(found == NOBODY, owners, joined)
 
 
 def _microseconds(moment: str | datetime | None) -> int:

@@ -21,17 +21,19 @@ from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import MESSAGE_ROWS, Hidden, Rows
 from hybridagi_steps.search.filter_index import (
-    NOBODY,
+    ABSENT,
     PAGE,
-    SEVERAL,
     FilterColumns,
-    Owners,
     Positions,
     changes_without_rows,
 )
 
 Flags = npt.NDArray[np.bool_]
 _NONE = np.empty(0, np.int64)
+NOBODY, SEVERAL = -1, -2
+"""Stand for no user, and for more than one."""
+Owners = npt.NDArray[np.int32]
+"""The number of a user, `NOBODY` or `SEVERAL`."""
 _UNKNOWN = -3
 _NO_LEAST = np.iinfo(np.int32).max
 
@@ -41,7 +43,7 @@ class RowFilter:
 
     def __init__(self, store: IndexedStore) -> None:
         """Read from `store`; one that indexes no messages has steps only."""
-        self._steps = FilterColumns(store)
+        self._steps = _StepColumns(store)
         self._messages = (
             _MessageColumns(store, store, self._steps) if isinstance(store, MessageIndex) else None
         )
@@ -101,10 +103,47 @@ class RowFilter:
         return self._steps.first_rows(name, number, most, passing)
 
 
+class _StepColumns(FilterColumns):
+    """Filters of steps, which also say whose the messages of their runs and sessions are."""
+
+    def follow(self, newest: int, removed: Rows) -> None:
+        super().follow(newest, removed)
+        if len(removed):
+            self._owners.clear()
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._owners: dict[StepKey, tuple[Owners, int]] = {}
+
+    def owners_by(self, name: StepKey) -> Owners:
+        """Return the one user of the steps with each value of a key, by the number of the value.
+
+        `NOBODY` where no step names a user, `SEVERAL` where they name more than one. Read on from
+        the last row looked at; only a removal makes it anew.
+        """
+        self._hold([name, "user_id"])
+        users, count = self.value_numbers("user_id"), len(self.value_numbers(name))
+        before, through = self._owners.get(name, (np.empty(0, np.int32), 0))
+        owners = np.full(count, NOBODY, np.int32)
+        owners[: len(before)] = before
+        if through < len(self._rows.values):
+            of_value = self._columns[name].values[through:].astype(np.int64)
+            pairs = of_value * len(users) + self._columns["user_id"].values[through:]
+            known = of_value != ABSENT
+            pairs = pairs[known if self._alive is None else known & self._alive[through:]]
+            if len(pairs):  # runs stand together: most of what would be sorted goes here
+                pairs = np.unique(pairs[np.append(True, pairs[1:] != pairs[:-1])])
+            values, named = np.divmod(pairs, len(users))
+            whose = named != users.get(None, ABSENT)
+            _add_owners(owners, values[whose], named[whose].astype(np.int32))
+        self._owners[name] = owners, len(self._rows.values)
+        return owners
+
+
 class _MessageColumns(FilterColumns):
     """Filters of messages: fewer keys, runs among them, users as the steps of runs say."""
 
-    def __init__(self, store: IndexedStore, index: MessageIndex, steps: FilterColumns) -> None:
+    def __init__(self, store: IndexedStore, index: MessageIndex, steps: _StepColumns) -> None:
         super().__init__(store)
         self._index, self._steps = index, steps
 
@@ -175,3 +214,13 @@ class _MessageColumns(FilterColumns):
         owners = np.append(self._steps.owners_by(name), np.int32(NOBODY))
         known = self._steps.value_numbers(name)
         return owners[[known.get(value, -1) if value else -1 for value in values]]
+
+
+def _add_owners(owners: Owners, values: Rows, users: Owners) -> None:
+    """Note users of values, each pair once and ascending: a second one makes them several."""
+    met = np.bincount(values, minlength=len(owners))
+    found = np.full(len(owners), NOBODY, np.int32)
+    found[values] = users
+    found[met > 1] = SEVERAL
+    joined = np.where((owners == NOBODY) | (owners == found), found, SEVERAL)
+    owners[:] = np.where(found == NOBODY, owners, joined)
