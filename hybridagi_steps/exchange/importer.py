@@ -25,10 +25,10 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.exchange.formats import FORMATS, parquet, parse_as
 from hybridagi_steps.exchange.origins import RunScores, VectorOrigins
-from hybridagi_steps.exchange.parent_links import ParentLinks
 from hybridagi_steps.exchange.reader import file_path, opened, reading_errors
 from hybridagi_steps.exchange.records import (
     Entry,
+    ParentLinks,
     Parsed,
     ParsedMessages,
     ParsedScore,

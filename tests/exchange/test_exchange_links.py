@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import hybridagi_steps as hs
 from hybridagi_steps.exchange import import_file
 from hybridagi_steps.exchange import importer as transfer
-from hybridagi_steps.exchange.parent_links import ParentLinks
+from hybridagi_steps.exchange.records import ParentLinks
 
 
 def step(own: str, parent: str | None) -> dict[str, Any]:
