@@ -276,9 +276,15 @@ def _shown(value: object) -> str:
 
 
 def reply_of(given: object, output_field: str | None) -> Reply | None:
-    """Read what a program gave; None when it gave nothing."""
+    """Read what a program gave; None when it gave nothing.
+
+    An agent that says it did not finish did not answer: what it failed with is raised.
+    """
     if given is None:
         return None
+    failed: object = getattr(getattr(given, "error", None), "exception", None)
+    if isinstance(failed, Exception):
+        raise failed
     if isinstance(given, str):
         return Reply(given)
     if isinstance(given, Mapping) and "role" in given:
