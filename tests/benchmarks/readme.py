@@ -176,4 +176,6 @@ def _costs(results: dict[str, Any]) -> str:
 def _machine(results: dict[str, Any]) -> str:
     found = results["search"]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    return f"On {found['machine']} with {versions}; medians. Tasks and halves: decision record 3; the weights of aims were chosen with both halves in sight."
+    halves = "the weights of aims were chosen with both halves in sight"
+    told = f"Tasks and halves: decision record 3; {halves}."
+    return f"On {found['machine']} with {versions}; medians. {told}"
