@@ -137,8 +137,7 @@ def _copied(made: Path, *, cache: bool = True) -> Generator[Path]:
 def _measured(made: Path, rounds: int, starts: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for what in ONCE:
-        with _copied(made) as path:
-            found[what] = _middle([_in_a_process(path, what, 1) for _ in range(starts)])
+        found[what] = _middle([_once(made, what) for _ in range(starts)])
     with _copied(made, cache=False) as path:
         bare = _in_a_process(path, SEARCH, 1)
     found[NO_CACHE] = bare
@@ -152,6 +151,12 @@ def _measured(made: Path, rounds: int, starts: int) -> dict[str, Any]:
     held = sum(file.stat().st_size for file in made.rglob("*") if file.is_file())
     found[BYTES] = {"times": held / (size * PAYLOAD_BYTES)}
     return found
+
+
+def _once(made: Path, what: str) -> dict[str, Any]:
+    """Let a fresh process do one thing with a copy of its own."""
+    with _copied(made) as path:
+        return _in_a_process(path, what, 1)
 
 
 def _turns(size: int, rounds: int) -> dict[str, Any]:
