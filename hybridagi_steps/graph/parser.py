@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
 from typing import Any, NoReturn, cast
 
@@ -38,9 +38,9 @@ from hybridagi_steps.graph.nodes import (
 _GRAMMAR = r"""
 start: (DESCRIPTION | VARIABLES)* (CREATE path ("," path)*)+ ";"?
 path: node (edge node)*
-node: "(" _name [":" KIND ["{" [pair ("," pair)*] "}"]] ")"
-pair: KEY ":" (STRING | NUMBER | TRUE | FALSE | NULL | list)
-list: "[" [STRING ("," STRING)*] "]"
+node: "(" _name [":" KIND ["{" [pair ("," pair)* ","?] "}"]] ")"
+pair: (KEY | QUOTED | STRING) ":" (STRING | NUMBER | TRUE | FALSE | NULL | list)
+list: "[" [STRING ("," STRING)* ","?] "]"
 edge: "-" "[" ":" _name "]" "->" -> labelled
     | "-->" -> plain
 _name: WORD | QUOTED
@@ -224,15 +224,20 @@ def _node(variable: str, kind: Token, pairs: list[Tree[Token]]) -> Node:
         raise _RefusedError(f"expected {_WORDS['KIND']}, found {str(kind)!r}", kind)
     made, values, keys = _KINDS[kind], dict[str, Any](), dict[str, Token]()
     known = [part.name for part in fields(made)]
+    needed = [part.name for part in fields(made) if part.default is MISSING]
     for pair in pairs:
-        key, value = cast("tuple[Token, Any]", pair.children)
+        place, value = cast("tuple[Token, Any]", pair.children)
+        key = _text(place) if place.type == "STRING" else _plain(place)
         if key in keys:
-            raise _RefusedError(f"{str(key)!r} stands twice in {variable!r}", key)
+            raise _RefusedError(f"{key!r} stands twice in {variable!r}", place)
         if key not in known:
             raise _RefusedError(
-                f"{str(key)!r} is no property of {kind}; it has {', '.join(known)}", key
+                f"{key!r} is no property of {kind}; it has {', '.join(known)}", place
             )
-        keys[str(key)], values[str(key)] = key, _value(value)
+        keys[key] = place
+        meant = _value(value)
+        if meant is not None or key in needed:
+            values[key] = meant
     values.setdefault("id", variable)
     if made is Control and values["id"] not in (START, END):
         raise _RefusedError("a Control is 'start' or 'end'", keys.get("id", kind))

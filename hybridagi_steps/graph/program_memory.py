@@ -172,9 +172,21 @@ class ProgramMemory:
 
         Raises:
             UnknownProgramError: There is none of this name.
+            ProtectedProgramError: An entry program calls it, however far down.
         """
+        callers = [entry for entry in self.protected if entry in self and entry != name]
+        callers = [entry for entry in callers if name in self.dependencies(entry)]
+        if callers:
+            raise ProtectedProgramError(
+                f"the entry program {callers[0]!r} depends on {name!r}; update or remove "
+                f"{callers[0]!r} first."
+            )
         if not self._steps.delete(_id(name)):
             raise UnknownProgramError(name, self.names())
+
+    def clear(self) -> None:
+        """Forget every program, entry programs too."""
+        self._steps.clear()
 
     def get(self, name: str, /) -> GraphProgram:
         """Return a program, a copy of your own.

@@ -97,6 +97,19 @@ class TestPrograms:
         with pytest.raises(errors.UnknownProgramError):
             programs.remove("weather")
 
+    def test_that_an_entry_depends_on_stay(self, programs: ProgramMemory) -> None:
+        for name in ("route", "inner"):
+            with pytest.raises(errors.ProtectedProgramError, match=f"'main' depends on '{name}'"):
+                programs.remove(name)
+        programs.remove("main")
+        programs.remove("inner")
+        assert programs.names() == ["refund", "route", "weather"]
+
+    def test_are_all_forgotten_at_once(self, programs: ProgramMemory) -> None:
+        programs.clear()
+        assert programs.names() == []
+        assert programs.search("refund a flight") == []
+
     def test_know_what_they_depend_on(self, programs: ProgramMemory) -> None:
         assert programs.dependencies("main") == ["route", "inner"]
         programs.update(program("inner", calls="main"))

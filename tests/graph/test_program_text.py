@@ -198,6 +198,14 @@ class TestReading:
         node = read("(a:Action {tool: 'T', purpose: 'p', var_out: null, var_in: []})").nodes["a"]
         assert node == Action("a", "T", "p")
 
+    def test_null_stands_for_whatever_may_be_left_out(self) -> None:
+        text = "(a:Action {tool: 'T', purpose: 'p', prompt: null, var_in: null})"
+        assert read(text).nodes["a"] == Action("a", "T", "p")
+
+    def test_keys_in_quotes_and_a_comma_behind_the_last(self) -> None:
+        text = """(a:Action {"tool": 'T', 'purpose': 'p', `var_in`: ['x', 'y',],})"""
+        assert read(text).nodes["a"] == Action("a", "T", "p", var_in=["x", "y"])
+
     def test_escapes_are_those_of_json(self) -> None:
         node = read(r'(a:Action {tool: "\u0041\ud83d\ude00", purpose: "\/\b\f\n\r\t\\\""})')
         assert node.nodes["a"] == Action("a", "A😀", '/\b\f\n\r\t\\"')
@@ -231,6 +239,9 @@ class TestErrors:
             ),
             ("CREATE (a:Action {tool: 'x'})", 1, 11, "needs the property 'purpose'"),
             ("CREATE (a:Action {tool: 'x', tool: 'y'})", 1, 30, "'tool' stands twice"),
+            ("CREATE (a:Action {tool: 'x', 'tool': 'y'})", 1, 30, "'tool' stands twice"),
+            ("CREATE (a:Action {,})", 1, 19, "expected '}'"),
+            ("CREATE (a:Action {tool: 'x',, purpose: 'p'})", 1, 29, "expected '}'"),
             ("CREATE (a:Action {tool: 5, purpose: 'p'})", 1, 19, "'tool' must be a text"),
             ("CREATE (a:Action {tool: 'x', purpose: null})", 1, 30, "'purpose' must be a text"),
             (
