@@ -53,6 +53,10 @@ class ProgramLibrary(Protocol):
         """Whether agents must leave the program alone."""
         ...
 
+    def update(self, programs: GraphProgram, /) -> None:
+        """Store a program, replacing one of the same name."""
+        ...
+
 
 class AgentPrograms:
     """The programs of one agent; its entry program is protected, with all that it depends on.
@@ -113,6 +117,15 @@ class AgentPrograms:
     def is_protected(self, name: str, /) -> bool:
         """Whether agents must leave the program alone."""
         return name in self._own or (self._library is not None and self._library.is_protected(name))
+
+    def update(self, programs: GraphProgram, /) -> None:
+        """Store a program where it lasts; InvalidSettingError if the agent was given a list."""
+        if self._library is None:
+            raise InvalidSettingError(
+                "programs can be kept in a ProgramMemory: give the agent one in place of a list, "
+                "or the tool, AddGraphProgram(programs)."
+            )
+        self._library.update(programs)
 
 
 class ProgramMemory:

@@ -290,6 +290,7 @@ class ProgramRun:
             arguments=arguments,
             session=self._session,
             library=self._agent.programs,
+            tools=list(self._agent.tools),
             memory=self._agent.memory,
             run_ids=self._steps.run_ids(),
         )

@@ -16,19 +16,23 @@ if TYPE_CHECKING:
     from hybridagi_steps.graph.tools.base import CallProgram, GraphTool, ToolUse
     from hybridagi_steps.graph.tools.builtin import (
         AskUser,
-        CallGraphProgram,
         ChainOfThought,
-        GraphProgramSearch,
         PastActionSearch,
         Predict,
-        ReadGraphProgram,
         Speak,
         UpdateObjective,
     )
     from hybridagi_steps.graph.tools.functions import DSPyTool, FunctionTool, tools_by_name
+    from hybridagi_steps.graph.tools.program_tools import (
+        AddGraphProgram,
+        CallGraphProgram,
+        GraphProgramSearch,
+        ReadGraphProgram,
+    )
     from hybridagi_steps.graph.tools.tool_box import ToolBox
 
 __all__ = [
+    "AddGraphProgram",
     "AskUser",
     "CallGraphProgram",
     "CallProgram",
@@ -51,6 +55,10 @@ _HOMES: dict[str, str | None] = {
     **dict.fromkeys(__all__, "builtin"),
     **dict.fromkeys(("CallProgram", "GraphTool", "ToolUse"), "base"),
     **dict.fromkeys(("DSPyTool", "FunctionTool", "tools_by_name"), "functions"),
+    **dict.fromkeys(
+        ("AddGraphProgram", "CallGraphProgram", "GraphProgramSearch", "ReadGraphProgram"),
+        "program_tools",
+    ),
     "ToolBox": "tool_box",
 }
 

@@ -22,6 +22,7 @@ from hybridagi_steps.graph.program_memory import ProgramMemory
 from hybridagi_steps.graph.run_state import AgentOutput
 from hybridagi_steps.programs import Action, GraphProgram, Program
 from hybridagi_steps.programs.tools import (
+    AddGraphProgram,
     AskUser,
     CallGraphProgram,
     ChainOfThought,
@@ -458,6 +459,73 @@ class Order(BaseModel):
 def book(order: Order, size: Size, when: list[int], note: str | None = None) -> dict[str, Any]:
     """Book an order."""
     return {"order": order, "size": size, "when": when, "note": note}
+
+
+class TestAddGraphProgram:
+    GREETING = chain(say("hi", "hello"), name="greet").to_cypher()
+    ENTRY = chain(Action("write", "AddGraphProgram", "Keep how to greet", "Write", [], "got"))
+    TOOLS = (AddGraphProgram(), Speak())
+
+    def added(self, *replies: dict[str, Any]) -> tuple[AgentOutput, list[str], Any]:
+        """What an agent did whose model answered so, the programs it left, and its model."""
+        model = scripted_lm(list(replies))
+        with ProgramMemory(embedder="hashing") as programs, dspy.context(lm=model):
+            programs.add(self.ENTRY)
+            out = GraphInterpreter(programs, self.TOOLS)(query="q")
+            return out, programs.names(), model
+
+    def test_keeps_what_a_later_run_calls(self) -> None:
+        written = {"name": "greet", "program": f"```cypher\n{self.GREETING}```"}
+        caller = chain(use("CallGraphProgram", "greet"))
+        with ProgramMemory(embedder="hashing") as programs:
+            programs.add(self.ENTRY)
+            with dspy.context(lm=scripted_lm([written])):
+                out = GraphInterpreter(programs, self.TOOLS)(query="q")
+            assert out.final_answer == "greet"
+            programs.update(caller)
+            again = GraphInterpreter(programs, [CallGraphProgram(), Speak()])(query="q")
+        assert again.final_answer == "hi"
+
+    def test_asks_again_for_a_program_that_is_not_sound(self) -> None:
+        broken = {
+            "name": "greet",
+            "program": self.GREETING.replace("(start)-[:NEXT]->(hello),", ""),
+        }
+        out, names, model = self.added(broken, {"name": "greet", "program": self.GREETING})
+        assert out.error is None
+        assert names == ["greet", "main"]
+        assert "'start' is a dead end" in request_text(model.requests[1])
+
+    def test_tells_of_tools_that_the_agent_does_not_have(self) -> None:
+        foreign = self.GREETING.replace('"Speak"', '"Telephone"')
+        out, names, _ = self.added({"name": "greet", "program": foreign})
+        assert out.finish_reason == "finished"
+        assert "Telephone" in str(out.session.variables["got"])
+        assert names == ["main"]
+
+    def test_leaves_entry_programs_alone(self) -> None:
+        out, names, _ = self.added({"name": "main", "program": self.GREETING})
+        assert "agents may not replace it" in str(out.session.variables["got"])
+        assert names == ["main"]
+
+    def test_takes_json_without_a_model(self) -> None:
+        given = json.dumps({"name": "greet", "program": self.GREETING})
+        with ProgramMemory(embedder="hashing") as programs:
+            programs.add(
+                chain(Action("w", "AddGraphProgram", "Keep", given, disable_inference=True))
+            )
+            out = GraphInterpreter(programs, self.TOOLS)(query="q")
+            assert (out.error, programs.names()) == (None, ["greet", "main"])
+            programs.update(chain(use("AddGraphProgram", "greet")))
+            kind, message = error_of(GraphInterpreter(programs, self.TOOLS)(query="q"))
+        assert kind == "ToolInputError"
+        assert "JSON object" in message
+
+    def test_needs_a_memory_of_programs(self) -> None:
+        model = scripted_lm([{"name": "greet", "program": self.GREETING}])
+        with dspy.context(lm=model):
+            out = GraphInterpreter(self.ENTRY, self.TOOLS)(query="q")
+        assert error_of(out)[0] == "InvalidSettingError"
 
 
 class TestFunctionTool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self, TypedDict
 
@@ -56,6 +56,8 @@ class ToolUse:
     """The run's state, which the tool may change."""
     library: ProgramLibrary
     """The programs of the agent."""
+    tools: Sequence[str] = ()
+    """The names of the agent's tools."""
     memory: Memory | None = None
     """The step memory of the agent."""
     run_ids: list[str] = field(default_factory=list[str])

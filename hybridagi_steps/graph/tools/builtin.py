@@ -1,4 +1,4 @@
-"""Speak, AskUser, UpdateObjective: what passes between the agent and its user.
+"""Speak, AskUser, UpdateObjective, PastActionSearch, Predict: talking, recalling and thinking.
 
 What is said stands in the session's chat history. Callbacks may be functions or coroutine
 functions; `AskUser` without one has a language model play the user.
@@ -15,12 +15,10 @@ import dspy
 from pydantic import TypeAdapter, ValidationError
 
 from hybridagi_steps.dspy_types import QueryWithSteps
-from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError, UnknownProgramError
-from hybridagi_steps.graph.program_memory import ProgramLibrary, open_to_agents
+from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError
 from hybridagi_steps.graph.prompts import shown_text
 from hybridagi_steps.graph.tools.base import (
     Asked,
-    CallProgram,
     GraphTool,
     ToolOptions,
     ToolUse,
@@ -272,92 +270,6 @@ def _queries(text: str, between: str, *, listed: bool) -> str | list[str]:
         parts = [_MARK.sub("", part).strip(" \t\r\"'") for part in parts]
     found = list(dict.fromkeys(part for part in parts if part.strip()))
     return found if len(found) > 1 else "".join(found)
-
-
-_NAMED = {"program": Asked(str, "The exact name of the program, nothing else")}
-
-
-class _ProgramTool(GraphTool):
-    """A tool over programs.
-
-    Args:
-        programs: Where to look them up; by default the programs of the agent.
-        options: `name` and `lm`, as every tool takes them.
-    """
-
-    def __init__(
-        self,
-        programs: ProgramLibrary | None = None,
-        **options: Unpack[ToolOptions],
-    ) -> None:
-        super().__init__(**options)
-        self.programs = programs
-
-    def _library(self, use: ToolUse) -> ProgramLibrary:
-        return use.library if self.programs is None else self.programs
-
-
-class CallGraphProgram(_ProgramTool):
-    """Runs a program by name, as part of the run.
-
-    Of a name that no program has the agent is told, with the names there are, and goes on.
-    """
-
-    observes = (UnknownProgramError,)
-    instructions = "Name the program to call."
-    asks_for = _NAMED
-
-    def use(self, use: ToolUse) -> CallProgram:
-        """Return the program to run."""
-        name = _name(use)
-        return CallProgram(name, open_to_agents(self._library(use), name))
-
-
-class ReadGraphProgram(_ProgramTool):
-    """Returns the text of a program; of an unknown name it tells as `CallGraphProgram` does."""
-
-    observes = CallGraphProgram.observes
-    instructions = "Name the program to read."
-    asks_for = _NAMED
-
-    def use(self, use: ToolUse) -> str:
-        """Return the text."""
-        return open_to_agents(self._library(use), _name(use)).to_cypher()
-
-
-class GraphProgramSearch(_ProgramTool):
-    """Finds programs by what they are for.
-
-    Args:
-        programs: Where to look; by default the programs of the agent.
-        k: Most programs wanted.
-        options: `name` and `lm`, as every tool takes them.
-    """
-
-    instructions = "Write a query that finds programs of use for the prompt."
-    asks_for = {"query": Asked(str, "What the program should do, in a few words")}  # noqa: RUF012
-
-    def __init__(
-        self,
-        programs: ProgramLibrary | None = None,
-        k: int = 5,
-        **options: Unpack[ToolOptions],
-    ) -> None:
-        super().__init__(programs, **options)
-        self.k = k
-
-    def use(self, use: ToolUse) -> list[dict[str, str]]:
-        """Return names and descriptions, best first."""
-        found = self._library(use).search(shown_text(use.arguments["query"]), self.k)
-        return [{"program": each.name, "description": each.description} for each in found]
-
-    async def ause(self, use: ToolUse) -> list[dict[str, str]]:
-        """Search in a thread."""
-        return await asyncio.to_thread(self.use, use)
-
-
-def _name(use: ToolUse) -> str:
-    return shown_text(use.arguments["program"]).strip().strip("\"'`")
 
 
 class Predict(GraphTool):
