@@ -131,6 +131,7 @@ class GraphInterpreter(dspy.Module):
         query: str | Query,
         session: ProgramSession | None = None,
         objective: str | None = None,
+        resume: AgentOutput | None = None,
         **variables: object,
     ) -> AgentOutput:
         """Run the entry program.
@@ -139,6 +140,9 @@ class GraphInterpreter(dspy.Module):
             query: What the user asks.
             session: The session of an earlier run, to go on with it; it is not changed.
             objective: What the run works towards; by default the query.
+            resume: What a run gave back that failed or reached `max_iters`: taken up at the node
+                where it stopped, with its session and its steps in the prompts; its own query is
+                not said again. A program that an Action called is begun anew.
             variables: Further variables for the prompts.
 
         Returns:
@@ -147,22 +151,24 @@ class GraphInterpreter(dspy.Module):
 
         Raises:
             InvalidQueryError: The query is no text.
-            InvalidSettingError: The session is none, or the objective no text.
+            InvalidSettingError: The session is none, the objective no text, or there is nothing to
+                resume: the run finished, or the programs have changed.
             Exception: Whatever failed at a node, with a note that names the node.
         """
         with self._recording():
-            return driven(self._run(query, session, objective, variables).work())
+            return driven(self._run(query, session, objective, resume, variables).work())
 
     async def aforward(
         self,
         query: str | Query,
         session: ProgramSession | None = None,
         objective: str | None = None,
+        resume: AgentOutput | None = None,
         **variables: object,
     ) -> AgentOutput:
         """Run the entry program asynchronously; otherwise as `forward`."""
         with self._recording():
-            return await adriven(self._run(query, session, objective, variables).work())
+            return await adriven(self._run(query, session, objective, resume, variables).work())
 
     def _recording(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.memory is None else record(self.memory)
@@ -172,14 +178,44 @@ class GraphInterpreter(dspy.Module):
         query: str | Query,
         session: ProgramSession | None,
         objective: str | None,
+        resume: AgentOutput | None,
         variables: dict[str, Any],
     ) -> ProgramRun:
-        text = _checked_query(query)
         before = _checked_session(session)
+        if resume is not None:
+            before = self._resumable(resume, session)
+        text = _checked_query(query)
         if objective is not None and not isinstance(objective, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
             raise InvalidSettingError(f"objective is a text, not {type(objective).__name__}.")
-        following = before.going_on(text, variables, objective)
-        return ProgramRun(self, following, {"query": text, **variables})
+        again = resume is not None and text == before.query
+        if again and objective is None:
+            objective = before.objective
+        following = before.going_on(text, variables, objective, said=not again)
+        return ProgramRun(self, following, {"query": text, **variables}, resume)
+
+    def _resumable(self, stopped: object, session: object) -> ProgramSession:
+        """Return the session of a run that can be taken up where it stopped."""
+        if not isinstance(stopped, AgentOutput):
+            raise InvalidSettingError(
+                f"resume is what an earlier run gave back, not {type(stopped).__name__}."
+            )
+        if session is not None:
+            raise InvalidSettingError("a resumed run has its own session; leave out session.")
+        if not stopped.stopped_at:
+            raise InvalidSettingError(
+                "this run stopped at no node: there is nothing to resume. agent(query=…, "
+                "session=out.session) goes on with its conversation."
+            )
+        called = self.entrypoint
+        for name, node_id in stopped.stopped_at:
+            node = self.programs.get(name).nodes.get(node_id) if name == called else None
+            if node is None:
+                raise InvalidSettingError(
+                    f"the run stopped at {name}.{node_id}, to which this agent does not come: its "
+                    "programs have changed. Begin a new run."
+                )
+            called = getattr(node, "program", "")
+        return stopped.session
 
     def _check_recall(self) -> None:
         for tool in self.tools.values():

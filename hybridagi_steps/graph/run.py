@@ -13,17 +13,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError
 
 from hybridagi_steps.dspy_types import AgentStepList, QueryWithSteps
-from hybridagi_steps.errors import (
-    LimitReachedError,
-    ToolInputError,
-    UnknownToolError,
-)
+from hybridagi_steps.errors import LimitReachedError, UnknownToolError
 from hybridagi_steps.graph.checks import label_key
 from hybridagi_steps.graph.nodes import END, START, Action, Decision, Node, Program
 from hybridagi_steps.graph.predictors import (
@@ -37,12 +33,14 @@ from hybridagi_steps.graph.predictors import (
 )
 from hybridagi_steps.graph.program import GraphProgram
 from hybridagi_steps.graph.program_memory import AgentPrograms
-from hybridagi_steps.graph.prompts import history_text, recorded_text, rendered, shown_text
+from hybridagi_steps.graph.prompts import history_text, rendered, shown_text
 from hybridagi_steps.graph.run_state import (
     AgentOutput,
     FinishReason,
+    Place,
     ProgramSession,
     Request,
+    Result,
     RunError,
     Work,
 )
@@ -79,22 +77,6 @@ class Agent(Protocol):
     verbose: bool
 
 
-class Result(NamedTuple):
-    """What an Action or a program gave."""
-
-    value: Any
-    """The thing itself, for variables and tools."""
-    told: Any
-    """The same for the record: recalled steps stand in it as their ids."""
-    failed: bool = False
-    """Whether it is what went wrong, which is no answer."""
-
-    @property
-    def said(self) -> Any:
-        """The same as an answer: a text where it would be nothing but recalled steps."""
-        return recorded_text(self.told) if isinstance(self.told, QueryWithSteps) else self.told
-
-
 class ProgramRun:
     """One run.
 
@@ -102,9 +84,16 @@ class ProgramRun:
         agent: The interpreter.
         session: The run's state, changed as it goes.
         arguments: What the caller gave, as the entry program's call tells it.
+        before: The run that it takes up again, at the node where that one stopped.
     """
 
-    def __init__(self, agent: Agent, session: ProgramSession, arguments: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        session: ProgramSession,
+        arguments: dict[str, Any],
+        before: AgentOutput | None = None,
+    ) -> None:
         self._agent = agent
         self._session = session
         self._arguments = arguments
@@ -112,6 +101,10 @@ class ProgramRun:
         self._recalled: dict[str, QueryWithSteps] = {}
         self._new_predictors: dict[str, dspy.Module | None] = {}
         self._visited = 0
+        self._before = [] if before is None else before.program_trace.steps
+        self._waiting = [] if before is None else list(before.stopped_at)
+        self._inside: list[Place] | None = []
+        self._path: list[Place] = []
         self._at = ""
         self._fatal: Exception | None = None
         self._observed: Exception | None = None
@@ -144,6 +137,7 @@ class ProgramRun:
             program_trace=AgentStepList(steps=self._steps.steps),
             session=self._session,
             error=failure,
+            stopped_at=self._path if finish != "finished" else [],
             recording_errors=[
                 RunError(type=problem.error_type, message=str(problem))
                 for problem in self._steps.problems
@@ -186,8 +180,9 @@ class ProgramRun:
         program: GraphProgram | None = None,
     ) -> Work[Result]:
         """Run a program between its ProgramCall and its ProgramEnd; return its last result."""
-        told = FunctionStep("program", name, purpose)
         is_entry = self._depth == 0
+        notes = {"resumes": self._before[0].run_id} if is_entry and self._before else {}
+        told = FunctionStep("program", name, purpose, notes=notes)
         before, self._last = self._last, None
         with self._step(told, arguments) as step:
             yield from self._walk(name, program)
@@ -208,7 +203,7 @@ class ProgramRun:
         self._depth += 1
         try:
             program = program or self._agent.programs.get(name)
-            node_id = program.next(START)
+            node_id = self._waiting.pop(0)[1] if self._waiting else program.next(START)
             while node_id != END:
                 node_id = yield from self._visit(program, program.nodes[node_id])
         finally:
@@ -216,6 +211,8 @@ class ProgramRun:
 
     def _visit(self, program: GraphProgram, node: Node) -> Work[str]:
         """Do what a node says and return the id of the next."""
+        if self._inside is not None:
+            self._path = [*self._inside, (program.name, node.id)]
         limit = self._agent.max_iters
         if self._visited >= limit:
             self._fatal = LimitReachedError(
@@ -232,8 +229,18 @@ class ProgramRun:
         if isinstance(node, Action):
             return (yield from self._act(program, node))
         if isinstance(node, Program):
-            yield from self._call(node.program, node.purpose, {})
+            with self._within(None if self._inside is None else self._path):
+                yield from self._call(node.program, node.purpose, {})
         return program.next(node.id)
+
+    @contextmanager
+    def _within(self, path: list[Place] | None) -> Generator[None]:
+        """Note where a called program stands; None: an Action called it, which is done again."""
+        outside, self._inside = self._inside, path
+        try:
+            yield
+        finally:
+            self._inside = outside
 
     # -- actions
 
@@ -268,7 +275,7 @@ class ProgramRun:
             prompt, remembered = self._prompt(program, node, node.prompt, for_model=asks)
             if predictor is None:
                 given = tool.from_prompt(prompt)
-                kept = given if remembered == prompt else _kept(tool, remembered)
+                kept = given if remembered == prompt else tool.remembered(remembered)
             else:
                 ask = functools.partial(self._asked, predictor, tool.lm)
                 with self._observing(tool):
@@ -300,7 +307,8 @@ class ProgramRun:
             )
         if isinstance(result, CallProgram):
             purpose = node.purpose or result.name
-            return (yield from self._call(result.name, purpose, {}, result.program))
+            with self._within(None):
+                return (yield from self._call(result.name, purpose, {}, result.program))
         return Result(result, tool.told_result(result, kept))
 
     # -- decisions
@@ -385,16 +393,8 @@ class ProgramRun:
 
     def _history(self) -> str:
         """Return the last steps of this run as text for a prompt."""
-        agent, steps = self._agent, self._steps.steps
+        agent, steps = self._agent, [*self._before, *self._steps.steps]
         if not agent.commit_decision_steps:
             steps = [step for step in steps if step.step_type != AgentStepType.Decision]
         last = steps[-agent.num_history :] if agent.num_history else []
         return history_text(last, self._recalled)
-
-
-def _kept(tool: GraphTool, remembered: str) -> dict[str, Any]:
-    """Return the arguments that the remembered form of a prompt makes."""
-    try:
-        return tool.from_prompt(remembered)
-    except ToolInputError:
-        return {"prompt": remembered}

@@ -10,16 +10,20 @@ from __future__ import annotations
 import traceback
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
-from hybridagi_steps.dspy_types import AgentStepList, PredictionModel
+from hybridagi_steps.dspy_types import AgentStepList, PredictionModel, QueryWithSteps
+from hybridagi_steps.graph.prompts import recorded_text
 from hybridagi_steps.recording.step_shapes import error_fields
 from hybridagi_steps.records.agent_step import shown
 
 FinishReason = Literal["max_iters", "finished", "error"]
 """How a run ended."""
+
+Place = tuple[str, str]
+"""The name of a program and the id of a node in it."""
 
 
 class ChatMessage(BaseModel):
@@ -52,17 +56,29 @@ class ProgramSession(BaseModel):
         self.chat_history.append(ChatMessage(role=role, content=content))
 
     def going_on(
-        self, query: str, variables: dict[str, Any], objective: str | None = None
+        self,
+        query: str,
+        variables: dict[str, Any],
+        objective: str | None = None,
+        *,
+        said: bool = True,
     ) -> ProgramSession:
-        """Return the session of the next run: the same conversation and variables, a new query."""
-        said = [message.model_copy() for message in self.chat_history]
+        """Return the session of the next run: the same conversation and variables, a new query.
+
+        Args:
+            query: What the user asks.
+            variables: What the run knows besides.
+            objective: What it works towards; by default the query.
+            said: Whether the user says the query now.
+        """
+        messages = [message.model_copy() for message in self.chat_history]
         following = ProgramSession(
             query=query,
             objective=query if objective is None else objective,
             variables={**self.variables, **variables},
-            chat_history=said,
+            chat_history=messages,
         )
-        if query:
+        if query and said:
             following.say(query, "user")
         return following
 
@@ -121,6 +137,8 @@ class AgentOutput(PredictionModel):
     """The run's steps, the failing one included, as they were recorded."""
     session: ProgramSession = Field(default_factory=ProgramSession)
     """What the run knew at its end."""
+    stopped_at: list[Place] = Field(default_factory=list[Place])
+    """The node where it stopped, behind those that called its program; empty when it finished."""
     error: RunError | None = None
     """Why it did not finish, None when it did."""
     recording_errors: list[RunError] = Field(default_factory=list[RunError])
@@ -142,6 +160,22 @@ class AgentOutput(PredictionModel):
 
         steps = [shown(step) for step in self.program_trace.steps]
         return steps_html(steps, title=f"{self.finish_reason}: {self.final_answer[:200]}")
+
+
+class Result(NamedTuple):
+    """What an Action or a program gave."""
+
+    value: Any
+    """The thing itself, for variables and tools."""
+    told: Any
+    """The same for the record: recalled steps stand in it as their ids."""
+    failed: bool = False
+    """Whether it is what went wrong, which is no answer."""
+
+    @property
+    def said(self) -> Any:
+        """The same as an answer: a text where it would be nothing but recalled steps."""
+        return recorded_text(self.told) if isinstance(self.told, QueryWithSteps) else self.told
 
 
 T = TypeVar("T")

@@ -116,6 +116,13 @@ class GraphTool(ABC):
         """Return the arguments when no language model is asked: the prompt as it is."""
         return dict.fromkeys(list(self.asks_for)[:1], prompt)
 
+    def remembered(self, prompt: str) -> dict[str, Any]:
+        """Return the arguments that the remembered form of a prompt makes."""
+        try:
+            return self.from_prompt(prompt)
+        except ToolInputError:
+            return {"prompt": prompt}
+
     def from_prediction(self, prediction: dspy.Prediction) -> dict[str, Any]:
         """Return the arguments that a language model came up with."""
         return {name: prediction[name] for name in self.asks_for}
