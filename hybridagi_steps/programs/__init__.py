@@ -13,17 +13,29 @@ from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hybridagi_steps.graph.checks import check_programs
+    from hybridagi_steps.graph.metrics import AnswerCritic, answer_matches
     from hybridagi_steps.graph.nodes import Action, Control, Decision, Program
     from hybridagi_steps.graph.program import GraphProgram
 
-__all__ = ["Action", "Control", "Decision", "GraphProgram", "Program", "check_programs"]
+__all__ = [
+    "Action",
+    "AnswerCritic",
+    "Control",
+    "Decision",
+    "GraphProgram",
+    "Program",
+    "answer_matches",
+    "check_programs",
+]
 
 _HOMES: dict[str, str | None] = {
     "Action": "nodes",
+    "AnswerCritic": "metrics",
     "Control": "nodes",
     "Decision": "nodes",
     "GraphProgram": "program",
     "Program": "nodes",
+    "answer_matches": "metrics",
     "check_programs": "checks",
 }
 
