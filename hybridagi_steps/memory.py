@@ -113,6 +113,7 @@ class StepMemory:
             timeout_seconds=timeout_seconds,
         )
         self._closed, self._appended = False, 0
+        self.added = 0  # AgentSteps that were stored through this object
         self._pid, self._lock = os.getpid(), threading.RLock()
         self._searcher: Searcher | None = None
         self._binding = EmbedderBinding(self._store, embedder)
@@ -159,6 +160,7 @@ class StepMemory:
 
     def _count(self, added: int) -> None:
         """Note that steps were stored; many of them begin to be indexed in the background."""
+        self.added += added
         self._appended += added
         if self._appended >= START_AT:
             self._appended = 0

@@ -15,7 +15,7 @@ from typing import Any, cast
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from hybridagi_steps.records.json_values import json_value, transformed
+from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.message import Step, utc_now
 
 _LINE_BREAKERS = str.maketrans("", "", "\r\n\x00")
@@ -92,16 +92,18 @@ class StepEvent(BaseModel):
         Reference: WHATWG HTML, "Server-sent events", section 9.2.6.
         """
         values = json_value(self.model_dump(mode="json"), [])
-        data = orjson.dumps(transformed(values, _without_nulls))
+        data = orjson.dumps(_without_nulls(values))
         lines = [f"event: {self.type.value}", f"data: {data.decode()}", "", ""]
         if self.id is not None:
             lines.insert(0, f"id: {self.id.translate(_LINE_BREAKERS)}")
         return "\n".join(lines)
 
 
-def _without_nulls(value: object, _: str) -> Any:
-    """Drop null members of an object; in arrays they hold a place and stay."""
-    if not isinstance(value, dict):
-        return value
-    members = cast("dict[str, Any]", value).items()
-    return {key: item for key, item in members if item is not None}
+def _without_nulls(value: Any) -> Any:
+    """Drop null members of objects; in arrays they hold a place and stay."""
+    if isinstance(value, dict):
+        members = cast("dict[str, Any]", value).items()
+        return {key: _without_nulls(item) for key, item in members if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in cast("list[Any]", value)]
+    return value

@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import Depends, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
@@ -21,7 +20,7 @@ from hybridagi_steps import __version__
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.server.metrics import ServerMetrics
-from hybridagi_steps.server.problems import Problem, install_problems
+from hybridagi_steps.server.problems import Problem, install_problems, unknown_parameters
 from hybridagi_steps.server.routes import chat as chat_routes
 from hybridagi_steps.server.routes import page
 from hybridagi_steps.server.routes import runs as run_routes
@@ -47,8 +46,8 @@ OPEN_FOLDERS = ("/static/",)
 """What needs no token: the page, which knows nothing, and the sign of life."""
 _ROUTERS = (
     search_routes.router,  # first, since it is refused most, and being found costs as much
-    session_routes.router,
     chat_routes.router,
+    session_routes.router,
     run_routes.router,
     run_routes.work_router,
     page.router,
@@ -149,8 +148,7 @@ async def _refuse_unknown_parameters(request: Request) -> None:
     known = [each["name"] for each in entry.get("parameters", ()) if each["in"] == "query"]
     unknown = [name for name in request.query_params if name not in known]
     if entry and unknown:
-        hint = f"is no parameter here; known: {', '.join(known) or 'none'}"
-        raise RequestValidationError([{"loc": ("query", name), "msg": hint} for name in unknown])
+        raise unknown_parameters(unknown, known)
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ class ServerMetrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._counting, self._counted = threading.Lock(), False
+        self._agent_steps = 0
         counter = partial(Counter, namespace=_PREFIX, registry=self._registry)
         gauge = partial(Gauge, namespace=_PREFIX, registry=self._registry)
         seconds = partial(Histogram, namespace=_PREFIX, registry=self._registry, buckets=_SECONDS)
@@ -68,10 +69,6 @@ class ServerMetrics:
         elif event.type in FINAL_EVENTS:
             self._runs.labels(event.type.value.removeprefix("run_")).inc()
 
-    def agent_steps(self, count: int) -> None:
-        """Take note of AgentSteps that were stored."""
-        self._created.labels("agent_step").inc(count)
-
     def text(self, memory: StepMemory, **now: int) -> bytes:
         """Return everything in Prometheus's text form, with what goes on `now`; may block."""
         # It counts all that is stored: one at a time does, the others show what it found before.
@@ -85,6 +82,9 @@ class ServerMetrics:
         return generate_latest(self._registry)
 
     def _count(self, memory: StepMemory) -> None:
+        added = memory.added
+        self._created.labels("agent_step").inc(added - self._agent_steps)
+        self._agent_steps = added
         stats = memory.stats()
         for kind in ("steps", "runs", "messages", "sessions"):
             if isinstance(found := stats.get(kind), int):

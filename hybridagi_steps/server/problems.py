@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from json import JSONDecodeError
 from typing import Any, cast
@@ -117,6 +117,12 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
         }
         for status in sorted({*_EVERYWHERE, *statuses})
     }
+
+
+def unknown_parameters(unknown: Iterable[str], known: Iterable[str]) -> RequestValidationError:
+    """Return the error about query parameters that a route does not have."""
+    hint = f"is no parameter here; known: {', '.join(known) or 'none'}"
+    return RequestValidationError([{"loc": ("query", name), "msg": hint} for name in unknown])
 
 
 def status_of(error: StepsError) -> int:

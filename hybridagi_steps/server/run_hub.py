@@ -59,6 +59,7 @@ class RunHub:
         self._slots, self._metrics = slots, metrics
         self._live: dict[str, LiveRun] = {}
         self._over: OrderedDict[str, LiveRun] = OrderedDict()
+        self._over_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self.cut_off: list[str] = []
         """Runs that were in flight when it was closed."""
@@ -159,10 +160,6 @@ class RunHub:
                 self._ended(run)
             elif not began.done():
                 began.set_result(None)
-        if run is not None:
-            run_id = run.run_id
-            steps = await in_thread(lambda: self._memory.run_steps(run_id))
-            self._metrics.agent_steps(len(steps))
 
     def _new_run(self, run_id: str, session_id: str | None) -> LiveRun:
         return LiveRun(run_id, session_id, self._settings.run_buffer_bytes)
@@ -171,8 +168,9 @@ class RunHub:
         run.end()
         del self._live[run.run_id]
         self._over[run.run_id] = run
-        while sum(each.size for each in self._over.values()) > self._settings.kept_bytes:
-            self._over.popitem(last=False)
+        self._over_bytes += run.size
+        while self._over_bytes > self._settings.kept_bytes:
+            self._over_bytes -= self._over.popitem(last=False)[1].size
 
 
 def _broken(run: LiveRun, error: Exception) -> StepEvent:
