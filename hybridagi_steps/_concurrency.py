@@ -12,7 +12,6 @@ these must not wait for another.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from _thread import RLock  # the class; `threading.RLock` is a function
@@ -20,10 +19,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
-import anyio
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Forkable(Protocol):
@@ -109,6 +109,8 @@ async def in_thread(call: Callable[[], T]) -> T:
 
     A cancelled caller is let go when the call has ended, or had not begun.
     """
+    import asyncio  # not needed by who only searches, and a tenth of what that loads
+
     loop = asyncio.get_running_loop()
     if (pool := _pools.get(loop)) is None:
         pool = _pools[loop] = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="hybridagi-steps")
@@ -123,6 +125,10 @@ async def in_thread(call: Callable[[], T]) -> T:
 
 async def _ended(work: Future[T]) -> None:
     """Wait for a call, however often the waiting itself is cancelled."""
+    import asyncio
+
+    import anyio
+
     outcome = asyncio.wrap_future(work)
     with anyio.CancelScope(shield=True):  # one around this would cancel it again and again
         while not outcome.done():
