@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,6 @@ from hybridagi_steps.search.forward_index import (
     B,
     Counts,
     ForwardIndex,
-    NumberedDocument,
     Slots,
     Spelling,
     TermSlots,
@@ -93,6 +92,14 @@ def inverse_frequency(documents: int, holding: npt.NDArray[Any]) -> npt.NDArray[
     return np.log1p((documents - holding + 0.5) / (holding + 0.5))
 
 
+class _Terms(dict[str, int]):
+    """The number of each term; one that is asked for by `[]` and new gets the next."""
+
+    def __missing__(self, term: str) -> int:
+        self[term] = number = len(self)
+        return number
+
+
 class ReadWords:
     """The words of documents, and what of some terms is among them.
 
@@ -130,7 +137,7 @@ class LexicalIndex:
         """The same documents, in order, by position."""
         self.slots = TermSlots()
         self._blocks = PostingBlocks()
-        self._terms: dict[str, int] = {}
+        self._terms = _Terms()
         self._spelled = _Spelling()
         self._holding = np.zeros(0, np.int32)
         self._rows = np.empty(0, np.int64)
@@ -149,42 +156,39 @@ class LexicalIndex:
         """Add documents as (row, words); a row already held is replaced.
 
         A `Document` may have further words: they are found, with a count of 0, which weighs
-        `FURTHER`, and do not make it longer.
+        `FURTHER`, and do not make it longer. New ones get a block when they are first looked in.
         """
         given = iter(documents)
         while some := [*islice(given, _ADDED_AT_ONCE)]:
             self._add([d if isinstance(d, Document) else Document(*d) for d in some])
         if self._documents < (1 - DEAD_SHARE) * self._size:
             self._drop_removed()
-        if self._size - self._blocks.end > NEWEST:
-            self._blocks.follow(self.forward, self._lengths[: self._size], self.average_length)
 
     def _add(self, documents: Sequence[Document]) -> None:
         """Add documents without blocks; of a row given twice the last counts."""
         added = {document.row: document for document in documents}
-        self.remove(np.array([*added], np.int64))
-        numbered = [self._numbered(document) for document in added.values()]
-        self._count_in(numbered)
-        self.forward.extend(numbered)
-        self._take_in(np.array([*added]), np.array([len(each.window) for each in numbered]))
+        rows = np.array([*added], np.int64)
+        self.remove(rows)
+        parts = [part for each in added.values() for part in (each.words, each.further)]
+        sizes = np.fromiter(map(len, parts), np.int64, len(parts)).reshape(-1, 2)
+        lengths, window = sizes.sum(axis=1), sizes[:, 0]
+        number = self._terms.__getitem__  # gives words that are new the next numbers
+        ids = np.fromiter(map(number, chain.from_iterable(parts)), np.int64, int(lengths.sum()))
+        self._count_in(ids, lengths)
+        own_from = np.array([each.own_from for each in added.values()], np.int64)
+        self.forward.extend(ids, lengths, np.minimum(own_from, window), window)
+        self._take_in(rows, window)
 
-    def _numbered(self, document: Document) -> NumberedDocument:
-        """Return a document as numbers of terms; new ones get the next."""
-        terms = self._terms
-        window = [terms.setdefault(word, len(terms)) for word in document.words]
-        known = {*document.words} if document.further else set[str]()
-        rest = [word for word in dict.fromkeys(document.further) if word not in known]
-        further = [terms.setdefault(word, len(terms)) for word in rest]
-        return NumberedDocument(window, further, document.own_from)
-
-    def _count_in(self, documents: Sequence[NumberedDocument]) -> None:
-        """Count which terms documents hold."""
+    def _count_in(self, ids: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> None:
+        """Count which terms documents hold, given their words and how many each has."""
         if len(self._terms) > len(self._holding):
             grown = np.zeros(len(self._terms) + len(self._terms) // 8 + 64, np.int32)
             grown[: len(self._holding)] = self._holding
             self._holding = grown
-        held = [number for each in documents for number in {*each.window, *each.further}]
-        np.add.at(self._holding, np.array(held, np.int64), 1)
+        held = np.sort((ids << 32) | np.repeat(np.arange(len(lengths)), lengths))
+        held = held[np.diff(held, prepend=-1) > 0] >> 32
+        (first,) = np.diff(held, prepend=-1).nonzero()
+        self._holding[held[first]] += np.diff(first, append=len(held)).astype(np.int32)
 
     def _take_in(self, rows: Rows, lengths: npt.NDArray[np.int64]) -> None:
         end = self._size + len(rows)
@@ -242,6 +246,8 @@ class LexicalIndex:
 
     def found(self, terms: npt.NDArray[np.int64], average: float) -> Iterable[Found]:
         """Yield what each block of documents has of distinct terms, which all are known."""
+        if self._size - self._blocks.end > NEWEST:
+            self._follow_with_blocks()
         yield from self._blocks.find(terms, average)
         if (first := self._blocks.end) < self._size:
             newest = np.arange(first, self._size)
@@ -314,13 +320,16 @@ class LexicalIndex:
         """Drop removed documents, and words that none holds any more; give all a block."""
         if self._documents < self._size:
             self._drop_removed()
+        self._follow_with_blocks()
+
+    def _follow_with_blocks(self) -> None:
         self._blocks.follow(self.forward, self._lengths[: self._size], self.average_length)
 
     def _drop_removed(self) -> None:
         live, used = self._live[: self._size], self._holding[: len(self._terms)] > 0
         renumbered = np.cumsum(used) - 1
         names = [term for term, kept in zip(self._terms, used.tolist(), strict=True) if kept]
-        self._terms = {term: number for number, term in enumerate(names)}
+        self._terms = _Terms(zip(names, range(len(names)), strict=True))
         self._holding, self._spelled = self._holding[: len(used)][used], _Spelling()
         self.forward.renumber(live, renumbered)
         self._rows = self._rows[: self._size][live]
@@ -349,7 +358,7 @@ class LexicalIndex:
         index = cls()
         words = arrays["terms"].tobytes().decode()
         names = words.split("\n") if words else []
-        index._terms = {word: number for number, word in enumerate(names)}
+        index._terms = _Terms(zip(names, range(len(names)), strict=True))
         index._holding = arrays["holding"].copy()
         index._rows, index._lengths = arrays["rows"], arrays["lengths"]
         index.forward = ForwardIndex.from_arrays(_part("forward_", arrays))

@@ -64,16 +64,6 @@ class Words(NamedTuple):
         return Words(self.ids[kept], document, np.bincount(document, minlength=len(self.lengths)))
 
 
-class NumberedDocument(NamedTuple):
-    """One document, its words as numbers of terms."""
-
-    window: Sequence[int]
-    further: Sequence[int]
-    """What it is found by, too, and what makes it no longer."""
-    own_from: int
-    """Where in the window its own words begin."""
-
-
 class ForwardIndex:
     """Term numbers of documents, by position. Not thread-safe by itself."""
 
@@ -85,13 +75,27 @@ class ForwardIndex:
         self.own_words = 0
         """Own words of all documents together."""
 
-    def extend(self, documents: Sequence[NumberedDocument]) -> None:
-        """Add the next documents."""
-        flat = [number for each in documents for part in each[:2] for number in part]
-        lengths = np.array([len(each.window) + len(each.further) for each in documents], np.int64)
-        window = np.array([len(each.window) for each in documents], np.int64)
-        own_from = np.array([each.own_from for each in documents], np.int64)
-        self._append(np.array(flat, np.int64), lengths, np.minimum(own_from, window), window)
+    def extend(
+        self, ids: npt.NDArray[np.int64], lengths: Places, own_from: Places, window: Places
+    ) -> None:
+        """Add the next documents.
+
+        Args:
+            ids: Their words, one document after the other, as numbers of terms; in each first those
+                of its window, then further ones, by which it is found, and which make it no longer.
+            lengths: How many of these each document has.
+            own_from: Where in its window each one's own words begin.
+            window: How many words its window has.
+        """
+        units, ends = _encoded(ids)
+        start = self._end()
+        self._put("units", start, units)
+        self._put("ends", self._size, start + ends[np.cumsum(lengths)])
+        own_from = np.minimum(own_from, _LARGEST)
+        self.own_words += int(window.sum() - own_from.sum())
+        self._put("own_from", self._size, own_from)
+        self._put("window", self._size, window)
+        self._size += len(lengths)
 
     def words(self, positions: Places, *, own: bool) -> Words:
         """Return the words of documents, all of them or their own; of position -1 none."""
@@ -116,7 +120,7 @@ class ForwardIndex:
             own_from, window = (
                 self._of_each(name, positions).astype(np.int64) for name in ("own_from", "window")
             )
-            smaller._append(terms[words.ids], words.lengths, own_from, window)
+            smaller.extend(terms[words.ids], words.lengths, own_from, window)
         self.__dict__ = smaller.__dict__
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -133,19 +137,6 @@ class ForwardIndex:
         window, before = (arrays[name].sum(dtype=np.int64) for name in ("window", "own_from"))
         index.own_words = int(window - before)
         return index
-
-    def _append(
-        self, ids: npt.NDArray[np.int64], lengths: Places, own_from: Places, window: Places
-    ) -> None:
-        units, ends = _encoded(ids)
-        start = self._end()
-        self._put("units", start, units)
-        self._put("ends", self._size, start + ends[np.cumsum(lengths)])
-        own_from = np.minimum(own_from, _LARGEST)
-        self.own_words += int(window.sum() - own_from.sum())
-        self._put("own_from", self._size, own_from)
-        self._put("window", self._size, window)
-        self._size += len(lengths)
 
     def _put(self, name: str, at: int, values: npt.NDArray[Any]) -> None:
         """Write values behind what a column has, in a larger one where there is no room."""

@@ -14,7 +14,7 @@ Reference: O'Neil et al. 1996, "The Log-Structured Merge-Tree"; the blocks are L
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -32,6 +32,8 @@ FURTHER = 0.2
 on the half of the shipped runs that is for tuning, see `python -m tests.benchmarks quality`."""
 
 _STEPS = 255
+_AT_ONCE = 2**13
+"""Documents whose words are sorted at a time: sorting those of a whole block took 250 MB."""
 _ROUNDING = 1e-5
 _GROWTH = 2
 """A block is made anew with newer documents if it has no more than so many times as many."""
@@ -169,15 +171,20 @@ class PostingBlocks:
 
     def follow(self, forward: ForwardIndex, lengths: Lengths, average: float) -> None:
         """Make blocks of all documents, by position; small ones join those that are new."""
-        first, size = self.end, len(lengths)
+        first, size, small = self.end, len(lengths), list[PostingBlock]()
         while self._blocks and first < size:
             last = self._blocks[-1]
             if last.size == MOST_DOCUMENTS or last.size > _GROWTH * (size - first):
                 break
-            first = self._blocks.pop().first
+            small.append(self._blocks.pop())
+            first = last.first
         for start in range(first, size, MOST_DOCUMENTS):
-            span = slice(start, min(start + MOST_DOCUMENTS, size))
-            self._blocks.append(_made(forward, span, lengths, average))
+            stop, parts = min(start + MOST_DOCUMENTS, size), list[PostingBlock]()
+            while small and small[-1].first == start and small[-1].end <= stop:
+                parts.append(small.pop())
+                start = parts[-1].end  # noqa: PLW2901 - what is left of the block
+            parts += _parts(forward, slice(start, stop), lengths, average)
+            self._blocks.append(_joined(parts))
 
     def renumber(
         self,
@@ -200,7 +207,7 @@ class PostingBlocks:
                 self._blocks.append(replace(block, first=first, terms=named))
             elif size:
                 span = slice(first, first + size)
-                self._blocks.append(_made(forward, span, lengths, average))
+                self._blocks.append(_joined([*_parts(forward, span, lengths, average)]))
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return all blocks as flat arrays."""
@@ -244,6 +251,50 @@ class PostingBlocks:
                 )
             )
         return found
+
+
+def _parts(
+    forward: ForwardIndex, span: slice, lengths: Lengths, average: float
+) -> Iterator[PostingBlock]:
+    """Yield blocks of some documents, a part of them in each."""
+    for start in range(span.start, span.stop, _AT_ONCE):
+        part = slice(start, min(start + _AT_ONCE, span.stop))
+        yield _made(forward, part, lengths, average)
+
+
+def _joined(parts: Sequence[PostingBlock]) -> PostingBlock:
+    """Return one block of neighbours: each term's lists one behind the other."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0].first
+    terms = np.unique(np.concatenate([part.terms for part in parts]))
+    places = [np.searchsorted(terms, part.terms) for part in parts]
+    sizes = np.zeros(len(terms) + 1, np.int64)
+    most = np.zeros(len(terms), np.uint8)
+    for part, place in zip(parts, places, strict=True):
+        sizes[place + 1] += np.diff(part.starts)
+        most[place] = np.maximum(most[place], part.most)
+    starts = np.cumsum(sizes)
+    positions = np.empty(int(starts[-1]), np.uint16)
+    counts = np.empty(len(positions), np.result_type(*(part.counts for part in parts)))
+    behind = starts.copy()
+    for part, place in zip(parts, places, strict=True):
+        held = np.diff(part.starts)
+        target = np.repeat(behind[place] - part.starts[:-1], held) + np.arange(len(part.positions))
+        positions[target] = part.positions + np.uint16(part.first - first)
+        counts[target] = part.counts
+        behind[place] += held
+    return PostingBlock(
+        first=first,
+        size=parts[-1].end - first,
+        # What each adds at most was found for its own; for the least it holds of all.
+        average=min(part.average for part in parts),
+        terms=terms,
+        starts=starts.astype(np.uint32),
+        most=most,
+        positions=positions,
+        counts=counts,
+    )
 
 
 def _made(forward: ForwardIndex, span: slice, lengths: Lengths, average: float) -> PostingBlock:

@@ -215,8 +215,8 @@ class StepIndex:
 
     def _take_turns(self, texts: Sequence[TextRow], gone: Rows) -> None:
         self.turns.remove(np.concatenate((gone, [text.row for text in texts])).astype(np.int64))
-        lines = [(text.row, text.tokens.split("\n", 2)[2:]) for text in texts]
-        self.turns.add((row, SpokenTurn.of_line(line[0])) for row, line in lines if line)
+        spoken = ((text.row, text.tokens) for text in texts if text.tokens.count("\n") > 1)
+        self.turns.add((row, SpokenTurn.of_line(words.split("\n", 2)[2])) for row, words in spoken)
 
     def _identity(self) -> dict[str, Any]:
         model_id, dimension = self._model
@@ -281,6 +281,5 @@ class StepIndex:
 
 def _document(text: TextRow) -> Document:
     window, further, *_ = (*text.tokens.split("\n", 2), "")
-    glimpse, _, own = window.rpartition("\t")
-    before = glimpse.split()
-    return Document(text.row, [*before, *own.split()], further.split(), len(before))
+    glimpse = window.rpartition("\t")[0]
+    return Document(text.row, window.split(), further.split(), len(glimpse.split()))
