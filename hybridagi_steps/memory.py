@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from hybridagi_steps.display.titles import title_of
 from hybridagi_steps.erasure import erase, erase_all
 from hybridagi_steps.errors import (
     InvalidFilterError,
@@ -26,11 +27,12 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.protocols import Durability, Embedder, StoreBackend
 from hybridagi_steps.recording_hooks import note_steps
-from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
+from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.listings import Runs, StepHits
 from hybridagi_steps.records.provenance import Revocation
 from hybridagi_steps.records.redaction import Redact, redacted
-from hybridagi_steps.records.store_values import Erased, RunSummary
+from hybridagi_steps.records.store_values import Erased
 from hybridagi_steps.search.embedder_binding import AUTO, EmbedderBinding
 from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.indexing import START_AT
@@ -370,10 +372,13 @@ class StepMemory:
         where = StepFilter(run_id=one_id(run_id), scope=EVERY_SCOPE)
         return self._open_store.find(where, limit=_EVERYTHING)
 
-    def runs(self, *, limit: int = 100, offset: int = 0) -> list[RunSummary]:
+    def runs(self, *, limit: int = 100, offset: int = 0) -> Runs:
         """Return what is known of each run, newest first."""
         limit, offset = checked_page(limit, offset)
-        return self._open_store.runs(limit=limit, offset=offset)
+        found = self._open_store.runs(limit=limit, offset=offset)
+        firsts = self._open_store.get([run.first_step for run in found])
+        titles = {id_text(step.id): str(title_of(vars(step))) for step in firsts}
+        return Runs(run._replace(title=titles.get(run.first_step, "")) for run in found)
 
     def search(
         self,
@@ -390,7 +395,7 @@ class StepMemory:
         expand: Expand | None = None,
         min_score: float | None = None,
         aim: Aim | None = None,
-    ) -> list[StepHit]:
+    ) -> StepHits:
         """Find past steps by meaning and words.
 
         Args:
@@ -420,7 +425,7 @@ class StepMemory:
             aim=aim,
         )
         note_steps(step for hit in hits for step in (hit.step, *hit.context))
-        return hits
+        return StepHits(hits)
 
     # -- keeping
 

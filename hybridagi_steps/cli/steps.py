@@ -108,17 +108,17 @@ def runs(
 ) -> None:
     """List runs, newest first."""
     from hybridagi_steps.cli import render
+    from hybridagi_steps.display.terminal import runs_table
 
     with existing(db, namespace) as memory:
         found = memory.runs(limit=limit, offset=offset)
-        firsts = {str(step.id): step for step in memory.get_steps([r.first_step for r in found])}
         total = memory.stats()["runs"]
     if as_json:
         render.print_json([run._asdict() for run in found])
     elif not found:
         typer.echo("no runs.")
     else:
-        render.console().print(render.runs_table(found, firsts))
+        render.console().print(runs_table([run._asdict() for run in found]))
         if offset + len(found) < total:
             typer.echo(f"{len(found):,} of {total:,} runs; --offset {offset + limit} shows more.")
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybridagi_steps.display.templates import render
-from hybridagi_steps.display.view import hit_view, plural, step_view, tree_view
+from hybridagi_steps.display.view import hit_view, plural, run_view, step_view, tree_view
 
-__all__ = ["context_html", "hits_html", "receipt_html", "step_html", "steps_html"]
+__all__ = ["context_html", "hits_html", "receipt_html", "runs_html", "step_html", "steps_html"]
 
 MAX_SHOWN = 200
 """Steps, hits or lines of a receipt shown at most; the rest is counted."""
@@ -58,6 +58,18 @@ def hits_html(hits: Sequence[Mapping[str, Any]], *, limit: int = MAX_SHOWN) -> s
     shown = [hit_view(rank, hit) for rank, hit in enumerate(hits[:limit], start=1)]
     title = plural(len(hits), "hit") if hits else "no hits"
     return render("hits", hits=shown, title=title, hidden=max(0, len(hits) - limit))
+
+
+def runs_html(runs: Sequence[Mapping[str, Any]], *, limit: int = MAX_SHOWN) -> str:
+    """Return runs as a list: what each was asked, its steps and errors, when it began.
+
+    Args:
+        runs: RunSummaries as plain data, newest first.
+        limit: Most runs shown; how many more there are is said below.
+    """
+    shown = [run_view(run) for run in runs[:limit]]
+    title = plural(len(runs), "run") if runs else "no runs"
+    return render("runs", runs=shown, title=title, hidden=max(0, len(runs) - limit))
 
 
 def receipt_html(receipt: Mapping[str, Any]) -> str:

@@ -43,6 +43,8 @@ background:rgba(128,128,128,.18)}
 .hs .hs-bad{background:rgba(229,72,77,.24);font-weight:600}
 .hs-title{flex:0 1 auto;font-weight:600;white-space:nowrap;overflow:hidden;\
 text-overflow:ellipsis;max-width:62%}
+.hs-about{flex:0 1 auto;min-width:0;max-width:50%;white-space:nowrap;overflow:hidden;\
+text-overflow:ellipsis}
 .hs-rest{flex:1 1 0;min-width:0;white-space:nowrap;overflow:hidden;text-overflow:ellipsis;\
 opacity:.68}
 .hs-facts{flex:none;opacity:.62;font-size:12px;font-variant-numeric:tabular-nums;\
@@ -78,8 +80,10 @@ _MACROS = """
 
 {% if node.title %}<span class="hs-title">{{ node.title }}</span>{% endif %}
 
+{% if node.about %}<span class="hs-about">{{ node.about }}</span>{% endif %}
+
 <span class="hs-rest">
-{%- if node.outcome %}→ {{ node.outcome }}{% else %}{{ node.purpose }}{% endif -%}
+{%- if node.outcome %}→ {{ node.outcome }}{% endif -%}
 </span>
 {% if node.after %}<span class="hs-facts">{{ node.after }}</span>{% endif %}
 
@@ -204,7 +208,34 @@ _CONTEXT = """{% import "macros" as show %}
 </div>
 """
 
-TEMPLATES = {"macros": _MACROS, "step": _STEP, "hits": _HITS, "context": _CONTEXT}
+_RUNS = """{% import "macros" as show %}
+{{ style }}
+<div class="hs">
+<div class="hs-head">{{ title }}</div>
+{% if runs %}
+<div class="hs-list">
+{% for run in runs %}
+<div class="hs-rank">
+<span class="hs-title">{{ run.title or run.id }}</span>
+{% if run.errors %}<span class="hs-chip hs-bad">{{ run.errors }}</span>{% endif %}
+
+<span class="hs-why">{{ run.id }}</span>
+<span class="hs-facts">{{ run.facts }}</span>
+</div>
+{% endfor %}
+{{ show.more(hidden) }}
+</div>
+{% endif %}
+</div>
+"""
+
+TEMPLATES = {
+    "macros": _MACROS,
+    "step": _STEP,
+    "hits": _HITS,
+    "runs": _RUNS,
+    "context": _CONTEXT,
+}
 """Name → template source."""
 
 

@@ -7,15 +7,17 @@ nested by `program_id`; nesting deeper than `MAX_DEPTH`, and loops, are flattene
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from hybridagi_steps.display.texts import as_text, fields, json_text, line
+from hybridagi_steps.display.titles import title_of
+
 MAX_DEPTH = 16
 """Deepest nesting of programs shown."""
-LINE, BLOCK = 160, 4_000
-"""Most characters of a text on the first line, and of a value among the details."""
+BLOCK = 4_000
+"""Most characters of a value among the details."""
 
 _HUGE = 1e18
 _SHORT = 80
@@ -38,9 +40,9 @@ class StepView:
     style: str
     hop: str
     title: str
-    """Tool, program or purpose: what it is about."""
-    purpose: str
-    """Why, when the title does not say it already."""
+    """What it is called."""
+    about: str
+    """Its question or first argument, when the title does not say it already."""
     outcome: str
     """What came of it, in one line."""
     status: str
@@ -71,17 +73,17 @@ class HitView:
 
 def step_view(step: Mapping[str, Any]) -> StepView:
     """Return one step as texts, without children."""
-    kind = _text(step.get("step_type")) or "Step"
-    inputs, outputs = _dict(step.get("inputs")), _dict(step.get("outputs"))
-    title, purpose = _title(kind, inputs)
-    status = _text(step.get("status"))
+    kind = as_text(step.get("step_type")) or "Step"
+    inputs, outputs = fields(step.get("inputs")), fields(step.get("outputs"))
+    title = title_of(step)
+    status = as_text(step.get("status"))
     return StepView(
-        id=_text(step.get("id")),
+        id=as_text(step.get("id")),
         kind=kind,
         style=KINDS.get(kind, "other"),
-        hop=_text(step.get("hop")),
-        title=title,
-        purpose=purpose,
+        hop=as_text(step.get("hop")),
+        title=title.name or title.about,
+        about=title.about if title.name else "",
         outcome=_outcome(outputs),
         status="" if status == "ok" else status,
         facts=facts(step),
@@ -100,16 +102,16 @@ def hit_view(rank: int, hit: Mapping[str, Any]) -> HitView:
         rank=rank,
         score=f"{score:.3f}",
         percent=round(100 * min(1.0, max(0.0, score))),
-        why=_text(hit.get("why")),
+        why=as_text(hit.get("why")),
         parts=" · ".join(f"{name} {value:.2f}" for name, value in found if value is not None),
-        step=step_view(_dict(hit.get("step"))),
-        context=[step_view(_dict(step)) for step in around],
+        step=step_view(fields(hit.get("step"))),
+        context=[step_view(fields(step)) for step in around],
     )
 
 
 def tree_view(steps: Sequence[Mapping[str, Any]]) -> list[StepView]:
     """Return steps as trees: a step stands inside the program that made it, if that is shown."""
-    enclosing = {_text(s.get("id")): _text(s.get("program_id")) for s in steps}
+    enclosing = {as_text(s.get("id")): as_text(s.get("program_id")) for s in steps}
     shown = [step_view(s) for s in steps]
     views = {view.id: view for view in shown}
     last_in: dict[str, StepView] = {}
@@ -119,15 +121,28 @@ def tree_view(steps: Sequence[Mapping[str, Any]]) -> list[StepView]:
         inside = program in views and _depth(view.id, enclosing) <= MAX_DEPTH
         home = program if inside else ""
         before = last_in.get(home) or views.get(home)
-        view.after = _after(_text(step.get("parent_id")), views, before)
+        view.after = _after(as_text(step.get("parent_id")), views, before)
         (views[home].children if inside else roots).append(view)
         last_in[home] = view
     return roots
 
 
+def run_view(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one run as texts."""
+    errors, score = _number(run.get("errors")) or 0, _number(run.get("score"))
+    told = [plural(round(_number(run.get("steps")) or 0), "step")]
+    told += [] if score is None else [f"score {score:.2g}"]
+    return {
+        "id": as_text(run.get("run_id")),
+        "title": as_text(run.get("title")),
+        "errors": plural(round(errors), "error") if errors else "",
+        "facts": " · ".join([*told, as_text(run.get("started_at"))[:16].replace("T", " ")]),
+    }
+
+
 def facts(step: Mapping[str, Any]) -> list[str]:
     """Return what a step cost and how good it was, each as a short text."""
-    metrics = _dict(step.get("metrics"))
+    metrics = fields(step.get("metrics"))
     found: list[str] = []
     if (milliseconds := _number(metrics.get("duration_ms"))) is not None:
         found.append(duration(milliseconds))
@@ -159,24 +174,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def line(value: object, length: int = LINE) -> str:
-    """Return any value as one line of at most `length` characters."""
-    text = value if isinstance(value, str) else _json(value, indent=None)
-    flat = " ".join(text[: length * 4].split())
-    return flat if len(flat) <= length else flat[: length - 1] + "…"
-
-
-def _title(kind: str, inputs: dict[str, Any]) -> tuple[str, str]:
-    purpose = _named(inputs.get("purpose"))
-    name = _named(inputs.get("program" if kind.startswith("Program") else "tool"))
-    return (name, purpose) if name else (purpose, "")
-
-
 def _outcome(outputs: dict[str, Any]) -> str:
     error = outputs.get("error")
     if isinstance(error, dict):
         said = cast("dict[str, Any]", error)
-        return line(f"{_text(said.get('type', 'error'))}: {_text(said.get('message', ''))}")
+        return line(f"{as_text(said.get('type', 'error'))}: {as_text(said.get('message', ''))}")
     for key in ("result", "observation", "choice"):
         if key in outputs:
             return line(outputs[key])
@@ -192,11 +194,11 @@ def _sections(
     named = {
         "inputs": inputs,
         "outputs": outputs,
-        "metrics": {k: v for k, v in _dict(step.get("metrics")).items() if v is not None},
-        "metadata": _dict(step.get("metadata")),
+        "metrics": {k: v for k, v in fields(step.get("metrics")).items() if v is not None},
+        "metadata": fields(step.get("metadata")),
     }
     known = ("id", "parent_id", "run_id", "session_id", "user_id", "scope", "created_at")
-    origin = "\n".join(f"{key}: {text}" for key in known if (text := _text(step.get(key))))
+    origin = "\n".join(f"{key}: {text}" for key in known if (text := as_text(step.get(key))))
     sections = [(name, block(values)) for name, values in named.items() if values]
     return [*sections, ("step", origin)] if origin else sections
 
@@ -212,10 +214,10 @@ def block(value: object) -> str:
 def _readable(value: object) -> str:
     """Return JSON data as an indented outline that keeps texts as they are."""
     if not isinstance(value, dict):
-        return _json(value, indent=2)
+        return json_text(value, indent=2)
     lines: list[str] = []
     for name, item in cast("dict[Any, Any]", value).items():
-        key = _text(name)
+        key = as_text(name)
         text = item if isinstance(item, str) else _compact(item)
         indented = text.replace("\n", "\n  ")
         lines.append(f"{key}: {indented}" if "\n" not in text else f"{key}:\n  {indented}")
@@ -224,8 +226,8 @@ def _readable(value: object) -> str:
 
 def _compact(value: object) -> str:
     """Return JSON data on one line if it is short, else indented."""
-    text = _json(value, indent=None)
-    return text if len(text) <= _SHORT else _json(value, indent=2)
+    text = json_text(value, indent=None)
+    return text if len(text) <= _SHORT else json_text(value, indent=2)
 
 
 def _after(parent: str, views: dict[str, StepView], before: StepView | None) -> str:
@@ -246,32 +248,6 @@ def _depth(step: str, enclosing: dict[str, str]) -> int:
     return depth
 
 
-def _named(value: object) -> str:
-    """Return what something is called, in one line; empty when it is not said."""
-    return "" if value is None else line(value)
-
-
-def _dict(value: object) -> dict[str, Any]:
-    """Return fields by name; what has none is shown as the one it is."""
-    if isinstance(value, dict):
-        return cast("dict[str, Any]", value)
-    return {} if value is None else {"value": value}
-
-
 def _number(value: object) -> float | None:
     """Return a number of ordinary size, None for anything else."""
     return float(value) if isinstance(value, int | float) and abs(value) < _HUGE else None
-
-
-def _text(value: object) -> str:
-    try:
-        return "" if value is None else str(value)
-    except Exception as error:  # noqa: BLE001, RUF100 - what is shown may be anybody's class
-        return f"<{type(value).__name__}: {type(error).__name__} in str()>"
-
-
-def _json(value: object, indent: int | None) -> str:
-    try:
-        return json.dumps(value, indent=indent, ensure_ascii=False, default=_text)
-    except Exception:  # noqa: BLE001, RUF100 - keys that are no text, cycles, odd mappings
-        return _text(value)

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from hybridagi_steps.display.titles import title_of
 from hybridagi_steps.display.view import MAX_DEPTH, duration, plural
 from hybridagi_steps.errors import InvalidQueryError, UnknownRunError
 from hybridagi_steps.plots.canvas import (
@@ -143,7 +144,8 @@ def _in_order(found: list[tuple[AgentStep, Bar]]) -> list[tuple[AgentStep, Bar]]
 def _bar(step: AgentStep, end: AgentStep | None) -> Bar:
     made = _milliseconds(step)
     kind = type_of(step)
-    label = short(f"{step.hop}  {step.tool or step.program or step.purpose or kind}", _LABEL_LENGTH)
+    title = title_of(vars(step))
+    label = short(f"{step.hop}  {title.name or title.about or kind}", _LABEL_LENGTH)
     if kind == "ProgramCall":
         if end is None:
             return Bar(label, kind, made, made, step.status, ended=False)
@@ -219,8 +221,7 @@ def _steps_of_run(steps: Any, run_id: str | None) -> list[AgentStep]:
     """Return the steps of one run."""
     if hasattr(steps, "iter_steps"):
         memory = cast("StepMemory", steps)
-        newest = memory.runs(limit=1) if run_id is None else []
-        wanted = newest[0].run_id if newest else run_id
+        wanted = run_id or next((run.run_id for run in memory.runs(limit=1)), None)
         found = memory.run_steps(wanted) if wanted is not None else []
     else:
         listed = cast("list[AgentStep]", list(getattr(steps, "steps", steps)))

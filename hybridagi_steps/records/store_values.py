@@ -165,6 +165,8 @@ class RunSummary(NamedTuple):
     ended_at: str
     score: float | None
     feedback: str | None
+    title: str = ""
+    """What its first step is called and was asked, in a line; stores leave it out."""
 
 
 class BranchPosition(NamedTuple):

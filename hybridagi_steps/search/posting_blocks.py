@@ -182,7 +182,7 @@ class PostingBlocks:
             stop, parts = min(start + MOST_DOCUMENTS, size), list[PostingBlock]()
             while small and small[-1].first == start and small[-1].end <= stop:
                 parts.append(small.pop())
-                start = parts[-1].end  # noqa: PLW2901 - what is left of the block
+                start = parts[-1].end
             parts += _parts(forward, slice(start, stop), lengths, average)
             self._blocks.append(_joined(parts))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from hybridagi_steps.display.titles import title_of
 from hybridagi_steps.errors import InvalidQueryError, UnknownStepError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.protocols import MessageIndex
@@ -110,17 +111,19 @@ def run_data(
         ended_at=max(times, default=""),
         score=first and first.score,
         feedback=None,
+        title=str(title_of(vars(first))) if first else "",
     )
     return {
-        "run": listed_run(summary, first),
+        "run": listed_run(summary),
         "steps": without_vectors(steps),
         "metrics": metrics.model_dump(mode="json", exclude_none=True),
     }
 
 
-def listed_run(summary: RunSummary, first: AgentStep | None) -> dict[str, Any]:
-    """Return a run as listings show it; it begins with the step `first`."""
-    return filled(**summary._asdict(), begins=_title_of(first))
+def listed_run(summary: RunSummary) -> dict[str, Any]:
+    """Return a run as listings show it."""
+    values = summary._asdict()
+    return filled(**values, begins=values.pop("title"))
 
 
 def hit_data(hit: StepHit) -> dict[str, Any]:
@@ -147,12 +150,3 @@ def without_vectors(steps: Sequence[AgentStep]) -> list[dict[str, Any]]:
 def filled(**members: object) -> dict[str, Any]:
     """Return an object without the members that have no value."""
     return {key: value for key, value in members.items() if value is not None}
-
-
-def _title_of(step: AgentStep | None) -> str:
-    """Return what a run's first step does, in a line: what it was asked, else what it is for."""
-    if step is None:
-        return ""
-    asked = next((value for value in step.arguments.values() if isinstance(value, str)), None)
-    words = asked or step.purpose or step.program or step.step_type.value
-    return " ".join(words.split())[:_LONGEST_TITLE]

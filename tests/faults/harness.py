@@ -233,8 +233,10 @@ class Ledger:
                 answer["verify"] += memory.verify()
                 answer["lanes"] |= read(memory, names)
                 for name in names:
-                    hits = memory.search(words[name], 3, mode="lexical") if words[name] else []
-                    found = [hit for hit in hits if hit.step.purpose == words[name]]
+                    asked = words[name]
+                    found = asked and any(
+                        hit.step.purpose == asked for hit in memory.search(asked, 3, mode="lexical")
+                    )
                     answer["found"][name] = bool(found)
         return answer
 

@@ -25,6 +25,7 @@ from faults.operations import EVERY, Lane, Writer
 from faults.processes import Shim, ask, ended_within, fork
 
 from hybridagi_steps import StepMemory
+from hybridagi_steps.records.listings import StepHits
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,8 +76,8 @@ class Raising(StepMemory):
 class Unsearchable(StepMemory):
     """Finds nothing."""
 
-    def search(self, *_: Any, **__: Any) -> list[Any]:
-        return []
+    def search(self, *_: Any, **__: Any) -> StepHits:
+        return StepHits()
 
 
 def opener(kind: type[StepMemory]) -> Opener:

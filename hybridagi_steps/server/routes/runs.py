@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 
 from hybridagi_steps._concurrency import in_thread
-from hybridagi_steps.records.agent_step import AgentStep, id_text
-from hybridagi_steps.records.store_values import RunSummary
 from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.problems import problems
 from hybridagi_steps.server.routes.sessions import Limit, Offset
@@ -37,14 +36,9 @@ LastEventId = Annotated[
 @work_router.get("/runs", response_model=shapes.RunPage, responses=problems())
 async def list_runs(shared: Shared, limit: Limit = 50, offset: Offset = 0) -> Response:
     """List runs, newest first."""
-
-    def read() -> tuple[list[RunSummary], dict[str, AgentStep]]:
-        found = shared.memory.runs(limit=limit + 1, offset=offset)
-        firsts = shared.memory.get_steps([summary.first_step for summary in found])
-        return found, {id_text(step.id): step for step in firsts}
-
-    found, firsts = await shared.asked("runs", read)
-    listed = [listed_run(summary, firsts.get(summary.first_step)) for summary in found[:limit]]
+    read = partial(shared.memory.runs, limit=limit + 1, offset=offset)
+    found = await shared.asked("runs", read)
+    listed = [listed_run(summary) for summary in found[:limit]]
     more = offset + limit if len(found) > limit else None
     return answer(filled(runs=listed, next_offset=more))
 

@@ -1,0 +1,193 @@
+"""Steps, hits and runs as tables and trees for a terminal, readable from 80 columns up."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from hybridagi_steps.display.view import StepView, hit_view, step_view, tree_view
+
+Data = Mapping[str, Any]
+"""A step, hit or run as plain data."""
+
+_COLOURS = {"action": "blue", "decision": "magenta", "call": "green", "end": "green"}
+_BAR = 8
+_MOST_KIN = 20
+_MOST_IN_TREE = 1_000
+_USUAL_WIDTH = 120
+
+
+def hits_table(hits: Sequence[Data]) -> Table:
+    """Return search hits as a table: rank, score, what was done, why, what came of it."""
+    made = table("#", "score", "step", right=("#",))
+    made.columns[2].ratio = 1
+    made.expand = True
+    for rank, hit in enumerate(hits, start=1):
+        view = hit_view(rank, hit)
+        body = [_headline(view.step, (f"  {view.step.id}", "dim")), *_below(view.step)]
+        if hit.get("sequence") is not None:
+            place = _place(hit["session_id"], hit["sequence"], (f"  {view.step.id}", "dim"))
+            body = [_headline(view.step), *_below(view.step), place]
+        if view.why:
+            body.append(_cut(styled((view.why, "dim italic"))))
+        body += [_cut(styled(("  ↳ ", "dim"), *_short(step))) for step in view.context]
+        made.add_row(str(rank), _bar(hit["score"]), Group(*body))
+    return made
+
+
+def runs_table(runs: Sequence[Data]) -> Table:
+    """Return runs as a table."""
+    made = table("run", "started", "steps", "errors", "score", "begins", right=("steps",))
+    made.expand = True
+    made.columns[5].ratio = 1
+    made.columns[0].no_wrap = made.columns[1].no_wrap = True
+    for run in runs:
+        score = run["score"]
+        made.add_row(
+            _cut(styled((run["run_id"], ""))),
+            plain(run["started_at"])[:16].replace("T", " "),
+            f"{run['steps']:,}",
+            styled((run["errors"] or "", "red")),
+            "" if score is None else f"{score:.2g}",
+            _cut(styled((run["title"], ""))),
+        )
+    return made
+
+
+def run_tree(steps: Sequence[Data]) -> RenderableType:
+    """Return the steps of a run as a tree, what a program did inside the program."""
+    count = f"{len(steps):,} step{'' if len(steps) == 1 else 's'}"
+    run_id = steps[0].get("run_id") if steps else None
+    tree = Tree(styled((f"run {run_id}" if run_id else count, "bold"), (f"  {count}", "dim")))
+    _grow(tree, tree_view(steps[:_MOST_IN_TREE]))
+    if (hidden := len(steps) - _MOST_IN_TREE) > 0:
+        tree.add(styled((f"… and {hidden:,} more; --json shows all", "dim")))
+    return tree
+
+
+def step_page(
+    step: Data,
+    parents: Sequence[Data],
+    children: Sequence[Data],
+    place: tuple[str | None, int] | None = None,
+) -> RenderableType:
+    """Return everything about one step: what led to it, what it was, what followed.
+
+    A message is told as a step, with its place.
+    """
+    view = step_view(step)
+    parts: list[RenderableType] = [_headline(view)]
+    if place is not None:
+        parts.append(_place(*place))
+    parts += [*_kin("after", parents), *_kin("before", children)]
+    for name, text in view.sections:
+        parts += [styled(("\n" + name, "dim bold")), Padding(Text(plain(text)), (0, 0, 0, 2))]
+    return Group(*parts)
+
+
+def _place(session_id: str | None, sequence: int, *more: tuple[object, str]) -> Text:
+    """Say where a message stands; a narrow terminal wraps it, for all of it may be copied."""
+    return styled((f"message {sequence:,} of session {session_id}", "cyan"), *more)
+
+
+def _kin(label: str, steps: Sequence[Data]) -> list[Text]:
+    rows: list[Text] = []
+    for step in steps[:_MOST_KIN]:
+        view = step_view(step)
+        rows.append(_cut(styled((f"  {label} {view.id}  ", "dim"), *_short(view))))
+    if (hidden := len(steps) - _MOST_KIN) > 0:
+        rows.append(styled((f"  and {hidden:,} more", "dim")))
+    return rows
+
+
+def _grow(tree: Tree, views: Sequence[StepView]) -> None:
+    for view in views:
+        _grow(tree.add(_cut(styled(*_head(view), *_told(view)))), view.children)
+
+
+def _headline(view: StepView, *more: tuple[object, str]) -> Text:
+    facts = " · ".join(view.facts)
+    return _cut(styled(*_head(view), (f"  {facts}" if facts else "", "dim"), *more))
+
+
+def _below(view: StepView) -> list[Text]:
+    found: list[Text] = []
+    if view.about:
+        found.append(_cut(styled((view.about, ""))))
+    if view.outcome:
+        found.append(_cut(styled(("→ ", "dim"), (view.outcome, ""))))
+    return found
+
+
+def _told(view: StepView) -> list[tuple[object, str]]:
+    """Return what a step was about and what came of it, behind its title."""
+    about = [(f"  {view.about}", "")] if view.about else []
+    return [*about, *([(f"  → {view.outcome}", "dim")] if view.outcome else [])]
+
+
+def _head(view: StepView) -> list[tuple[object, str]]:
+    parts: list[tuple[object, str]] = [(f"{view.hop} ", "dim")]
+    parts += [(view.kind, _COLOURS.get(view.style, "")), (f" {view.title}", "bold")]
+    if view.status:
+        parts.append((f" {view.status}", "bold red"))
+    if view.after:
+        parts.append((f" ({view.after})", "dim"))
+    return parts
+
+
+def _short(view: StepView) -> list[tuple[object, str]]:
+    return [(f"{view.hop} ", "dim"), (view.title, ""), *_told(view)]
+
+
+def _bar(score: float) -> Text:
+    filled = round(_BAR * min(1.0, max(0.0, score)))
+    return styled((f"{score:.3f} ", ""), ("━" * filled, "blue"), ("─" * (_BAR - filled), "dim"))
+
+
+def _cut(text: Text) -> Text:
+    """Keep a text on one line: what does not fit is cut with a mark."""
+    text.no_wrap = True
+    text.overflow = "ellipsis"
+    return text
+
+
+_KEPT_UNPRINTABLE = {"\n", "\t", "\u200d"}
+
+
+def plain(text: object) -> str:
+    """Return text without what would act on a terminal: controls, escapes, direction marks."""
+    shown = str(text)
+    if shown.isprintable():
+        return shown
+    return "".join(c if c.isprintable() or c in _KEPT_UNPRINTABLE else "\ufffd" for c in shown)
+
+
+def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    """Return an empty table with a header and thin rules; columns in `right` hold numbers."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False, header_style="bold dim")
+    for name in columns:
+        made.add_column(name, justify="right" if name in right else "left", no_wrap=name in right)
+    return made
+
+
+def styled(*parts: tuple[object, str]) -> Text:
+    """Return parts of text, each in its style, harmless to a terminal."""
+    return Text.assemble(*[(plain(text), style) for text, style in parts])
+
+
+def as_text(shown: RenderableType, *, width: int | None = None) -> str:
+    """Return a table or tree as plain text, as wide as the terminal."""
+    out = StringIO()
+    columns = width or shutil.get_terminal_size((_USUAL_WIDTH, 24)).columns
+    screen = Console(file=out, width=columns, highlight=False, markup=False, emoji=False)
+    screen.print(shown)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")

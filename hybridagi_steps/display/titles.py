@@ -1,0 +1,69 @@
+"""Titles: the one line by which a person tells a step from its neighbours.
+
+A step is named after its tool, its program, or the predictor that made it by the name that the
+program's author gave it; a bare `dspy.Predict` by its fields, `question -> answer`. What it is
+about is its question or first argument, else its purpose. DSPy's own "Given the fields …" says
+nothing that these do not, and stands in no title.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from hybridagi_steps.display.texts import as_text, fields, line
+
+_BOILERPLATE = re.compile(r"Given the fields? `.*`, produce the fields? `.*`\.\Z", re.DOTALL)
+_SHELLS = frozenset({"predict"})
+"""What DSPy calls the predictor inside another, as that of ChainOfThought."""
+_BOOKKEEPING = frozenset({"trajectory", "history", "past_steps", "objective"})
+"""Arguments that tell what came before."""
+_UNASKED = frozenset({"error", "reasoning", "trajectory", "rationale"})
+"""Outputs that are not what a predictor was asked for."""
+
+
+class Title(NamedTuple):
+    """What a step is called and what it is about; either may be empty."""
+
+    name: str
+    about: str
+
+    def __str__(self) -> str:
+        """Both in one line."""
+        return ": ".join(filter(None, self))
+
+
+def title_of(step: Mapping[str, Any]) -> Title:
+    """Return the title of a step that is given as plain data, whatever it holds."""
+    inputs, outputs = fields(step.get("inputs")), fields(step.get("outputs"))
+    arguments = fields(inputs.get("arguments", inputs.get("args")))
+    is_program = as_text(step.get("step_type")).startswith("Program")
+    called = _told(inputs.get("program" if is_program else "tool"))
+    purpose = _told(inputs.get("purpose"))
+    if _BOILERPLATE.match(purpose) or purpose == called:
+        purpose = ""
+    name = called or _own_name(as_text(step.get("predictor")))
+    about = _first(arguments) or (purpose if name else "")
+    asked = [key for key in outputs if key not in _UNASKED]
+    if not name and not purpose and arguments and asked:
+        name = line(f"{', '.join(arguments)} -> {', '.join(asked)}")
+    return Title(name or purpose, about)
+
+
+def _told(value: object) -> str:
+    return "" if value is None else line(value)
+
+
+def _own_name(predictor: str) -> str:
+    """Return the name that its program gave to a predictor; none to one that is the program."""
+    named = [part for part in predictor.split(".")[1:] if part not in _SHELLS]
+    return named[-1] if named else ""
+
+
+def _first(arguments: Mapping[str, Any]) -> str:
+    """Return the first text that was asked, else the first number or the like."""
+    told = {key: value for key, value in arguments.items() if key not in _BOOKKEEPING}
+    texts = (line(value) for value in told.values() if isinstance(value, str))
+    plain = (line(value) for value in told.values() if isinstance(value, int | float))
+    return next(filter(None, texts), "") or next(plain, "")

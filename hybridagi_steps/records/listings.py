@@ -1,0 +1,45 @@
+"""Listings: lists of hits and of runs that draw themselves in notebooks and terminals.
+
+They are lists: indexed, sliced, compared and passed on like any other.
+"""
+
+from __future__ import annotations
+
+from hybridagi_steps.records.filters import StepHit
+from hybridagi_steps.records.store_values import RunSummary
+
+
+class StepHits(list[StepHit]):
+    """Hits of a search, best first."""
+
+    def __str__(self) -> str:
+        """The hits as a table."""
+        from hybridagi_steps.display.terminal import as_text, hits_table
+
+        return as_text(hits_table([hit.shown() for hit in self])) if self else "no hits"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Show the hits in a notebook."""
+        from hybridagi_steps.display import hits_html
+
+        return hits_html([hit.shown() for hit in self])
+
+
+class Runs(list[RunSummary]):
+    """Runs, newest first."""
+
+    def __str__(self) -> str:
+        """The runs as a table."""
+        from hybridagi_steps.display.terminal import as_text, runs_table
+
+        return as_text(runs_table([run._asdict() for run in self])) if self else "no runs"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Show the runs in a notebook."""
+        from hybridagi_steps.display import runs_html
+
+        return runs_html([run._asdict() for run in self])
