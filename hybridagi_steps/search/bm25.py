@@ -406,7 +406,7 @@ def _ascend(rows: Rows) -> bool:
 
 
 def _part(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}
 
 
 class _Spelling:

@@ -1,26 +1,35 @@
 """A file of arrays that is either exactly what was written, or not there.
 
-Whatever reads damaged index bytes answers wrongly or crashes, so nothing is handed out before a
-SHA-256 over every byte has been compared. A cache can be rebuilt: loading never raises, it says
-what is wrong in the log and returns None; saving never raises for want of space or permission.
-What the arrays mean is for the caller to know. Nothing is unpickled.
+Whatever reads damaged index bytes answers wrongly or crashes, so nothing is handed out before its
+checksum has been compared. Opening reads the header alone; an array is read when it is asked for,
+and of a `PagedArray` only the pages that hold what is asked for, once, into memory of this process:
+what happens to the file afterwards (a copied backup, say) changes no answer, as a mapping would.
+A cache can be rebuilt: loading never raises, it says what is wrong in the log and returns None;
+what is found damaged later raises `DamagedCacheError`. Saving never raises for want of space or
+permission. What the arrays mean is for the caller to know. Nothing is unpickled.
 
-    magic 8 | version u32 | header length u32 | file length u64 | header JSON | padding
-    | arrays, each from a multiple of 64 | SHA-256 of all before, 32
+    magic 8 | version u32 | header length u32 | file length u64 | SHA-256 of all but itself before
+    the padding, 32 | header JSON | CRC-32 of each page, u32 | padding | arrays, each from a
+    multiple of 64
 """
 
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from hashlib import sha256
+from itertools import pairwise
+from math import prod
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
+from weakref import finalize
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -29,15 +38,24 @@ import orjson
 from hybridagi_steps.errors import StorageError
 
 Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
 
 _MAGIC = b"HGSTEPS\x01"
-_VERSION = 1
-_HEAD = struct.Struct("<8sIIQ")
-_DIGEST_BYTES = 32
+_VERSION = 2
+_HEAD = struct.Struct("<8sIIQ32s")
 _ALIGNMENT = 64
 _KINDS = frozenset("biufc")
 _ABANDONED_SECONDS = 3600
+_PAGE_BYTES = {1: 32_768, 2: 4_096}
+"""Most bytes of a page that holds more than one row, by dimensions of its array: of matrices single
+rows are asked for. Of so many a CRC-32 finds any two flipped bits, and any run of 32."""
+_ROOM = 2
+"""A paged array can grow by one in so many rows before it has to move."""
 _log = logging.getLogger("hybridagi_steps")
+
+
+class DamagedCacheError(Exception):
+    """Why a cache file is not used; never leaves this package."""
 
 
 def save_cache(
@@ -77,28 +95,128 @@ def save_cache(
     return True
 
 
-def load_cache(
-    path: str | os.PathLike[str], expect: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Array]] | None:
-    """Read a cache file if it is whole and is the one expected.
+def load_cache(path: str | os.PathLike[str], expect: Mapping[str, Any]) -> CacheFile | None:
+    """Open a cache file if its header is whole and it is the one expected.
 
     Args:
         path: Where it lies.
         expect: Items that the header must contain.
 
     Returns:
-        The header and the arrays, read-only views of one buffer; None if the file is missing,
-        stale, foreign or damaged, and the log says which.
+        The file; None if it is missing, stale, foreign or damaged, and the log says which.
     """
     try:
-        return _read(Path(path), expect)
+        return CacheFile(Path(path), expect)
     except FileNotFoundError:
         _log.debug("no cache at %s", path)
-    except _UnusableCacheError as reason:
+    except DamagedCacheError as reason:
         _log.info("the cache %s is not used: %s", path, reason)
     except (OSError, MemoryError) as error:
         _log.warning("the cache %s cannot be read: %s", path, error)
     return None
+
+
+class CacheFile(Mapping[str, Array]):
+    """The arrays of a cache file, each read and checked when it is asked for.
+
+    An array is read anew each time. `part` has those of one prefix; all share the open file, which
+    is closed with the last of them.
+
+    Attributes:
+        header: What was saved beside the arrays.
+    """
+
+    def __init__(self, path: Path, expect: Mapping[str, Any]) -> None:
+        """Open a file.
+
+        Raises:
+            DamagedCacheError: It is no cache, not the one expected, or its header is damaged.
+        """
+        self._file = _OpenFile(path)
+        self.header, self._entries = _described(self._file)
+        stale = sorted(k for k in expect if k not in self.header or self.header[k] != expect[k])
+        if stale:
+            raise DamagedCacheError(f"it is stale: other {', '.join(stale)}")
+
+    def __getitem__(self, name: str) -> Array:
+        """Return an array; raise DamagedCacheError if it is not what was written."""
+        entry = self._entries[name]
+        values = np.empty(entry.shape, entry.dtype)
+        entry.read(self._file, _bytes(values), 0, len(entry.checksums))
+        values.flags.writeable = False
+        return values
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names."""
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        """Number of arrays."""
+        return len(self._entries)
+
+    def part(self, prefix: str) -> CacheFile:
+        """Return the arrays whose names begin with a prefix, named by what follows."""
+        found = object.__new__(CacheFile)
+        found._file, found.header = self._file, self.header
+        found._entries = {
+            name.removeprefix(prefix): entry
+            for name, entry in self._entries.items()
+            if name.startswith(prefix)
+        }
+        return found
+
+    def paged(self, name: str) -> PagedArray:
+        """Return an array of which nothing is read yet."""
+        return PagedArray(self._file, self._entries[name])
+
+
+class PagedArray:
+    """An array of a file, read page by page as its rows are asked for, with room to grow behind it.
+
+    The memory is private to this process, and takes no more of it than what has been read.
+    """
+
+    def __init__(self, file: _OpenFile, entry: _Entry) -> None:
+        """Nothing is read by that."""
+        self._file, self._entry = file, entry
+        self._missing = np.ones(len(entry.checksums), np.bool_)
+        count, *rest = entry.shape
+        self.room: Array = _untouched((count + count // _ROOM, *rest), entry.dtype)
+        """Rows of the file, and behind them those that nobody has written yet."""
+        self._bytes = _bytes(self.room)
+
+    def __len__(self) -> int:
+        """Rows of the file."""
+        return self._entry.shape[0]
+
+    @property
+    def whole(self) -> bool:
+        """Whether all has been read."""
+        return not self._missing.any()
+
+    def need(self, rows: npt.NDArray[np.intp] | slice) -> None:
+        """Read what is not there yet of some rows; those behind the file's are skipped.
+
+        Raises:
+            DamagedCacheError: They are not what was written.
+        """
+        per_page = self._entry.rows_per_page
+        if isinstance(rows, slice):
+            first, last = rows.start // per_page, -(-rows.stop // per_page)
+            pages = first + np.flatnonzero(self._missing[first:last])
+        else:
+            asked = rows // per_page
+            if asked.max(initial=-1) >= len(self._missing):
+                asked = asked[asked < len(self._missing)]
+            asked = asked[self._missing[asked]]
+            pages = np.unique(asked) if len(asked) else asked
+        if not len(pages):
+            return
+        starts = np.flatnonzero(np.diff(pages, prepend=-2) > 1)
+        for start, stop in pairwise([*starts.tolist(), len(pages)]):
+            first, last = int(pages[start]), int(pages[stop - 1]) + 1
+            self._entry.read(self._file, self._bytes, first, last)
+            self._missing[first:last] = False
 
 
 def erase_cache(path: Path) -> None:
@@ -117,10 +235,6 @@ def erase_cache(path: Path) -> None:
         ) from error
 
 
-class _UnusableCacheError(Exception):
-    """Why a cache file is not used; never leaves this module."""
-
-
 def _plain(name: str, values: Array | bytes) -> Array:
     array = np.frombuffer(values, np.uint8) if isinstance(values, bytes) else values
     if array.dtype.kind not in _KINDS:
@@ -132,70 +246,146 @@ def _padding(length: int) -> int:
     return -length % _ALIGNMENT
 
 
+class _OpenFile:
+    """A file that is open as long as somebody reads from it."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY)
+        finalize(self, os.close, self._descriptor)
+        self.size = os.fstat(self._descriptor).st_size
+
+    def read(self, count: int, start: int) -> bytes:
+        """Return bytes, fewer where it ends."""
+        return os.pread(self._descriptor, count, start)
+
+    def read_into(self, buffer: memoryview, start: int) -> None:
+        """Fill a buffer; a process that was forked does so by itself."""
+        try:
+            while len(buffer):
+                read = os.preadv(self._descriptor, [buffer], start)
+                if not read:
+                    raise DamagedCacheError("it became shorter")
+                buffer, start = buffer[read:], start + read
+        except OSError as error:
+            raise DamagedCacheError(f"it cannot be read: {error}") from error
+
+
+class _Entry(NamedTuple):
+    """Where an array stands in a file, and the checksums of its pages."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    nbytes: int
+    start: int
+    rows_per_page: int
+    page_bytes: int
+    checksums: list[int]
+
+    def read(self, file: _OpenFile, into: memoryview, first: int, last: int) -> None:
+        """Read and compare pages, from `first` to before `last`, into where they belong."""
+        size = self.page_bytes
+        begin, end = first * size, min(last * size, self.nbytes)
+        file.read_into(into[begin:end], self.start + begin)
+        for page in range(first, last):
+            if crc32(into[page * size : min((page + 1) * size, end)]) != self.checksums[page]:
+                raise DamagedCacheError("the checksum of a page does not fit: it is damaged")
+
+
+def _bytes(array: Array) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _page(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return how many rows of an array a page has, and how many bytes."""
+    row = max(1, dtype.itemsize * prod(shape[1:]))
+    rows = max(1, _PAGE_BYTES[min(max(len(shape), 1), 2)] // row)
+    return rows, rows * row
+
+
+def _checksums(array: Array) -> list[int]:
+    """Return the checksum of each page."""
+    flat, (_, size) = _bytes(array), _page(array.dtype, array.shape)
+    return [crc32(flat[start : start + size]) for start in range(0, len(flat), size)]
+
+
 def _write(file: IO[bytes], header: dict[str, Any], arrays: Mapping[str, Array]) -> None:
+    checksums = [_checksums(array) for array in arrays.values()]
     entries = [
-        {"name": name, "dtype": array.dtype.str, "shape": array.shape, "bytes": array.nbytes}
-        for name, array in arrays.items()
+        {"name": name, "dtype": array.dtype.str, "shape": array.shape, "pages": len(pages)}
+        for (name, array), pages in zip(arrays.items(), checksums, strict=True)
     ]
     head_json = orjson.dumps({"header": header, "arrays": entries})
-    start = _HEAD.size + len(head_json)
+    table = np.array([crc for pages in checksums for crc in pages], "<u4").tobytes()
+    start = _HEAD.size + len(head_json) + len(table)
     sizes = [array.nbytes for array in arrays.values()]
-    length = start + _padding(start) + sum(n + _padding(n) for n in sizes) + _DIGEST_BYTES
-    digest = sha256()
-
-    def put(data: bytes | memoryview) -> None:
-        digest.update(data)
-        file.write(data)
-
-    put(_HEAD.pack(_MAGIC, _VERSION, len(head_json), length))
-    put(head_json + bytes(_padding(start)))
+    length = start + _padding(start) + sum(n + _padding(n) for n in sizes)
+    digest = _head_digest(len(head_json), length, head_json + table)
+    file.write(_HEAD.pack(_MAGIC, _VERSION, len(head_json), length, digest))
+    file.write(head_json + table + bytes(_padding(start)))
     for array in arrays.values():
-        put(array.reshape(-1).view(np.uint8).data)
-        put(bytes(_padding(array.nbytes)))
-    file.write(digest.digest())
+        file.write(_bytes(array))
+        file.write(bytes(_padding(array.nbytes)))
 
 
-def _read(path: Path, expect: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Array]]:
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        head = file.read(_HEAD.size)
-        if len(head) < _HEAD.size or not head.startswith(_MAGIC):
-            raise _UnusableCacheError("it is no cache of this library")
-        _, version, header_bytes, length = _HEAD.unpack(head)
-        if version != _VERSION:
-            raise _UnusableCacheError(f"it has format {version}, not {_VERSION}")
-        if length != size or _HEAD.size + header_bytes + _DIGEST_BYTES > size:
-            raise _UnusableCacheError(f"it is {size:,} bytes long, not {length:,}")
-        file.seek(0)
-        content = np.fromfile(file, np.uint8, size)
-    body = content[:-_DIGEST_BYTES]
-    if len(content) != size or sha256(body.data).digest() != content[-_DIGEST_BYTES:].tobytes():
-        raise _UnusableCacheError("its checksum does not fit: it is damaged")
-    body.flags.writeable = False
-    start = _HEAD.size + header_bytes
+def _head_digest(header_bytes: int, length: int, rest: bytes) -> bytes:
+    return sha256(_HEAD.pack(_MAGIC, _VERSION, header_bytes, length, b"") + rest).digest()
+
+
+def _described(file: _OpenFile) -> tuple[dict[str, Any], dict[str, _Entry]]:
+    """Return the header of a file, and where its arrays stand."""
+    head = file.read(_HEAD.size, 0)
+    if len(head) < _HEAD.size or not head.startswith(_MAGIC):
+        raise DamagedCacheError("it is no cache of this library")
+    _, version, header_bytes, length, digest = _HEAD.unpack(head)
+    if version != _VERSION:
+        raise DamagedCacheError(f"it has format {version}, not {_VERSION}")
+    if length != file.size or _HEAD.size + header_bytes > length:
+        raise DamagedCacheError(f"it is {file.size:,} bytes long, not {length:,}")
     try:
-        described = orjson.loads(body[_HEAD.size : start].tobytes())
-        header, arrays = dict(described["header"]), _views(body, start, described["arrays"])
+        head_json = file.read(header_bytes, _HEAD.size)
+        described = orjson.loads(head_json)
+        start = _HEAD.size + header_bytes
+        table = file.read(min(4 * sum(e["pages"] for e in described["arrays"]), length), start)
+        if _head_digest(header_bytes, length, head_json + table) != digest:
+            raise DamagedCacheError("the checksum of its header does not fit: it is damaged")
+        entries = _entries(described["arrays"], table, start + len(table), length)
+        return dict(described["header"]), entries
     except (ValueError, TypeError, KeyError) as error:
-        raise _UnusableCacheError(f"its header does not describe it: {error}") from error
-    stale = sorted(key for key in expect if key not in header or header[key] != expect[key])
-    if stale:
-        raise _UnusableCacheError(f"it is stale: other {', '.join(stale)}")
-    return header, arrays
+        raise DamagedCacheError(f"its header does not describe it: {error}") from error
 
 
-def _views(body: npt.NDArray[np.uint8], start: int, entries: list[Any]) -> dict[str, Array]:
-    """Cut the arrays out of the checked bytes without copying."""
-    arrays: dict[str, Array] = {}
-    for entry in entries:
+def _entries(
+    described: list[dict[str, Any]], table: bytes, start: int, length: int
+) -> dict[str, _Entry]:
+    checksums, at = np.frombuffer(table, "<u4").tolist(), 0
+    found: dict[str, _Entry] = {}
+    for each in described:
+        dtype, shape = np.dtype(each["dtype"]), tuple(map(int, each["shape"]))
+        if dtype.kind not in _KINDS or min(shape, default=0) < 0:
+            raise TypeError(f"an array of {dtype}, {shape}")
         start += _padding(start)
-        dtype = np.dtype(entry["dtype"])
-        if dtype.kind not in _KINDS:
-            raise TypeError(f"an array of {dtype}")
-        raw = body[start : start + entry["bytes"]]
-        arrays[entry["name"]] = raw.view(dtype).reshape(entry["shape"])
-        start += entry["bytes"]
-    return arrays
+        (rows, size), nbytes = _page(dtype, shape), dtype.itemsize * prod(shape)
+        first, at = at, at + -(-nbytes // size)
+        found[each["name"]] = _Entry(dtype, shape, nbytes, start, rows, size, checksums[first:at])
+        start += nbytes
+    if start + _padding(start) != length or at != len(checksums):
+        raise ValueError(f"its arrays end at {start:,} of {length:,}")
+    return found
+
+
+def _untouched(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return an array whose memory is taken in small pages, as they are first written to.
+
+    NumPy's own asks for large ones: of 100 rows here and there each would take two megabytes.
+    """
+    count = prod(shape)
+    if not count:
+        return np.empty(shape, dtype)
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, count * dtype.itemsize, flags=private)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype, count).reshape(shape)
 
 
 def _remove_abandoned(target: Path) -> None:

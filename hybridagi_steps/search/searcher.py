@@ -131,13 +131,14 @@ class Searcher:
             # A hosted embedder takes its time; nobody else has to wait for it.
             told = [*texts, own_text(state)] if isinstance(state, AgentStep) else texts
             vectors = [None] * len(told) if mode == "lexical" else self._embedded(told)
-            with self._indexed():
+
+            def ranked() -> tuple[list[RankedRow], Hidden | None]:
                 self._follow_with(held)
                 queries = list(map(self._query, asked, texts, vectors))
                 if len(told) > len(texts):
                     here = State(told[-1], vectors[-1])
                     queries = [replace(query, state=here) for query in queries]
-                ranked = search(
+                found = search(
                     self._index,
                     queries,
                     k,
@@ -146,8 +147,11 @@ class Searcher:
                     aim=aim,
                     min_score=min_score,
                 )
-                hidden = self._index.filters.hidden() if expand else None
-        return self._hits(ranked, expand, where, hidden)
+                return found, self._index.filters.hidden() if expand else None
+
+            with self._indexed():
+                hits, hidden = self._index.trusted(ranked)
+        return self._hits(hits, expand, where, hidden)
 
     def catch_up(self) -> Iterator[int]:
         """Index and save all that is pending now; yield how many steps each batch had."""
@@ -193,13 +197,13 @@ class Searcher:
     def save(self) -> None:
         """Bring the index up to date and write its cache when that is worth it."""
         with self._indexed():
-            self._follow()
+            self._index.trusted(self._follow)
             worth_saving = self._index.worth_saving()
         if worth_saving:
             self._index.finish_builds()  # may take seconds: others search meanwhile
             if self._synced():
                 with self._indexed():
-                    self._index.save()
+                    self._index.trusted(self._index.save)
 
     def _synced(self) -> bool:
         """Whether no power loss can take back by now what a cache would say is in the store."""

@@ -2,16 +2,16 @@
 
 It follows the store's change counters, so it sees what any process committed. It holds two shards:
 the user's own history, and trial runs (steps with a scope), whose words must not distort the
-weights of the first. The file beside the store is a cache: verified, or built anew.
+weights of the first. The file beside the store is a cache: verified as it is read, or built anew.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +21,19 @@ from hybridagi_steps.protocols import IndexedStore
 from hybridagi_steps.records.step_text import SpokenTurn
 from hybridagi_steps.records.store_values import Changes, Position, Rows, TextRow, VectorRow
 from hybridagi_steps.search.bm25 import Document, LexicalIndex
-from hybridagi_steps.search.index_cache import erase_cache, load_cache, save_cache
+from hybridagi_steps.search.index_cache import (
+    CacheFile,
+    DamagedCacheError,
+    erase_cache,
+    load_cache,
+    save_cache,
+)
 from hybridagi_steps.search.row_filter import RowFilter
 from hybridagi_steps.search.step_columns import StepColumns, TurnColumns
 from hybridagi_steps.search.vector_index import FaissIndex
 from hybridagi_steps.stores.address import is_server
 
-FORMAT = 6
+FORMAT = 7
 """Layout of the cache; another one is not read."""
 
 IN_MEMORY = ":memory:"
@@ -39,6 +45,8 @@ that the index takes."""
 _WORTH_CACHING = 2_000
 _STALE_SHARE = 0.1
 _NOTHING = Position(epoch=-1, text=0, vector=0, tombstone=0, branch=0)
+
+_Result = TypeVar("_Result")
 
 log = logging.getLogger("hybridagi_steps")
 
@@ -68,6 +76,7 @@ class StepIndex:
         """Follow `store`; `cache` is the file to start from and to save to."""
         self._store, self._store_id, self._cache = store, store_id, cache
         self._model: tuple[str, int] = ("", 0)
+        self._distrusted = False
         self.own = self.scoped = Shard(LexicalIndex(), FaissIndex(1))
         self._reset()
 
@@ -120,6 +129,16 @@ class StepIndex:
     def _reached(self, target: Position) -> bool:
         return self.position.text >= target.text and self.position.vector >= target.vector
 
+    def trusted(self, work: Callable[[], _Result]) -> _Result:
+        """Do what follows and reads this index; do it again if its cache proves damaged by that."""
+        try:
+            return work()
+        except DamagedCacheError as damage:
+            log.warning("the index cache is not used: %s; building it anew", damage)
+            self._distrusted = True
+            self._reset()
+            return work()
+
     def worth_saving(self) -> bool:
         """Return whether to write the cache: many steps, and much that is, or will be, new to it.
 
@@ -159,6 +178,7 @@ class StepIndex:
         }
         saved = save_cache(self._cache, header, arrays)
         if saved:
+            self._distrusted = False
             self._unsaved, self._codes_saved = 0, self._codes_made()
         return saved
 
@@ -240,17 +260,18 @@ class StepIndex:
     def _load(self) -> None:
         """Start from the cache when it is whole and belongs to this store's past."""
         now = self._store.frontier().position
-        found = load_cache(self._cache, self._identity()) if self._cache is not None else None
+        if self._cache is None or self._distrusted:
+            return
+        found = load_cache(self._cache, self._identity())
         if found is None:
             return
-        header, arrays = found
-        position = Position(*header["position"])
+        position = Position(*found.header["position"])
         ahead = any(old > new for old, new in zip(position[1:], now[1:], strict=True))
         if position.epoch != now.epoch or ahead:
             log.info("the index cache is of another time of this store; building it anew")
             return
         try:
-            self._revive(arrays)
+            self._revive(found)
         except (KeyError, DamagedFileError) as error:
             log.warning("the index cache does not fit together (%s); building it anew", error)
             self._reset()
@@ -262,18 +283,14 @@ class StepIndex:
         held = [shard.vectors for shard in self.shards(own_only=False)]
         return [(vectors.trained_on, vectors.lists) for vectors in held]
 
-    def _revive(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    def _revive(self, file: CacheFile) -> None:
         """Take over the arrays of a cache file."""
-        parts: dict[str, dict[str, npt.NDArray[Any]]] = {}
-        for name, array in arrays.items():
-            part, _, field = name.rpartition("/")
-            parts.setdefault(part, {})[field] = array
-        self.columns = StepColumns.from_arrays(parts["columns"])
-        self.turns = TurnColumns.from_arrays(parts["turns"])
+        self.columns = StepColumns.from_arrays(file.part("columns/"))
+        self.turns = TurnColumns.from_arrays(file.part("turns/"))
         self.own, self.scoped = (
             Shard(
-                LexicalIndex.from_arrays(parts[f"{name}/lexical"]),
-                FaissIndex.from_arrays(self._model[1], parts[f"{name}/vectors"]),
+                LexicalIndex.from_arrays(file.part(f"{name}/lexical/")),
+                FaissIndex.from_arrays(self._model[1], file.part(f"{name}/vectors/")),
             )
             for name in ("own", "scoped")
         )

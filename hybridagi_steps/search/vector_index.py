@@ -28,6 +28,7 @@ import numpy.typing as npt
 from hybridagi_steps._concurrency import ForkSafeLock, rest_first_at_fork
 from hybridagi_steps.errors import DamagedFileError, VectorError
 from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
+from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError
 from hybridagi_steps.search.vector_rows import (
     Mask,
     Positions,
@@ -154,7 +155,7 @@ class FaissIndex:
             positions = self._store.positions(np.asarray(rows, np.int64))
             held = positions >= 0
             scores = np.full(len(positions), np.nan, np.float32)
-            scores[held] = exact_similarities(unit, self._store.vectors[positions[held]])
+            scores[held] = exact_similarities(unit, self._store.at(positions[held]))
             return scores
 
     @property
@@ -213,11 +214,14 @@ class FaissIndex:
     def from_arrays(cls, dimension: int, arrays: Mapping[str, npt.NDArray[Any]]) -> FaissIndex:
         """Revive what `to_arrays` gave, without copying: read-only arrays are fine.
 
+        Of a file vectors are read as searches look at them; they raise DamagedCacheError then.
+
         The arrays must come from a checked file: FAISS does not survive damaged codes.
         """
         if missing := {"rows", "vectors", "alive"} - arrays.keys():
             raise DamagedFileError(f"the cached index lacks {', '.join(sorted(missing))}.")
-        store = VectorStore.restore(arrays["rows"], arrays["vectors"], arrays["alive"])
+        vectors = arrays.paged("vectors") if isinstance(arrays, CacheFile) else arrays["vectors"]
+        store = VectorStore.restore(arrays["rows"], vectors, arrays["alive"])
         index = cls(dimension)
         index._store, index._scopes = store, Scopes(store, index._exact_rows)
         codes = _codes_of(arrays)
@@ -269,7 +273,8 @@ class FaissIndex:
         """Score the positions that have no codes yet, if there are any."""
         if encoded == self._store.count:
             return None
-        scores = products(self._store.vectors[encoded:], query)
+        end = self._store.count
+        scores = products(self._store.read(slice(encoded, end))[encoded:end], query)
         fresh = np.arange(encoded, encoded + len(scores))
         if allowed is None:
             return fresh, scores
@@ -277,22 +282,21 @@ class FaissIndex:
 
     def _exact(self, query: FloatVector, k: int, scope: Scope) -> ScoredRows:
         """Score every position of the scope."""
-        vectors, positions = self._store.vectors, scope.positions
+        positions = scope.positions
         if scope.vectors is not None:
             return self._best(query, k, positions, products(scope.vectors, query))
         if scope.allowed is not None:
             positions = np.flatnonzero(scope.allowed)
-        if positions is not None and len(positions) <= len(vectors) // 4:
+        if positions is not None and len(positions) <= self._store.count // 4:
             return self._best(query, k, positions, self._products(query, positions))
-        scores = products(vectors, query)  # one pass over everything beats a large gather
+        scores = products(self._store.vectors, query)  # one pass beats a large gather
         return self._best(query, k, positions, scores if positions is None else scores[positions])
 
     def _products(self, query: FloatVector, positions: Positions) -> FloatVector:
         """Score some positions; FAISS copies no vector for it, but takes long to load."""
-        vectors = self._store.vectors
         if self._codes is None:
-            return products(vectors.take(positions, axis=0), query)
-        return self._codes.products(query, vectors, positions)
+            return products(self._store.at(positions), query)
+        return self._codes.products(query, self._store.read(positions), positions)
 
     def _best(
         self, query: FloatVector, k: int, positions: Positions | None, scores: FloatVector
@@ -308,7 +312,7 @@ class FaissIndex:
             kth = parted[-k]
         (close,) = (scores >= kth - TIE_SLACK).nonzero()
         best = close if positions is None else positions[close]
-        exact = exact_similarities(query, self._store.vectors.take(best, axis=0))
+        exact = exact_similarities(query, self._store.at(best))
         rows = self._store.rows[best]
         order = np.lexsort((rows, -exact))[:k]
         return ScoredRows(rows[order], exact[order])
@@ -326,7 +330,8 @@ class FaissIndex:
             return False
         from hybridagi_steps.search.quantized_codes import PIECE
 
-        codes.add(self._store.vectors[codes.count :][:PIECE])
+        fresh = slice(codes.count, min(codes.count + PIECE, self._store.count))
+        codes.add(self._store.read(fresh)[fresh])
         return True
 
     def _build_if_outdated(self) -> None:
@@ -426,6 +431,6 @@ class CodeBuild:
                     except StopIteration as end:
                         self._adopt(end.value, self)
                         return
-        except (RuntimeError, MemoryError) as error:  # FAISS raises no others
+        except (RuntimeError, MemoryError, DamagedCacheError) as error:  # FAISS raises no others
             self.failed = True
             log.warning("codes were not built, searches stay exact but slower: %s", error)

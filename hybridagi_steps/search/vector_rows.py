@@ -2,8 +2,9 @@
 
 It knows which position of the matrix holds which row, and which positions are dead; it does not
 search. Positions are only ever appended: a replaced or removed row leaves a dead position behind
-until `compact`, so that codes computed for a range of positions stay true. Arrays handed in by
-`restore` may be read-only views of a cache file: they are copied when they first have to grow.
+until `compact`, so that codes computed for a range of positions stay true. Vectors handed in by
+`restore` may stand in a cache file, from which those asked for are read; the room behind them is
+where new ones go.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from hybridagi_steps.errors import DamagedFileError, DimensionMismatchError, InvalidVectorError
 from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
+from hybridagi_steps.search.index_cache import PagedArray
 
 Positions = npt.NDArray[np.intp]
 """Row numbers of the matrix."""
@@ -67,23 +69,26 @@ class VectorStore:
         self.count = 0
         self.dead = 0
         self._vectors: FloatMatrix = np.empty((0, dimension), np.float32)
+        self._unread: PagedArray | None = None
         self._rows: Rows = np.empty(0, np.int64)
         self._alive: Mask = np.empty(0, np.bool_)
         self._ascending = True
         self._by_row: tuple[Positions, Rows] | None = None
 
     @classmethod
-    def restore(cls, rows: Rows, vectors: FloatMatrix, alive: Mask) -> VectorStore:
+    def restore(cls, rows: Rows, vectors: FloatMatrix | PagedArray, alive: Mask) -> VectorStore:
         """Take over arrays that `rows`, `vectors` and `alive` gave earlier, without a copy."""
+        unread = vectors if isinstance(vectors, PagedArray) else None
+        matrix = vectors.room if isinstance(vectors, PagedArray) else vectors
         fits = (
-            (rows.dtype, vectors.dtype, alive.dtype) == (np.int64, np.float32, np.bool_)
-            and (rows.ndim, vectors.ndim, alive.ndim) == (1, 2, 1)
+            (rows.dtype, matrix.dtype, alive.dtype) == (np.int64, np.float32, np.bool_)
+            and (rows.ndim, matrix.ndim, alive.ndim) == (1, 2, 1)
             and len(rows) == len(vectors) == len(alive)
         )
         if not fits:
             raise DamagedFileError("cached rows, vectors and tombstones do not fit together.")
-        store = cls(int(vectors.shape[1]))
-        store._vectors, store._rows, store._alive = vectors, rows, alive
+        store = cls(int(matrix.shape[1]))
+        store._vectors, store._unread, store._rows, store._alive = matrix, unread, rows, alive
         store.count = len(rows)
         store.dead = store.count - int(np.count_nonzero(alive))
         store._ascending = bool((rows[1:] > rows[:-1]).all())
@@ -96,7 +101,22 @@ class VectorStore:
     @property
     def vectors(self) -> FloatMatrix:
         """All positions, dead ones too, shape (count, d); never written again once appended."""
-        return self._vectors[: self.count]
+        return self.read(slice(0, self.count))[: self.count]
+
+    def read(self, positions: Positions | slice) -> FloatMatrix:
+        """Return a matrix in which the vectors at some positions stand in their places.
+
+        Of the others it may hold anything.
+        """
+        if self._unread is not None:
+            self._unread.need(positions)
+            if self._unread.whole:
+                self._unread = None
+        return self._vectors
+
+    def at(self, positions: Positions) -> FloatMatrix:
+        """Return a copy of the vectors at some positions, shape (n, d)."""
+        return self.read(positions).take(positions, axis=0)
 
     @property
     def rows(self) -> Rows:
@@ -124,7 +144,7 @@ class VectorStore:
             self._ascending = False
         end = self.count + len(rows)
         self._reserve(end)
-        self._vectors[self.count : end] = vectors
+        self._vectors[self.count : end] = vectors  # behind what a file has
         self._rows[self.count : end] = rows
         self._alive[self.count : end] = True
         self.count, self._by_row = end, None
@@ -173,7 +193,7 @@ class VectorStore:
             The old position of each new one, ascending; None if sorting changed their order.
         """
         order, self._rows = self._order()
-        self._vectors = self._vectors[order]
+        self._vectors = self.vectors[order]
         self.count, self.dead = len(order), 0
         self._alive = np.ones(self.count, np.bool_)
         self._ascending, self._by_row = True, None
@@ -189,14 +209,15 @@ class VectorStore:
 
     def _reserve(self, count: int) -> None:
         """Make room for `count` positions; what was handed out as views stays as it was."""
-        if count <= len(self._rows):
-            return
         capacity = max(_FIRST_CAPACITY, count + count // 2)  # untouched pages cost nothing
-        vectors = np.empty((capacity, self.dimension), np.float32)
-        rows, alive = np.empty(capacity, np.int64), np.zeros(capacity, np.bool_)
-        vectors[: self.count] = self.vectors
-        rows[: self.count], alive[: self.count] = self.rows, self.alive
-        self._vectors, self._rows, self._alive = vectors, rows, alive
+        if count > len(self._vectors) or not self._vectors.flags.writeable:
+            vectors = np.empty((capacity, self.dimension), np.float32)
+            vectors[: self.count] = self.vectors
+            self._vectors = vectors
+        if count > len(self._rows):
+            rows, alive = np.empty(capacity, np.int64), np.zeros(capacity, np.bool_)
+            rows[: self.count], alive[: self.count] = self.rows, self.alive
+            self._rows, self._alive = rows, alive
 
 
 def exact_similarities(query: FloatVector, vectors: FloatMatrix) -> FloatVector:
@@ -303,7 +324,7 @@ class Scopes:
         positions = scope.positions
         if positions is None or len(positions) > min(self._kept_rows, self._store.count // 4):
             return scope
-        return scope._replace(vectors=self._store.vectors[positions])
+        return scope._replace(vectors=self._store.at(positions))
 
 
 def _is_frozen(rows: Rows) -> bool:

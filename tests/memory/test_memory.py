@@ -607,6 +607,9 @@ def test_the_cache_is_used_and_never_trusted(tmp_path: Path) -> None:
     cache = next(tmp_path.glob("*.index"))
     whole = cache.read_bytes()
     damaged = [whole[:100], b"", whole[:-1], b"\x00" * len(whole), whole.replace(b"a", b"b", 1)]
+    for place in np.linspace(len(whole) // 9, len(whole) - 9_999, 7).astype(int).tolist():
+        flipped = bytes(byte ^ 64 for byte in whole[place : place + 9_000])
+        damaged.append(whole[:place] + flipped + whole[place + 9_000 :])
     for content in [whole, *damaged]:
         cache.write_bytes(content)
         with StepMemory(path) as memory:

@@ -19,7 +19,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hybridagi_steps.search.index_cache import load_cache, save_cache
+from hybridagi_steps.records.store_values import FloatMatrix
+from hybridagi_steps.search.index_cache import (
+    CacheFile,
+    DamagedCacheError,
+    load_cache,
+    save_cache,
+)
 from hybridagi_steps.search.vector_index import FaissIndex
 
 HEADER: dict[str, Any] = {
@@ -36,6 +42,7 @@ ARRAYS = {
     "codes": b"\x00\x01codes",
 }
 
+_HEAD_BYTES = 56
 FIXTURE = [HealthCheck.function_scoped_fixture]  # each example overwrites the file
 
 
@@ -44,15 +51,24 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "steps.index"
 
 
-def assert_is_what_was_written(loaded: tuple[dict[str, Any], dict[str, Any]] | None) -> None:
+def assert_is_what_was_written(loaded: CacheFile | None) -> None:
     assert loaded is not None
-    header, arrays = loaded
-    assert header == HEADER
-    assert list(arrays) == list(ARRAYS)
+    assert loaded.header == HEADER
+    assert list(loaded) == list(ARRAYS)
     for name, values in ARRAYS.items():
         expected = np.frombuffer(values, np.uint8) if isinstance(values, bytes) else values
-        np.testing.assert_array_equal(arrays[name], expected)
-        assert arrays[name].dtype == expected.dtype
+        np.testing.assert_array_equal(loaded[name], expected)
+        assert loaded[name].dtype == expected.dtype
+        assert not loaded[name].flags.writeable
+
+
+def assert_nothing_else_is_read(path: Path) -> None:
+    """What was written, wherever bytes that say nothing have changed, or an answer that says no."""
+    try:
+        if (loaded := load_cache(path, {})) is not None:
+            assert_is_what_was_written(loaded)
+    except DamagedCacheError:
+        assert path.read_bytes()
 
 
 def test_what_is_written_is_read_for_the_one_who_expects_it(path: Path) -> None:
@@ -98,11 +114,27 @@ def test_flipped_bytes_are_noticed(tmp_path: Path, flips: list[tuple[int, int]])
     for position, flip in flips:
         content[position % len(content)] ^= flip
     path.write_bytes(content)
-    loaded = load_cache(path, {})
-    if bytes(content) == original:
-        assert_is_what_was_written(loaded)
-    else:
-        assert loaded is None
+    assert_nothing_else_is_read(path)
+
+
+def test_a_flip_anywhere_is_noticed_but_in_what_fills_gaps(path: Path) -> None:
+    save_cache(path, HEADER, ARRAYS)
+    original = path.read_bytes()
+    (header_bytes,) = struct.unpack_from("<I", original, 12)
+    arrays = [np.frombuffer(a, np.uint8) if isinstance(a, bytes) else a for a in ARRAYS.values()]
+    pages = sum(bool(array.nbytes) for array in arrays)
+    noticed = 0
+    for position in range(len(original)):
+        changed = bytearray(original)
+        changed[position] ^= 1 << position % 8
+        path.write_bytes(changed)
+        assert_nothing_else_is_read(path)
+        try:
+            noticed += not (loaded := load_cache(path, {})) or not [*loaded.values()]
+        except DamagedCacheError:
+            noticed += 1
+    said = _HEAD_BYTES + header_bytes + 4 * pages + sum(array.nbytes for array in arrays)
+    assert noticed == said < len(original)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=FIXTURE)
@@ -113,20 +145,26 @@ def test_cut_or_lengthened_files_are_noticed(tmp_path: Path, length: int, tail: 
     save_cache(path, HEADER, ARRAYS)
     original = path.read_bytes()
     path.write_bytes(original[:length] + tail)
-    loaded = load_cache(path, {})
     if path.read_bytes() == original:
-        assert_is_what_was_written(loaded)
+        assert_is_what_was_written(load_cache(path, {}))
     else:
-        assert loaded is None
+        assert load_cache(path, {}) is None
+
+
+def signed(content: bytes, rest: int) -> bytes:
+    """Return a file with a checksum that fits what it says of itself."""
+    end = _HEAD_BYTES + rest
+    digest = sha256(content[:24] + bytes(32) + content[_HEAD_BYTES:end]).digest()
+    return content[:24] + digest + content[_HEAD_BYTES:]
 
 
 @pytest.mark.parametrize("offset", [12, 16])
 def test_huge_length_fields_take_no_memory(path: Path, offset: int) -> None:
     save_cache(path, HEADER, ARRAYS)
     content = bytearray(path.read_bytes())
+    (header_bytes,) = struct.unpack_from("<I", content, 12)
     struct.pack_into("<I" if offset == 12 else "<Q", content, offset, 2**32 - 1)
-    content[-32:] = sha256(content[:-32]).digest()  # even with a checksum that fits
-    path.write_bytes(content)
+    path.write_bytes(signed(bytes(content), header_bytes + 4 * 4))  # even so
     assert load_cache(path, {}) is None
 
 
@@ -137,19 +175,25 @@ def test_huge_length_fields_take_no_memory(path: Path, offset: int) -> None:
         b"{",
         b'{"header":7,"arrays":[]}',
         b'{"header":{},"arrays":[{}]}',
-        b'{"header":{},"arrays":[{"name":"a","dtype":"|O","shape":[1],"bytes":8}]}',
-        b'{"header":{},"arrays":[{"name":"a","dtype":"<f4","shape":[1000],"bytes":4000}]}',
-        b'{"header":{},"arrays":[{"name":"a","dtype":"<f4","shape":[1],"bytes":-8}]}',
-        b'{"header":{},"arrays":[{"name":"a","dtype":"nonsense","shape":[1],"bytes":4}]}',
+        b'{"header":{},"arrays":[{"name":"a","dtype":"|O","shape":[1],"pages":1}]}',
+        b'{"header":{},"arrays":[{"name":"a","dtype":"<f4","shape":[1000],"pages":1}]}',
+        b'{"header":{},"arrays":[{"name":"a","dtype":"<f4","shape":[99999],"pages":1}]}',
+        b'{"header":{},"arrays":[{"name":"a","dtype":"<f4","shape":[10],"pages":2}]}',
+        b'{"header":{},"arrays":[{"name":"a","dtype":"<f4","shape":[-1],"pages":1}]}',
+        b'{"header":{},"arrays":[{"name":"a","dtype":"<f4","shape":[1],"pages":-1}]}',
+        b'{"header":{},"arrays":[{"name":"a","dtype":"<f4","shape":[1],"pages":1e300}]}',
+        b'{"header":{},"arrays":[{"name":"a","dtype":"nonsense","shape":[1],"pages":1}]}',
     ],
 )
 def test_a_header_that_lies_is_noticed_though_the_checksum_fits(path: Path, forged: bytes) -> None:
     save_cache(path, {}, {})
     magic_and_version = path.read_bytes()[:12]
-    head = struct.pack("<IQ", len(forged), 24 + len(forged) + 40 + 32)
-    body = magic_and_version + head + forged + bytes(40)
-    path.write_bytes(body + sha256(body).digest())
-    assert load_cache(path, {}) is None
+    for after in (40, 64, 128, 4_096):
+        head = struct.pack("<IQ", len(forged), _HEAD_BYTES + len(forged) + after)
+        body = magic_and_version + head + bytes(32) + forged + bytes(after)
+        for pages in range(3):
+            path.write_bytes(signed(body, len(forged) + 4 * pages))
+            assert load_cache(path, {}) is None
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=FIXTURE)
@@ -165,8 +209,8 @@ def test_any_array_of_numbers_comes_back(tmp_path: Path, array: Any, backwards: 
     assert save_cache(tmp_path / "one", {}, {"it": given_array})
     loaded = load_cache(tmp_path / "one", {})
     assert loaded is not None
-    np.testing.assert_array_equal(loaded[1]["it"], given_array)
-    assert loaded[1]["it"].shape == given_array.shape
+    np.testing.assert_array_equal(loaded["it"], given_array)
+    assert loaded["it"].shape == given_array.shape
 
 
 def test_objects_are_refused_when_saving(path: Path) -> None:
@@ -231,22 +275,84 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_file(path: Path) -> None:
             writer.kill()
         loaded = load_cache(path, {})
         assert loaded is not None
-        assert len(np.unique(loaded[1]["it"])) == 1
+        assert len(np.unique(loaded["it"])) == 1
 
 
-def test_the_loaded_arrays_carry_an_index_without_a_copy(path: Path) -> None:
-    vectors = np.random.default_rng(0).standard_normal((20_000, 256)).astype(np.float32)
+@pytest.fixture(scope="module")
+def vectors() -> FloatMatrix:
+    return np.random.default_rng(0).standard_normal((20_000, 256)).astype(np.float32)
+
+
+@pytest.fixture
+def index(vectors: FloatMatrix) -> FaissIndex:
     index = FaissIndex(256)
     index.add(np.arange(20_000), vectors)
-    expected = index.search(vectors[:5], 4)
-    save_cache(path, {"count": 20_000}, index.to_arrays())
-    loaded = load_cache(path, {"count": 20_000})
+    return index
+
+
+def revived(path: Path, index: FaissIndex) -> FaissIndex:
+    save_cache(path, {}, index.to_arrays())
+    loaded = load_cache(path, {})
     assert loaded is not None
-    arrays = loaded[1]
-    assert not any(array.flags.writeable for array in arrays.values())
-    revived = FaissIndex.from_arrays(256, arrays)
-    for found, wanted in zip(revived.search(vectors[:5], 4), expected, strict=True):
-        np.testing.assert_array_equal(found.rows, wanted.rows)
-    assert np.shares_memory(revived.to_arrays()["vectors"], arrays["vectors"])
-    revived.add([20_000], vectors[:1])
-    assert revived.search(vectors[:1], 2)[0].rows.tolist() == [0, 20_000]
+    return FaissIndex.from_arrays(256, loaded)
+
+
+class Reads:
+    """Counts what is read of files."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.bytes = 0
+        self._read = os.preadv
+        patch.setattr(os, "preadv", self)
+
+    def __call__(self, descriptor: int, buffers: Any, start: int) -> int:
+        self.bytes += sum(map(len, buffers))
+        return self._read(descriptor, buffers, start)
+
+
+def test_an_index_reads_only_the_vectors_it_looks_at_each_once(
+    path: Path, index: FaissIndex, vectors: FloatMatrix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = index.search(vectors[:1], 4)[0]
+    again = revived(path, index)
+    reads = Reads(monkeypatch)
+    for _ in range(2):
+        found = again.search(vectors[:1], 4)[0]
+        np.testing.assert_array_equal(found.rows, expected.rows)
+        np.testing.assert_array_equal(found.scores, expected.scores)
+    assert 0 < reads.bytes < vectors.nbytes / 4
+    read = reads.bytes
+    again.add([20_000], vectors[:1])
+    assert again.search(vectors[:1], 2)[0].rows.tolist() == [0, 20_000]
+    again.remove([20_000])
+    assert reads.bytes == read, "there is room for new vectors behind what a file has"
+    np.testing.assert_array_equal(again.to_arrays()["vectors"][:-1], index.to_arrays()["vectors"])
+    assert reads.bytes == vectors.nbytes
+    again.add(np.arange(30_000, 50_000), vectors)
+    assert again.search(vectors[:1], 2)[0].rows.tolist() == [0, 30_000]
+
+
+def test_whatever_happens_to_a_file_in_use_changes_no_answer(
+    path: Path, index: FaissIndex, vectors: FloatMatrix
+) -> None:
+    """It is overwritten by a copied backup, cut, or its disk fails: each page read before stays."""
+    expected = index.search(vectors[:1], 4)[0]
+    again = revived(path, index)
+    again.search(vectors[:1], 4)
+    size = path.stat().st_size
+    for content in (b"\x55" * size, b""):
+        path.write_bytes(content)
+        np.testing.assert_array_equal(again.search(vectors[:1], 4)[0].scores, expected.scores)
+        with pytest.raises(DamagedCacheError):
+            again.to_arrays()
+
+
+def test_a_child_reads_by_itself(path: Path, index: FaissIndex, vectors: FloatMatrix) -> None:
+    again = revived(path, index)
+    if child := os.fork():
+        found = again.search(vectors[:40], 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert [rows.tolist() for rows, _ in found] == [[n] for n in range(40)]
+        return
+    found = again.search(vectors[40:80], 1)
+    os._exit([rows.tolist() for rows, _ in found] != [[n] for n in range(40, 80)])
