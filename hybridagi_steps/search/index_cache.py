@@ -203,18 +203,14 @@ class PagedArray:
         per_page = self._entry.rows_per_page
         if isinstance(rows, slice):
             first, last = rows.start // per_page, -(-rows.stop // per_page)
-            pages = first + np.flatnonzero(self._missing[first:last])
+            (asked,) = self._missing[first:last].nonzero()
+            pages = (first + asked).tolist()
         else:
             asked = rows // per_page
             if asked.max(initial=-1) >= len(self._missing):
                 asked = asked[asked < len(self._missing)]
-            asked = asked[self._missing[asked]]
-            pages = np.unique(asked) if len(asked) else asked
-        if not len(pages):
-            return
-        starts = np.flatnonzero(np.diff(pages, prepend=-2) > 1)
-        for start, stop in pairwise([*starts.tolist(), len(pages)]):
-            first, last = int(pages[start]), int(pages[stop - 1]) + 1
+            pages = sorted({*asked[self._missing[asked]].tolist()})
+        for first, last in _runs(pages):
             self._entry.read(self._file, self._bytes, first, last)
             self._missing[first:last] = False
 
@@ -289,6 +285,13 @@ class _Entry(NamedTuple):
         for page in range(first, last):
             if crc32(into[page * size : min((page + 1) * size, end)]) != self.checksums[page]:
                 raise DamagedCacheError("the checksum of a page does not fit: it is damaged")
+
+
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the one behind the last of numbers that follow each other."""
+    breaks = [n for n in range(1, len(numbers)) if numbers[n] != numbers[n - 1] + 1]
+    for start, stop in pairwise([0, *breaks, len(numbers)] if numbers else []):
+        yield numbers[start], numbers[stop - 1] + 1
 
 
 def _bytes(array: Array) -> memoryview:

@@ -1,14 +1,16 @@
 """Hashes and parent links of steps, by row: who says the same, who stands under whom.
 
 Four columns of numbers side by side; a column is sorted when it is first looked things up in, and
-what comes later is inserted. Spoken turns have columns of their own, which a memory without them
-does not pay for: session, length, speaker, and two flags. Not thread-safe by itself.
+what came later stands beside it, sorted too, until it is much. Removed rows are marked, and dropped
+when they are many, so that what is sorted outlives them. Spoken turns have columns of their own,
+which a memory without them does not pay for: session, length, speaker, and two flags. Not
+thread-safe by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +31,11 @@ _TURN_TYPES = {
     "exchanges": np.bool_,
     "speakers": np.int32,
 }
+_FEW_DEAD = 64
+_DEAD_SHARE = 0.1
+"""Share of removed rows from which columns are made without them."""
+_FEW_FRESH, _FRESH_SHARE = 1_024, 64
+"""So many rows, or one in so many, are sorted anew with each look before they join the others."""
 _NAMES = ("rows", "parent_rows", "text_hashes", "purpose_hashes")
 
 
@@ -37,12 +44,15 @@ class StepColumns:
 
     def __init__(self) -> None:
         self._columns: dict[str, Rows] = {name: np.empty(0, np.int64) for name in _NAMES}
-        self._size = 0
-        self._sorted: dict[str, tuple[Rows, Rows]] = {}
+        self._alive = np.empty(0, np.bool_)
+        self._size, self._dead = 0, 0
+        self._sorted: dict[str, _Sorted] = {}
+        self._saved: Mapping[str, npt.NDArray[Any]] = {}
+        self._held: Rows | None = None
 
     def __len__(self) -> int:
         """Number of steps held."""
-        return int(np.count_nonzero(self._column("rows") != NO_ROW))
+        return self._size - self._dead
 
     def add(self, texts: Iterable[TextRow]) -> None:
         """Add steps; a row already held is replaced."""
@@ -55,28 +65,28 @@ class StepColumns:
         table = np.array(fresh, np.int64)
         self.remove(table[:, 0])
         self._reserve(len(table))
+        first, self._size = self._size, self._size + len(table)
         for number, name in enumerate(_NAMES):
-            self._columns[name][self._size : self._size + len(table)] = table[:, number]
-        first = self._size
-        self._size += len(table)
-        self._insert_sorted(first)
+            self._columns[name][first : self._size] = table[:, number]
+        self._alive[first : self._size] = True
+        self._held = None
 
     def remove(self, rows: Rows) -> None:
         """Forget rows; unknown ones are skipped."""
-        positions = self._find("rows", rows)
+        positions = self._find(rows)
         positions = positions[positions != NO_ROW]
         if not len(positions):
             return
-        if not self._columns["rows"].flags.writeable:
-            self._columns = {name: column.copy() for name, column in self._columns.items()}
-        for name, gone in zip(_NAMES, (NO_ROW, NO_ROW, 0, 0), strict=True):
-            self._columns[name][positions] = gone
-        self._sorted.clear()
+        self._alive[positions] = False
+        self._dead, self._held = self._dead + len(positions), None
+        if self._dead > max(_FEW_DEAD, _DEAD_SHARE * self._size):
+            self._take_over(self._living())
 
     def held(self) -> Rows:
-        """Return all rows, ascending."""
-        rows = self._order("rows")[0]
-        return rows[np.searchsorted(rows, NO_ROW, side="right") :]
+        """Return all rows, ascending; not to be written to."""
+        if self._held is None:
+            self._held = np.sort(self._column("rows")[self._alive[: self._size]], kind="stable")
+        return self._held
 
     def with_text(self, text_hash: int, passing: Callable[[Rows], Rows] | None = None) -> Rows:
         """Return the rows whose own text, or else whose purpose, has this hash, newest first.
@@ -87,10 +97,7 @@ class StepColumns:
                 look at purposes.
         """
         for name in ("text_hashes", "purpose_hashes"):
-            known, order = self._order(name)
-            first, last = (np.searchsorted(known, text_hash, side) for side in ("left", "right"))
-            found = self._column("rows")[order[first:last]]
-            found = found[found != NO_ROW]
+            found = self._column("rows")[self._having(name, np.array([text_hash]))]
             found = passing(found) if passing is not None else found
             if len(found):
                 return np.sort(found)[::-1]
@@ -106,12 +113,7 @@ class StepColumns:
 
     def with_purposes(self, hashes: Rows) -> Rows:
         """Return all rows whose purpose hash is one of these."""
-        known, order = self._order("purpose_hashes")
-        first, last = np.searchsorted(known, hashes), np.searchsorted(known, hashes, side="right")
-        runs = _runs(order, first, last)
-        if not runs:
-            return np.empty(0, np.int64)
-        return np.unique(self._column("rows")[np.concatenate(runs)])
+        return np.unique(self._column("rows")[self._having("purpose_hashes", hashes)])
 
     def parents(self, rows: Rows) -> Rows:
         """Return each row's parent row, `NO_ROW` where there is none."""
@@ -119,74 +121,115 @@ class StepColumns:
 
     def children(self, rows: Rows) -> tuple[Rows, Rows]:
         """Return all children of `rows` and, beside each, its parent."""
-        known, order = self._order("parent_rows")
-        first, last = np.searchsorted(known, rows), np.searchsorted(known, rows, side="right")
-        runs = _runs(order, first, last)
-        if not runs:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        positions = np.concatenate(runs)
+        positions = self._having("parent_rows", rows)
         return self._column("rows")[positions], self._column("parent_rows")[positions]
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the columns without the gaps of removed rows."""
-        held = self._column("rows") != NO_ROW
-        return {name: self._column(name)[held] for name in _NAMES}
+        """Return the columns without removed rows, and the order in which each ascends."""
+        if self._dead:
+            self._take_over(self._living())
+        orders = {f"{name}_order": self._base(name).order.astype(np.int32) for name in _NAMES}
+        return {name: self._column(name) for name in _NAMES} | orders
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> StepColumns:
-        """Return the columns that `to_arrays` described."""
+        """Return the columns that `to_arrays` described; an order is read when it is needed."""
         columns = cls()
-        columns._columns = {name: arrays[name] for name in _NAMES}
-        columns._size = len(arrays["rows"])
+        columns._take_over({name: arrays[name] for name in _NAMES})
+        columns._saved = arrays
         return columns
+
+    def _living(self) -> dict[str, Rows]:
+        alive = self._alive[: self._size]
+        return {name: self._column(name)[alive] for name in _NAMES}
+
+    def _take_over(self, columns: dict[str, Rows]) -> None:
+        self._columns, self._size, self._dead = columns, len(columns["rows"]), 0
+        self._alive = np.ones(self._size, np.bool_)
+        self._sorted, self._saved = {}, {}
 
     def _column(self, name: str) -> Rows:
         return self._columns[name][: self._size]
 
-    def _order(self, name: str) -> tuple[Rows, Rows]:
-        """Return a column sorted, and the position each value came from."""
-        if name not in self._sorted:
-            order = np.argsort(self._column(name), kind="stable")
-            self._sorted[name] = self._column(name)[order], order
-        return self._sorted[name]
+    def _base(self, name: str) -> _Sorted:
+        """Return a column sorted, but for few positions at its end."""
+        base = self._sorted.get(name)
+        if base is None:
+            column, saved = self._column(name), self._saved.get(f"{name}_order")
+            order = np.argsort(column, kind="stable") if saved is None else saved
+            base = self._sorted[name] = _Sorted(column[order], order)
+        fresh = self._column(name)[len(base.order) :]
+        if len(fresh) > max(_FEW_FRESH, len(base.order) // _FRESH_SHARE):
+            base = self._sorted[name] = base.joined(_Sorted.of(fresh, len(base.order)))
+        return base
 
-    def _insert_sorted(self, first: int) -> None:
-        """Insert what stands from position `first` on into the columns sorted so far.
+    def _parts(self, name: str) -> list[_Sorted]:
+        """Return what a column is sorted in: nearly all, and what came since.
 
         A search after every append would otherwise sort whole columns of random hashes each time.
         """
-        for name, (known, order) in self._sorted.items():
-            fresh = self._column(name)[first:]
-            turn = np.argsort(fresh, kind="stable")
-            places = np.searchsorted(known, fresh[turn], side="right")
-            self._sorted[name] = (
-                np.insert(known, places, fresh[turn]),
-                np.insert(order, places, turn + first),
-            )
+        base = self._base(name)
+        return [base, _Sorted.of(self._column(name)[len(base.order) :], len(base.order))]
 
-    def _find(self, name: str, values: Rows) -> Rows:
-        """Return the position of each value in a column, `NO_ROW` where it is missing."""
-        known, order = self._order(name)
-        if not len(known):
-            return np.full(len(values), NO_ROW, np.int64)
-        found = np.minimum(np.searchsorted(known, values), len(known) - 1)
-        return np.where((known[found] == values) & (values != NO_ROW), order[found], NO_ROW)
+    def _having(self, name: str, values: Rows) -> Rows:
+        """Return the positions of all steps that have one of some values."""
+        found = np.concatenate([part.having(values) for part in self._parts(name)])
+        return found[self._alive[found]]
+
+    def _find(self, rows: Rows) -> Rows:
+        """Return the position of each row, `NO_ROW` where it is missing."""
+        found = np.full(len(rows), NO_ROW, np.int64)
+        for known, order in self._parts("rows"):
+            if len(known):
+                # A replaced row stands twice; the last of equal rows is the newest.
+                place = np.maximum(np.searchsorted(known, rows, side="right") - 1, 0)
+                held = (known[place] == rows) & self._alive[order[place]]
+                found = np.where(held, order[place], found)
+        return found
 
     def _look_up(self, name: str, rows: Rows, *, missing: int) -> Rows:
-        positions = self._find("rows", rows)
         if not self._size:
             return np.full(len(rows), missing, np.int64)
+        positions = self._find(rows)
         return np.where(positions == NO_ROW, missing, self._column(name)[positions])
 
     def _reserve(self, more: int) -> None:
         need = self._size + more
-        if need <= len(self._columns["rows"]):
+        if need <= len(self._alive):
             return
         room = max(need, 2 * self._size, 1024)
         for name in _NAMES:
-            grown = np.zeros(room, np.int64)
+            grown = np.empty(room, np.int64)
             grown[: self._size] = self._column(name)
             self._columns[name] = grown
+        self._alive = np.append(self._alive[: self._size], np.zeros(room - self._size, np.bool_))
+
+
+class _Sorted(NamedTuple):
+    """Values ascending, and the position each came from; of equal ones the first comes first."""
+
+    values: Rows
+    order: npt.NDArray[Any]
+
+    @classmethod
+    def of(cls, values: Rows, first: int) -> _Sorted:
+        """Sort values that stand from position `first` on."""
+        turn = np.argsort(values, kind="stable")
+        return cls(values[turn], turn + first)
+
+    def joined(self, later: _Sorted) -> _Sorted:
+        """Return this with what stands behind it."""
+        places = np.searchsorted(self.values, later.values, side="right")
+        return _Sorted(
+            np.insert(self.values, places, later.values), np.insert(self.order, places, later.order)
+        )
+
+    def having(self, values: Rows) -> npt.NDArray[Any]:
+        """Return the positions of some values."""
+        first, last = (np.searchsorted(self.values, values, side) for side in ("left", "right"))
+        (some,) = (last > first).nonzero()
+        pairs = zip(first[some].tolist(), last[some].tolist(), strict=True)
+        return np.concatenate([self.order[:0], *(self.order[start:end] for start, end in pairs)])
 
 
 class TurnColumns:
@@ -290,13 +333,6 @@ class TurnColumns:
             names = arrays["names"].tobytes().decode().split("\n")
             columns._speakers = {name: number for number, name in enumerate(names)}
         return columns
-
-
-def _runs(order: Rows, first: npt.NDArray[Any], last: npt.NDArray[Any]) -> list[Rows]:
-    """Return what stands from each `first` to each `last`, where that is anything."""
-    (some,) = (last > first).nonzero()
-    pairs = zip(first[some].tolist(), last[some].tolist(), strict=True)
-    return [order[start:end] for start, end in pairs]
 
 
 def _used(values: list[_Value], numbers: npt.NDArray[Any]) -> tuple[list[_Value], Any]:

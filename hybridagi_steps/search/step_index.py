@@ -33,7 +33,7 @@ from hybridagi_steps.search.step_columns import StepColumns, TurnColumns
 from hybridagi_steps.search.vector_index import FaissIndex
 from hybridagi_steps.stores.address import is_server
 
-FORMAT = 7
+FORMAT = 8
 """Layout of the cache; another one is not read."""
 
 IN_MEMORY = ":memory:"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from hypothesis import given, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hybridagi_steps.records.store_values import TextRow
+from hybridagi_steps.search import step_columns
 from hybridagi_steps.search.step_columns import NO_ROW, StepColumns
 
 rows = st.integers(1, 20)
@@ -29,11 +33,16 @@ changes = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.parametrize("few", [0, 4, 1_000])
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(changes)
 def test_columns_say_what_dictionaries_would(
-    steps: list[list[TextRow] | frozenset[int] | None],
+    few: int, monkeypatch: pytest.MonkeyPatch, steps: list[list[TextRow] | frozenset[int] | None]
 ) -> None:
+    monkeypatch.setattr(step_columns, "_FEW_DEAD", few)
+    monkeypatch.setattr(step_columns, "_FEW_FRESH", few)
     columns, held = StepColumns(), dict[int, TextRow]()
     for change in steps:
         if isinstance(change, list):
@@ -46,6 +55,7 @@ def test_columns_say_what_dictionaries_would(
             held = {row: text for row, text in held.items() if row not in change}
     every = np.arange(1, 21)
     assert len(columns) == len(held)
+    assert columns.held().tolist() == sorted(held)
     assert columns.parents(every).tolist() == [
         held[row].parent_row or NO_ROW if row in held else NO_ROW for row in every.tolist()
     ]
@@ -69,3 +79,30 @@ def test_the_largest_hash_is_found() -> None:
     columns.add([TextRow(1, None, "", 2**63 - 1, -(2**63), scoped=False)])
     assert columns.with_text(2**63 - 1).tolist() == [1]
     assert columns.with_text(-(2**63)).tolist() == [1]
+
+
+def test_what_is_sorted_outlives_additions_removals_and_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A search after a change sorts the change, never all that is known."""
+    sizes: list[int] = []
+    argsort = np.argsort
+
+    def counted(values: Any, **options: Any) -> Any:
+        sizes.append(len(values))
+        return argsort(values, **options)
+
+    def text(row: int) -> TextRow:
+        return TextRow(row, row // 2, "", row * 7_919 % 9_973, row % 97, scoped=False)
+
+    columns = StepColumns()
+    columns.add(map(text, range(1, 20_001)))
+    columns = StepColumns.from_arrays(columns.to_arrays())
+    monkeypatch.setattr(step_columns.np, "argsort", counted)
+    for row in range(20_001, 20_101):
+        columns.add([text(row)])
+        columns.remove(np.array([row // 2]))
+        assert columns.with_text(text(row).text_hash).tolist()[0] == row
+        assert columns.children(np.array([row // 2]))[0].tolist()[-1] == row
+        assert row in columns.with_purposes(np.array([row % 97]))
+    assert max(sizes) <= 100
