@@ -175,6 +175,31 @@ class IndexedStore(Protocol):
 
 
 @runtime_checkable
+class ValuedStore(Protocol):
+    """What a store has besides whose scores and metadata an index keeps in columns.
+
+    Without it a filter by them is asked of the store itself.
+    """
+
+    def scored_rows(self, *, after: int, through: int) -> list[tuple[int, float]]:
+        """Return the AgentSteps above one row and up to another that have a score of their own."""
+        ...
+
+    def metadata_values(
+        self, key: str, *, after: int, through: int
+    ) -> list[tuple[int, tuple[str, str | float | None]]]:
+        """Return the AgentSteps within bounds as above that have a plain value under a key.
+
+        Beside each row stands the value as `stores.sql.where.scalar_kind` tells it.
+        """
+        ...
+
+    def rated_runs(self, least: float) -> list[str]:
+        """Return the runs whose score, which may have changed, is at least this, ascending."""
+        ...
+
+
+@runtime_checkable
 class MessageIndex(Protocol):
     """What a store has besides that indexes messages of sessions; without it a search finds none.
 

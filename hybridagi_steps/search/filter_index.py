@@ -5,21 +5,19 @@ new rows are read on from the highest one seen; removed ones are marked, and dro
 many, so that what is listed by place outlives them. A key is read when a filter first names it.
 Texts are numbered, one small integer per row; the rows of a value asked for again are kept as a
 posting list. What can change without a new row is asked of the store each time: where branches
-stand, run scores. So is what its indexes answer at once (one run, one session) and what is no plain
-key (metadata). Not thread-safe by itself.
+stand, which runs have a score. So is what its indexes answer at once: one run, one session. What
+was read is kept in a file beside the index, for the next process. Not thread-safe by itself.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps.protocols import IndexedStore
+from hybridagi_steps.protocols import IndexedStore, ValuedStore
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.store_values import (
@@ -29,6 +27,23 @@ from hybridagi_steps.records.store_values import (
     Hidden,
     Rows,
 )
+from hybridagi_steps.search.key_columns import (
+    ABSENT,
+    SCORE,
+    TIME,
+    Column,
+    Flags,
+    Numbers,
+    Value,
+    Values,
+    metadata_key,
+    metadata_name,
+    microseconds,
+    nothing,
+    one_of,
+)
+from hybridagi_steps.stores.sql.tables import is_storable
+from hybridagi_steps.stores.sql.where import scalar_kind
 
 PAGE = 100_000
 """Rows whose keys are read at once."""
@@ -36,14 +51,13 @@ POSITIONS_KEPT = 2
 """Positions in posting lists per step, at most; with all keys in use a step takes 56 bytes."""
 WIDE = 4
 """Lists of more than one in so many steps are not kept: others of more use would have to go."""
+METADATA_KEYS = 16
+"""Metadata keys that get a column, those asked for first; filters by others ask the store."""
 LIST_COSTS = 64
 """Positions that a list counts besides its own: what Python needs to keep it."""
 
 _LOOKED_AT = 1_000
 _FEW_DEAD = 64
-ABSENT = -1
-"""Stands where a row has no value."""
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FEW_RUNS = 32
 """So many excluded runs are asked for one by one; of more the column is looked through once."""
 DEAD_SHARE = 0.1
@@ -51,25 +65,27 @@ DEAD_SHARE = 0.1
 _NOWHERE = np.empty(0, np.int32)
 Positions = npt.NDArray[np.int32]
 """Places in the columns."""
-_Flags = npt.NDArray[np.bool_]
-_Values = npt.NDArray[Any]
 
 
 class FilterColumns:
     """Answers filters like `store.rows`, for rows up to the newest it was told of."""
 
-    def __init__(self, store: IndexedStore) -> None:
-        """Read from `store`, when first asked."""
-        self._store = store
+    def __init__(self, store: IndexedStore, restore: Callable[[], object] = bool) -> None:
+        """Read from `store`, when first asked; `restore` lets `revive` come before that."""
+        self._store, self._restore = store, restore
         self._newest = 0
+        self._values = store if isinstance(store, ValuedStore) else None
+        self._saved: set[StepKey] = set()
+        self._saved_rows = 0
         self._hidden: Hidden | None = None
-        self._asked, self._answer = "", np.empty(0, np.int64)
-        self._forget()
+        self._asked: tuple[str, list[str]] | None = None
+        self._answer = np.empty(0, np.int64)
+        self.forget()
 
     def follow(self, newest: int, removed: Rows) -> None:
         """Take note of the newest row there is and that branches may have moved; drop removed."""
         self._newest = max(self._newest, newest)
-        self._hidden, self._asked = None, ""
+        self._hidden, self._asked = None, None
         places = self._places(removed)
         places = places[places != ABSENT]
         if not len(places):
@@ -78,8 +94,12 @@ class FilterColumns:
         kept[places] = False
         self._alive = kept
         if len(kept) - np.count_nonzero(kept) > max(_FEW_DEAD, DEAD_SHARE * len(kept)):
+            self._drop_removed()
+
+    def _drop_removed(self) -> None:
+        if self._alive is not None:
             for column in (self._rows, *self._columns.values()):
-                column.keep(kept)
+                column.keep(self._alive)
             self._postings, self._kept, self._alive = {}, 0, None
 
     def rows(self, where: StepFilter) -> Rows:
@@ -90,10 +110,12 @@ class FilterColumns:
         """
         if self._is_for_the_store(where):
             return self._rows_of(where)
-        asked = repr(vars(where))  # its lists might be changed afterwards
+        least = where.min_score
+        rated = self._values.rated_runs(least) if self._values and least is not None else []
+        asked = repr(vars(where)), rated  # its lists might be changed afterwards
         if asked != self._asked:
             self._hold(self._names(where))
-            found = self._but_hidden(self._held_rows(self._matching(where)), where)
+            found = self._but_hidden(self._held_rows(self._matching(where, rated)), where)
             found.flags.writeable = False
             self._asked, self._answer = asked, found
         return self._answer
@@ -105,10 +127,10 @@ class FilterColumns:
         if not len(self._rows.values):
             return np.full(len(rows), ABSENT, np.int32)
         values = np.where(places == ABSENT, ABSENT, self._columns[name].values[places])
-        return np.where(values == self._numbers_of(name).get(None, ABSENT), ABSENT, values)
+        return np.where(values == self._numbers.of(name).get(None, ABSENT), ABSENT, values)
 
     def first_rows(
-        self, name: StepKey, number: int, most: int, passing: Callable[[Rows], _Flags]
+        self, name: StepKey, number: int, most: int, passing: Callable[[Rows], Flags]
     ) -> Rows:
         """Return the first rows with a value, given by its number, that pass."""
         rows = self._held_rows(self._posting(name, number))
@@ -128,12 +150,38 @@ class FilterColumns:
 
     def value_numbers(self, name: StepKey) -> Mapping[str | None, int]:
         """Return the number of each text that a key has had; they only grow."""
-        return self._numbers_of(name)
+        return self._numbers.of(name)
 
     def of_runs(self, run_ids: Sequence[str]) -> list[Rows]:
         """Return the rows of some runs, of every scope."""
         wheres = (StepFilter(run_id=run_id, scope=EVERY_SCOPE) for run_id in run_ids)
         return [self._rows_of(where) for where in wheres]
+
+    def unsaved(self, least: int) -> bool:
+        """Tell whether to save columns of so many rows: there is a new one, or many new rows."""
+        fresh = len(self._rows.values) > (1 + DEAD_SHARE) * self._saved_rows
+        return len(self._rows.values) >= least and (fresh or self._columns.keys() > self._saved)
+
+    def to_arrays(self) -> dict[str, Values | bytes]:
+        """Return the columns, of no row newer than those it was told of."""
+        self._drop_removed()
+        count = int(np.searchsorted(self._rows.values, self._newest, side="right"))
+        columns = {name: Column(column.values[:count]) for name, column in self._columns.items()}
+        through = np.array([min(self._through, self._newest)])
+        self._saved, self._saved_rows = {*columns}, count
+        rows = self._rows.values[:count]
+        return {"rows": rows, "through": through, **self._numbers.to_arrays(columns)}
+
+    def revive(self, arrays: Mapping[str, Values], removed: Rows) -> None:
+        """Take over what `to_arrays` gave, without rows removed since."""
+        self._columns = self._numbers.take_over(arrays)
+        self._rows, self._through = Column(arrays["rows"]), int(arrays["through"][0])
+        self._saved, self._saved_rows = {*self._columns}, len(self._rows.values)
+        self.follow(0, removed)
+
+    def forget_saved(self) -> None:
+        """Take note that nothing is saved any more."""
+        self._saved, self._saved_rows = set(), 0
 
     # -- what the store says ----------------------------------------------------------------------
 
@@ -151,15 +199,27 @@ class FilterColumns:
 
     def _is_for_the_store(self, where: StepFilter) -> bool:
         """Tell whether the database knows better: by an index, or because it may change."""
-        return where.run_id is not None or changes_without_rows(where)
+        return where.run_id is not None or self._may_change(where)
+
+    def _may_change(self, where: StepFilter) -> bool:
+        """Tell whether what is found may change without a new row, or is in no column."""
+        if where.session_id is not None or where.scope in (ABANDONED, REVOKED):
+            return True
+        if self._values is None:
+            return where.min_score is not None or bool(where.metadata)
+        asked = {metadata_key(key) for key in where.metadata or ()} - self._columns.keys()
+        held = sum(metadata_name(name) is not None for name in self._columns)
+        return not all(map(is_storable, asked)) or len(asked) > max(0, METADATA_KEYS - held)
 
     def _names(self, where: StepFilter) -> list[StepKey]:
         """Return the keys that a filter looks at."""
         names: dict[StepKey, None] = dict.fromkeys(name for name, _ in _equalities(where))
+        if where.min_score is not None:
+            names |= {"run_id": None, SCORE: None}
         if where.program is not None:
             names |= {"program": None, "call_id": None, "program_id": None}
         if where.since is not None or where.until is not None:
-            names["created_at"] = None
+            names[TIME] = None
         return list(names)
 
     def _held_rows(self, positions: Positions) -> Rows:
@@ -169,7 +229,7 @@ class FilterColumns:
 
     # -- what passes ------------------------------------------------------------------------------
 
-    def _matching(self, where: StepFilter) -> Positions:
+    def _matching(self, where: StepFilter, rated: Sequence[str]) -> Positions:
         """Return the positions that pass the keys; each condition looks at what the last left."""
         found: Positions | None = None
         for name, values in _equalities(where):
@@ -179,28 +239,37 @@ class FilterColumns:
         if where.program is not None:
             found = found[self._in_program(found, where.program)]
         if where.since is not None:
-            found = found[self._columns["created_at"].values[found] >= _microseconds(where.since)]
+            found = found[self._columns[TIME].values[found] >= microseconds(where.since)]
         if where.until is not None:
-            found = found[self._columns["created_at"].values[found] < _microseconds(where.until)]
+            found = found[self._columns[TIME].values[found] < microseconds(where.until)]
+        if where.min_score is not None:
+            found = found[self._scored(found, where.min_score, rated)]
         return found
 
     def _narrowed(
-        self, found: Positions | None, name: StepKey, values: Iterable[str | None]
+        self, found: Positions | None, name: StepKey, values: Iterable[Value]
     ) -> Positions:
-        numbers = self._known(name, values)
+        numbers = self._numbers.known(name, values)
         if found is None:
             lists = [self._posting(name, number) for number in numbers]
             return lists[0] if len(lists) == 1 else np.sort(np.concatenate([_NOWHERE, *lists]))
-        if numbers and len(self._numbers_of(name)) == 1:
+        if numbers and len(self._numbers.of(name)) == 1 and metadata_name(name) is None:
             return found  # all steps have this value, as is usual of the scope
-        return found[_one_of(self._columns[name].values[found], numbers)]
+        return found[one_of(self._columns[name].values[found], numbers)]
 
-    def _in_program(self, found: Positions, program: str) -> _Flags:
+    def _scored(self, found: Positions, least: float, rated: Sequence[str]) -> Flags:
+        """Return which positions have such a score: their own, or else that of their run."""
+        own = self._columns[SCORE].values[found]
+        runs = self._columns["run_id"].values[found]
+        of_run = one_of(runs, self._numbers.known("run_id", rated))
+        return (own >= least) | (np.isnan(own) & of_run)
+
+    def _in_program(self, found: Positions, program: str) -> Flags:
         """Return which positions name a program, or stand directly inside a call of it."""
-        named = self._known("program", [program])
+        named = self._numbers.known("program", [program])
         calls = self._columns["call_id"].values[self._narrowed(None, "program", [program])]
-        enclosing = {*calls.tolist()} - {self._numbers_of("call_id")[None]}
-        return _one_of(self._columns["program"].values[found], named) | _one_of(
+        enclosing = {*calls.tolist()} - {self._numbers.of("call_id")[None]}
+        return one_of(self._columns["program"].values[found], named) | one_of(
             self._columns["program_id"].values[found], list(enclosing)
         )
 
@@ -209,8 +278,8 @@ class FilterColumns:
         excluded = where.exclude_run_id or []
         if len(excluded) > FEW_RUNS:
             self._hold(["run_id"])
-            numbers = self._known("run_id", excluded)
-            (places,) = _one_of(self._columns["run_id"].values, numbers).nonzero()
+            numbers = self._numbers.known("run_id", excluded)
+            (places,) = one_of(self._columns["run_id"].values, numbers).nonzero()
             gone = [self._rows.values[places]]
         else:
             gone = self.of_runs(excluded)
@@ -221,11 +290,6 @@ class FilterColumns:
         passing = np.ones(len(found), np.bool_)
         passing[places[found[places] == gone]] = False
         return found[passing]
-
-    def _known(self, name: StepKey, values: Iterable[str | None]) -> list[int]:
-        """Return the numbers of those values that some row has had."""
-        numbers = self._numbers_of(name)
-        return [numbers[value] for value in dict.fromkeys(values) if value in numbers]
 
     def _posting(self, name: StepKey, number: int) -> Positions:
         """Return all positions with a value, ascending."""
@@ -248,27 +312,31 @@ class FilterColumns:
 
     # -- what is held -----------------------------------------------------------------------------
 
-    def _forget(self) -> None:
-        self._rows = _Column(np.int64)
-        self._alive: _Flags | None = None
-        self._columns: dict[StepKey, _Column] = {}
-        self._numbers: dict[StepKey, defaultdict[str | None, int]] = {}
+    def forget(self) -> None:
+        """Hold nothing."""
+        self._rows = Column(np.empty(0, np.int64))
+        self._alive: Flags | None = None
+        self._columns: dict[StepKey, Column] = {}
+        self._numbers = Numbers()
+        self.forget_saved()
         self._postings: dict[tuple[StepKey, int], tuple[Positions, int]] = {}
         self._kept, self._through = 0, -1
 
     def _hold(self, names: Sequence[StepKey]) -> None:
         """Read on from the last row seen, and all of the keys that were never asked for before."""
+        if self._through < 0:
+            self._restore()
         missing: list[StepKey] = [name for name in names if name not in self._columns]
         if self._newest <= self._through and not missing:
             return
         try:
             if self._through < 0:
-                self._columns = _empty_columns(missing)
+                self._columns = {name: Column.of(name) for name in missing}
                 missing = []
             self._read_on()
             self._fill(missing)
         except BaseException:
-            self._forget()  # half of a page is worse than none
+            self.forget()  # half of a page is worse than none
             raise
 
     def _read_on(self) -> None:
@@ -285,9 +353,7 @@ class FilterColumns:
         """Read keys of the rows held already; of later ones all is read when their turn comes."""
         if not names:
             return
-        columns = _empty_columns(names)
-        for column in columns.values():
-            column.extend(np.full(len(self._rows.values), ABSENT, column.values.dtype))
+        columns = {name: Column.of(name, len(self._rows.values)) for name in names}
         for rows, found in self._pages(names, after=-1):
             places = self._places(rows)
             held = places != ABSENT
@@ -297,29 +363,41 @@ class FilterColumns:
 
     def _pages(
         self, names: Sequence[StepKey], after: int
-    ) -> Iterator[tuple[Rows, dict[StepKey, _Values]]]:
+    ) -> Iterator[tuple[Rows, dict[StepKey, Values]]]:
         """Yield the rows above `after`, with what is to stand in their columns."""
+        stored = [name for name in names if name != SCORE and metadata_name(name) is None]
         full = True
         while full:
-            rows, keys = self._keys_above(names, after)
+            rows, keys = self._keys_above(stored, after)
             full = len(rows) == PAGE
             if len(rows):
-                yield rows, {name: self._encoded(name, keys[name]) for name in names}
+                yield (
+                    rows,
+                    {
+                        name: self._numbers.encoded(name, keys[name])
+                        if name in keys
+                        else self._valued(name, rows, after)
+                        for name in names
+                    },
+                )
                 after = int(rows[-1])
 
-    def _encoded(self, name: StepKey, texts: Sequence[str | None]) -> _Values:
-        if name == "created_at":
-            return np.array([_microseconds(text) for text in texts], np.int64)
-        numbers = map(self._numbers_of(name).__getitem__, texts)
-        return np.fromiter(numbers, np.int32, len(texts))
-
-    def _numbers_of(self, name: StepKey) -> defaultdict[str | None, int]:
-        """Return the number of each text; ids of calls are those that enclosing calls have."""
-        name = "program_id" if name == "call_id" else name
-        if name not in self._numbers:
-            numbers = self._numbers[name] = defaultdict[str | None, int]()
-            numbers.default_factory = numbers.__len__
-        return self._numbers[name]
+    def _valued(self, name: StepKey, rows: Rows, after: int) -> Values:
+        """Return the column of a score or a metadata key, which not all of some rows have."""
+        key, column, through = metadata_name(name), nothing(name, len(rows)), int(rows[-1])
+        if self._values is None:
+            return column
+        found = (
+            self._values.scored_rows(after=after, through=through)
+            if key is None
+            else self._values.metadata_values(key, after=after, through=through)
+        )
+        if found:
+            having, values = zip(*found, strict=True)
+            places = np.minimum(np.searchsorted(rows, having), len(rows) - 1)
+            held = rows[places] == having
+            column[places[held]] = self._numbers.encoded(name, values)[held]
+        return column
 
     def _places(self, rows: Rows) -> npt.NDArray[np.intp]:
         """Return where rows stand, `ABSENT` for those not held."""
@@ -333,63 +411,10 @@ class FilterColumns:
         return np.where(held, found, ABSENT)
 
 
-class _Column:
-    """Numbers in a row that grows at its end."""
-
-    def __init__(self, dtype: npt.DTypeLike) -> None:
-        self._room: _Values = np.empty(0, dtype)
-        self._size = 0
-
-    @property
-    def values(self) -> _Values:
-        return self._room[: self._size]
-
-    def extend(self, values: _Values) -> None:
-        size = self._size + len(values)
-        if size > len(self._room):
-            grown = np.empty(max(size, self._size + self._size // 4), self._room.dtype)
-            grown[: self._size] = self.values
-            self._room = grown
-        self._room[self._size : size] = values
-        self._size = size
-
-    def keep(self, kept: _Flags) -> None:
-        self._room = self.values[kept]
-        self._size = len(self._room)
-
-
-def _empty_columns(names: Sequence[StepKey]) -> dict[StepKey, _Column]:
-    return {name: _Column(np.int64 if name == "created_at" else np.int32) for name in names}
-
-
-def changes_without_rows(where: StepFilter) -> bool:
-    """Tell whether what a filter finds may change without a new row, or is no plain key."""
-    return (
-        where.session_id is not None
-        or where.min_score is not None
-        or bool(where.metadata)
-        or where.scope in (ABANDONED, REVOKED)
-    )
-
-
-def _equalities(where: StepFilter) -> Iterator[tuple[StepKey, list[str | None]]]:
+def _equalities(where: StepFilter) -> Iterator[tuple[StepKey, Sequence[Value]]]:
     """Yield keys that must have one of some values, those first that leave least as a rule."""
     yield from where.equalities()
+    for key, value in (where.metadata or {}).items():
+        yield metadata_key(key), [scalar_kind(value)]
     if where.scope not in (EVERY_SCOPE, UNREVOKED):
         yield "scope", [where.scope]
-
-
-def _one_of(values: _Values, numbers: Sequence[int]) -> _Flags:
-    if len(numbers) == 1:
-        return values == numbers[0]
-    wanted = np.zeros(max(numbers, default=0) + 2, np.bool_)  # the last for what is none of them
-    wanted[list(numbers)] = True
-    return wanted[np.minimum(values, len(wanted) - 1)]
-
-
-def _microseconds(moment: str | datetime | None) -> int:
-    """Return a time as a whole number; none lies before all."""
-    if moment is None:
-        return np.iinfo(np.int64).min
-    made = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
-    return (made - _EPOCH) // timedelta(microseconds=1)

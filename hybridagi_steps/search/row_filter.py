@@ -9,9 +9,10 @@ itself.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +22,12 @@ from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import MESSAGE_ROWS, Hidden, Rows
 from hybridagi_steps.search.filter_index import (
-    ABSENT,
     PAGE,
     FilterColumns,
     Positions,
-    changes_without_rows,
 )
+from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError
+from hybridagi_steps.search.key_columns import ABSENT, Values, nothing
 
 Flags = npt.NDArray[np.bool_]
 _NONE = np.empty(0, np.int64)
@@ -37,15 +38,39 @@ Owners = npt.NDArray[np.int32]
 _UNKNOWN = -3
 _NO_LEAST = np.iinfo(np.int32).max
 
+log = logging.getLogger("hybridagi_steps")
+
+
+class SavedColumns(NamedTuple):
+    """The columns of a file."""
+
+    file: CacheFile
+    removed: Rows
+    """Rows that are gone since it was written, perhaps others too."""
+
+
+def _nothing_saved() -> None:
+    return None
+
 
 class RowFilter:
     """Answers filters for both kinds of rows."""
 
-    def __init__(self, store: IndexedStore) -> None:
-        """Read from `store`; one that indexes no messages has steps only."""
-        self._steps = _StepColumns(store)
+    def __init__(
+        self, store: IndexedStore, saved: Callable[[], SavedColumns | None] = _nothing_saved
+    ) -> None:
+        """Read from `store`; one that indexes no messages has steps only.
+
+        Args:
+            store: What is asked.
+            saved: Returns the columns that an earlier process saved; called once, by a filter.
+        """
+        self._saved = saved
+        self._steps = _StepColumns(store, self._restore)
         self._messages = (
-            _MessageColumns(store, store, self._steps) if isinstance(store, MessageIndex) else None
+            _MessageColumns(store, store, self._steps, self._restore)
+            if isinstance(store, MessageIndex)
+            else None
         )
         self._hidden: Hidden | None = None
         self._joined: tuple[Rows, Rows, Rows] = (_NONE, _NONE, _NONE)
@@ -73,6 +98,41 @@ class RowFilter:
             joined.flags.writeable = False
             self._joined = (steps, messages, joined)
         return self._joined[2]
+
+    def unsaved(self, least: int) -> bool:
+        """Tell whether to save columns, if they have so many rows."""
+        return any(columns.unsaved(least) for columns in self._kinds().values())
+
+    def to_arrays(self) -> dict[str, Values | bytes]:
+        """Return the columns as arrays for a cache file."""
+        return {
+            f"{kind}/{name}": array
+            for kind, columns in self._kinds().items()
+            for name, array in columns.to_arrays().items()
+        }
+
+    def forget_saved(self) -> None:
+        """Take note that nothing is saved any more."""
+        for columns in self._kinds().values():
+            columns.forget_saved()
+
+    def _kinds(self) -> dict[str, FilterColumns]:
+        return {"steps": self._steps} | ({"messages": self._messages} if self._messages else {})
+
+    def _restore(self) -> None:
+        """Start from what an earlier process read, if that is there."""
+        saved, self._saved = self._saved(), _nothing_saved
+        if saved is None:
+            return
+        try:
+            for kind, columns in self._kinds().items():
+                steps = saved.removed < MESSAGE_ROWS
+                removed = saved.removed[steps if kind == "steps" else ~steps]
+                columns.revive(saved.file.part(f"{kind}/"), removed)
+        except (KeyError, DamagedCacheError) as error:
+            log.info("the columns of filters are not used, but read again: %s", error)
+            for columns in self._kinds().values():
+                columns.forget()
 
     def of_runs(self, run_ids: Sequence[str]) -> list[Rows]:
         """Return the rows of some runs, of every scope."""
@@ -111,8 +171,8 @@ class _StepColumns(FilterColumns):
         if len(removed):
             self._owners.clear()
 
-    def _forget(self) -> None:
-        super()._forget()
+    def forget(self) -> None:
+        super().forget()
         self._owners: dict[StepKey, tuple[Owners, int]] = {}
 
     def owners_by(self, name: StepKey) -> Owners:
@@ -143,12 +203,18 @@ class _StepColumns(FilterColumns):
 class _MessageColumns(FilterColumns):
     """Filters of messages: fewer keys, runs among them, users as the steps of runs say."""
 
-    def __init__(self, store: IndexedStore, index: MessageIndex, steps: _StepColumns) -> None:
-        super().__init__(store)
+    def __init__(
+        self,
+        store: IndexedStore,
+        index: MessageIndex,
+        steps: _StepColumns,
+        restore: Callable[[], None],
+    ) -> None:
+        super().__init__(store, restore)
         self._index, self._steps = index, steps
 
-    def _forget(self) -> None:
-        super()._forget()
+    def forget(self) -> None:
+        super().forget()
         self._sessions: list[list[str]] = []
 
     def _hidden_rows(self) -> Hidden:
@@ -167,7 +233,10 @@ class _MessageColumns(FilterColumns):
         return self._index.message_keys(names, after=after, limit=PAGE)
 
     def _is_for_the_store(self, where: StepFilter) -> bool:
-        return changes_without_rows(where)
+        return bool(where.metadata) or self._may_change(where)
+
+    def _valued(self, name: StepKey, rows: Rows, after: int) -> Values:  # noqa: ARG002
+        return nothing(name, len(rows))  # messages have the scores of their runs
 
     def _names(self, where: StepFilter) -> list[StepKey]:
         names = dict.fromkeys(super()._names(where))

@@ -199,11 +199,12 @@ class Searcher:
         with self._indexed():
             self._index.trusted(self._follow)
             worth_saving = self._index.worth_saving()
+            filters_too = self._index.filters_worth_saving()
         if worth_saving:
             self._index.finish_builds()  # may take seconds: others search meanwhile
-            if self._synced():
-                with self._indexed():
-                    self._index.trusted(self._index.save)
+        if (worth_saving or filters_too) and self._synced():
+            with self._indexed():
+                self._index.trusted(self._index.save)
 
     def _synced(self) -> bool:
         """Whether no power loss can take back by now what a cache would say is in the store."""

@@ -28,11 +28,12 @@ from hybridagi_steps.search.index_cache import (
     load_cache,
     save_cache,
 )
-from hybridagi_steps.search.row_filter import RowFilter
+from hybridagi_steps.search.row_filter import RowFilter, SavedColumns
 from hybridagi_steps.search.step_columns import StepColumns, TurnColumns
 from hybridagi_steps.search.vector_index import FaissIndex
 from hybridagi_steps.stores.address import is_server
 
+FILTER_FORMAT = 1
 FORMAT = 8
 """Layout of the cache; another one is not read."""
 
@@ -62,6 +63,16 @@ def cache_path(address: str, namespace: str) -> Path | None:
     return Path(f"{address}.{digest}.index")
 
 
+def _beside(cache: Path) -> Path:
+    """Return where the columns of filters are cached: many an index is not worth writing for."""
+    return cache.with_suffix(".keys.index")
+
+
+def _is_past_of(now: Position, position: Position) -> bool:
+    ahead = any(old > new for old, new in zip(position[1:], now[1:], strict=True))
+    return position.epoch == now.epoch and not ahead
+
+
 class Shard:
     """One body of steps: their words and their vectors."""
 
@@ -84,7 +95,7 @@ class StepIndex:
         self.close()
         self.columns = StepColumns()
         self.turns = TurnColumns()
-        self.filters = RowFilter(self._store)
+        self.filters = RowFilter(self._store, self._saved_filters)
         self.own = Shard(LexicalIndex(), FaissIndex(self._model[1] or 1))
         self.scoped = Shard(LexicalIndex(), FaissIndex(self._model[1] or 1))
         self.position = _NOTHING
@@ -152,6 +163,10 @@ class StepIndex:
             or any(shard.vectors.building for shard in self.shards(own_only=False))
         )
 
+    def filters_worth_saving(self) -> bool:
+        """Return whether to write what filters have read of a large store, to the next's use."""
+        return self._cache is not None and self.filters.unsaved(_WORTH_CACHING)
+
     def finish_builds(self) -> None:
         """Wait for what is built in the background; needs no lock."""
         for shard in self.shards(own_only=False):
@@ -163,7 +178,10 @@ class StepIndex:
             shard.vectors.close()
 
     def save(self) -> bool:
-        """Write the cache when it is worth it."""
+        """Write the cache when it is worth it; return whether the index itself was written."""
+        if self._cache is not None and self.filters_worth_saving():
+            header = {**self._filter_identity(), "position": list(self.position)}
+            save_cache(_beside(self._cache), header, self.filters.to_arrays())
         if self._cache is None or not self.worth_saving():
             return False
         arrays = {
@@ -185,8 +203,10 @@ class StepIndex:
     def forget_cache(self) -> None:
         """Delete the cache file: what was deleted from the store must not live on in it."""
         self._unsaved = len(self.columns)
+        self.filters.forget_saved()
         if self._cache is not None:
             erase_cache(self._cache)
+            erase_cache(_beside(self._cache))
 
     def take_in(
         self, texts: Mapping[int, TextRow], vectors: Mapping[int, VectorRow], since: Position
@@ -247,6 +267,23 @@ class StepIndex:
             "dimension": dimension,
         }
 
+    def _filter_identity(self) -> dict[str, Any]:
+        return {"format": FILTER_FORMAT, "store": self._store_id}
+
+    def _saved_filters(self) -> SavedColumns | None:
+        """Return what filters of an earlier process have read of this store's past."""
+        if self._cache is None:
+            return None
+        file = load_cache(_beside(self._cache), self._filter_identity())
+        if file is None:
+            return None
+        since, now = Position(*file.header["position"]), self._store.frontier().position
+        if not _is_past_of(now, since):
+            return None
+        found = self._store.changes(since._replace(text=now.text, vector=now.vector), limit=1)
+        removed = np.array(found.removed, np.int64)
+        return SavedColumns(file, removed) if found.position.epoch == since.epoch else None
+
     def _parts(self) -> dict[str, Mapping[str, npt.NDArray[Any]]]:
         return {
             "columns": self.columns.to_arrays(),
@@ -266,8 +303,7 @@ class StepIndex:
         if found is None:
             return
         position = Position(*found.header["position"])
-        ahead = any(old > new for old, new in zip(position[1:], now[1:], strict=True))
-        if position.epoch != now.epoch or ahead:
+        if not _is_past_of(now, position):
             log.info("the index cache is of another time of this store; building it anew")
             return
         try:

@@ -29,6 +29,7 @@ from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import Rows
 from hybridagi_steps.search import filter_index as filter_columns
+from hybridagi_steps.search import step_index
 from hybridagi_steps.search.indexing import Deriver
 from hybridagi_steps.search.step_index import StepIndex
 from hybridagi_steps.stores import open_store
@@ -44,6 +45,8 @@ OFTEN: list[dict[str, Any]] = [
     {"tools": ["a", "b"]},
     {"predictors": ["a", "ä"]},
     {"program": "a"},
+    {"min_score": 0.5},
+    {"metadata": {"a": 1}},
     {"scope": "abandoned"},
     {"scope": "* but revoked", "trust": "team"},
     {},
@@ -54,9 +57,13 @@ OFTEN: list[dict[str, Any]] = [
 class Follower:
     """An index that follows a store, as a search does."""
 
-    def __init__(self, store: StepStore) -> None:
-        self.store = store
-        self.index = StepIndex(store, store.identity().store_id, None)
+    def __init__(self, store: StepStore, cache: Path | None = None) -> None:
+        self.store, self.cache = store, cache
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin as a process does, with what an earlier one has saved."""
+        self.index = StepIndex(self.store, self.store.identity().store_id, self.cache)
 
     def agrees(self, where: StepFilter) -> Rows:
         """Return the rows of a filter, which must be those that the store gives."""
@@ -110,7 +117,9 @@ class Histories(RuleBasedStateMachine):
         self.files: list[SessionStepStore] = opened
         memory: Any = SqliteStepStore(":memory:")
         self.memory: SessionStepStore = memory
-        self.followers = [Follower(store) for store in (*self.files, self.memory)]
+        self.patch.setattr(step_index, "_WORTH_CACHING", 1)
+        self.followers = [Follower(store, Path(f"{path}.index")) for store in self.files]
+        self.followers.append(Follower(self.memory))
         self.said = 0
 
     def teardown(self) -> None:
@@ -185,6 +194,15 @@ class Histories(RuleBasedStateMachine):
                 store.clear()
             else:
                 store.set_embedder(f"model-{self.said}", 3)
+
+    @rule(which=st.integers(0, 2), read_first=st.booleans())
+    def begin_again(self, which: int, read_first: bool) -> None:
+        """Both processes with a file save to the same place; now one ends, and another begins."""
+        follower = self.followers[which]
+        if read_first:
+            follower.agrees(StepFilter())
+        follower.index.save()
+        follower.begin()
 
     @rule(where=st.sampled_from(OFTEN) | FILTERS, which=st.sets(st.integers(0, 2), min_size=1))
     def ask(self, where: dict[str, Any], which: set[int]) -> None:

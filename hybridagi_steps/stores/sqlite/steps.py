@@ -128,6 +128,16 @@ _CALL_ID = """CASE WHEN k.step_type = 'ProgramCall'
 _COLUMNS = key_columns(_IN_BODY, source=SOURCE, call_id=_CALL_ID)
 
 
+_SCORED_ROWS = """SELECT k.row, k.score FROM step_view k
+    WHERE k.namespace = ? AND k.row > ? AND k.row <= ? AND k.score IS NOT NULL ORDER BY k.row"""
+_METADATA_VALUES = """SELECT k.row,
+        CASE WHEN m.type IN ('integer', 'real') THEN 'number' ELSE m.type END,
+        CASE WHEN m.type IN ('integer', 'real', 'text') THEN m.atom END
+    FROM step_view k CROSS JOIN json_each(k.metadata) m
+    WHERE k.namespace = ? AND k.row > ? AND k.row <= ? AND m.key = ?
+        AND m.type NOT IN ('object', 'array') ORDER BY k.row"""
+_RATED_RUNS = "SELECT run_id FROM run WHERE namespace = ? AND score >= ? ORDER BY run_id"
+
 _MOST_TERMS = 100
 """SQLite takes 1,000 nested conditions, and 32,766 parameters."""
 _ALL_OF_METADATA = """NOT EXISTS (SELECT 1 FROM json_each(?) w WHERE NOT EXISTS (
@@ -266,6 +276,27 @@ class SqliteSteps(SqliteTables, StepWriting):
                 orjson.loads, connection.execute(keys_query(names), asked).fetchone()
             )
         return np.array(rows, np.int64), dict(zip(names, columns, strict=True))
+
+    def scored_rows(self, *, after: int, through: int) -> list[tuple[int, float]]:
+        """Return the steps in a range of rows that have a score of their own."""
+        with self._db.reading() as connection:
+            return connection.execute(_SCORED_ROWS, (self._namespace, after, through)).fetchall()
+
+    def metadata_values(
+        self, key: str, *, after: int, through: int
+    ) -> list[tuple[int, tuple[str, str | float | None]]]:
+        """Return the steps in a range of rows that have a plain value under a metadata key."""
+        if not is_storable(key):
+            return []
+        with self._db.reading() as connection:
+            asked = (self._namespace, after, through, key)
+            found = connection.execute(_METADATA_VALUES, asked).fetchall()
+        return [(row, (kind, value)) for row, kind, value in found]
+
+    def rated_runs(self, least: float) -> list[str]:
+        """Return the runs whose score is at least this."""
+        with self._db.reading() as connection:
+            return self._column(connection, _RATED_RUNS, self._namespace, least)
 
     def _append_one(self, step: AgentStep) -> int:
         step_id, body = id_text(step.id), encode_body(step)
