@@ -148,7 +148,7 @@ class FilterColumns:
             self._hidden = self._hidden_rows()
         return self._hidden
 
-    def value_numbers(self, name: StepKey) -> Mapping[str | None, int]:
+    def value_numbers(self, name: StepKey) -> Mapping[Value, int]:
         """Return the number of each text that a key has had; they only grow."""
         return self._numbers.of(name)
 

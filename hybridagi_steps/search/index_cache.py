@@ -221,6 +221,8 @@ def erase_cache(path: Path) -> None:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
+            if not path.exists():
+                return
             os.truncate(path, 0)
             _log.info("the cache %s was emptied, since it cannot be removed: %s", path, error)
     except OSError as error:

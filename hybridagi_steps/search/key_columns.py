@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -116,7 +116,7 @@ class Numbers:
                 columns[key] = Column(arrays[name])
             elif kind == "values":
                 table = self.of(key)
-                for value in orjson.loads(arrays[name].tobytes()):
+                for value in cast("list[Value | list[str]]", orjson.loads(arrays[name].tobytes())):
                     table[tuple(value) if isinstance(value, list) else value]
         return columns
 

@@ -27,7 +27,7 @@ from hybridagi_steps.search.filter_index import (
     Positions,
 )
 from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError
-from hybridagi_steps.search.key_columns import ABSENT, Values, nothing
+from hybridagi_steps.search.key_columns import ABSENT, Value, Values, nothing
 
 Flags = npt.NDArray[np.bool_]
 _NONE = np.empty(0, np.int64)
@@ -117,7 +117,8 @@ class RowFilter:
             columns.forget_saved()
 
     def _kinds(self) -> dict[str, FilterColumns]:
-        return {"steps": self._steps} | ({"messages": self._messages} if self._messages else {})
+        kinds: dict[str, FilterColumns] = {"steps": self._steps}
+        return kinds if self._messages is None else kinds | {"messages": self._messages}
 
     def _restore(self) -> None:
         """Start from what an earlier process read, if that is there."""
@@ -246,7 +247,7 @@ class _MessageColumns(FilterColumns):
         return list(names | {"run_id": None} if where.exclude_run_id else names)
 
     def _narrowed(
-        self, found: Positions | None, name: StepKey, values: Iterable[str | None]
+        self, found: Positions | None, name: StepKey, values: Iterable[Value]
     ) -> Positions:
         if name != "user_id":
             return super()._narrowed(found, name, values)
@@ -263,7 +264,7 @@ class _MessageColumns(FilterColumns):
         """Return whose messages of these runs and lines are, as `owner` has it."""
         known = self.value_numbers("sessions")
         fresh = islice(known, len(self._sessions), None)
-        self._sessions += [json.loads(listed or "[]") for listed in fresh]
+        self._sessions += [json.loads(str(listed or "[]")) for listed in fresh]
         names = self._sessions
         of_line = np.repeat(np.arange(len(names)), list(map(len, names)))
         sessions = self._of_steps("session_id", chain.from_iterable(names))
@@ -278,7 +279,7 @@ class _MessageColumns(FilterColumns):
         of_lines = np.where(of_lines >= 0, of_lines, several)
         return np.where(of_runs >= 0, of_runs, of_lines)
 
-    def _of_steps(self, name: StepKey, values: Iterable[str | None]) -> Owners:
+    def _of_steps(self, name: StepKey, values: Iterable[Value]) -> Owners:
         """Return the one user of the steps with each value; what is empty is nobody's."""
         owners = np.append(self._steps.owners_by(name), np.int32(NOBODY))
         known = self._steps.value_numbers(name)

@@ -19,7 +19,14 @@ import numpy.typing as npt
 from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.protocols import IndexedStore
 from hybridagi_steps.records.step_text import SpokenTurn
-from hybridagi_steps.records.store_values import Changes, Position, Rows, TextRow, VectorRow
+from hybridagi_steps.records.store_values import (
+    MESSAGE_ROWS,
+    Changes,
+    Position,
+    Rows,
+    TextRow,
+    VectorRow,
+)
 from hybridagi_steps.search.bm25 import Document, LexicalIndex
 from hybridagi_steps.search.index_cache import (
     CacheFile,
@@ -313,6 +320,9 @@ class StepIndex:
             self._reset()
             return
         self.position, self._codes_saved = position, self._codes_made()
+        rows = self.columns.held()
+        newest = [*rows[rows < MESSAGE_ROWS][-1:].tolist(), *rows[-1:].tolist()]
+        self.filters.follow(newest, rows[:0])
 
     def _codes_made(self) -> list[tuple[int, int]]:
         """Return what tells whether codes are others than before."""

@@ -1,7 +1,8 @@
 """What grows with a memory, and how fast: each operation at 1,000, 10,000, 100,000 … steps.
 
 A file of made-up steps is built once per size, kept in `workdir`, and copied for each measurement,
-so that nothing is asked of a file that something else has warmed up or written to. What a process
+so that nothing is asked of a file that something else has warmed up or written to. Its filters were
+asked for once: a first filter is the first of a process, not of the memory's life. What a process
 does once (open, its first search by a filter, its first search after an add) is timed in fresh
 processes, all else over many calls of one process; see scaling_process.py. `growth` is how many
 times as much CPU the largest size takes as the one a decade below it: 10 is linear, 1 is flat.
@@ -27,7 +28,13 @@ from hybridagi_steps.memory import StepMemory
 from tests.benchmarks import CHECKOUT, lexical
 from tests.benchmarks.conditions import conditions, counts
 from tests.benchmarks.corpus import PAYLOAD_BYTES, made_queries, made_steps
-from tests.benchmarks.scaling_process import ONCE, OVER_AND_OVER, SEARCH, labelled
+from tests.benchmarks.scaling_process import (
+    ONCE,
+    OVER_AND_OVER,
+    SEARCH,
+    ask_filters,
+    labelled,
+)
 from tests.benchmarks.search_peers import measure_peers, peer_tables
 from tests.benchmarks.tables import Table, number, print_json, print_tables
 
@@ -117,6 +124,7 @@ def _built(folder: Path, size: int, embedder: str) -> Path:
                 memory.score(f"run-{run}", run % 7 / 6)
             memory.flush()
             memory.search(made_queries(1)[0])
+            ask_filters(memory)
         Path(name).rename(made)
         Path(name).mkdir()  # which goes with the context
     return made

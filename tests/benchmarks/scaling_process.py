@@ -131,7 +131,8 @@ def measured(path: Path, what: str, rounds: int) -> dict[str, Any]:
     if what.startswith("session of "):
         return dict(_in_a_session(path, int(what.split()[-1]), rounds))
     if what == SEARCH:
-        return _shown([timed(lambda: _opened(path))])
+        [query] = made_queries(1)  # which reads the texts it is made of
+        return _shown([timed(lambda: _opened(path, query))])
     with StepMemory(path, durability="normal") as memory:
         memory.search(made_queries(1)[0], K)
         if what in ONCE:
@@ -139,9 +140,15 @@ def measured(path: Path, what: str, rounds: int) -> dict[str, Any]:
         return _shown(_timed(OVER_AND_OVER[what](memory), rounds + 1)[1:])
 
 
-def _opened(path: Path) -> None:
+def ask_filters(memory: StepMemory) -> None:
+    """Ask once by each key that a first filter is measured by: what was asked for is kept."""
+    for where in (_user, _region, _since, _score):
+        next(_filtered(memory, where))()
+
+
+def _opened(path: Path, query: str) -> None:
     with StepMemory(path) as memory:
-        memory.search(made_queries(1)[0], K)
+        memory.search(query, K)
 
 
 def _in_a_session(path: Path, size: int, rounds: int) -> Iterator[tuple[str, dict[str, float]]]:

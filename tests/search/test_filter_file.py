@@ -1,0 +1,165 @@
+"""What filters have read of a large memory is read once: the next process finds it in a file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.store_values import Rows
+from hybridagi_steps.search import step_index
+from hybridagi_steps.search.filter_index import METADATA_KEYS, FilterColumns
+from hybridagi_steps.stores.sqlite import SqliteStepStore
+
+COUNT = 300
+WHERES: list[dict[str, Any]] = [
+    {"user_id": "user-3"},
+    {"since": "2026-01-01T00:02:00Z", "until": "2026-01-01T00:03:00Z"},
+    {"min_score": 0.5},
+    {"metadata": {"region": "north"}},
+    {"metadata": {"region": None}},
+    {"metadata": {"tries": 2.0}, "min_score": 0.25},
+]
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a few hundred steps be worth a file."""
+    monkeypatch.setattr(step_index, "_WORTH_CACHING", 100)
+
+
+def made(number: int) -> AgentStep:
+    metadata = {"region": ["north", "south", None][number % 3], "tries": number % 4}
+    return AgentStep(
+        id=f"s{number}",
+        step_type=AgentStepType.Action,
+        run_id=f"run-{number // 10}",
+        user_id=f"user-{number % 7}",
+        created_at=datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number),
+        score=number / COUNT if number % 5 == 0 else None,
+        metadata=metadata if number % 2 else {"tries": 2},
+        inputs={"purpose": f"refund ticket {number}"},
+    )
+
+
+@pytest.fixture(params=["writer", "reader"])
+def path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A memory whose filters were asked for, by who wrote it or by a process with its index."""
+    path = tmp_path / "steps.db"
+    with StepMemory(path, embedder="hashing") as memory:
+        memory.add([made(number) for number in range(COUNT)])
+        for run in range(0, COUNT // 10, 3):
+            memory.score(f"run-{run}", run / 30)
+        memory.search("refund")
+        if request.param == "writer":
+            found(memory)
+    if request.param == "reader":
+        with StepMemory(path) as memory:
+            found(memory)
+    return path
+
+
+def found(memory: StepMemory) -> list[set[str]]:
+    """Return what filters find, which is what the database says."""
+    answers: list[set[str]] = []
+    for where in WHERES:
+        hits = memory.search("refund ticket", COUNT + 9, where=where)
+        answers.append({str(hit.step.id) for hit in hits})
+        listed = memory.repository().store.find(StepFilter.of(where), limit=COUNT + 9)
+        assert answers[-1] == {str(step.id) for step in listed}
+    return answers
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows' keys, scores or values of metadata were read of the store, each time."""
+    taken: list[int] = []
+    for name in ("step_keys", "scored_rows", "metadata_values"):
+        real = getattr(SqliteStepStore, name)
+
+        def counted(*args: Any, name: str = name, real: Any = real, **named: Any) -> Any:
+            answer = real(*args, **named)
+            taken.append(len(answer[0] if name == "step_keys" else answer))
+            return answer
+
+        monkeypatch.setattr(SqliteStepStore, name, counted)
+    return taken
+
+
+def test_the_first_filter_of_a_process_reads_what_is_new_alone(path: Path, read: list[int]) -> None:
+    with StepMemory(path) as memory:
+        before = found(memory)
+        assert all(before)
+        assert sum(read) == 0
+        memory.add(made(COUNT + 1))
+        memory.delete("s3")
+        memory.score("run-1", 0.75)
+        after = found(memory)
+        assert 0 < sum(read) < 20
+        assert after[0] == before[0] - {"s3"}
+        assert after[2] == before[2] | {f"s{n}" for n in range(10, 20) if n % 5}
+
+
+def test_a_filter_follows_what_another_process_says_of_runs(path: Path) -> None:
+    script = """
+import sys
+from hybridagi_steps import StepMemory
+with StepMemory(sys.argv[1]) as memory:
+    memory.score("run-1", 0.75)
+"""
+    with StepMemory(path) as memory:
+        before = found(memory)
+        subprocess.run([sys.executable, "-c", script, str(path)], check=True)
+        assert found(memory)[2] == before[2] | {f"s{n}" for n in range(10, 20) if n % 5}
+
+
+def test_no_file_of_columns_outlives_an_erasure(path: Path) -> None:
+    (columns,) = path.parent.glob("*.keys.index")
+    assert b"user-3" in columns.read_bytes()
+    with StepMemory(path) as memory:
+        found(memory)
+        memory.purge({"user_id": "user-3"})
+        assert not columns.exists()
+        found(memory)
+    held = [file for file in path.parent.iterdir() if b"user-3" in file.read_bytes()]
+    assert held == []
+    assert columns.exists()
+
+
+def test_damaged_columns_are_read_again(path: Path, read: list[int]) -> None:
+    (columns,) = path.parent.glob("*.keys.index")
+    with StepMemory(path) as memory:
+        expected = found(memory)
+    whole = columns.read_bytes()
+    for place in np.linspace(0, len(whole) - 200, 12).astype(int).tolist():
+        changed = bytearray(whole)
+        changed[place : place + 64] = bytes(byte ^ 16 for byte in changed[place : place + 64])
+        columns.write_bytes(changed)
+        read.clear()
+        with StepMemory(path) as memory:
+            assert found(memory) == expected
+        assert sum(read) >= COUNT
+
+
+def test_only_so_many_metadata_keys_get_a_column() -> None:
+    store = SqliteStepStore(":memory:")
+    step = made(1)
+    store.append([step.model_copy(update={"metadata": {f"k{n}": n for n in range(40)}})])
+    columns = FilterColumns(store)
+    columns.follow(99, np.empty(0, np.int64))
+    asked: list[Rows] = []
+    for key in [*range(40), "\ud800"]:
+        where = StepFilter(metadata={f"k{key}": key if isinstance(key, int) else 0})
+        asked.append(columns.rows(where))
+        assert asked[-1].tolist() == store.rows(where).tolist()
+    assert sum(map(len, asked)) == 40
+    held = [name for name in columns.to_arrays() if name.startswith("column metadata:")]
+    assert len(held) == METADATA_KEYS
