@@ -30,6 +30,7 @@ from hybridagi_steps.records.store_values import (
     Position,
     Rows,
     RunSummary,
+    SessionState,
     SessionSummary,
     StoreIdentity,
     TextRow,
@@ -385,6 +386,36 @@ class StepStore(IndexedStore, Protocol):
 
     def forget_revocations(self, where: StepFilter) -> None:
         """Forget revocations that name a purged user or session, and hide no step any more."""
+        ...
+
+
+@runtime_checkable
+class SessionFollower(Protocol):
+    """What a store has besides that tells in one question what is new of a session.
+
+    Without it a reader asks for all of a session whenever it wants it.
+    """
+
+    def session_state(
+        self,
+        session_id: str,
+        *,
+        branch_id: int | None = None,
+        after: int | None = None,
+        users_after: int | None = None,
+    ) -> SessionState:
+        """Return where a session, or one of its branches, stands.
+
+        Args:
+            session_id: The session.
+            branch_id: The branch; by default the one that the session points at.
+            after: The messages that follow on this sequence are wanted; None for no messages.
+            users_after: So are users of the AgentSteps pinned beyond this one; None for no users.
+
+        Raises:
+            UnknownSessionError: No such session.
+            SequenceConflictError: The branch is not one of this session.
+        """
         ...
 
 

@@ -221,19 +221,10 @@ class ContextBuilder:
         check_text("query", query)
         check_text("system_prompt", system_prompt)
         source = source_of(self.memory, session_id, steps, query)
-        return self.build_source(source, query=query, system_prompt=system_prompt)
-
-    def build_source(
-        self, source: Source, *, query: str | None = None, system_prompt: str | None = None
-    ) -> Context:
-        """Do as `build` does, with messages that were read already; they stay as they are."""
         conversation = source.in_units()
         system = conversation.system if system_prompt is None else system_prompt
         units, standing = replaced(conversation.units)
-        costs = source.tokens(units, self._count)
-        needed = least_tokens(self._count, system, units[-1], sum(costs[-1]))
-        if needed > self.budget:
-            raise ContextBudgetError(needed, self.budget)
+        costs, needed = self._costs(source, system, units)
         receipt = Receipt(self.budget, self.counter.counter_id, cache_weight=self.cache_weight)
         if system and system.strip():
             cost = self._count.message({"role": "system", "content": system})
@@ -252,6 +243,20 @@ class ContextBuilder:
             receipt.tokens, self._sent.shared(source.session_id, messages, self._count)
         )
         return Context(messages, receipt, system, shown, source.messages, layout.stable)
+
+    def history(self, source: Source) -> tuple[str | None, list[Step]]:
+        """Return the system prompt and the messages that a context without recall shows.
+
+        No receipt is written, and the messages are those of the source: nobody may change one.
+
+        Raises:
+            ContextBudgetError: System prompt and newest unit do not fit into the budget.
+        """
+        system, known = source.in_units()
+        units, _ = replaced(known)
+        costs, needed = self._costs(source, system, units)
+        layout = self._planned(units, costs, self.budget - needed)
+        return system, layout.messages(source.session_id)
 
     def compact(
         self,
@@ -291,6 +296,16 @@ class ContextBuilder:
         """
         held = originals if session_id is None else session_source(self.memory, session_id).messages
         return [own_copy(step) for step in expand(messages, held)]
+
+    def _costs(
+        self, source: Source, system: str | None, units: Sequence[Unit]
+    ) -> tuple[list[list[int]], int]:
+        """Return the tokens of each message of each unit, and those of the smallest context."""
+        costs = source.tokens(units, self._count)
+        needed = least_tokens(self._count, system, units[-1], sum(costs[-1]))
+        if needed > self.budget:
+            raise ContextBudgetError(needed, self.budget)
+        return costs, needed
 
     def _laid_out(
         self,

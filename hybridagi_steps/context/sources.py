@@ -32,7 +32,8 @@ from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.json_reading import JsonObject, as_list
 from hybridagi_steps.records.message import MessageRole, Step
-from hybridagi_steps.sessions.lines import History, TokenCounts, history_of
+from hybridagi_steps.records.store_values import BranchPosition
+from hybridagi_steps.sessions.lines import History, TokenCounts, history_of, only_user
 from hybridagi_steps.sessions.repository import check_session
 from hybridagi_steps.token_counters import MessageCounter
 
@@ -64,19 +65,21 @@ class Source:
     """The messages in units, where they are known to be shared; made when asked for."""
     counts: TokenCounts | None = None
     """What is known of the tokens of a line's messages; None where two may have one id."""
+    end: BranchPosition | None = None
+    """Where the session was seen to end."""
 
     @classmethod
     def of_history(
         cls, history: History, session_id: str, token_store: MessageTokenStore | None = None
     ) -> Source:
         """Return what a session's line holds."""
-        messages, conversation, counts = history
         return cls(
-            messages,
+            history.messages,
             session_id,
             token_store=token_store,
-            conversation=conversation,
-            counts=counts,
+            conversation=history.conversation,
+            counts=history.counts,
+            end=history.end,
         )
 
     def in_units(self) -> Conversation:
@@ -211,20 +214,10 @@ def newest_step(memory: StepMemory | None, source: Source) -> AgentStep | None:
 
 
 def _user_of(memory: StepMemory, source: Source) -> str | None:
-    if source.of_agent_steps:
-        return only_user(source.users)
-    steps = memory.iter_steps({"session_id": source.session_id})
-    return only_user(step.user_id for step in steps)
-
-
-def only_user(users: Iterable[str | None]) -> str | None:
-    """Return the one user among those that steps name, None for nobody or several."""
-    only: str | None = None
-    for user in users:
-        if user is not None and only not in (None, user):
-            return None
-        only = user or only
-    return only
+    if not source.of_agent_steps:
+        return only_user(memory.repository().store, source.session_id, source.end)
+    users = source.users - {None}
+    return users.pop() if len(users) == 1 else None
 
 
 def _kept_as(message: Step, counter_id: str) -> str:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import EVERY_SCOPE
+from hybridagi_steps.records.message import Step
 
 FloatMatrix = npt.NDArray[np.float32]
 """Vectors as rows, shape (n, d)."""
@@ -177,6 +178,19 @@ class BranchPosition(NamedTuple):
 
     branch_id: int
     sequence: int
+
+
+class SessionState(NamedTuple):
+    """Where a session stands at one moment, and what is new of it."""
+
+    end: BranchPosition
+    erasures: tuple[int, int, int]
+    """Another after every erasure, of whichever process."""
+    users: frozenset[str]
+    """Users that AgentSteps name which are pinned to this branch beyond a sequence: the first and
+    the last by name."""
+    messages: list[Step]
+    """Those that follow on a sequence, as far as this branch has them itself."""
 
 
 @dataclass(frozen=True, slots=True)

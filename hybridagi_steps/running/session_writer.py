@@ -16,7 +16,7 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.store_values import BranchPosition
-from hybridagi_steps.sessions.lines import History, history_of
+from hybridagi_steps.sessions.lines import History, history_of, look_at, only_user
 
 _log = logging.getLogger("hybridagi_steps")
 _LOST = (SequenceConflictError, UnknownSessionError)
@@ -75,13 +75,16 @@ class SessionWriter:
 
     def find_end(self) -> int:
         """Look where the line ends; 0 for a session that does not exist."""
-        store = self.repository.store
         try:
-            self._end = store.session_end(self.session_id, branch_id=self._asked_branch)
+            self._end = look_at(self.repository.store, self.session_id, self._asked_branch)
         except UnknownSessionError:
             if self._asked_branch is not None:
                 raise
         return self.last
+
+    def only_user(self) -> str | None:
+        """Return the only user that the session's steps name."""
+        return only_user(self.repository.store, self.session_id, self._end)
 
     def messages(self, start: int, end: int) -> list[Step]:
         """Return messages of this line, both ends included."""

@@ -24,6 +24,7 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.agent_steps import shown_steps
+from hybridagi_steps.messages.provider_out import openai_messages
 from hybridagi_steps.recording.recorder import user_recorded_for
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import SUMMARY_OF, Step
@@ -172,15 +173,22 @@ def earlier(run: ActiveRun, before: History | None) -> Messages:
         return []
     builder = ContextBuilder(budget=run.config.context_budget or _NO_LIMIT, recent=None, k=0)
     try:
-        context = builder.build_source(with_user(Source.of_history(before, run.line.session_id)))
+        system, shown = builder.history(with_user(Source.of_history(before, run.line.session_id)))
     except ContextBudgetError as error:
         run.events.error("context", error)
         return []
     # The session's own line is no recall, but for what somebody else's file says of it.
-    imported = [step for step in context.steps if source_of(step.metadata) is not None]
+    imported = [step for step in shown if source_of(step.metadata) is not None]
     ids = [name for step in imported for name in shown_steps(step) or [step.id]]
     run.recorder.note_recalled(dict.fromkeys(ids))
-    return context.messages
+    # The program may change what it is given, and lines are shared.
+    return [_own(message) for message in openai_messages(system, shown)]
+
+
+def _own(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message that shares nothing that can be changed."""
+    nested = "tool_calls" in message or isinstance(message["content"], list)
+    return copy.deepcopy(message) if nested else message
 
 
 def open_session(memory: StepMemory, start: Start) -> tuple[SessionWriter, str | None]:
@@ -191,8 +199,8 @@ def open_session(memory: StepMemory, start: Start) -> tuple[SessionWriter, str |
     """
     session_id, expected = start.session.session_id, start.expect_last
     line = SessionWriter(memory, session_id, start.branch_id)
-    user_id = start.session.user_id or user_recorded_for(memory) or _only_user(line, start)
     last = line.find_end()
+    user_id = start.session.user_id or user_recorded_for(memory) or _only_user(line, start)
     if expected is not None and last != expected:
         if last == 0:
             raise UnknownSessionError(session_id)
@@ -210,8 +218,7 @@ def _only_user(line: SessionWriter, start: Start) -> str | None:
         users = _users_of_turn(store, session_id, start.again)
         if len(users) == 1:
             return users.pop()
-    named: list[str] = store.users(StepFilter(session_id=session_id, scope=EVERY_SCOPE), limit=2)
-    return named[0] if len(named) == 1 else None
+    return line.only_user()
 
 
 def _users_of_turn(store: Any, session_id: str, start: int) -> set[str]:

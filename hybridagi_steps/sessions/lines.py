@@ -1,4 +1,4 @@
-"""A cache of session lines: each message is decoded once, and a reader asks for what is new.
+"""A cache of session lines: each message is decoded once, and one question tells what is new.
 
 A branch only ever grows while a session reads it, so what was read of it stays true. What else can
 happen (an erasure, a sweep of what nobody read) leaves a tombstone or begins an epoch, in whichever
@@ -18,7 +18,8 @@ import orjson
 
 from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.messages.units import Conversation, Grouping, Unit
-from hybridagi_steps.protocols import MessageIndex, StoreBackend
+from hybridagi_steps.protocols import SessionFollower, StoreBackend
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.store_values import BranchPosition
 
@@ -42,30 +43,63 @@ class History(NamedTuple):
     """The same in units."""
     counts: TokenCounts
     """What is known of the tokens of this line's messages; takes what else is counted."""
+    end: BranchPosition
+    """Its last message."""
 
 
 class SessionLines:
     """What is known of the lines of one store; threads and event loops may share it.
 
-    Of a store that does not tell what was erased (one without `MessageIndex`) nothing is kept.
+    Of a store that does not tell what was erased (no `SessionFollower`) nothing is kept.
     """
 
     def __init__(self, store: StoreBackend) -> None:
-        self._tells = isinstance(store, MessageIndex)
+        self._tells = isinstance(store, SessionFollower)
         self._lock = ForkSafeLock()  # for who changes a line; never held while the store is read
-        self._lines: OrderedDict[tuple[str, int], _Line] = OrderedDict()
+        self._lines: OrderedDict[str, _Line] = OrderedDict()
         self._erasures: object = None
         self._size = 0
+
+    def look(
+        self, store: StoreBackend, session_id: str, branch_id: int | None = None
+    ) -> BranchPosition:
+        """Return where a session ends; take what is new of it, forget all after an erasure."""
+        if not isinstance(store, SessionFollower):
+            return store.session_end(session_id, branch_id=branch_id)
+        with self._lock:
+            known = self._lines.get(session_id) or _Line(0, 0)
+            after, users_after = known.last, known.users_after
+        end, erasures, users, messages = store.session_state(
+            session_id,
+            branch_id=branch_id,
+            after=after if known.messages else None,
+            users_after=users_after,
+        )
+        with self._lock:
+            if self._erasures != erasures:
+                self.forget()
+                self._erasures = erasures
+            line = self._lines.get(session_id)
+            if line is None or line.branch_id != end.branch_id:
+                line = _Line(end.branch_id, end.sequence + 1)
+            elif line is known:
+                line.users |= users
+                if users_after is not None:
+                    line.users_after = end.sequence
+            before = line.size
+            if line is known and messages:
+                line.extend(after + 1, messages)
+            self._keep(session_id, line, line.size - before)
+        return end
 
     def read(
         self, store: StoreBackend, session_id: str, end: BranchPosition, start: int
     ) -> History:
-        """Return the messages of a line from `start` to `end`."""
-        key, erasures = (session_id, end.branch_id), self._look_for_erasures(store)
+        """Return the messages of a line from `start` to `end`, where it was seen to end."""
         with self._lock:
-            line = self._lines.get(key) if self._tells else None
-            if line is None or start > line.last + 1:
-                line = _Line(start)
+            line, erasures = self._lines.get(session_id), self._erasures
+            if line is None or line.branch_id != end.branch_id or start > line.last + 1:
+                line = _Line(end.branch_id, start)
             missing = line.missing(start, end.sequence)
         parts = [
             (first, store.messages(session_id, first, last, branch_id=end.branch_id))
@@ -75,10 +109,27 @@ class SessionLines:
             before = line.size
             for first, found in parts:
                 line.extend(first, found)
-            history = line.part(start, end.sequence)
+            history = line.part(start, end)
             if self._tells and erasures == self._erasures:
-                self._keep(key, line, line.size - before)
+                self._keep(session_id, line, line.size - before)
         return history
+
+    def users(
+        self, store: StoreBackend, session_id: str, end: BranchPosition | None
+    ) -> frozenset[str]:
+        """Return whom the steps of a session name that was seen to end there: one or more."""
+        with self._lock:
+            line = self._lines.get(session_id)
+            if end is None or (line is not None and line.branch_id != end.branch_id):
+                line = None
+            if line is not None and line.users_after is not None:
+                return line.users
+        where = StepFilter(session_id=session_id, scope=EVERY_SCOPE)
+        found = frozenset(store.users(where, limit=2))
+        with self._lock:
+            if line is not None and end is not None:
+                line.users, line.users_after = found, end.sequence
+        return found
 
     def forget(self) -> None:
         """Forget everything, as after an erasure."""
@@ -86,23 +137,11 @@ class SessionLines:
             self._lines.clear()
             self._size = 0
 
-    def _look_for_erasures(self, store: StoreBackend) -> object:
-        """Return what is another after every erasure; forget everything after one."""
-        if not self._tells:
-            return None
-        position = store.frontier().position
-        erasures = (position.epoch, position.tombstone)
-        with self._lock:
-            if self._erasures != erasures:
-                self.forget()
-                self._erasures = erasures
-        return erasures
-
-    def _keep(self, key: tuple[str, int], line: _Line, grown: int) -> None:
+    def _keep(self, session_id: str, line: _Line, grown: int) -> None:
         """Keep a line as the one read last, and others as far as there is room."""
-        known = self._lines.pop(key, None)
+        known = self._lines.pop(session_id, None)
         self._size += grown if known is line else line.size - (known.size if known else 0)
-        self._lines[key] = line
+        self._lines[session_id] = line
         while self._size > MOST_BYTES and len(self._lines) > 1:
             _, oldest = self._lines.popitem(last=False)
             self._size -= oldest.size
@@ -112,10 +151,15 @@ class SessionLines:
 class _Line:
     """What is known of one branch, as a session reads it."""
 
+    branch_id: int
     first: int
     """The sequence of the first message that is held."""
     messages: list[Step] = field(default_factory=list[Step])
-    size: int = 0
+    size: int = _STEP_BYTES
+    users: frozenset[str] = frozenset()
+    """Whom its steps name."""
+    users_after: int | None = None
+    """The sequence at its end when that was so; None while nobody asked."""
     groupings: OrderedDict[int, Grouping] = field(default_factory=OrderedDict[int, Grouping])
     """By the sequence of the first message in it."""
     units: list[Unit | None] = field(default_factory=list[Unit | None])
@@ -144,9 +188,9 @@ class _Line:
             self.units += [None] * len(new)
         self.size += sum(map(_size_of, new))
 
-    def part(self, start: int, end: int) -> History:
+    def part(self, start: int, end: BranchPosition) -> History:
         """Return a range that is held."""
-        begin, stop = start - self.first, end - self.first + 1
+        begin, stop = start - self.first, end.sequence - self.first + 1
         grouping = self.groupings.pop(start, None)
         if grouping is None or grouping.size > stop - begin:  # or an earlier end than before
             grouping = Grouping()
@@ -158,7 +202,7 @@ class _Line:
                 grouping.share(unit)
             else:
                 self.units[place] = grouping.add(self.messages[place], self.first - 1 + place)
-        return History(self.messages[begin:stop], grouping.conversation(), self.counts)
+        return History(self.messages[begin:stop], grouping.conversation(), self.counts, end)
 
 
 _known: WeakKeyDictionary[StoreBackend, SessionLines] = WeakKeyDictionary()
@@ -176,24 +220,44 @@ def history_of(
     Args:
         store: Where the session is.
         session_id: The session.
-        end: The branch, and the last sequence wanted; by default where the session ends.
+        end: The branch, and the last sequence wanted, where `look_at` has seen it end or before;
+            by default it is looked at now.
         most: How many messages at most; None is all.
 
     Raises:
         UnknownSessionError: No such session.
     """
+    lines = _lines_of(store)
     if end is None:
-        end = store.session_end(session_id)
+        end = lines.look(store, session_id)
     start = 1 if most is None else max(1, end.sequence - most + 1)
-    with _knowing:
-        lines = _known.get(store) or _known.setdefault(store, SessionLines(store))
     return lines.read(store, session_id, end, start)
+
+
+def look_at(store: StoreBackend, session_id: str, branch_id: int | None = None) -> BranchPosition:
+    """Return where a session, or one of its branches, ends now; see `SessionLines.look`."""
+    return _lines_of(store).look(store, session_id, branch_id)
+
+
+def only_user(store: StoreBackend, session_id: str, end: BranchPosition | None) -> str | None:
+    """Return the only user that a session's steps name; None for nobody, and for several.
+
+    They are asked for once, and from then on only what is new of the session is looked at; always
+    where no `end` is known, as of a session that has no messages.
+    """
+    users = _lines_of(store).users(store, session_id, end)
+    return next(iter(users)) if len(users) == 1 else None
 
 
 def forget_history(store: StoreBackend) -> None:
     """Forget what is known of a store's sessions, as after an erasure."""
     if (lines := _known.get(store)) is not None:
         lines.forget()
+
+
+def _lines_of(store: StoreBackend) -> SessionLines:
+    with _knowing:
+        return _known.get(store) or _known.setdefault(store, SessionLines(store))
 
 
 def _size_of(message: Step) -> int:

@@ -24,6 +24,7 @@ from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.postgres.database import PostgresDatabase
 from hybridagi_steps.stores.postgres.schema import DURABLY
 from hybridagi_steps.stores.sql.lineage import Row, in_range, row_checksums
+from hybridagi_steps.stores.sql.sessions import session_state_query
 from hybridagi_steps.stores.sql.tables import (
     FORGET_NAMESPACE,
     Connection,
@@ -136,6 +137,7 @@ class PostgresSteps(PostgresTables, StepWriting):
     """What PostgreSQL says about steps and messages in its own way."""
 
     _runs = _RUNS
+    _session_state = session_state_query("a.user_id")
     _columns, _recalled = _KEY_COLUMNS, _RECALLED
     _save_text = _SAVE_TEXT
     _save_vector = _SAVE_VECTOR

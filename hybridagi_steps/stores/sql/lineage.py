@@ -143,10 +143,15 @@ def branch_of(
         return tip
     owner = connection.execute(_OWNER, (namespace, in_range(branch_id))).fetchone()
     if owner is None or owner[0] != session_id:
-        raise SequenceConflictError(
-            f"branch {branch_id} is not one of session {session_id!r}; attempts() lists them."
-        )
+        raise foreign_branch(session_id, branch_id)
     return branch_id
+
+
+def foreign_branch(session_id: str, branch_id: int) -> SequenceConflictError:
+    """Return what is raised for a branch that is none of a session's."""
+    return SequenceConflictError(
+        f"branch {branch_id} is not one of session {session_id!r}; attempts() lists them."
+    )
 
 
 def in_range(number: int) -> int:
@@ -244,7 +249,11 @@ def rows(
 
 def own_rows(connection: Connection, link: Link) -> list[Row]:
     """Return the messages that a branch has in a range, one after another from its beginning."""
-    found = connection.execute(_RANGE, link).fetchall()
+    return checked_rows(link, connection.execute(_RANGE, link).fetchall())
+
+
+def checked_rows(link: Link, found: Sequence[Any]) -> list[Row]:
+    """Return such messages as a database gave them, each with its two checksums last."""
     if not found:
         return []
     sequences, ids, said, bodies, of_said, of_all = zip(*found, strict=True)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from hybridagi_steps.errors import StepsError, UnknownSessionError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.message import Step, utc_now
-from hybridagi_steps.records.store_values import BranchPosition, SessionSummary
+from hybridagi_steps.records.store_values import BranchPosition, SessionState, SessionSummary
 from hybridagi_steps.stores.body import (
     Written,
     decode_message,
@@ -37,8 +37,10 @@ from hybridagi_steps.stores.sql.lineage import (
     SessionRow,
     branch_of,
     change_session,
+    checked_rows,
     checked_session,
     end_of,
+    foreign_branch,
     in_range,
     insert_session,
     links,
@@ -48,13 +50,14 @@ from hybridagi_steps.stores.sql.lineage import (
     place_of,
     rows,
     said,
-    session_row,
     take_number,
     tip_of,
 )
 from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
 from hybridagi_steps.stores.sql.writing import StepWriting
 
+_OF_STATE = 14
+"""Columns that it has of the session."""
 _USED = """SELECT branch_id, first, last FROM append_key
     WHERE namespace = ? AND session_id = ? AND key = ?"""
 _USE = "INSERT INTO append_key VALUES (?, ?, ?, ?, ?, ?)"
@@ -73,8 +76,37 @@ _FIRST_MESSAGES = 20
 T = TypeVar("T")
 
 
+def session_state_query(user: str) -> str:
+    """Return SQL for all that a turn must know of a session, in one statement.
+
+    Args:
+        user: SQL of the user that a row `a` of `agent_step` names. Of `step_view` SQLite would walk
+            all rows, not those that an index finds.
+    """
+    return f"""WITH state AS MATERIALIZED (
+        SELECT s.branch_id AS tip, s.created_at, s.updated_at, s.forked_from, s.forked_at,
+            s.checksum, b.id AS branch, b.session_id AS owner, b.fork_sequence AS fork,
+            coalesce((SELECT max(sequence) FROM message WHERE branch_id = b.id), b.fork_sequence),
+            n.epoch, coalesce((SELECT max(seq) FROM tombstone WHERE namespace = n.id), 0),
+            (SELECT min({user}) FROM agent_step a WHERE a.namespace = s.namespace
+                AND a.branch_id = b.id AND a.sequence > :users_after),
+            (SELECT max({user}) FROM agent_step a WHERE a.namespace = s.namespace
+                AND a.branch_id = b.id AND a.sequence > :users_after)
+        FROM session s JOIN namespace n ON n.id = s.namespace
+        LEFT JOIN branch b ON b.id = coalesce(CAST(:branch AS BIGINT), s.branch_id)
+        WHERE s.namespace = :namespace AND s.id = :session)
+    SELECT state.*, m.sequence, m.id, CAST(m.said AS BLOB), CAST(m.body AS BLOB), m.said_checksum,
+        m.checksum
+    FROM state LEFT JOIN message m
+        ON m.branch_id = state.branch AND m.sequence > :after AND state.fork <= :after
+    ORDER BY m.sequence"""  # noqa: S608 - columns are ours
+
+
 class SessionTables(StepWriting):
-    """Implements `SessionStore` and `MessageTokenStore`; see protocols.py."""
+    """Implements `SessionStore`, `SessionFollower` and `MessageTokenStore`; see protocols.py."""
+
+    _session_state: str
+    """What `session_state_query` returns."""
 
     def commit(
         self,
@@ -99,11 +131,7 @@ class SessionTables(StepWriting):
         refuse_twice([step_id for step_id, _, _ in encoded])
         places = [0] * len(steps) if after is None else after
         with self._db.writing() as connection:
-            session = self._session_to_write(connection, session_id, branch_id)
-            branch = session.branch_id
-            if branch_id is not None:
-                branch = branch_of(connection, self._namespace, session_id, branch_id)
-            end = end_of(connection, branch)
+            session, end = self._session_to_write(connection, session_id, branch_id)
             if idempotency_key is not None:
                 used = self._used(connection, session_id, idempotency_key, written)
                 if used is not None:
@@ -158,8 +186,22 @@ class SessionTables(StepWriting):
 
     def session_end(self, session_id: str, *, branch_id: int | None = None) -> BranchPosition:
         """Return where a session ends."""
-        with self._db.reading() as connection:
-            return end_of(connection, branch_of(connection, self._namespace, session_id, branch_id))
+        return self.session_state(session_id, branch_id=branch_id).end
+
+    def session_state(
+        self,
+        session_id: str,
+        *,
+        branch_id: int | None = None,
+        after: int | None = None,
+        users_after: int | None = None,
+    ) -> SessionState:
+        """Return where a session, or one of its branches, stands, and what is new of it."""
+        with self._readable(session_id), self._db.asking() as connection:
+            found = self._state(connection, session_id, branch_id, after, users_after)
+        if found is None:
+            raise UnknownSessionError(session_id)
+        return found[1]
 
     def pinned_steps(
         self, session_id: str, *, branch_id: int | None = None
@@ -223,16 +265,51 @@ class SessionTables(StepWriting):
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise damaged(f"{self._db.name}: a message of session {session_id!r}", error) from error
 
+    def _state(
+        self,
+        connection: Connection,
+        session_id: str,
+        branch_id: int | None,
+        after: int | None = None,
+        users_after: int | None = None,
+    ) -> tuple[SessionRow, SessionState] | None:
+        """Return a session and where it, or its branch, stands; None when it is unknown."""
+        if not is_storable(session_id):
+            return None
+        asked = {"namespace": self._namespace, "session": session_id}
+        asked["branch"] = branch_id and in_range(branch_id)
+        asked["after"] = OPEN_END if after is None else after
+        asked["users_after"] = OPEN_END if users_after is None else users_after
+        found = connection.execute(self._session_state, asked).fetchall()
+        if not found:
+            return None
+        tip, *known = found[0][:6]
+        branch, owner, _, last, epoch, tombstone, *users = found[0][6:_OF_STATE]
+        session = checked_session(self._namespace, session_id, tip, *known)
+        if branch_id not in (None, tip) and owner != session_id:
+            raise foreign_branch(session_id, branch_id)
+        if branch is None:
+            raise damaged(f"the branch {tip}", "it is not there")
+        new = [row[_OF_STATE:] for row in found if row[_OF_STATE] is not None]
+        messages = [
+            decode_message(row.written, row.id, session_id, row.sequence)
+            for row in checked_rows(Link(branch, asked["after"] + 1, last), new)
+        ]
+        names = frozenset(name for name in users if name is not None)
+        erasures = (self._restarts, epoch, tombstone)
+        state = SessionState(BranchPosition(branch, last), erasures, names, messages)
+        return session, state
+
     def _session_to_write(
         self, connection: Connection, session_id: str, branch_id: int | None
-    ) -> SessionRow:
-        """Return a session that is being written; an unknown one is created."""
-        session = session_row(connection, self._namespace, session_id)
-        if session is None and branch_id is None:
-            session = self._create_session(connection, session_id)
-        if session is None:
+    ) -> tuple[SessionRow, BranchPosition]:
+        """Return a session that is being written, and its end; an unknown one is created."""
+        if (found := self._state(connection, session_id, branch_id)) is not None:
+            return found[0], found[1].end
+        if branch_id is not None:
             raise UnknownSessionError(session_id)
-        return session
+        session = self._create_session(connection, session_id)
+        return session, BranchPosition(session.branch_id, 0)
 
     def _create_session(
         self,

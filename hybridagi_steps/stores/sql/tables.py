@@ -115,6 +115,11 @@ class Tables(ABC):
     def _db(self) -> Database:
         """Where connections come from."""
 
+    @property
+    def _restarts(self) -> int:
+        """How often the database came back and may have forgotten what readers know of it."""
+        return 0
+
     def _catch_up(self) -> None:  # noqa: B027 - a hook
         """Do what makes reading faster; a reader's chore, never a failure and never a wait."""
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import chain
 from zlib import crc32
 
 import numpy as np
@@ -21,7 +23,8 @@ from hybridagi_steps.records.provenance import CHAT_FORMATS
 from hybridagi_steps.records.store_values import MESSAGE_ROWS, BranchPosition, Rows
 from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.checksums import damaged
-from hybridagi_steps.stores.sql.lineage import TAKE_NUMBER, Row, row_checksums
+from hybridagi_steps.stores.sql.lineage import OPEN_END, TAKE_NUMBER, Row, row_checksums
+from hybridagi_steps.stores.sql.sessions import session_state_query
 from hybridagi_steps.stores.sql.tables import (
     FORGET_NAMESPACE,
     Connection,
@@ -189,6 +192,8 @@ _INSERT_IN_SESSION = f"""INSERT INTO agent_step
 _FIRST_ROW = f"SELECT {_NEXT_ROW}"
 _INSERT_AT = """INSERT INTO agent_step (row, namespace, id, body, checksum, branch_id, sequence)
     VALUES (?, ?, ?, ?, ?, ?, ?)"""
+_FEW = 8
+"""Steps that one statement inserts, their rows numbered by itself: those of a turn."""
 _INSERT_MESSAGE = """INSERT INTO message
     (row, namespace, branch_id, sequence, id, said, body, said_checksum, checksum)
     VALUES ((SELECT number FROM next_write), ?, ?, ?, ?, ?, ?, ?, ?)"""
@@ -255,10 +260,22 @@ LEFTOVERS = f"""SELECT t.row FROM step_text t WHERE t.parent_row IS NOT NULL
 """Rows that show words they must not, in any namespace; files of older versions may have some."""
 
 
+@cache
+def _insert_few(steps: int) -> str:
+    """Return SQL that inserts so many steps in their order, and returns their rows."""
+    places = ", ".join(f"({place}, ?, ?, ?, ?, ?, ?)" for place in range(steps))
+    return f"""WITH next(row) AS MATERIALIZED (SELECT {_NEXT_ROW}),
+        given(place, namespace, id, body, checksum, branch_id, sequence) AS (VALUES {places})
+        INSERT INTO agent_step (row, namespace, id, body, checksum, branch_id, sequence)
+        SELECT next.row + place, namespace, id, body, checksum, branch_id, sequence
+        FROM next, given RETURNING row"""  # noqa: S608 - no value in it
+
+
 class SqliteSteps(SqliteTables, StepWriting):
     """What SQLite says about steps and messages in its own way."""
 
     _runs = _RUNS
+    _session_state = session_state_query("json_extract(a.body, '$.user_id')")
     _columns, _recalled = _COLUMNS, RECALLED
     _save_text = _SAVE_TEXT
     _save_vector = _SAVE_VECTOR
@@ -315,19 +332,25 @@ class SqliteSteps(SqliteTables, StepWriting):
         pins: Mapping[str, BranchPosition],
     ) -> list[int]:
         """Insert steps, each after its id and body: pinned, or at the end of its session."""
-        (first,) = connection.execute(_FIRST_ROW).fetchone()
         sessions = {step.session_id for step_id, _, step in steps if step_id not in pins}
         ends = {name: self._end_of(connection, name) for name in sessions}
         namespace = self._namespace
-        values = (
+        values = [
             (
-                *(row, namespace, step_id, body, crc32(body.encode(), namespace)),
+                *(namespace, step_id, body, crc32(body.encode(), namespace)),
                 *(pins.get(step_id) or ends[step.session_id]),
             )
-            for row, (step_id, body, step) in enumerate(steps, first)
-        )
+            for step_id, body, step in steps
+        ]
+        first = OPEN_END  # what one statement inserts is not there when it fails
         try:
-            connection.executemany(_INSERT_AT, values)
+            if len(values) <= _FEW:
+                inserted = connection.execute(_insert_few(len(values)), [*chain(*values)])
+                first = min(inserted)[0]
+            else:
+                (first,) = connection.execute(_FIRST_ROW).fetchone()
+                numbered = ((row, *each) for row, each in enumerate(values, first))
+                connection.executemany(_INSERT_AT, numbered)
         except sqlite3.IntegrityError as error:
             stored = self._rows_of(connection, [step_id for step_id, _, _ in steps])
             twice = next(step_id for step_id, _, _ in steps if stored.get(step_id, first) < first)
