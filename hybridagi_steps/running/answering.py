@@ -13,7 +13,7 @@ import asyncio
 import copy
 import random
 import time
-from collections.abc import Awaitable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -49,8 +49,8 @@ _ERROR: dict[str, Any] = {"is_error": True}
 class SessionSplice:
     """Mixed in before an adapter class: its prompts hold the session's messages."""
 
-    before: Messages
-    """Earlier messages, oldest first."""
+    history: Callable[[], Messages]
+    """Returns earlier messages, oldest first; made when a prompt takes them."""
     after: Messages
     """What a turn that was cut off has done since its question; empty for a new turn."""
     question: str
@@ -64,11 +64,11 @@ class SessionSplice:
         """Return the messages, those of the session before the request."""
         own = cast("Messages", cast("Any", super()).format(signature, demos, inputs))
         place = self._request_place(own, signature, demos, inputs)
-        head, request = own[:place], own[place:]
+        head, request = [*own[:place], *self.history()], own[place:]
         if not self.after:
-            return [*head, *self.before, *request]
+            return [*head, *request]
         asked = {"role": "user", "content": self.question or EMPTY}
-        return [*head, *self.before, asked, *self.after, *_gone_on(request)]
+        return [*head, asked, *self.after, *_gone_on(request)]
 
     def _request_place(self, own: Messages, signature: Any, demos: object, inputs: object) -> int:
         """Return where the request begins; what an agent has done since is part of it."""
@@ -123,24 +123,27 @@ class SessionSplice:
     def _make_json_adapter_fallback(self) -> Any:
         # When a chat answer cannot be read DSPy asks again through another adapter.
         plain = cast("Any", super())._make_json_adapter_fallback()  # noqa: SLF001
-        return with_session(plain, self.before, self.after, self.question)
+        return with_session(plain, self.history, self.after, self.question)
 
 
 def with_session(
-    adapter: object, before: Messages, after: Messages | None = None, question: str = ""
+    adapter: object,
+    history: Callable[[], Messages],
+    after: Messages | None = None,
+    question: str = "",
 ) -> Any:
     """Return an adapter of the same kind whose prompts hold these messages before the request.
 
     Args:
         adapter: DSPy's adapter; None is its default.
-        before: Earlier messages.
+        history: Returns earlier messages.
         after: What a turn that was cut off has done; may grow while the adapter is used.
         question: What such a turn answers.
     """
     plain = without_session(adapter) or dspy.ChatAdapter()
     spliced = copy.copy(plain)
     spliced.__class__ = _spliced_kind(type(plain))
-    spliced.before, spliced.plain = before, plain
+    spliced.history, spliced.plain = history, plain
     spliced.after, spliced.question = [] if after is None else after, question
     return spliced
 
@@ -174,8 +177,8 @@ class Prompt:
 
     content: object
     """The user's message: a text, or a provider's content parts."""
-    before: Messages = field(default_factory=Messages)
-    """Earlier messages."""
+    history: Callable[[], Messages] = list
+    """Returns earlier messages, made when the program takes them."""
     after: Messages = field(default_factory=Messages)
     """What this turn has done already, when it is resumed."""
     inputs: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -233,11 +236,11 @@ def _settings(run: ActiveRun, agent: Agent, prompt: Prompt) -> AbstractContextMa
         if not (isinstance(callback, StepRecorder) and callback.memory is memory)
     ]
     run.recorder.observed_by(RunObserver(run))
-    before = prompt.before
+    history = prompt.history
     if agent.history_field is not None:
-        prompt.inputs[agent.history_field], before = StepMessages(messages=before), []
+        prompt.inputs[agent.history_field], history = StepMessages(messages=history()), list
     return overriding(
-        adapter=with_session(dspy.settings.get("adapter"), before, prompt.after, prompt.text),
+        adapter=with_session(dspy.settings.get("adapter"), history, prompt.after, prompt.text),
         callbacks=[*callbacks, run.recorder],
         send_stream=None,
         stream_listeners=[],
@@ -301,7 +304,11 @@ def _single(error: BaseException) -> BaseException:
 
 async def _conversation(run: ActiveRun, agent: Agent, prompt: Prompt) -> Any:
     """Return the answer of a callable over messages, its tools called for it."""
-    asked: Messages = [*prompt.before, {"role": "user", "content": prompt.content}, *prompt.after]
+    asked: Messages = [
+        *prompt.history(),
+        {"role": "user", "content": prompt.content},
+        *prompt.after,
+    ]
     known = len(run.turn.messages)
     while True:
         run.check_limits()

@@ -23,7 +23,7 @@ from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepSta
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.running.active_run import ActiveRun
-from hybridagi_steps.running.answering import Messages, answer, with_session
+from hybridagi_steps.running.answering import Messages, Prompt, answer, with_session
 from hybridagi_steps.running.model_events import SpendingCallback
 from hybridagi_steps.running.program_adapter import Agent, Reply, call_function, reply_of
 from hybridagi_steps.running.starting import Start
@@ -116,7 +116,7 @@ async def execute(run: ActiveRun, agent: Agent, start: Start) -> None:
 async def _work(run: ActiveRun, agent: Agent, start: Start) -> None:
     await run.hooks.tell("on_run_start")
     run.check()
-    prompt = await in_thread(partial(start.prepare, run))
+    prompt = await in_thread(partial(_prepared, run, start))
     with no_exit(agent.name), own_cancellation(agent.name):
         reply = await answer(run, agent, prompt)
     run.check()
@@ -127,6 +127,13 @@ async def _work(run: ActiveRun, agent: Agent, start: Start) -> None:
         )
     # In one go: a run that is stopped now has both or neither.
     await in_thread(partial(_conclude, run, reply, start))
+
+
+def _prepared(run: ActiveRun, start: Start) -> Prompt:
+    """Return what the program is given; a hook may have taken its time since the line was read."""
+    if run.hooks:
+        run.line.look_again()
+    return start.prepare(run)
 
 
 def _is_empty(run: ActiveRun, agent: Agent, reply: Reply) -> bool:
@@ -309,7 +316,7 @@ async def _asked(run: ActiveRun, agent: Agent, messages: Messages, reason: str) 
         reply = reply_of(await call_function(run, agent.program, asked), None)
         return (reply.content or None) if reply is not None else None
     models = [predict.lm for predict in agent.program.predictors() if predict.lm is not None]
-    adapter = with_session(dspy.settings.get("adapter"), messages)
+    adapter = with_session(dspy.settings.get("adapter"), lambda: messages)
     counting = SpendingCallback(run)
     with overriding(adapter=adapter, callbacks=[counting], send_stream=None, stream_listeners=[]):
         signature = cast("Any", dspy.Signature("stopped_because -> summary", _SUMMARY))

@@ -96,6 +96,9 @@ class HookCaller:
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self._pending: set[asyncio.Task[None]] = set()
 
+    def __bool__(self) -> bool:
+        return bool(self._hooks)
+
     async def tell(self, point: str, *args: object) -> None:
         """Call all hooks at one point and wait for them."""
         for hook in self._hooks:

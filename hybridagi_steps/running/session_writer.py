@@ -82,6 +82,11 @@ class SessionWriter:
                 raise
         return self.last
 
+    def look_again(self) -> None:
+        """Let `history` know of what was erased since the end was found."""
+        if self._end is not None:
+            look_at(self.repository.store, self.session_id, self._end.branch_id)
+
     def only_user(self) -> str | None:
         """Return the only user that the session's steps name."""
         return only_user(self.repository.store, self.session_id, self._end)

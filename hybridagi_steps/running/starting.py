@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 from uuid import UUID
 
@@ -79,7 +79,8 @@ def with_message(
             before = run.line.history(run.line.last, wanted)
         asked = run.turn.store_user_message(content, message_id)
         run.check()
-        return Prompt(asked.content, earlier(run, before), inputs=dict(inputs))
+        history = cache(partial(earlier, run, before))
+        return Prompt(asked.content, history, inputs=dict(inputs))
 
     return Start(prepare=prepare, **more)
 
@@ -135,7 +136,7 @@ def _standing(inputs: Mapping[str, Any], run: ActiveRun) -> Prompt:
     before = run.line.history(asked.sequence - 1, run.config.max_history)
     return Prompt(
         asked.content,
-        earlier(run, before),
+        cache(partial(earlier, run, before)),
         [step.to_message_dict() for step in since],
         dict(inputs),
         open_calls(since),
