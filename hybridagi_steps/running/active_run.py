@@ -117,13 +117,13 @@ class ActiveRun:
             self.stop(over)
             self.check()
 
-    def piece(self, piece: Piece) -> None:
-        """Show what a model has just said."""
+    def piece(self, piece: Piece) -> bool:
+        """Show what a model has just said; return whether the reader was woken for it."""
         if self.stopped is not None:
-            return
+            return False
         self.spoke = True
         self.meter.first_token()
-        self.events.grow(piece)
+        return self.events.grow(piece)
 
     def tell_now(self, point: str, *args: object) -> None:
         """Tell the hooks from code that cannot wait; a thread left alone tells nobody."""

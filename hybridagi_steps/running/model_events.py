@@ -183,19 +183,20 @@ class TokenStream:
 
     Args:
         voices: Whose words are shown.
-        show: Takes each piece.
+        show: Takes each piece; tells whether its reader was woken.
     """
 
-    def __init__(self, voices: Sequence[Voice], show: Callable[[Piece], None]) -> None:
+    def __init__(self, voices: Sequence[Voice], show: Callable[[Piece], bool]) -> None:
         self.listeners = [AnswerListener(voice) for voice in voices]
         self._show = show
 
     async def send(self, chunk: Any) -> None:
-        """Show what a chunk adds, and let the reader take it before the next one comes."""
+        """Show what a chunk adds; a reader that was woken takes it before the next one comes."""
         speaker = getattr(chunk, "predict_id", None)  # status messages of DSPy have none
         for listener in self.listeners:
-            if id(listener.predict) == speaker and (piece := listener.receive(chunk)) is not None:
-                self._show(piece)
+            if id(listener.predict) != speaker or (piece := listener.receive(chunk)) is None:
+                continue
+            if self._show(piece):
                 await asyncio.sleep(0)
 
     def end(self) -> None:

@@ -1,5 +1,9 @@
 """The events of one run: what a reader sees, in order, and text before it is known to stand.
 
+The first piece of an answer is shown at once, the others together, fifty times a second at most:
+an event that no reader has taken yet takes what follows. Whatever else happens is told at once,
+behind all pieces before it.
+
 A draft is what one answer of a model has said so far. When a message is committed, the draft that
 it continues becomes that message: the reader has seen its beginning and gets the rest. A draft that
 came to nothing (a route that was not taken, an answer asked for again) is called off, so that the
@@ -12,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -33,6 +37,8 @@ FINAL_EVENTS = (
 HELD_BACK = 128
 """Characters that wait when text is redacted: the longest secret that never shows in part."""
 _WORTH_REDACTING = 32
+PAUSE_SECONDS = 0.02
+"""Between pieces that a reader is woken for."""
 _LONGEST_MESSAGE = 4000
 
 
@@ -67,6 +73,7 @@ class EventStream:
         self._redact, self._started = redact, started
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self._arrived = asyncio.Event()
+        self._woken_at, self._alarm = 0.0, False
         self._queue: list[StepEvent] = []
         self._lock = threading.Lock()
         self._number = 0
@@ -98,29 +105,29 @@ class EventStream:
         self.emit(StepEventType.ERROR, {"where": where, **shown, **more})
 
     async def take(self) -> list[StepEvent]:
-        """Return the events that nobody has taken yet, once there is one."""
+        """Return the events that nobody has taken yet, once it is time for one."""
         while True:
+            await self._arrived.wait()
             with self._lock:
+                self._arrived.clear()
                 if self._queue:
                     taken, self._queue = self._queue, []
                     return taken
-                self._arrived.clear()
-            await self._arrived.wait()
 
-    def grow(self, piece: Piece) -> None:
-        """Add a piece to the draft of one answer and show what may be shown."""
+    def grow(self, piece: Piece) -> bool:
+        """Add a piece to the draft of one answer; return whether the reader was woken for it."""
         key, content, reasoning, tool_calls = piece
         with self._drafting:
             if key in self._done:
-                return
+                return False
             if (draft := self._drafts.get(key)) is None:
                 draft = self._drafts[key] = Draft(self._redact)
             shown = draft.content.grow(content) if content else ""
             thought = draft.reasoning.grow(reasoning) if reasoning else ""
-            self._show(draft, shown, thought)
-            if tool_calls and self._redact is None:
-                add_call_pieces(draft.tool_calls, tool_calls)
-                self._show(draft, tool_calls=tool_calls)
+            if not tool_calls or self._redact is not None:
+                tool_calls = []
+            add_call_pieces(draft.tool_calls, tool_calls)
+            return self._show(draft, shown, thought, tool_calls)
 
     def newest_text(self) -> str:
         """Return what may be kept of the newest draft that has said something."""
@@ -162,28 +169,27 @@ class EventStream:
         draft: Draft,
         content: str = "",
         reasoning: str = "",
-        tool_calls: list[dict[str, Any]] | None = None,
-    ) -> None:
+        tool_calls: Sequence[dict[str, Any]] = (),
+    ) -> bool:
         """Add a piece, to the last event when that is one of the same draft and nobody took it."""
         if not (content or reasoning or tool_calls):
-            return
-        if not draft.announced:
+            return False
+        if first := not draft.announced:
             draft.announced = True
             self._started(draft.step_id)
         with self._lock:
             last = self._queue[-1] if self._queue else None
-            if last is None or tool_calls or not _takes_text(last, draft.step_id):
-                delta = StepDelta(
-                    content=content or None,
-                    reasoning_content=reasoning or None,
-                    tool_calls=tool_calls or None,
-                )
+            delta = None if last is None or last.step_id != draft.step_id else last.delta
+            if delta is None:
+                delta = StepDelta()
                 self._add(StepEventType.STEP_DELTA, step_id=draft.step_id, delta=delta)
-            elif (delta := last.delta) is not None:
-                if content:
-                    delta.content = (delta.content or "") + content
-                if reasoning:
-                    delta.reasoning_content = (delta.reasoning_content or "") + reasoning
+            if content:
+                delta.content = (delta.content or "") + content
+            if reasoning:
+                delta.reasoning_content = (delta.reasoning_content or "") + reasoning
+            if tool_calls:
+                delta.tool_calls = [*(delta.tool_calls or ()), *tool_calls]
+            return self._wake_in_time(at_once=first)
 
     def _add(
         self,
@@ -211,10 +217,32 @@ class EventStream:
             "created_at": utc_now(),
         }
         self._queue.append(unvalidated(StepEvent, fields))
-        if threading.get_ident() == self._loop_thread:
+        if delta is None:
+            self._on_loop(self._arrived.set)
+
+    def _wake_in_time(self, *, at_once: bool) -> bool:
+        """Wake the reader for a piece, now or when its turn comes; return whether it is now."""
+        wait = self._woken_at + PAUSE_SECONDS - self._loop.time()
+        if at_once or wait <= 0:
+            self._woken_at = self._loop.time()
+            self._on_loop(self._arrived.set)
+            return True
+        if not self._alarm:
+            self._alarm = True
+            self._on_loop(self._loop.call_later, wait, self._wake)
+        return False
+
+    def _wake(self) -> None:
+        with self._lock:
+            self._woken_at, self._alarm = self._loop.time(), False
             self._arrived.set()
+
+    def _on_loop(self, call: Callable[..., object], *values: object) -> None:
+        """Call something on the loop, from any thread."""
+        if threading.get_ident() == self._loop_thread:
+            call(*values)
         elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._arrived.set)
+            self._loop.call_soon_threadsafe(call, *values)
 
 
 class Draft:
@@ -280,7 +308,7 @@ class SafeText:
         return self.raw if self._redact is None else redacted(self.raw, self._redact)
 
 
-def add_call_pieces(calls: list[dict[str, Any]], pieces: list[dict[str, Any]]) -> None:
+def add_call_pieces(calls: list[dict[str, Any]], pieces: Sequence[dict[str, Any]]) -> None:
     """Put pieces of tool calls together, as OpenAI streams them: by index, arguments in parts."""
     for piece in pieces:
         index = int(piece.get("index", len(calls)))
@@ -322,9 +350,3 @@ def shown_error(error: BaseException, redact: Redact | None) -> dict[str, str]:
 
 def _text(step: Step) -> str:
     return step.content if isinstance(step.content, str) else ""
-
-
-def _takes_text(last: StepEvent, step_id: str) -> bool:
-    """Whether text can join an event that nobody has taken yet."""
-    delta = last.delta
-    return delta is not None and delta.tool_calls is None and last.step_id == step_id

@@ -32,6 +32,7 @@ from runner_cases import (
 import hybridagi_steps as hs
 from hybridagi_steps import AgentStepType, StepEvent, StepEventType, StepMemory, StepMessages
 from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError, SequenceConflictError
+from hybridagi_steps.running import streaming
 from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.running.stored_events import stored_events
@@ -40,6 +41,13 @@ from hybridagi_steps.testing import ScriptedLM, ToolCall, request_text
 QA = "question -> answer"
 
 
+@pytest.fixture
+def unpaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every piece be an event of its own, however fast a script speaks."""
+    monkeypatch.setattr(streaming, "PAUSE_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("unpaced")
 def test_a_predictor_streams_its_answer(memory: StepMemory) -> None:
     lm = answering("Paris is the capital of France.")
     events = run(StepRunner(dspy.Predict(QA), memory), "chat", "Capital?", lm)
@@ -69,6 +77,7 @@ def test_pieces_give_what_is_stored_whatever_the_adapter_and_the_text(
     assert str(messages(memory, "chat")[1].content).strip() == text.strip()
 
 
+@pytest.mark.usefixtures("unpaced")
 @pytest.mark.parametrize("adapter", [dspy.ChatAdapter, dspy.JSONAdapter, dspy.XMLAdapter])
 def test_an_answer_shows_while_it_is_written(memory: StepMemory, adapter: Any) -> None:
     text = 'He said "no" \n\n and left; ' * 9
@@ -230,6 +239,7 @@ def test_a_callable_over_messages_is_a_program(memory: StepMemory, program: Any)
     assert [step.step_type.value for step in steps] == ["ProgramCall", "ProgramEnd"]
 
 
+@pytest.mark.usefixtures("unpaced")
 def test_an_async_generator_streams_its_pieces(memory: StepMemory) -> None:
     async def program(messages: list[dict[str, Any]]) -> AsyncIterator[str]:
         for piece in ("Hel", "lo ", str(messages[-1]["content"])):
@@ -433,6 +443,7 @@ def test_what_is_no_memory_or_program_is_refused(memory: StepMemory) -> None:
         StepRunnerConfig(max_steps=0)
 
 
+@pytest.mark.usefixtures("unpaced")
 def test_redaction_reaches_pieces_messages_and_steps() -> None:
     def redact(text: str) -> str:
         return text.replace("hunter2-very-long-secret", "[secret]")
