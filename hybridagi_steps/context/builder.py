@@ -17,6 +17,7 @@ from typing import Literal, get_args, overload
 
 from hybridagi_steps.context.compaction import Summarise, compact, expand, replaced, summarised
 from hybridagi_steps.context.layout import Layout, Quoted, least_tokens, planned, recalled_in
+from hybridagi_steps.context.older_units import OlderUnits, lent
 from hybridagi_steps.context.quoting import Recalled, block_text, filled
 from hybridagi_steps.context.recall import Search, dependencies, found, query_of
 from hybridagi_steps.context.receipt import Receipt, ReceiptEntry, SentPrompts
@@ -325,7 +326,8 @@ class ContextBuilder:
             layout = self._planned(units, costs, room - reserved)
             layout.left += reserved
         asked = query if query and query.strip() else query_of(units)
-        layout.recalled = self._recalled(layout, asked, source, receipt)
+        with lent(source.kept, layout.hidden) as older:
+            layout.recalled = self._recalled(layout, older, asked, source, receipt)
         if layout.recalled is None and layout.cut_short:
             return self._planned(units, costs, room)
         return layout
@@ -336,7 +338,7 @@ class ContextBuilder:
         return planned(units, costs, room, self.recent, self._count, history)
 
     def _recalled(
-        self, layout: Layout, query: str, source: Source, receipt: Receipt
+        self, layout: Layout, older: OlderUnits, query: str, source: Source, receipt: Receipt
     ) -> Quoted | None:
         """Return the message that quotes older steps, if one fits."""
         room = layout.left - MESSAGE_TOKENS
@@ -351,7 +353,7 @@ class ContextBuilder:
             self.aim,
             newest_step(self.memory, source) if self.aim == "next" else None,
         )
-        firsts = dependencies(layout.tail[-2:], layout.hidden)
+        firsts = dependencies(layout.tail[-2:], older)
         needed = list(islice(firsts, min(self.k or _NEEDED, _NEEDED)))
         most, known = self.k or sys.maxsize, {step.id for step in needed}
         wanted = words(query)
@@ -362,7 +364,7 @@ class ContextBuilder:
 
         width = min(most, max(_LEAST_FETCHED, room // _TYPICAL_TOKENS))
         while True:
-            steps, more = found(query, width, layout.hidden, search)
+            steps, more = found(query, width, older, search)
             every = chain(needed, filter(new, steps))
             made = filled(every, room, most + len(needed), wanted, self._count.text)
             if made.full or not more or len(made.steps) >= most or width >= _MOST_RECALLED:

@@ -9,10 +9,11 @@ dependency: it comes before what was found. How much of it all is quoted is the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from hybridagi_steps.context.older_units import OlderUnits
 from hybridagi_steps.context.quoting import Recalled
 from hybridagi_steps.errors import EmbedderError
 from hybridagi_steps.memory import StepMemory
@@ -21,12 +22,11 @@ from hybridagi_steps.messages.parts import json_text
 from hybridagi_steps.messages.units import SYNTHETIC, Unit, unit_text
 from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.records.agent_step import AgentStep, id_text
-from hybridagi_steps.records.excerpts import identifier_set, identifiers, words
+from hybridagi_steps.records.excerpts import identifiers, words
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.json_reading import text_of
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.step_identity import given_answer
-from hybridagi_steps.search.bm25 import Document, LexicalIndex
 from hybridagi_steps.search.formulas import Aim
 
 _RANK_OFFSET = 60
@@ -40,8 +40,6 @@ _WHOSE = (
 _SAME_WORDS = 0.1
 """A step is worth recalling if more than this share of its words is not shown."""
 _QUERY_REQUEST, _QUERY_LAST = 300, 400
-_COMMONEST = 0.3
-"""A word in more than this share of the older units tells none of them apart."""
 
 _LEAST_NAME, _MOST_NAMES = 4, 100
 """Shorter ids and numbers say nothing of where they come from; more are not followed."""
@@ -52,12 +50,15 @@ def query_of(units: Sequence[Unit]) -> str:
 
     What nobody said asks for nothing.
     """
-    said = [unit for unit in units if not (unit.messages[0].metadata or {}).get(SYNTHETIC)]
-    request = next((unit for unit in reversed(said) if unit.begins_with_user()), None)
+    request = next((u for u in reversed(units) if u.begins_with_user() and _is_said(u)), None)
     asked = text_of(request.messages[0].content)[:_QUERY_REQUEST] if request else ""
-    last = said[-1] if said else None
+    last = next((unit for unit in reversed(units) if _is_said(unit)), None)
     done = unit_text(last)[:_QUERY_LAST] if last is not None and last is not request else ""
     return " | ".join(text for text in (asked.strip(), done.strip()) if text)
+
+
+def _is_said(unit: Unit) -> bool:
+    return not (unit.messages[0].metadata or {}).get(SYNTHETIC)
 
 
 class _Situation(NamedTuple):
@@ -134,7 +135,7 @@ class Search:
         return len(said - self.shown_words) > _SAME_WORDS * len(said)
 
 
-def found(query: str, k: int, older: Sequence[Unit], search: Search) -> tuple[list[Recalled], bool]:
+def found(query: str, k: int, older: OlderUnits, search: Search) -> tuple[list[Recalled], bool]:
     """Return up to k older steps that matter most for a query, and whether there are more.
 
     Args:
@@ -145,20 +146,17 @@ def found(query: str, k: int, older: Sequence[Unit], search: Search) -> tuple[li
     """
     if not query.strip() or k < 1:
         return [], False
-    held = [(message, unit) for unit in older for message in unit.messages]
-    by_step = {step_id: unit for message, unit in held for step_id in shown_steps(message)}
-    by_step |= {message.id: unit for message, unit in held}
     ranked: dict[str, tuple[float, Recalled]] = {}
 
     def rank(step: Recalled, place: int) -> None:
         known = ranked.get(step.id, (0.0, step))
         ranked[step.id] = (known[0] + 1 / (_RANK_OFFSET + place), known[1])
 
-    for place, unit in enumerate(_by_words(query, older, k)):
+    for place, unit in enumerate(older.by_words(query, 2 * k)):
         rank(recalled_unit(unit, "shares words with what is done now"), place)
     hits, more = search.hits(query, k)
     for place, hit in enumerate(_repeats_last(hits)):
-        unit = by_step.get(id_text(hit.step.id))
+        unit = older.showing(id_text(hit.step.id))
         why = f"similar: {hit.why}" if hit.why else "similar"
         if unit:
             rank(recalled_unit(unit, why), place)
@@ -182,25 +180,20 @@ def _repeats_last(hits: Sequence[StepHit]) -> list[StepHit]:
     return first + repeats
 
 
-def dependencies(
-    newest: Sequence[Unit], older: Sequence[Unit], known: Collection[str] = ()
-) -> Iterator[Recalled]:
+def dependencies(newest: Sequence[Unit], older: OlderUnits) -> Iterator[Recalled]:
     """Yield the older units that first named an id or number which the newest units use.
 
     Args:
         newest: Units that are shown.
-        older: Units that are not, in order.
-        known: Ids of what is quoted already.
+        older: Units that are not.
     """
     texts = (unit_text(unit) for unit in reversed(newest))
     used = [name for text in texts for name in identifiers(text) if len(name) >= _LEAST_NAME]
-    named = [identifier_set(unit_text(unit)) for unit in older]
-    taken = set(known)
+    taken = set[str]()
     for name in dict.fromkeys(used[:_MOST_NAMES]):
-        holding = [n for n, names in enumerate(named) if name in names]
-        if not holding or len(holding) > max(1, _COMMONEST * len(older)):
+        if (unit := older.first_naming(name)) is None:
             continue
-        step = recalled_unit(older[holding[0]], f"first named {name[:60]}")
+        step = recalled_unit(unit, f"first named {name[:60]}")
         if step.id not in taken:
             taken.add(step.id)
             yield step
@@ -226,13 +219,3 @@ def _recalled_hit(hit: StepHit, why: str, user_id: str | None) -> Recalled:
         span = (hit.sequence - (2 if step.purpose and step.outputs else 1), hit.sequence - 1)
     step_id = id_text(step.id)
     return Recalled(step_id, step.run_id, step.created_at, step, why, line, span, origin)
-
-
-def _by_words(query: str, older: Sequence[Unit], k: int) -> list[Unit]:
-    """Return the older units that share the rarest words with the query, best first."""
-    if not older:
-        return []
-    index = LexicalIndex()
-    index.add(Document(n, words(unit_text(unit))) for n, unit in enumerate(older))
-    rows, _ = index.match(words(query)).top(2 * k)
-    return [older[int(row)] for row in rows]

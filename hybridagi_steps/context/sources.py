@@ -67,6 +67,8 @@ class Source:
     """What is known of the tokens of a line's messages; None where two may have one id."""
     end: BranchPosition | None = None
     """Where the session was seen to end."""
+    kept: list[object] = field(default_factory=list[object])
+    """What is kept with the session's line, such as an index of its older units."""
 
     @classmethod
     def of_history(
@@ -80,6 +82,7 @@ class Source:
             conversation=history.conversation,
             counts=history.counts,
             end=history.end,
+            kept=history.kept,
         )
 
     def in_units(self) -> Conversation:

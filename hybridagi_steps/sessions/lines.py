@@ -27,6 +27,8 @@ MOST_BYTES = 128 * 2**20
 """What the lines of a store may take together; the one that is read stays whatever it takes."""
 _STEP_BYTES = 2_500
 """A decoded message without its words, with its unit."""
+_WORDS_TIMES = 4
+"""How much of its words is held, with the index that finds it."""
 _GROUPINGS = 2
 """Windows of a line whose units are kept: all of it, and the newest messages."""
 
@@ -45,6 +47,8 @@ class History(NamedTuple):
     """What is known of the tokens of this line's messages; takes what else is counted."""
     end: BranchPosition
     """Its last message."""
+    kept: list[object]
+    """What readers keep with this line; it is forgotten with it."""
 
 
 class SessionLines:
@@ -165,6 +169,7 @@ class _Line:
     units: list[Unit | None] = field(default_factory=list[Unit | None])
     """Of each message the unit that it is by itself in any window; None where that depends."""
     counts: TokenCounts = field(default_factory=TokenCounts)
+    kept: list[object] = field(default_factory=list[object])
 
     @property
     def last(self) -> int:
@@ -202,7 +207,9 @@ class _Line:
                 grouping.share(unit)
             else:
                 self.units[place] = grouping.add(self.messages[place], self.first - 1 + place)
-        return History(self.messages[begin:stop], grouping.conversation(), self.counts, end)
+        return History(
+            self.messages[begin:stop], grouping.conversation(), self.counts, end, self.kept
+        )
 
 
 _known: WeakKeyDictionary[StoreBackend, SessionLines] = WeakKeyDictionary()
@@ -264,4 +271,8 @@ def _size_of(message: Step) -> int:
     """Return about how many bytes a message takes."""
     words = len(message.content) if isinstance(message.content, str) else 0
     nested = (None if words else message.content, message.tool_calls, message.metadata)
-    return _STEP_BYTES + words + sum(2 * len(orjson.dumps(part)) for part in nested if part)
+    return (
+        _STEP_BYTES
+        + _WORDS_TIMES * words
+        + sum(2 * len(orjson.dumps(part)) for part in nested if part)
+    )
