@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
-from hybridagi_steps.context import Context, ContextBuilder
+from hybridagi_steps.context import Context, ContextBuilder, older_units
+from hybridagi_steps.context.older_units import OlderUnits
 from hybridagi_steps.errors import ContextBudgetError, InvalidSettingError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages import from_messages, to_messages
+from hybridagi_steps.messages.units import message_units
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.message import MessageRole, Step
+from hybridagi_steps.sessions.lines import forget_history
 
 START = datetime(2026, 3, 1, 9, tzinfo=UTC)
 ASKED = [Step(session_id="now", role=MessageRole.USER, content="Which hotel had a pool?")]
@@ -383,3 +386,57 @@ class TestAim:
         context = ContextBuilder(memory, aim=aim, k=4).build(steps=runs[8:10], query="a pool")
         assert len(context.recalled) == 4
         assert context.receipt.notes == []
+
+
+class TestTheIndexOfOlderUnits:
+    def test_a_context_takes_in_what_is_new_only(
+        self, memory: StepMemory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read = list[int]()
+        real = older_units.words
+        monkeypatch.setattr(older_units, "words", lambda text: read.append(1) or real(text))
+        builder, store = ContextBuilder(memory, budget=400, recent=2), memory.repository().store
+        for session in ("one", "two", "three"):
+            store.commit(session, [said(f"order {n} of {session}", n) for n in range(60)])
+            builder.build(session_id=session)
+        read.clear()
+        for turn in range(4):  # in turn, as people talk
+            for session in ("one", "two", "three"):
+                store.commit(session, [said(f"what of order {turn}?", 2 * turn), said("it is", 1)])
+                builder.build(session_id=session)
+        # The query, asked more widely where it finds too little, and two units that left the tail.
+        assert len(read) <= 3 * 4 * 6
+
+    @pytest.mark.parametrize("layout", ["recent", "cached"])
+    def test_it_changes_no_context(self, memory: StepMemory, layout: Any) -> None:
+        store = memory.repository().store
+        builders = [
+            ContextBuilder(memory, budget=budget, recent=3, layout=layout) for budget in (300, 900)
+        ]
+        for turn in range(12):
+            store.commit("talk", [said(f"order {turn % 5} and {turn}", 0), said(f"done {turn}", 1)])
+            if turn == 6:
+                store.commit("talk", [builders[0].compact(session_id="talk")])
+            for builder in builders:
+                kept = builder.build(session_id="talk")
+                forget_history(store)
+                fresh = builder.build(session_id="talk")
+                assert fresh.messages == kept.messages
+                assert fresh.receipt.kept == kept.receipt.kept
+
+    def test_what_left_a_line_is_found_no_more(self) -> None:
+        units = message_units([said(f"order A-{n}77 is {n}", n) for n in range(9)]).units
+        index = OlderUnits()
+        index.hold(units)
+        assert index.first_naming("A-377") is units[3]
+        assert index.showing(units[3].messages[0].id) is units[3]
+        index.hold([unit for unit in units if unit is not units[3]])
+        assert index.first_naming("A-377") is None
+        assert index.showing(units[3].messages[0].id) is None
+        assert units[3] not in index.by_words("order A-377", 9)
+        assert len(index.by_words("order", 20)) == 8
+
+
+def said(text: str, number: int) -> Step:
+    roles = (MessageRole.USER, MessageRole.ASSISTANT)
+    return Step(session_id="any", role=roles[number % 2], content=text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -11,8 +12,11 @@ from typing import Any
 import pytest
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
+from hybridagi_steps.context import ContextBuilder
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import Step
+from hybridagi_steps.running.limits import AgentSession
+from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.stores.sql import message_filter
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.stores.sqlite.database import Reader
@@ -271,3 +275,33 @@ def test_what_postgresql_reads_for_new_steps_does_not_grow_with_the_memory(
             memory.search("refund", k=1)
             read.append(blocks_read(list(asked), postgres_address))
     assert read[1] <= 1.15 * read[0], read
+
+
+class TestATurn:
+    """A message of a plain callable: its question, its answer, two AgentSteps."""
+
+    @staticmethod
+    def statements_of(work: Work, memory: StepMemory, session: Any = "chat") -> list[str]:
+        runner = StepRunner(lambda messages: f"heard {len(messages)}", memory)
+        for _ in range(3):
+            asyncio.run(runner.run(session, "Hello"))
+        asked = work.of(lambda: asyncio.run(runner.run(session, "Hello")))
+        assert "heard 7" in str(memory.repository().store.messages("chat", 8))
+        return asked
+
+    def test_it_asks_once_and_commits_twice(self, memory: StepMemory, work: Work) -> None:
+        asked = self.statements_of(work, memory)
+        assert transactions(asked) == 2
+        assert len([text for text in asked if not text.startswith(("BEGIN", "COMMIT"))]) <= 8
+
+    def test_whose_it_is_costs_nothing_more(self, memory: StepMemory, work: Work) -> None:
+        nobodys = self.statements_of(work, memory)
+        memory.clear()
+        assert len(self.statements_of(work, memory, AgentSession("chat", "ann"))) == len(nobodys)
+        assert len(self.statements_of(work, memory)) == len(nobodys)
+
+    def test_a_context_asks_one_question(self, memory: StepMemory, work: Work) -> None:
+        self.statements_of(work, memory)
+        builder = ContextBuilder(memory, k=0)
+        builder.build(session_id="chat")
+        assert len(work.of(lambda: builder.build(session_id="chat"))) == 1
