@@ -25,7 +25,7 @@ from hybridagi_steps.errors import (
     MemoryNotPicklableError,
     StorageBusyError,
 )
-from hybridagi_steps.protocols import Durability, Embedder, StoreBackend
+from hybridagi_steps.protocols import Durability, Embedder, MessageIndex, StoreBackend
 from hybridagi_steps.recording_hooks import note_steps
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
@@ -316,8 +316,17 @@ class StepMemory:
         return bool(self._open_store.get([one_id(step_id)]))
 
     def get(self, ids: StepId | Iterable[StepId], *, vectors: bool = False) -> AgentStepList:
-        """Return steps in the order asked; unknown ids are skipped."""
-        return _step_list(self.get_steps(ids, vectors=vectors))
+        """Return steps in the order asked; unknown ids are skipped.
+
+        A message of a session that no step has the id of comes as a search shows it, as a step.
+        """
+        wanted, store = id_texts(ids), self._open_store
+        found = {id_text(step.id): step for step in self.get_steps(wanted, vectors=vectors)}
+        missing = [step_id for step_id in wanted if step_id not in found]
+        if missing and isinstance(store, MessageIndex):
+            rows = store.rows_of_messages(missing).values()
+            found |= {id_text(step.id): step for step in store.read([*rows]).values()}
+        return _step_list([found[step_id] for step_id in wanted if step_id in found])
 
     def get_steps(
         self, ids: StepId | Iterable[StepId], *, vectors: bool = False

@@ -436,16 +436,17 @@ def _checked(
 
 
 def _state(query: Any, aim: Aim) -> AgentStep:
-    """Return the step after which is asked what comes next: the query, or its last step."""
+    """Return the step after which is asked what comes next: the query, or the last step in it."""
     steps: Any = getattr(query, "steps", None)
-    last: Any = list(steps)[-1] if steps else query
-    if isinstance(last, AgentStep):
-        return last
+    given = list[Any](steps or _flat(query))
+    for last in reversed(given):
+        if isinstance(last, AgentStep):
+            return last
     raise InvalidQueryError(
         f"aim={aim!r} asks what was done after a step like the one at hand, and the query names "
         "none. Search like that step (memory.search(step, aim='next'); `like` on the command line "
-        "and over HTTP), or with a text and the steps so far, hs.QueryWithSteps(queries=text, "
-        "steps=[…]); a text alone is searched for without this aim."
+        "and over HTTP), or with a text and the steps so far, [step, text] or "
+        "hs.QueryWithSteps(queries=text, steps=[…]); a text alone is searched for without this aim."
     )
 
 

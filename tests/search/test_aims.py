@@ -88,6 +88,16 @@ class TestNext:
         ids = [str(step.id) for step in retrieve(asked).steps]
         assert set(ids) == set(found(memory, asked, 6, aim="next"))
 
+    def test_a_text_in_a_list_with_steps_takes_its_state_from_the_last(
+        self, memory: StepMemory
+    ) -> None:
+        memory.add(DONE_BEFORE)
+        here, text = run("now", LOOKED_UP)[-1], "what about the customer?"
+        for listed in ([here, text], [text, here], [DONE_BEFORE[-1], text, here]):
+            hits = memory.search(listed, 6, aim="next")
+            ids = [str(hit.step.id) for hit in hits if str(hit.step.id).endswith("1")]
+            assert {"a1", "b1"} <= set(ids)
+
     @pytest.mark.parametrize("query", ["what now?", QueryWithSteps(), AgentStepList(steps=[])])
     def test_without_a_step_it_is_refused_with_the_way_out(
         self, memory: StepMemory, query: Any

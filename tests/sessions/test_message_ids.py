@@ -43,6 +43,21 @@ def test_every_hit_is_found_again_by_its_id(memory: hs.StepMemory) -> None:
         assert hit.step.id not in [other.step.id for other in alike]
 
 
+def test_a_message_is_got_by_its_id_as_a_hit_shows_it(memory: hs.StepMemory) -> None:
+    stored = talk(memory)
+    step = hs.AgentStep(step_type=hs.AgentStepType.Action, inputs={"purpose": "look"})
+    memory.add(step)
+    hits = {str(hit.step.id): hit.step for hit in memory.search("Lisbon", 9)}
+    ids = [stored[1].id, step.id, "nobody's", stored[0].id]
+    got = memory.get(ids).steps
+    assert [str(one.id) for one in got] == [stored[1].id, str(step.id), stored[0].id]
+    assert got[0] == hits[stored[1].id]
+    assert memory.get_steps(ids) == [got[1]]
+    assert not memory.exist(stored[1].id)
+    memory.purge({"session_id": "trip"})
+    assert memory.get([stored[1].id]).steps == []
+
+
 def test_a_beginning_of_an_id_is_enough_on_the_command_line(memory: hs.StepMemory) -> None:
     message = Step(id="rare-0001", session_id="s", role=hs.MessageRole.USER, content="Where is it?")
     asyncio.run(memory.repository().append("s", [message]))

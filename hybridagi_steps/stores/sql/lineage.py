@@ -329,21 +329,30 @@ def place_of(connection: Connection, namespace: int, message_id: str) -> tuple[s
     found = connection.execute(_PLACE, (namespace, message_id)).fetchone()
     if found is None:
         return None
-    reader = reader_of(connection, namespace, *found)
+    reader = reader_of(connection, readers_of(connection, namespace, found[0]), *found)
     return None if reader is None else (reader, int(found[1]))
+
+
+def readers_of(connection: Connection, namespace: int, branch_id: int) -> list[tuple[str, int]]:
+    """Return the sessions that point at a branch or at one below it, and where they point."""
+    asked = {"namespace": namespace, "branch": branch_id}
+    return connection.execute(_READERS, asked).fetchall()
 
 
 def reader_of(
     connection: Connection,
-    namespace: int,
+    readers: Sequence[tuple[str, int]],
     branch_id: int,
     sequence: int,
     preferred: str | None = None,
 ) -> str | None:
-    """Return a session whose lineage has what stands at a place, the `preferred` one if it does."""
-    readers = {"namespace": namespace, "branch": branch_id}
-    found = connection.execute(_READERS, readers).fetchall()
-    for session_id, tip in sorted(found, key=lambda reader: reader[0] != preferred):
+    """Return which of `readers_of` a branch has what stands there, the `preferred` one if it does.
+
+    A branch reads all that is its own; of the others' lineage the store is asked.
+    """
+    for session_id, tip in sorted(readers, key=lambda reader: reader[0] != preferred):
+        if tip == branch_id:
+            return session_id
         line = links(connection, tip, sequence, sequence)
         if line and line[0].branch_id == branch_id:
             return session_id

@@ -8,7 +8,8 @@ that words, embeddings and tombstones of messages stand in the tables of those o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from hybridagi_steps.stores.sql.lineage import (
     checked_row,
     links,
     reader_of,
+    readers_of,
     tip_of,
 )
 from hybridagi_steps.stores.sql.message_filter import MessageFilter, owners_of
@@ -42,8 +44,9 @@ _ROWS_OF = """SELECT id, row FROM message
     WHERE namespace = ? AND id IN (SELECT value FROM json_each(?))"""
 _LOOK_BACK, _FARTHEST = 8, 512
 """Messages before one that are read to find its question, first and at most."""
-_NEAR = 64
-"""Messages of a branch that stand closer than this are read together."""
+_NEAR = 8
+"""Messages of a branch that stand closer than this are read together: to read what is between them
+is cheaper than to look for another's turn."""
 
 
 class Place(NamedTuple):
@@ -81,10 +84,12 @@ class MessageUnits(MessageFilter):
         """Return a session that reads each message, that one where it does, and its sequence."""
         found: dict[int, MessagePlace] = {}
         with self._db.reading() as connection:
-            for place in self._places(connection, [row - MESSAGE_ROWS for row in rows]):
-                wanted = session_id or place.session_id
-                at = (place.branch_id, place.sequence)
-                reader = reader_of(connection, self._namespace, *at, preferred=wanted)
+            places = self._places(connection, [row - MESSAGE_ROWS for row in rows])
+            branches = {place.branch_id for place in places}
+            readers = {each: readers_of(connection, self._namespace, each) for each in branches}
+            for place in places:
+                wanted, at = session_id or place.session_id, (place.branch_id, place.sequence)
+                reader = reader_of(connection, readers[place.branch_id], *at, preferred=wanted)
                 name = place.session_id if reader is None else reader
                 found[place.row + MESSAGE_ROWS] = MessagePlace(name, place.sequence)
         return found
@@ -109,7 +114,7 @@ class MessageUnits(MessageFilter):
             own = place._replace(branch_id=tip, session_id=session_id)
             start = max(1, place.sequence - before)
             line = self._messages_between(connection, own, start, place.sequence + after)
-            steps = self._steps_in_line(connection, line)
+            steps = _steps_in_line(line, self._owners(connection, line))
         return [(row + MESSAGE_ROWS, one) for (row, _), one in zip(line, steps, strict=True)]
 
     def read(self, rows: Sequence[int]) -> dict[int, AgentStep]:
@@ -130,12 +135,16 @@ class MessageUnits(MessageFilter):
         session is told.
         """
         units: dict[int, MessageUnit] = {}
+        lines: list[tuple[list[Place], list[tuple[int, Step]]]] = []
         for cluster in _clusters(self._places(connection, rows)):
-            try:
-                found = self._units_in_line(connection, cluster)
-            except DamagedFileError:
-                found = {}
-            units |= {place.row: found.get(place.sequence, NOTHING) for place in cluster}
+            units |= {place.row: NOTHING for place in cluster}
+            with suppress(DamagedFileError):
+                lines.append((cluster, self._from_its_turn(connection, cluster)))
+        owners = self._owners(connection, [pair for _, line in lines for pair in line])
+        for cluster, line in lines:
+            with suppress(DamagedFileError):
+                found = _units_in_line(line, owners)
+                units |= {place.row: found.get(place.sequence, NOTHING) for place in cluster}
         return units
 
     def _places(self, connection: Connection, rows: Sequence[int]) -> list[Place]:
@@ -144,38 +153,14 @@ class MessageUnits(MessageFilter):
         found = (Place(*values) for values in connection.execute(_PLACES, asked))
         return [place for place in found if list(map(type, place)) == [int, int, int, str]]
 
-    def _units_in_line(
-        self, connection: Connection, cluster: Sequence[Place]
-    ) -> dict[int, MessageUnit]:
-        """Return by sequence what messages of one branch tell that stand near each other."""
-        line = self._from_its_turn(connection, cluster)
-        steps = self._steps_in_line(connection, line)
-
-        def step_at(place: int | None) -> AgentStep | None:
-            return None if place is None else steps[place].step
-
-        found: dict[int, MessageUnit] = {}
-        for one, (_, message) in zip(steps, line, strict=True):
-            before = step_at(one.before)
-            # What another user said is not for this one's window.
-            if before is not None and one.step is not None and before.user_id != one.step.user_id:
-                before = None
-            row = None if before is None or one.before is None else line[one.before][0]
-            before_row = None if row is None else row + MESSAGE_ROWS
-            found[message.sequence] = MessageUnit(one, step_at(one.asked), before_row, before)
-        return found
-
     def _from_its_turn(
         self, connection: Connection, cluster: Sequence[Place]
     ) -> list[tuple[int, Step]]:
         """Return the messages from the turn before the first of these up to the last, with rows."""
         first, back = cluster[0], _LOOK_BACK
-        line = self._messages_between(connection, first, first.sequence, cluster[-1].sequence)
-        begin = first.sequence
-        while begin > 1 and back <= _FARTHEST:
-            start = max(1, first.sequence - back)
-            line = self._messages_between(connection, first, start, begin - 1) + line
-            begin, back = start, back * 4
+        start = max(1, first.sequence - back)
+        line = self._messages_between(connection, first, start, cluster[-1].sequence)
+        while True:
             asked = [
                 n
                 for n, (_, message) in enumerate(line)
@@ -183,7 +168,11 @@ class MessageUnits(MessageFilter):
             ]
             if len(asked) > 1:  # its own question, and that of the turn before
                 return line[asked[-2] :]
-        return line
+            if start == 1 or back > _FARTHEST:
+                return line
+            end, back = start - 1, back * 4
+            start = max(1, first.sequence - back)
+            line = self._messages_between(connection, first, start, end) + line
 
     def _messages_between(
         self, connection: Connection, place: Place, start: int, end: int
@@ -198,21 +187,16 @@ class MessageUnits(MessageFilter):
                 line.append((int(row), message))
         return line
 
-    def _steps_in_line(
-        self, connection: Connection, line: Sequence[tuple[int, Step]]
-    ) -> list[MessageStep]:
-        """Return what messages tell, given with their rows, and whose they are."""
-        steps = message_steps([message for _, message in line])
-        branches = {place.row: place.branch_id for place in self._places(connection, [*dict(line)])}
-        if len(branches) < len(line):
-            raise damaged("the place of a message")
-        origins = {row: (message.run_id, branches[row]) for row, message in line}
-        owners = owners_of(connection, self._namespace, origins)
-        for one, (row, _) in zip(steps, line, strict=True):
-            if one.step is not None:
-                whose = owners[row]
-                one.step.user_id = SEVERAL_USERS if isinstance(whose, Set) else whose
-        return steps
+    def _owners(
+        self, connection: Connection, lines: Iterable[tuple[int, Step]]
+    ) -> dict[int, str | Set[str] | None]:
+        """Return by row whose messages are; those whose place is damaged are missing."""
+        runs = {row: message.run_id for row, message in lines}
+        origins = {
+            place.row: (runs[place.row], place.branch_id)
+            for place in self._places(connection, [*runs])
+        }
+        return owners_of(connection, self._namespace, origins)
 
     def _shown(
         self, connection: Connection, shown: Iterable[MessageStep]
@@ -239,6 +223,41 @@ class MessageUnits(MessageFilter):
         for step in steps:
             if step.run_id in scores:
                 step.score = scores[step.run_id]
+
+
+def _units_in_line(
+    line: Sequence[tuple[int, Step]], owners: Mapping[int, str | Set[str] | None]
+) -> dict[int, MessageUnit]:
+    """Return by sequence what messages of one branch tell, given with their rows."""
+    steps = _steps_in_line(line, owners)
+
+    def step_at(place: int | None) -> AgentStep | None:
+        return None if place is None else steps[place].step
+
+    found: dict[int, MessageUnit] = {}
+    for one, (_, message) in zip(steps, line, strict=True):
+        before = step_at(one.before)
+        # What another user said is not for this one's window.
+        if before is not None and one.step is not None and before.user_id != one.step.user_id:
+            before = None
+        row = None if before is None or one.before is None else line[one.before][0]
+        before_row = None if row is None else row + MESSAGE_ROWS
+        found[message.sequence] = MessageUnit(one, step_at(one.asked), before_row, before)
+    return found
+
+
+def _steps_in_line(
+    line: Sequence[tuple[int, Step]], owners: Mapping[int, str | Set[str] | None]
+) -> list[MessageStep]:
+    """Return what messages tell, given with their rows, and whose they are."""
+    steps = message_steps([message for _, message in line])
+    for one, (row, _) in zip(steps, line, strict=True):
+        if row not in owners:
+            raise damaged("the place of a message")
+        if one.step is not None:
+            whose = owners[row]
+            one.step.user_id = SEVERAL_USERS if isinstance(whose, Set) else whose
+    return steps
 
 
 def _is_shown_by(step: AgentStep, message: MessageStep) -> bool:
