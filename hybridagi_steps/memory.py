@@ -25,7 +25,13 @@ from hybridagi_steps.errors import (
     MemoryNotPicklableError,
     StorageBusyError,
 )
-from hybridagi_steps.protocols import Durability, Embedder, MessageIndex, StoreBackend
+from hybridagi_steps.protocols import (
+    CachedApart,
+    Durability,
+    Embedder,
+    MessageIndex,
+    StoreBackend,
+)
 from hybridagi_steps.recording_hooks import note_steps
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
@@ -204,7 +210,7 @@ class StepMemory:
         """
         erased = erase_all(self._open_store, self.namespace, self._file)
         self._forget_cache()
-        return erased
+        return erased.but(self._caches_elsewhere())
 
     def purge(self, where: Where) -> Erased:
         """Erase matching steps, trial runs included, from every file; return how many there were.
@@ -233,7 +239,7 @@ class StepMemory:
                 beyond = store.compact()
             except StorageBusyError:  # the rows are gone, which whoever asked must learn
                 beyond = (str(self._file or self.address),)
-            return erased.but(beyond)
+            return erased.but((*beyond, *self._caches_elsewhere()))
         finally:
             self._forget_cache()
 
@@ -561,7 +567,10 @@ class StepMemory:
             if self._searcher is None or self._pid != os.getpid():
                 # A child of fork starts over: its parent may have held a lock at that moment.
                 self._pid, self._lock = os.getpid(), threading.RLock()
-                cache = cache_path(self.address, self.namespace)
+                if isinstance(self._store, CachedApart):
+                    cache = self._store.index_cache()
+                else:
+                    cache = cache_path(self.address, self.namespace)
                 self._searcher = Searcher(
                     self._store, self._binding.usable, cache, self.redact, self.timeout_seconds
                 )
@@ -570,6 +579,11 @@ class StepMemory:
     def _check_open(self) -> None:
         if self._closed:
             raise MemoryClosedError(f"{self!r} is closed; open it again.")
+
+    def _caches_elsewhere(self) -> list[str]:
+        """Return the caches on other machines, which erase them when they next read the store."""
+        store = self._open_store
+        return store.caches_elsewhere() if isinstance(store, CachedApart) else []
 
     def _forget_cache(self) -> None:
         from hybridagi_steps.sessions.lines import forget_history

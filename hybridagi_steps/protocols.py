@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from hybridagi_steps.records.agent_step import AgentStep
@@ -197,6 +198,26 @@ class ValuedStore(Protocol):
 
     def rated_runs(self, least: float) -> list[str]:
         """Return the runs whose score, which may have changed, is at least this, ascending."""
+        ...
+
+
+@runtime_checkable
+class CachedApart(Protocol):
+    """What a store has besides whose index is cached on each machine that searches it."""
+
+    def index_cache(self) -> Path | None:
+        """Return the file of this machine; None where there is to be none."""
+        ...
+
+    def note_cache(self) -> None:
+        """Let `caches_elsewhere` know of the file, before what it will hold is read."""
+        ...
+
+    def caches_elsewhere(self) -> list[str]:
+        """Erase the files noted on this machine; return the others, which are noted no longer.
+
+        Each is erased by the machine it lies on when that next reads the store.
+        """
         ...
 
 

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
     from hybridagi_steps import AgentStep, StepMemory
 
-# Before anything imports DSPy, which reads them then.
+# Before anything imports DSPy, which reads its own then.
 os.environ["DSPY_CACHEDIR"] = tempfile.mkdtemp(prefix="dspy-cache-")
-atexit.register(shutil.rmtree, os.environ["DSPY_CACHEDIR"], ignore_errors=True)
+os.environ["HYBRIDAGI_STEPS_CACHE"] = tempfile.mkdtemp(prefix="index-cache-")
+for _name in ("DSPY_CACHEDIR", "HYBRIDAGI_STEPS_CACHE"):
+    atexit.register(shutil.rmtree, os.environ[_name], ignore_errors=True)
 for _name in ("OPENAI_API_BASE", "OPENAI_BASE_URL", "HYBRIDAGI_STEPS_DB"):
     os.environ.pop(_name, None)
 

@@ -29,7 +29,7 @@ from hybridagi_steps.errors import (
     StepsError,
     StorageError,
 )
-from hybridagi_steps.protocols import Embedder, MessageIndex, StepStore
+from hybridagi_steps.protocols import CachedApart, Embedder, MessageIndex, StepStore
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.redaction import Redact, redacted
@@ -202,9 +202,22 @@ class Searcher:
             filters_too = self._index.filters_worth_saving()
         if worth_saving:
             self._index.finish_builds()  # may take seconds: others search meanwhile
-        if (worth_saving or filters_too) and self._synced():
+        if (worth_saving or filters_too) and self._noted() and self._synced():
             with self._indexed():
                 self._index.trusted(self._index.save)
+
+    def _noted(self) -> bool:
+        """Whether who erases on another machine will know of the cache, or need not."""
+        if isinstance(self._store, CachedApart):
+            try:
+                self._store.note_cache()
+            except StorageError as error:
+                log.debug("the index is not written to its cache now: %s", error)
+                return False
+            with self._indexed():
+                # What was erased before it was noted must not be in it.
+                self._index.trusted(self._follow)
+        return True
 
     def _synced(self) -> bool:
         """Whether no power loss can take back by now what a cache would say is in the store."""

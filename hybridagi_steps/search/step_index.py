@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps.errors import DamagedFileError
-from hybridagi_steps.protocols import IndexedStore
+from hybridagi_steps.errors import DamagedFileError, StorageError
+from hybridagi_steps.protocols import CachedApart, IndexedStore
 from hybridagi_steps.records.step_text import SpokenTurn
 from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
@@ -62,7 +62,7 @@ log = logging.getLogger("hybridagi_steps")
 def cache_path(address: str, namespace: str) -> Path | None:
     """Return where the index of a store is cached: beside its file, one for each namespace.
 
-    A store that is no file of this machine has no cache: its index is made anew by each process.
+    A store that is no file of this machine says itself where, if it is `CachedApart`.
     """
     if address == IN_MEMORY or is_server(address):
         return None
@@ -93,6 +93,7 @@ class StepIndex:
     def __init__(self, store: IndexedStore, store_id: str, cache: Path | None) -> None:
         """Follow `store`; `cache` is the file to start from and to save to."""
         self._store, self._store_id, self._cache = store, store_id, cache
+        self._apart = isinstance(store, CachedApart)
         self._model: tuple[str, int] = ("", 0)
         self._distrusted = False
         self.own = self.scoped = Shard(LexicalIndex(), FaissIndex(1))
@@ -133,6 +134,7 @@ class StepIndex:
         if not self.in_use:
             self._load()
         target, whole = self._store.frontier().position, False
+        self._erase_what_went(target)
         while not whole and self.position != target:
             changes = self._store.changes(self.position, limit=PAGE)
             if changes.position.epoch != self.position.epoch:
@@ -143,6 +145,15 @@ class StepIndex:
             whole = max(len(changes.texts), len(changes.vectors)) < PAGE or (
                 self.position.epoch == target.epoch and self._reached(target)
             )
+
+    def _erase_what_went(self, now: Position) -> None:
+        """Erase a cache that others could not reach who removed what it holds."""
+        then = self.position
+        if (then.epoch, then.tombstone) != (now.epoch, now.tombstone) and self._apart:
+            try:
+                self.forget_cache()
+            except StorageError as error:
+                log.warning("%s", error)
 
     def _reached(self, target: Position) -> bool:
         return self.position.text >= target.text and self.position.vector >= target.vector

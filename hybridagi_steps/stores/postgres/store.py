@@ -19,6 +19,7 @@ from hybridagi_steps.protocols import Durability
 from hybridagi_steps.records.store_values import Frontier
 from hybridagi_steps.stores.body import decode_body
 from hybridagi_steps.stores.postgres.database import PostgresDatabase, Raw
+from hybridagi_steps.stores.postgres.local_cache import LocalCache
 from hybridagi_steps.stores.postgres.schema import SCHEMA, latest_version
 from hybridagi_steps.stores.postgres.steps import KEYS, LEFTOVERS, PostgresSteps
 from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, AdminTables
@@ -61,7 +62,7 @@ _PAGE = 1000
 _PAUSE_SECONDS = 0.02
 
 
-class PostgresAdmin(PostgresSteps, AdminTables):
+class PostgresAdmin(PostgresSteps, LocalCache, AdminTables):
     """Implements `StepStore`; see protocols.py for the contract."""
 
     def compact(self) -> tuple[str, ...]:
