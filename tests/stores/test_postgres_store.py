@@ -312,7 +312,7 @@ class TestConnections:
             with store._db.writing() as connection:
                 store._insert_all(connection, [("lost", '{"id":"lost"}', step(id="lost"))], {})
                 _end_connections(postgres_address)
-                store._end_of(connection, "s")
+                store._ends_of(connection, ["s"])
 
         with pytest.raises(StorageError, match="ended the connection"):
             write_and_lose()

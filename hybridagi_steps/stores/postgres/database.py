@@ -19,7 +19,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -90,6 +90,13 @@ class SpellingConnection:
             cursor.executemany(spelled(sql), list(values))
             return max(cursor.rowcount, 0)
 
+    def copy(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Write new rows of a table by COPY: one statement, whose plan is made once."""
+        statement = f"COPY {table} ({', '.join(columns)}) FROM STDIN"
+        with self.raw.cursor() as cursor, cursor.copy(statement.encode()) as copy:
+            for row in rows:
+                copy.write_row(row)
+
 
 class PostgresDatabase:
     """One PostgreSQL database, opened for reading and, where possible, writing."""
@@ -132,23 +139,26 @@ class PostgresDatabase:
             yield SpellingConnection(raw)
             raw.execute(b"COMMIT")
 
-    def insert(self, sql: str, values: Values) -> Any:
+    def insert(self, sql: str, values: Values, *, reads: bool) -> Any:
         """Run one INSERT as a transaction of its own; return its first row. For single appends.
 
         Args:
             sql: Takes its values from `turn`, which holds the lock of the namespace.
             values: For `:name`.
+            reads: Whether it reads what other writers change. A statement sees what was committed
+                before it began, so the lock is taken by one before it, in the same round trip.
         """
-        turn = (
-            f"WITH turn AS MATERIALIZED (SELECT pg_advisory_xact_lock({LOCK_CLASS}, {self.turn}))"
-        )
+        lock = f"SELECT pg_advisory_xact_lock({LOCK_CLASS}, {self.turn})"
+        sql = f"WITH turn AS MATERIALIZED ({lock}) {sql}"
         with self._turn_taken() as (raw, wait):
-            if not wait:
-                return SpellingConnection(raw).execute(f"{turn} {sql}", values).fetchone()
-            raw.execute(f"BEGIN; {wait}".encode())
-            found = SpellingConnection(raw).execute(f"{turn} {sql}", values).fetchone()
-            raw.execute(b"COMMIT")
-            return found
+            if not (wait or reads):
+                return SpellingConnection(raw).execute(sql, values).fetchone()
+            with raw.pipeline():
+                for statement in filter(None, ("BEGIN", wait, lock)):
+                    raw.execute(statement.encode())
+                answer = SpellingConnection(raw).execute(sql, values)
+                raw.execute(b"COMMIT")
+            return answer.fetchone()
 
     @contextmanager
     def reading(self) -> Generator[SpellingConnection]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 from zlib import crc32
 
@@ -21,7 +21,7 @@ from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.store_values import MESSAGE_ROWS, BranchPosition, Rows
 from hybridagi_steps.stores.body import encode_body
-from hybridagi_steps.stores.postgres.database import PostgresDatabase
+from hybridagi_steps.stores.postgres.database import PostgresDatabase, SpellingConnection
 from hybridagi_steps.stores.postgres.schema import DURABLY
 from hybridagi_steps.stores.sql.lineage import Row, in_range, row_checksums
 from hybridagi_steps.stores.sql.sessions import session_state_query
@@ -61,13 +61,20 @@ KEYS = """parent_id run_id hop session_id user_id program_id program tool
     step_type scope status score created_at metadata source""".split()  # noqa: SIM905 - names read better so
 """The columns of a step that filters look at."""
 _COLUMNS = ("namespace", "id", "body", "checksum", *KEYS)
+"""In the order of `_values`."""
 _NAMES = ", ".join(_COLUMNS)
 _MARKS = ", ".join(f":{name}" for name in _COLUMNS)
 _INSERT = f"""INSERT INTO agent_step ({_NAMES}) SELECT {_MARKS} FROM turn
     ON CONFLICT (namespace, id) DO NOTHING RETURNING row"""  # noqa: S608 - no value in it
-_INSERT_AT = f"""INSERT INTO agent_step (row, branch_id, sequence, {_NAMES})
-    VALUES (:row, :branch_id, :sequence, {_MARKS}) ON CONFLICT (namespace, id) DO NOTHING"""  # noqa: S608 - no value in it
-_NEXT_ROWS = "SELECT nextval('step_row') FROM generate_series(1, ?)"
+_INSERT_IN_SESSION = f"""INSERT INTO agent_step (branch_id, sequence, {_NAMES})
+    SELECT b.id, coalesce((SELECT max(sequence) FROM message WHERE branch_id = b.id),
+        b.fork_sequence) + 1, {_MARKS}
+    FROM turn LEFT JOIN session s ON s.namespace = :namespace AND s.id = :session_id
+    LEFT JOIN branch b ON b.id = s.branch_id
+    ON CONFLICT (namespace, id) DO NOTHING RETURNING row"""  # noqa: S608 - no value in it
+_NEXT_ROWS = """SELECT (SELECT array_agg(nextval('step_row')) FROM generate_series(1, ?)),
+    (SELECT array_agg(id) FROM agent_step
+        WHERE namespace = ? AND id IN (SELECT value FROM json_each(?)))"""
 _INSERT_MESSAGE = """INSERT INTO message
     (namespace, branch_id, sequence, id, said, body, said_checksum, checksum)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (namespace, id) DO NOTHING"""
@@ -157,10 +164,9 @@ class PostgresSteps(PostgresTables, StepWriting):
 
     def _append_one(self, step: AgentStep) -> int:
         encoded = (id_text(step.id), encode_body(step), step)
-        if step.session_id is not None:
-            with self._db.writing() as connection:
-                return self._insert_all(connection, [encoded], {})[0]
-        inserted = self._db.insert(_INSERT, self._values(encoded))
+        reads = step.session_id is not None
+        insert = _INSERT_IN_SESSION if reads else _INSERT
+        inserted = self._db.insert(insert, self._values(encoded), reads=reads)
         if inserted is None:
             raise DuplicateStepError(encoded[0])
         return int(inserted[0])
@@ -172,19 +178,22 @@ class PostgresSteps(PostgresTables, StepWriting):
         pins: Mapping[str, BranchPosition],
     ) -> list[int]:
         """Insert steps, each after its id and body: pinned, or at the end of its session."""
-        rows = self._column(connection, _NEXT_ROWS, len(steps))
+        ids = [step_id for step_id, _, _ in steps]
+        asked = (len(steps), self._namespace, many(ids))
+        rows, stored = connection.execute(_NEXT_ROWS, asked).fetchone()
+        if stored:  # nobody else adds to the namespace until this is committed
+            raise DuplicateStepError(next(one for one in ids if one in stored))
         sessions = {step.session_id for step_id, _, step in steps if step_id not in pins}
-        ends = {name: self._end_of(connection, name) for name in sessions}
-        values: list[dict[str, Any]] = []
-        for row, encoded in zip(rows, steps, strict=True):
-            step_id, _, step = encoded
-            branch_id, sequence = pins.get(step_id) or ends[step.session_id]
-            place = {"row": row, "branch_id": branch_id, "sequence": sequence}
-            values.append({**place, **self._values(encoded)})
-        if connection.executemany(_INSERT_AT, values) < len(steps):
-            stored = self._rows_of(connection, [step_id for step_id, _, _ in steps])
-            given = dict(zip((step_id for step_id, _, _ in steps), rows, strict=True))
-            raise DuplicateStepError(next(one for one in given if stored.get(one) != given[one]))
+        ends = self._ends_of(connection, sessions)
+        cast("SpellingConnection", connection).copy(
+            "agent_step",
+            ("row", "branch_id", "sequence", *_COLUMNS),
+            (
+                (row, *(pins.get(encoded[0]) or ends[encoded[2].session_id]), *values.values())
+                for row, encoded in zip(rows, steps, strict=True)
+                for values in [self._values(encoded)]
+            ),
+        )
         self._insert_vectors(connection, rows, steps)
         return rows
 

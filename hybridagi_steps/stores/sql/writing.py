@@ -21,9 +21,10 @@ from hybridagi_steps.stores.commits import refuse_twice
 from hybridagi_steps.stores.sql.steps import StepReading
 from hybridagi_steps.stores.sql.tables import Connection, Encoded, many, remove_empty_runs, runs_of
 
-_END_OF_SESSION = """SELECT s.branch_id, 1 + coalesce(
+_ENDS_OF_SESSIONS = """SELECT s.id, s.branch_id, 1 + coalesce(
         (SELECT max(sequence) FROM message WHERE branch_id = b.id), b.fork_sequence)
-    FROM session s JOIN branch b ON b.id = s.branch_id WHERE s.namespace = ? AND s.id = ?"""
+    FROM session s JOIN branch b ON b.id = s.branch_id
+    WHERE s.namespace = ? AND s.id IN (SELECT value FROM json_each(?))"""
 _NOWHERE = (None, None)
 _PINS = """SELECT id, branch_id, sequence FROM agent_step
     WHERE branch_id IS NOT NULL AND row IN (SELECT value FROM json_each(?))"""
@@ -77,13 +78,15 @@ class StepWriting(StepReading):
         self._forget(connection, rows)
         return runs, {step_id: BranchPosition(*pin) for step_id, *pin in pinned}
 
-    def _end_of(self, connection: Connection, session_id: str | None) -> tuple[Any, Any]:
-        """Return where a session goes on, nowhere when it has no messages."""
-        if session_id is None:
-            return _NOWHERE
-        return connection.execute(_END_OF_SESSION, (self._namespace, session_id)).fetchone() or (
-            _NOWHERE
-        )
+    def _ends_of(
+        self, connection: Connection, session_ids: Iterable[str | None]
+    ) -> dict[str | None, tuple[Any, Any]]:
+        """Return where sessions go on, nowhere when they have no messages."""
+        ends: dict[str | None, tuple[Any, Any]] = dict.fromkeys(session_ids, _NOWHERE)
+        if names := sorted(name for name in ends if name is not None):
+            found = connection.execute(_ENDS_OF_SESSIONS, (self._namespace, many(names)))
+            ends.update((name, (branch_id, sequence)) for name, branch_id, sequence in found)
+        return ends
 
     def _insert_vectors(
         self, connection: Connection, rows: Sequence[int], steps: Sequence[Encoded]

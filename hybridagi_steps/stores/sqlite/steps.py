@@ -333,7 +333,7 @@ class SqliteSteps(SqliteTables, StepWriting):
     ) -> list[int]:
         """Insert steps, each after its id and body: pinned, or at the end of its session."""
         sessions = {step.session_id for step_id, _, step in steps if step_id not in pins}
-        ends = {name: self._end_of(connection, name) for name in sessions}
+        ends = self._ends_of(connection, sessions)
         namespace = self._namespace
         values = [
             (
