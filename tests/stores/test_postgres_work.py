@@ -194,7 +194,7 @@ def test_what_a_search_after_an_add_reads_does_not_grow_with_the_memory(
             )
     read: list[tuple[float, float]] = []
     for first in (MANY, 3 * MANY):
-        memory.add([made(first + n, parent_id="gone") for n in range(first)])
+        memory.add([made(first + n, parent_id=f"gone{n}") for n in range(first)])
         memory.flush()
         if analysed:
             assert memory.verify() == []
