@@ -220,8 +220,9 @@ class StepMemory:
         sessions of which everything matches, and no single message.
 
         Returns:
-            A number whose `unreached` names files that may still hold some of it, and PostgreSQL's
-            statistics where only the database's owner could rewrite them; `messages_left` counts
+            A number whose `unreached` names files that may still hold some of it, on other machines
+            as `machine:path`, and PostgreSQL's statistics where only the database's owner could
+            rewrite them; `messages_left` counts
             messages that match and stay, in `sessions_left`.
 
         Raises:

@@ -234,8 +234,9 @@ class Erased(int):
     Attributes:
         unreached: Files that may still hold some of it, which this memory could not open: a queue
             that is gone or held by others, a workspace's folder that is away, statistics of a
-            PostgreSQL database that belongs to another user; the database itself when somebody
-            reads it: its old pages go with the next `purge` or `vacuum` after that.
+            PostgreSQL database that belongs to another user, caches of its index on other machines
+            until these next read it; the database itself when somebody reads it: its old pages go
+            with the next `purge` or `vacuum` after that.
         messages_left: How many messages match and stay, since others of their session do not, or
             a fork reads on.
         sessions_left: The sessions that read them: `purge({"session_id": …})` erases each as a
