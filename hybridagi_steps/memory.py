@@ -222,8 +222,7 @@ class StepMemory:
         Returns:
             A number whose `unreached` names files that may still hold some of it, on other machines
             as `machine:path`, and PostgreSQL's statistics where only the database's owner could
-            rewrite them; `messages_left` counts
-            messages that match and stay, in `sessions_left`.
+            rewrite them; `messages_left` counts messages that match and stay, in `sessions_left`.
 
         Raises:
             InvalidFilterError: No condition that leaves anything out; `clear` deletes everything.

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -74,7 +74,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
     pipeline, execute = psycopg.Connection.pipeline, SpellingConnection.execute
 
     @contextmanager
-    def pipelined(connection: Any) -> Iterator[Any]:
+    def pipelined(connection: Any) -> Generator[Any]:
         with watched.asked(), pipeline(connection) as made:
             yield made
 
@@ -167,7 +167,7 @@ def rows_of(node: dict[str, Any]) -> float:
     return own + sum(rows_of(child) for child in node.get("Plans", []))
 
 
-def rows_read(address: str, queries: list[tuple[str, Values]], *settings: str) -> float:
+def rows_read(address: str, queries: Sequence[tuple[str, Values]], *settings: str) -> float:
     """Return how many rows a server looks at to do what it was asked, which is undone."""
     read = 0.0
     with psycopg.connect(address) as connection:
