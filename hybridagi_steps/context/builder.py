@@ -9,14 +9,21 @@ what changes from one to the next stands at the end. The newest unit is never cu
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from typing import Literal, get_args, overload
 
 from hybridagi_steps.context.compaction import Summarise, compact, expand, replaced, summarised
-from hybridagi_steps.context.layout import Layout, Quoted, least_tokens, planned, recalled_in
+from hybridagi_steps.context.layout import (
+    Layout,
+    Quoted,
+    least_tokens,
+    planned,
+    recalled_in,
+    stands_in_summary,
+)
 from hybridagi_steps.context.older_units import OlderUnits, lent
 from hybridagi_steps.context.quoting import Recalled, block_text, filled
 from hybridagi_steps.context.recall import Search, dependencies, found, query_of
@@ -37,7 +44,7 @@ from hybridagi_steps.messages.provider_out import (
     media_notes,
     openai_messages,
 )
-from hybridagi_steps.messages.units import Unit, flat, unit_text
+from hybridagi_steps.messages.units import Unit, unit_text
 from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.recording_hooks import note_steps
 from hybridagi_steps.records.agent_step import AgentStep
@@ -235,7 +242,7 @@ class ContextBuilder:
         if layout.recalled is not None:
             note_steps(layout.recalled.found.steps)
         if standing:
-            receipt.drop(partial(_summarised, source, conversation.units, standing))
+            receipt.drop(partial(stands_in_summary, source, conversation.units, standing))
         # Copies, so that nobody can change what is remembered of the session.
         shown = [own_copy(step) for step in layout.messages(source.session_id)]
         receipt.notes += [f"{step.id}: {note}" for step in shown for note in media_notes(step)]
@@ -376,17 +383,6 @@ class ContextBuilder:
             return None
         text = {"content": block_text(made.steps)}
         return Quoted(made, self._count.message(text))
-
-
-def _summarised(
-    source: Source, units: Sequence[Unit], standing: Mapping[str, str]
-) -> list[ReceiptEntry]:
-    """Return a line for each message that a summary stands for."""
-    return [
-        source.entry(message, f"stands in summary {standing[message.id]}", 0)
-        for message in flat(units)
-        if message.id in standing
-    ]
 
 
 def _check_numbers(budget: tuple[object, int], **optional: tuple[object, int]) -> None:

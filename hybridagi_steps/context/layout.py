@@ -6,7 +6,7 @@ where there is room; a conversation that would not begin with a user gets a synt
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,7 +15,7 @@ from hybridagi_steps.context.quoting import Filled, block_text
 from hybridagi_steps.context.receipt import Receipt, ReceiptEntry
 from hybridagi_steps.context.sources import Source
 from hybridagi_steps.messages.provider_out import OPENING
-from hybridagi_steps.messages.units import SYNTHETIC, Unit
+from hybridagi_steps.messages.units import SYNTHETIC, Unit, flat
 from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.token_counters import MessageCounter
 
@@ -217,6 +217,17 @@ def planned(
             spent = 0 if front else opening_tokens
             return Layout(units, costs, start, front, not front, left - spent, recent)
         start += 1
+
+
+def stands_in_summary(
+    source: Source, units: Sequence[Unit], standing: Mapping[str, str]
+) -> list[ReceiptEntry]:
+    """Return a line for each message that a summary stands for."""
+    return [
+        source.entry(message, f"stands in summary {standing[message.id]}", 0)
+        for message in flat(units)
+        if message.id in standing
+    ]
 
 
 def _request_before(units: Sequence[Unit], start: int) -> int | None:

@@ -22,6 +22,7 @@ from hybridagi_steps.testing.conformance.admin_contract import AdminContract  # 
 from hybridagi_steps.testing.conformance.filter_contract import FilterContract  # noqa: E402
 from hybridagi_steps.testing.conformance.message_contract import (  # noqa: E402
     MessageIndexContract,
+    SessionFollowerContract,
 )
 from hybridagi_steps.testing.conformance.session_contract import SessionContract  # noqa: E402
 from hybridagi_steps.testing.conformance.steps_contract import (  # noqa: E402
@@ -35,6 +36,7 @@ __all__ = [
     "MessageIndexContract",
     "RunContract",
     "SessionContract",
+    "SessionFollowerContract",
     "StepStoreContract",
     "StepsContract",
 ]
@@ -46,6 +48,7 @@ class StepStoreContract(
     FilterContract,
     SessionContract,
     MessageIndexContract,
+    SessionFollowerContract,
     AdminContract,
 ):
     """All contracts of the kit: subclass it as `Test…`, with an `open_store`."""

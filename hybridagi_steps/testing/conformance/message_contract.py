@@ -1,15 +1,30 @@
-"""What every store promises about messages that a search finds; one without the ability says so."""
+"""What a store promises that has messages found by a search, or tells what is new of a session."""
 
 # A test's name says what it holds.
 # ruff: noqa: D102, S101
 
 from __future__ import annotations
 
-from hybridagi_steps.protocols import MessageIndex
+import pytest
+
+from hybridagi_steps.errors import SequenceConflictError, UnknownSessionError
+from hybridagi_steps.protocols import MessageIndex, SessionFollower
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import Step
-from hybridagi_steps.records.store_values import MESSAGE_ROWS, MessagePlace, PendingText
-from hybridagi_steps.testing.conformance.samples import START, SessionStepStore, message, text
+from hybridagi_steps.records.store_values import (
+    MESSAGE_ROWS,
+    BranchPosition,
+    MessagePlace,
+    PendingText,
+)
+from hybridagi_steps.testing.conformance.samples import (
+    START,
+    SessionStepStore,
+    message,
+    said,
+    step,
+    text,
+)
 
 _CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"n": 1}'}}
 
@@ -129,3 +144,59 @@ class MessageIndexContract:
         assert store.message_places([first], "fork")[first] == MessagePlace("fork", 1)
         keys = store.message_keys(["run_id"], after=first, limit=9)
         assert (keys[0].tolist(), keys[1]) == ([second, third], {"run_id": ["r2", None]})
+
+
+class SessionFollowerContract:
+    """`SessionFollower`, where a store is one."""
+
+    def test_a_session_state_tells_what_is_new(self, store: SessionStepStore) -> None:
+        if not isinstance(store, SessionFollower):
+            with pytest.raises(UnknownSessionError):
+                store.session_end("s")
+            return
+        with pytest.raises(UnknownSessionError):
+            store.session_state("s")
+        stored = store.commit("s", said(3), [step(id="a", user_id="ann")])
+        first = store.session_state("s", after=1, users_after=0)
+        assert first.end == store.session_end("s")
+        assert first.messages == stored[1:]
+        assert first.users == {"ann"}
+        last = first.end.sequence
+        assert store.session_state("s").messages == []
+        assert store.session_state("s", after=last, users_after=last)[2:] == (frozenset(), [])
+        new = store.commit("s", said(2, 4), [step(id="b", user_id="bob"), step(id="c")])
+        second = store.session_state("s", after=last, users_after=last)
+        assert (second.messages, second.users) == (new, {"bob"})
+        assert second.erasures == first.erasures
+
+    def test_a_session_state_is_that_of_a_branch(self, store: SessionStepStore) -> None:
+        if not isinstance(store, SessionFollower):
+            return
+        store.commit("s", said(4), [step(id="a", user_id="ann")])
+        branch = store.branch_at("s", 2)
+        store.commit("s", [message("other")], [step(id="b", user_id="bob")], branch_id=branch)
+        assert store.session_state("s").end.sequence == 4
+        state = store.session_state("s", branch_id=branch, after=2, users_after=2)
+        assert state.end == BranchPosition(branch, 3)
+        assert [one.content for one in state.messages] == ["other"]
+        assert state.users == {"bob"}
+        # What stands before the fork is not its own: whoever wants that reads it.
+        assert store.session_state("s", branch_id=branch, after=1).messages == []
+        store.commit("t", said(1))
+        with pytest.raises(SequenceConflictError):
+            store.session_state("t", branch_id=branch)
+        with pytest.raises(UnknownSessionError):
+            store.session_state("nobody", branch_id=branch)
+
+    def test_a_session_state_tells_of_erasures(self, store: SessionStepStore) -> None:
+        if not isinstance(store, SessionFollower):
+            return
+        store.commit("s", said(2), [step(id="a")])
+        store.append([step(id="b")])
+        before = store.session_state("s").erasures
+        store.delete(["b"])
+        deleted = store.session_state("s").erasures
+        assert deleted != before
+        store.delete_session("s")
+        store.commit("s", said(1))
+        assert store.session_state("s").erasures != deleted
