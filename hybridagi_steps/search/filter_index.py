@@ -29,11 +29,14 @@ from hybridagi_steps.records.store_values import (
 )
 from hybridagi_steps.search.key_columns import (
     ABSENT,
+    NOWHERE,
     SCORE,
     TIME,
     Column,
     Flags,
     Numbers,
+    Positions,
+    PostingLists,
     Value,
     Values,
     metadata_key,
@@ -47,24 +50,14 @@ from hybridagi_steps.stores.sql.where import scalar_kind
 
 PAGE = 100_000
 """Rows whose keys are read at once."""
-POSITIONS_KEPT = 2
-"""Positions in posting lists per step, at most; with all keys in use a step takes 56 bytes."""
-WIDE = 4
-"""Lists of more than one in so many steps are not kept: others of more use would have to go."""
 METADATA_KEYS = 16
 """Metadata keys that get a column, those asked for first; filters by others ask the store."""
-LIST_COSTS = 64
-"""Positions that a list counts besides its own: what Python needs to keep it."""
-
 _LOOKED_AT = 1_000
 _FEW_DEAD = 64
 FEW_RUNS = 32
 """So many excluded runs are asked for one by one; of more the column is looked through once."""
 DEAD_SHARE = 0.1
 """Share of removed rows from which columns are made without them."""
-_NOWHERE = np.empty(0, np.int32)
-Positions = npt.NDArray[np.int32]
-"""Places in the columns."""
 
 
 class FilterColumns:
@@ -100,7 +93,7 @@ class FilterColumns:
         if self._alive is not None:
             for column in (self._rows, *self._columns.values()):
                 column.keep(self._alive)
-            self._postings, self._kept, self._alive = {}, 0, None
+            self._postings, self._alive = PostingLists(), None
 
     def rows(self, where: StepFilter) -> Rows:
         """Return the rows that match, ascending; asked again, the same read-only array.
@@ -252,7 +245,7 @@ class FilterColumns:
         numbers = self._numbers.known(name, values)
         if found is None:
             lists = [self._posting(name, number) for number in numbers]
-            return lists[0] if len(lists) == 1 else np.sort(np.concatenate([_NOWHERE, *lists]))
+            return lists[0] if len(lists) == 1 else np.sort(np.concatenate([NOWHERE, *lists]))
         if numbers and len(self._numbers.of(name)) == 1 and metadata_name(name) is None:
             return found  # all steps have this value, as is usual of the scope
         return found[one_of(self._columns[name].values[found], numbers)]
@@ -293,22 +286,7 @@ class FilterColumns:
 
     def _posting(self, name: StepKey, number: int) -> Positions:
         """Return all positions with a value, ascending."""
-        column = self._columns[name].values
-        known = self._postings.pop((name, number), None)
-        found, through = known or (_NOWHERE, 0)
-        if known is not None:
-            self._kept -= len(found) + LIST_COSTS
-        if through < len(column):
-            fresh = np.flatnonzero(column[through:] == number) + through
-            found = np.concatenate((found, fresh.astype(np.int32)))
-        if len(found) > len(column) // WIDE:
-            return found
-        self._postings[name, number] = found, len(column)
-        self._kept += len(found) + LIST_COSTS
-        while self._kept > POSITIONS_KEPT * len(column):
-            oldest, _ = self._postings.pop(next(iter(self._postings)))
-            self._kept -= len(oldest) + LIST_COSTS
-        return found
+        return self._postings.of(name, number, self._columns[name].values)
 
     # -- what is held -----------------------------------------------------------------------------
 
@@ -319,8 +297,7 @@ class FilterColumns:
         self._columns: dict[StepKey, Column] = {}
         self._numbers = Numbers()
         self.forget_saved()
-        self._postings: dict[tuple[StepKey, int], tuple[Positions, int]] = {}
-        self._kept, self._through = 0, -1
+        self._postings, self._through = PostingLists(), -1
 
     def _hold(self, names: Sequence[StepKey]) -> None:
         """Read on from the last row seen, and all of the keys that were never asked for before."""

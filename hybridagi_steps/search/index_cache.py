@@ -22,6 +22,7 @@ import struct
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from itertools import pairwise
 from math import prod
@@ -119,11 +120,8 @@ def load_cache(path: str | os.PathLike[str], expect: Mapping[str, Any]) -> Cache
 class CacheFile(Mapping[str, Array]):
     """The arrays of a cache file, each read and checked when it is asked for.
 
-    An array is read anew each time. `part` has those of one prefix; all share the open file, which
-    is closed with the last of them.
-
-    Attributes:
-        header: What was saved beside the arrays.
+    `header` was saved beside them. An array is read anew each time. The file is open as long
+    as this, a `part` of it or a `PagedArray`.
     """
 
     def __init__(self, path: Path, expect: Mapping[str, Any]) -> None:
@@ -147,11 +145,9 @@ class CacheFile(Mapping[str, Array]):
         return values
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the names."""
         return iter(self._entries)
 
     def __len__(self) -> int:
-        """Number of arrays."""
         return len(self._entries)
 
     def part(self, prefix: str) -> CacheFile:
@@ -177,7 +173,6 @@ class PagedArray:
     """
 
     def __init__(self, file: _OpenFile, entry: _Entry) -> None:
-        """Nothing is read by that."""
         self._file, self._entry = file, entry
         self._missing = np.ones(len(entry.checksums), np.bool_)
         count, *rest = entry.shape
@@ -248,19 +243,14 @@ class _OpenFile:
     """A file that is open as long as somebody reads from it."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY)
-        finalize(self, os.close, self._descriptor)
-        self.size = os.fstat(self._descriptor).st_size
-
-    def read(self, count: int, start: int) -> bytes:
-        """Return bytes, fewer where it ends."""
-        return os.pread(self._descriptor, count, start)
+        self.descriptor = os.open(path, os.O_RDONLY)
+        finalize(self, os.close, self.descriptor)
 
     def read_into(self, buffer: memoryview, start: int) -> None:
         """Fill a buffer; a process that was forked does so by itself."""
         try:
             while len(buffer):
-                read = os.preadv(self._descriptor, [buffer], start)
+                read = os.preadv(self.descriptor, [buffer], start)
                 if not read:
                     raise DamagedCacheError("it became shorter")
                 buffer, start = buffer[read:], start + read
@@ -338,19 +328,20 @@ def _head_digest(header_bytes: int, length: int, rest: bytes) -> bytes:
 
 def _described(file: _OpenFile) -> tuple[dict[str, Any], dict[str, _Entry]]:
     """Return the header of a file, and where its arrays stand."""
-    head = file.read(_HEAD.size, 0)
+    read, size = partial(os.pread, file.descriptor), os.fstat(file.descriptor).st_size
+    head = read(_HEAD.size, 0)
     if len(head) < _HEAD.size or not head.startswith(_MAGIC):
         raise DamagedCacheError("it is no cache of this library")
     _, version, header_bytes, length, digest = _HEAD.unpack(head)
     if version != _VERSION:
         raise DamagedCacheError(f"it has format {version}, not {_VERSION}")
-    if length != file.size or _HEAD.size + header_bytes > length:
-        raise DamagedCacheError(f"it is {file.size:,} bytes long, not {length:,}")
+    if length != size or _HEAD.size + header_bytes > length:
+        raise DamagedCacheError(f"it is {size:,} bytes long, not {length:,}")
     try:
-        head_json = file.read(header_bytes, _HEAD.size)
+        head_json = read(header_bytes, _HEAD.size)
         described = orjson.loads(head_json)
         start = _HEAD.size + header_bytes
-        table = file.read(min(4 * sum(e["pages"] for e in described["arrays"]), length), start)
+        table = read(min(4 * sum(e["pages"] for e in described["arrays"]), length), start)
         if _head_digest(header_bytes, length, head_json + table) != digest:
             raise DamagedCacheError("the checksum of its header does not fit: it is damaged")
         entries = _entries(described["arrays"], table, start + len(table), length)
@@ -379,10 +370,7 @@ def _entries(
 
 
 def _untouched(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return an array whose memory is taken in small pages, as they are first written to.
-
-    NumPy's own asks for large ones: of 100 rows here and there each would take two megabytes.
-    """
+    """Return an array whose memory is taken as it is written to, not two megabytes at a time."""
     count = prod(shape)
     if not count:
         return np.empty(shape, dtype)

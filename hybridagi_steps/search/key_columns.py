@@ -20,6 +20,15 @@ from hybridagi_steps.records.filter_fields import StepKey
 
 ABSENT = -1
 """Stands where a row has no value."""
+POSITIONS_KEPT = 2
+"""Positions in posting lists per step, at most; with all keys in use a step takes 56 bytes."""
+WIDE = 4
+"""Lists of more than one in so many steps are not kept: others of more use would have to go."""
+LIST_COSTS = 64
+"""Positions that a list counts besides its own: what Python needs to keep it."""
+NOWHERE = np.empty(0, np.int32)
+Positions = npt.NDArray[np.int32]
+"""Places in the columns."""
 TIME, SCORE = "created_at", "score"
 Flags = npt.NDArray[np.bool_]
 Values = npt.NDArray[Any]
@@ -119,6 +128,32 @@ class Numbers:
                 for value in cast("list[Value | list[str]]", orjson.loads(arrays[name].tobytes())):
                     table[tuple(value) if isinstance(value, list) else value]
         return columns
+
+
+class PostingLists:
+    """Where some values stand, ascending; the lists of those asked for last are kept."""
+
+    def __init__(self) -> None:
+        self._lists: dict[tuple[StepKey, int], tuple[Positions, int]] = {}
+        self._kept = 0
+
+    def of(self, name: StepKey, number: int, column: Values) -> Positions:
+        """Return all positions of a value in the column of a key."""
+        known = self._lists.pop((name, number), None)
+        found, through = known or (NOWHERE, 0)
+        if known is not None:
+            self._kept -= len(found) + LIST_COSTS
+        if through < len(column):
+            fresh = np.flatnonzero(column[through:] == number) + through
+            found = np.concatenate((found, fresh.astype(np.int32)))
+        if len(found) > len(column) // WIDE:
+            return found
+        self._lists[name, number] = found, len(column)
+        self._kept += len(found) + LIST_COSTS
+        while self._kept > POSITIONS_KEPT * len(column):
+            oldest, _ = self._lists.pop(next(iter(self._lists)))
+            self._kept -= len(oldest) + LIST_COSTS
+        return found
 
 
 def nothing(name: StepKey, count: int) -> Values:

@@ -24,10 +24,9 @@ from hybridagi_steps.records.store_values import MESSAGE_ROWS, Hidden, Rows
 from hybridagi_steps.search.filter_index import (
     PAGE,
     FilterColumns,
-    Positions,
 )
 from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError
-from hybridagi_steps.search.key_columns import ABSENT, Value, Values, nothing
+from hybridagi_steps.search.key_columns import ABSENT, Positions, Value, Values, nothing
 
 Flags = npt.NDArray[np.bool_]
 _NONE = np.empty(0, np.int64)

@@ -29,7 +29,7 @@ from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import Rows
 from hybridagi_steps.search import filter_index as filter_columns
-from hybridagi_steps.search import step_index
+from hybridagi_steps.search import key_columns, step_index
 from hybridagi_steps.search.indexing import Deriver
 from hybridagi_steps.search.step_index import StepIndex
 from hybridagi_steps.stores import open_store
@@ -108,9 +108,9 @@ class Histories(RuleBasedStateMachine):
     def begin(self, page: int, kept: int) -> None:
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(filter_columns, "PAGE", page)
-        self.patch.setattr(filter_columns, "LIST_COSTS", 0)
-        self.patch.setattr(filter_columns, "POSITIONS_KEPT", kept)
-        self.patch.setattr(filter_columns, "WIDE", 1)
+        self.patch.setattr(key_columns, "LIST_COSTS", 0)
+        self.patch.setattr(key_columns, "POSITIONS_KEPT", kept)
+        self.patch.setattr(key_columns, "WIDE", 1)
         self.folder = tempfile.TemporaryDirectory()
         path = str(Path(self.folder.name) / "steps.db")
         opened: list[Any] = [open_store(path, durability="normal") for _ in range(2)]

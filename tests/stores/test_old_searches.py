@@ -106,7 +106,7 @@ def test_an_old_file_is_searched_as_if_it_were_new(
         with StepMemory(path, embedder="hashing") as memory:
             assert memory.search("order")
             memory.flush()
-    [cache] = tmp_path.glob("*.index")
+    [cache] = (file for file in tmp_path.glob("*.index") if ".keys." not in file.name)
     made_as_before(path)
     assert load_cache(cache, {"format": CACHE_BEFORE_FORMULAS}) is not None
     assert all(hits for hits in expected)
