@@ -20,7 +20,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
@@ -36,6 +36,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.errors import StorageError
 
 Array = npt.NDArray[Any]
@@ -239,21 +240,33 @@ def _padding(length: int) -> int:
     return -length % _ALIGNMENT
 
 
+def _seek_and_read(descriptor: int, count: int, start: int) -> bytes:
+    with _seeking:
+        os.lseek(descriptor, start, os.SEEK_SET)
+        return os.read(descriptor, count)
+
+
+# Windows has no pread; nor has it forks, which share where a file is read.
+_pread: Callable[[int, int, int], bytes] = getattr(os, "pread", _seek_and_read)
+_seeking = ForkSafeLock()
+
+
 class _OpenFile:
     """A file that is open as long as somebody reads from it."""
 
     def __init__(self, path: Path) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY)
+        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         finalize(self, os.close, self.descriptor)
 
     def read_into(self, buffer: memoryview, start: int) -> None:
         """Fill a buffer; a process that was forked does so by itself."""
         try:
             while len(buffer):
-                read = os.preadv(self.descriptor, [buffer], start)
+                read = _pread(self.descriptor, len(buffer), start)
                 if not read:
                     raise DamagedCacheError("it became shorter")
-                buffer, start = buffer[read:], start + read
+                buffer[: len(read)] = read
+                buffer, start = buffer[len(read) :], start + len(read)
         except OSError as error:
             raise DamagedCacheError(f"it cannot be read: {error}") from error
 
@@ -328,7 +341,7 @@ def _head_digest(header_bytes: int, length: int, rest: bytes) -> bytes:
 
 def _described(file: _OpenFile) -> tuple[dict[str, Any], dict[str, _Entry]]:
     """Return the header of a file, and where its arrays stand."""
-    read, size = partial(os.pread, file.descriptor), os.fstat(file.descriptor).st_size
+    read, size = partial(_pread, file.descriptor), os.fstat(file.descriptor).st_size
     head = read(_HEAD.size, 0)
     if len(head) < _HEAD.size or not head.startswith(_MAGIC):
         raise DamagedCacheError("it is no cache of this library")
