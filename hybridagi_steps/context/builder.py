@@ -229,41 +229,33 @@ class ContextBuilder:
         check_text("query", query)
         check_text("system_prompt", system_prompt)
         source = source_of(self.memory, session_id, steps, query)
-        conversation = source.in_units()
-        system = conversation.system if system_prompt is None else system_prompt
-        units, standing = replaced(conversation.units)
-        costs, needed = self._costs(source, system, units)
+        system, units, standing, costs, room = self._measured(source, system_prompt)
         receipt = Receipt(self.budget, self.counter.counter_id, cache_weight=self.cache_weight)
         if system and system.strip():
             cost = self._count.message({"role": "system", "content": system})
             receipt.kept.append(ReceiptEntry("system", "the system prompt", cost))
-        layout = self._laid_out(units, costs, self.budget - needed, query, source, receipt)
+        layout = self._laid_out(units, costs, room, query, source, receipt)
         layout.report(receipt, source, self._count)
         if layout.recalled is not None:
             note_steps(layout.recalled.found.steps)
         if standing:
-            receipt.drop(partial(stands_in_summary, source, conversation.units, standing))
+            receipt.drop(partial(stands_in_summary, source, standing))
         # Copies, so that nobody can change what is remembered of the session.
         shown = [own_copy(step) for step in layout.messages(source.session_id)]
         receipt.notes += [f"{step.id}: {note}" for step in shown for note in media_notes(step)]
         messages = openai_messages(system, shown)
-        receipt.cached_tokens = min(
-            receipt.tokens, self._sent.shared(source.session_id, messages, self._count)
-        )
+        sent = self._sent.shared(source.session_id, messages, self._count)
+        receipt.cached_tokens = min(receipt.tokens, sent)
         return Context(messages, receipt, system, shown, source.messages, layout.stable)
 
     def history(self, source: Source) -> tuple[str | None, list[Step]]:
-        """Return the system prompt and the messages that a context without recall shows.
-
-        No receipt is written, and the messages are those of the source: nobody may change one.
+        """Return the system prompt and the messages of a context without recall, for reading only.
 
         Raises:
             ContextBudgetError: System prompt and newest unit do not fit into the budget.
         """
-        system, known = source.in_units()
-        units, _ = replaced(known)
-        costs, needed = self._costs(source, system, units)
-        layout = self._planned(units, costs, self.budget - needed)
+        system, units, _, costs, room = self._measured(source, None)
+        layout = self._planned(units, costs, room)
         return system, layout.messages(source.session_id)
 
     def compact(
@@ -305,15 +297,18 @@ class ContextBuilder:
         held = originals if session_id is None else session_source(self.memory, session_id).messages
         return [own_copy(step) for step in expand(messages, held)]
 
-    def _costs(
-        self, source: Source, system: str | None, units: Sequence[Unit]
-    ) -> tuple[list[list[int]], int]:
-        """Return the tokens of each message of each unit, and those of the smallest context."""
+    def _measured(
+        self, source: Source, system_prompt: str | None
+    ) -> tuple[str | None, list[Unit], dict[str, str], list[list[int]], int]:
+        """Return the prompt, units, what summaries stand for, tokens, and how many are left."""
+        system, known = source.in_units()
+        system = system if system_prompt is None else system_prompt
+        units, standing = replaced(known)
         costs = source.tokens(units, self._count)
         needed = least_tokens(self._count, system, units[-1], sum(costs[-1]))
         if needed > self.budget:
             raise ContextBudgetError(needed, self.budget)
-        return costs, needed
+        return system, units, standing, costs, self.budget - needed
 
     def _laid_out(
         self,

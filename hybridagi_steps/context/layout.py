@@ -219,13 +219,11 @@ def planned(
         start += 1
 
 
-def stands_in_summary(
-    source: Source, units: Sequence[Unit], standing: Mapping[str, str]
-) -> list[ReceiptEntry]:
+def stands_in_summary(source: Source, standing: Mapping[str, str]) -> list[ReceiptEntry]:
     """Return a line for each message that a summary stands for."""
     return [
         source.entry(message, f"stands in summary {standing[message.id]}", 0)
-        for message in flat(units)
+        for message in flat(source.in_units().units)
         if message.id in standing
     ]
 

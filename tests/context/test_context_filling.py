@@ -392,9 +392,13 @@ class TestTheIndexOfOlderUnits:
     def test_a_context_takes_in_what_is_new_only(
         self, memory: StepMemory, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        read = list[int]()
-        real = older_units.words
-        monkeypatch.setattr(older_units, "words", lambda text: read.append(1) or real(text))
+        read, real = list[str](), older_units.words
+
+        def noted(text: str) -> tuple[str, ...]:
+            read.append(text)
+            return real(text)
+
+        monkeypatch.setattr(older_units, "words", noted)
         builder, store = ContextBuilder(memory, budget=400, recent=2), memory.repository().store
         for session in ("one", "two", "three"):
             store.commit(session, [said(f"order {n} of {session}", n) for n in range(60)])

@@ -282,7 +282,10 @@ class TestATurn:
 
     @staticmethod
     def statements_of(work: Work, memory: StepMemory, session: Any = "chat") -> list[str]:
-        runner = StepRunner(lambda messages: f"heard {len(messages)}", memory)
+        def heard(messages: list[Any]) -> str:
+            return f"heard {len(messages)}"
+
+        runner = StepRunner(heard, memory)
         for _ in range(3):
             asyncio.run(runner.run(session, "Hello"))
         asked = work.of(lambda: asyncio.run(runner.run(session, "Hello")))

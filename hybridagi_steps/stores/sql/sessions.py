@@ -276,10 +276,14 @@ class SessionTables(StepWriting):
         """Return a session and where it, or its branch, stands; None when it is unknown."""
         if not is_storable(session_id):
             return None
-        asked = {"namespace": self._namespace, "session": session_id}
-        asked["branch"] = branch_id and in_range(branch_id)
-        asked["after"] = OPEN_END if after is None else after
-        asked["users_after"] = OPEN_END if users_after is None else users_after
+        after = OPEN_END if after is None else after
+        asked: dict[str, int | str | None] = {
+            "namespace": self._namespace,
+            "session": session_id,
+            "branch": branch_id and in_range(branch_id),
+            "after": after,
+            "users_after": OPEN_END if users_after is None else users_after,
+        }
         found = connection.execute(self._session_state, asked).fetchall()
         if not found:
             return None
@@ -293,7 +297,7 @@ class SessionTables(StepWriting):
         new = [row[_OF_STATE:] for row in found if row[_OF_STATE] is not None]
         messages = [
             decode_message(row.written, row.id, session_id, row.sequence)
-            for row in checked_rows(Link(branch, asked["after"] + 1, last), new)
+            for row in checked_rows(Link(branch, after + 1, last), new)
         ]
         names = frozenset(name for name in users if name is not None)
         erasures = (self._restarts, epoch, tombstone)
