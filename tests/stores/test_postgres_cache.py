@@ -235,3 +235,21 @@ def test_what_cannot_be_noted_is_not_written(machine: Machine, postgres_address:
             memory.close()
         store.close()
     assert files(folder) == []
+
+
+def test_the_columns_of_filters_go_with_the_index(
+    machine: Machine, postgres_address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = machine.use("a")
+    fill(postgres_address)
+    with StepMemory(postgres_address) as memory:
+        assert memory.search("plain", where={"user_id": "v"})
+        memory.flush()
+    assert len(files(folder)) == 2
+    with StepMemory(postgres_address) as memory:
+        assert len(memory.search("plain", where={"user_id": "v"})) > 0
+        assert len(files(folder)) == 2
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "another user"))
+    with StepMemory(postgres_address) as memory:
+        assert memory.purge({"user_id": "u"}).unreached == ()
+    assert files(folder) == []
