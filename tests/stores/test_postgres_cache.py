@@ -183,7 +183,7 @@ def test_another_incarnation_of_the_database_has_another_cache(
     folder = machine.use("a")
     first, second = new_postgres_database(), new_postgres_database()
     fill(first)
-    names = [psycopg.conninfo.conninfo_to_dict(address)["dbname"] for address in (first, second)]
+    names = [str(psycopg.conninfo.conninfo_to_dict(one)["dbname"]) for one in (first, second)]
     with psycopg.connect(first, dbname="postgres", autocommit=True) as server:
         server.execute(f"DROP DATABASE {names[1]}".encode())
         server.execute(f"CREATE DATABASE {names[1]} TEMPLATE {names[0]}".encode())
