@@ -28,6 +28,7 @@ from hybridagi_steps.search.forward_index import (
     Spelling,
     TermSlots,
     Words,
+    changing,
     slot_counts,
 )
 from hybridagi_steps.search.posting_blocks import (
@@ -54,6 +55,7 @@ DEAD_SHARE = 0.1
 """Share of removed documents from which they are dropped."""
 
 _ROUNDING = 1e-5
+_ONE = np.int32(1)
 _AT_ONCE = 2**13
 _ADDED_AT_ONCE = 1_000
 """Documents whose words are held as texts at a time: they take some fifty times their numbers."""
@@ -168,7 +170,10 @@ class LexicalIndex:
         """Add documents without blocks; of a row given twice the last counts."""
         added = {document.row: document for document in documents}
         rows = np.array([*added], np.int64)
-        self.remove(rows)
+        newest = self._rows[max(self._size - 1, 0) : self._size]
+        self._ascending = self._ascending and _ascend(np.concatenate((newest, rows)))
+        if not self._ascending:
+            self.remove(rows)
         parts = [part for each in added.values() for part in (each.words, each.further)]
         sizes = np.fromiter(map(len, parts), np.int64, len(parts)).reshape(-1, 2)
         lengths, window = sizes.sum(axis=1), sizes[:, 0]
@@ -185,16 +190,13 @@ class LexicalIndex:
             grown = np.zeros(len(self._terms) + len(self._terms) // 8 + 64, np.int32)
             grown[: len(self._holding)] = self._holding
             self._holding = grown
-        held = np.sort((ids << 32) | np.repeat(np.arange(len(lengths)), lengths))
-        held = held[np.diff(held, prepend=-1) > 0] >> 32
-        (first,) = np.diff(held, prepend=-1).nonzero()
-        self._holding[held[first]] += np.diff(first, append=len(held)).astype(np.int32)
+        held = (ids << 32) | np.repeat(np.arange(len(lengths)), lengths)
+        held.sort()
+        np.add.at(self._holding, held[changing(held)] >> 32, _ONE)
 
     def _take_in(self, rows: Rows, lengths: npt.NDArray[np.int64]) -> None:
         end = self._size + len(rows)
         self._reserve(len(rows))
-        before = self._rows[max(self._size - 1, 0) : self._size]
-        self._ascending = self._ascending and _ascend(np.concatenate((before, rows)))
         self._rows[self._size : end], self._lengths[self._size : end] = rows, lengths
         self._live[self._size : end] = True
         self._size, self._by_row = end, None

@@ -179,6 +179,8 @@ def _from(first: Places, lengths: Places) -> npt.NDArray[np.bool_]:
 
 def _encoded(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint16], Places]:
     """Return the units of words, and behind which unit each word ends, from a 0 on."""
+    if int(ids.max(initial=0)) < _DIRECT:
+        return ids.astype(np.uint16), np.arange(len(ids) + 1)
     wide = ids >= _DIRECT
     ends = np.concatenate(([0], np.cumsum(1 + wide)))
     units = np.empty(int(ends[-1]), np.uint16)
@@ -202,6 +204,13 @@ class TermSlots:
         found = self._table[words.ids]
         self._table[terms[known]] = -1
         return found
+
+
+def changing(values: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Return which values are not what stands before them."""
+    found = np.ones(len(values), np.bool_)
+    np.not_equal(values[1:], values[:-1], out=found[1:])
+    return found
 
 
 def bm25(

@@ -195,8 +195,10 @@ class Searcher:
         self._index.close()
 
     def save(self) -> None:
-        """Bring the index up to date and write its cache when that is worth it."""
+        """Bring the index up to date and write its cache, when that is worth it."""
         with self._indexed():
+            if not self._index.worth_following():
+                return
             self._index.trusted(self._follow)
             worth_saving = self._index.worth_saving()
             filters_too = self._index.filters_worth_saving()

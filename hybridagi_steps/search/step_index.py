@@ -168,15 +168,32 @@ class StepIndex:
             self._reset()
             return work()
 
-    def worth_saving(self) -> bool:
+    def worth_following(self) -> bool:
+        """Return whether `worth_saving` may say so once this has followed the store.
+
+        Else that is left to the next search: for a step at a time it costs as much as indexing it.
+        """
+        if self._cache is None:
+            return False
+        now, known = self._store.frontier().position, self.position
+        gone = (now.epoch, now.tombstone) != (known.epoch, known.tombstone)
+        if gone or not self.in_use or self.filters_worth_saving():
+            return True
+        return self.worth_saving(now.text - known.text + now.vector - known.vector)
+
+    def worth_saving(self, fresh: int = 0) -> bool:
         """Return whether to write the cache: many steps, and much that is, or will be, new to it.
 
         Codes being built count: a program that ends before they are ready would never have any.
+
+        Args:
+            fresh: How much the store has that this has not followed yet.
         """
-        if self._cache is None or not self.in_use or len(self.columns) < _WORTH_CACHING:
+        held = len(self.columns)
+        if self._cache is None or not self.in_use or held + fresh < _WORTH_CACHING:
             return False
         return (
-            self._unsaved > _STALE_SHARE * len(self.columns)
+            self._unsaved + fresh > _STALE_SHARE * held
             or self._codes_made() != self._codes_saved
             or any(shard.vectors.building for shard in self.shards(own_only=False))
         )
@@ -257,7 +274,6 @@ class StepIndex:
             self._taken_vectors.pop(row, None)
         self.columns.add(changes.texts)
         gone = np.array(changes.removed, np.int64)
-        self.columns.remove(gone)
         self._take_turns(changes.texts, gone)
         self.filters.follow([text.row for text in changes.texts], gone)
         for shard, scoped in ((self.own, False), (self.scoped, True)):
@@ -267,8 +283,11 @@ class StepIndex:
             if usable:
                 rows = np.array([item.row for item in usable], np.int64)
                 shard.vectors.add(rows, np.stack([np.asarray(item.vector) for item in usable]))
-            shard.lexical.remove(gone)
-            shard.vectors.remove(gone)
+        if len(gone):  # looking for nothing takes as long as adding a step
+            self.columns.remove(gone)
+            for shard in self.shards(own_only=False):
+                shard.lexical.remove(gone)
+                shard.vectors.remove(gone)
         self._unsaved += len(changes.texts) + len(changes.vectors) + len(gone)
 
     def _take_turns(self, texts: Sequence[TextRow], gone: Rows) -> None:

@@ -157,16 +157,18 @@ class DerivedTables(MessageUnits):
         """Return the next steps and messages without words, or with stale ones."""
         asked = self._bounds(limit, after, min(through, MESSAGE_ROWS - 1))
         found = list[PendingText]()
-        if after < MESSAGE_ROWS and self._some(_PENDING_TEXT_ROWS, asked):
+        if after < MESSAGE_ROWS:
             found = self._pending_step_texts(asked)
         asked = self._message_bounds(limit - len(found), after, through)
-        if asked is not None and self._some(_PENDING_MESSAGE_TEXTS, asked):
+        if asked is not None:
             found += self._pending_message_texts(asked)
         return found
 
     def _pending_step_texts(self, asked: dict[str, int]) -> list[PendingText]:
         with self._db.reading() as connection:
             rows: list[int] = self._asked_rows(connection, _PENDING_TEXT_ROWS, asked)
+            if not rows:
+                return []
             steps = self._steps(connection, {*rows})
 
             def links_of(others: Collection[int]) -> dict[int, StepLink]:
@@ -190,6 +192,8 @@ class DerivedTables(MessageUnits):
     def _pending_message_texts(self, asked: dict[str, int]) -> list[PendingText]:
         with self._db.reading() as connection:
             rows = self._asked_rows(connection, _PENDING_MESSAGE_TEXTS, asked)
+            if not rows:
+                return []
             found = self._units(connection, rows)
             shown = self._shown(connection, [one.content for one in found.values()])
             calls = self._calls_of(connection, dict(shown.values()))
@@ -347,11 +351,6 @@ class DerivedTables(MessageUnits):
             for row, step_id in asked.items()
             if step_id in rows and same_owner(known[rows[step_id]], steps[row])
         }
-
-    def _some(self, pending: str, asked: dict[str, int]) -> bool:
-        """Tell whether a query finds any row; most of the time before a search none does."""
-        with self._db.asking() as connection:
-            return connection.execute(pending, {**asked, "limit": 1}).fetchone() is not None
 
     def _embedder(self, connection: Connection) -> str | None:
         sql = "SELECT embedder FROM namespace WHERE id = ?"
