@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import sys
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -222,6 +224,80 @@ def test_a_memory_that_grows_makes_few_blocks_anew(monkeypatch: pytest.MonkeyPat
     assert sum(made) <= 8 * 20_000
     blocks = list(index.found(index.numbers(["all"]), 1.0))
     assert len(blocks) <= 20_000 / 1_024 + 6
+
+
+def postings_of(index: LexicalIndex, term: str) -> list[tuple[int, float]]:
+    """Return where a term stands, and how often."""
+    return [
+        (found.block.start + int(position), float(count))
+        for found in index.found(index.numbers([term]), 1.0)
+        for position, count in zip(*found.postings[0], strict=True)
+    ]
+
+
+def test_blocks_that_grew_are_those_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(posting_blocks, "_AT_ONCE", 300)
+    monkeypatch.setattr(posting_blocks, "MOST_DOCUMENTS", 2_500)
+    monkeypatch.setattr(lexical, "NEWEST", 256)
+    chance, often = random.Random(5), [1 / (n + 1) for n in range(300)]
+    documents = [
+        Document(row, [f"w{n}" for n in chance.choices(range(300), often, k=9)], [f"w{row % 40}"])
+        for row in range(3_000)
+    ]
+    whole, grown = LexicalIndex(), LexicalIndex()
+    whole.add(documents)
+    first = 0
+    while first < len(documents):
+        count = chance.randint(1, 700)
+        grown.add(documents[first : first + count])
+        grown.match(["w0"]).top(1)
+        first += count
+    assert len(list(whole.found(whole.numbers(["w0"]), 1.0))) == 2
+    for term in (f"w{n}" for n in range(300)):
+        assert postings_of(whole, term) == postings_of(grown, term)
+    # What a term adds at most is a bound: it may be higher for a block that was joined.
+    exact = whole.match(["w3", "w70"]).top(20)
+    for expected, found in zip(exact, grown.match(["w3", "w70"]).top(20), strict=True):
+        np.testing.assert_allclose(found, expected)
+
+
+def test_no_word_costs_a_call_when_many_documents_are_added(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(posting_blocks, "MOST_DOCUMENTS", 2**16)
+    documents = [(row, [f"w{(row + n) % 500}" for n in range(80)]) for row in range(2_000)]
+    calls = 0
+
+    def counted(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    index, before = LexicalIndex(), sys.getprofile()
+    sys.setprofile(counted)
+    try:
+        index.add(documents)
+        index.match(["w7"]).top(1)
+    finally:
+        sys.setprofile(before)
+    assert calls <= 4 * len(documents)
+
+
+def test_making_blocks_takes_a_fraction_of_the_words_beside_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rebuild holds what 8,192 documents need to be sorted, not what a block of them would."""
+    monkeypatch.setattr(posting_blocks, "MOST_DOCUMENTS", 2**16)
+    index, chance = LexicalIndex(), np.random.default_rng(2)
+    for first in range(0, 50_000, 1_000):
+        numbers = chance.zipf(1.3, (1_000, 40)) % 20_000
+        index.add((first + n, [f"w{word}" for word in each]) for n, each in enumerate(numbers))
+    tracemalloc.start()
+    try:
+        index.merge()
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak <= 3 * held + 8_192 * 40 * 32
 
 
 def test_a_posting_takes_three_bytes_and_a_word_two() -> None:

@@ -103,10 +103,45 @@ def test_a_new_step_is_indexed_in_one_reading_and_one_writing(
     numbers = iter(range(1_000, 2_000))
     add_and_search(1)
     one, twenty = add_and_search(1), add_and_search(20)
-    assert len(one) <= 52
+    assert len(one) <= 49
     assert transactions(one) <= 4
     assert sum(text.startswith("COMMIT") for text in one) == 1
     assert len(twenty) - len(one) <= 5 * 19
+
+
+def test_a_flush_leaves_it_to_the_next_search_to_follow_a_step(
+    memory: StepMemory, work: Work
+) -> None:
+    memory.add([made(n) for n in range(1_000, 3_000)])
+    memory.flush()
+    memory.search("refund the order")
+    memory.add(made(5_000))
+    statements = work.of(memory.flush)
+    assert len(statements) <= 33
+    assert transactions(statements) <= 2
+    (hit,) = memory.search("refund order 5000 of the customer", k=1)
+    assert hit.step.purpose == made(5_000).purpose
+    memory.add([made(n) for n in range(6_000, 6_400)])
+    cache = next(Path(memory.address).parent.glob("*.index"))
+    before = cache.read_bytes()
+    memory.flush()
+    assert cache.read_bytes() != before
+
+
+@pytest.mark.parametrize("in_one", [True, False])
+def test_indexing_a_message_takes_as_much_however_many_there_are(
+    memory: StepMemory, work: Work, in_one: bool
+) -> None:
+    store, ran = memory.repository().store, dict[int, int]()
+    for count in (300, 1_200):
+        for first in range(0, count, 20):
+            name = f"{count}" if in_one else f"{count}-{first}"
+            run = made(first, session_id=name, run_id=f"{name}-{first}")
+            store.commit(name, said(20), [run])
+        statements = work.of(memory.flush)
+        ran[count] = work.ran
+        assert len(statements) <= 200 + 10 * count
+    assert ran[1_200] <= 1.5 * 4 * ran[300]
 
 
 @pytest.mark.parametrize("name", ["stats", "flush", "search"])

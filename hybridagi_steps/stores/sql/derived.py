@@ -84,23 +84,23 @@ _LIVING = """SELECT row FROM agent_step
 _MARK = "INSERT INTO stale_text (namespace, row) VALUES (?, ?) ON CONFLICT DO NOTHING"
 _FRESH = """DELETE FROM stale_text
     WHERE namespace = ? AND row IN (SELECT value FROM json_each(?))"""
-_ADVANCE = """UPDATE namespace SET {column} = coalesce(
+_ADVANCE = """{column} = coalesce(
     (SELECT s.row - 1 FROM agent_step s WHERE +s.namespace = :namespace AND s.row > {column}
         AND NOT EXISTS (SELECT 1 FROM {table} d WHERE d.row = s.row AND d.row > {column})
         ORDER BY s.row LIMIT 1),
-    (SELECT max(row) FROM agent_step), {column}) WHERE id = :namespace"""
-_MESSAGES_ADVANCE = f"""UPDATE namespace SET {{column}} = coalesce(
+    (SELECT max(row) FROM agent_step), {column})"""
+_MESSAGES_ADVANCE = f"""{{column}} = coalesce(
     (SELECT m.row - 1 FROM message m WHERE +m.namespace = :namespace AND m.row > {{column}}
         AND NOT EXISTS (SELECT 1 FROM {{table}} d
             WHERE d.row = m.row + {MESSAGE_ROWS} AND d.row > {MESSAGE_ROWS} + {{column}})
         ORDER BY m.row LIMIT 1),
-    (SELECT max(row) FROM message), {{column}}) WHERE id = :namespace"""  # noqa: S608 - no value in it
+    (SELECT max(row) FROM message), {{column}})"""  # noqa: S608 - no value in it
+_TEXTS_ADVANCE = _ADVANCE.format(column="texts_through", table="step_text")
+_VECTORS_ADVANCE = _ADVANCE.format(column="vectors_through", table="embedding")
 _MESSAGE_TEXTS_ADVANCE = _MESSAGES_ADVANCE.format(column="message_texts_through", table="step_text")
 _MESSAGE_VECTORS_ADVANCE = _MESSAGES_ADVANCE.format(
     column="message_vectors_through", table="embedding"
 )
-_TEXTS_ADVANCE = _ADVANCE.format(column="texts_through", table="step_text")
-_VECTORS_ADVANCE = _ADVANCE.format(column="vectors_through", table="embedding")
 _FRONTIER = """SELECT epoch,
     coalesce((SELECT max(seq) FROM step_text WHERE namespace = n.id), 0),
     coalesce((SELECT max(seq) FROM embedding WHERE namespace = n.id), 0),
@@ -254,18 +254,25 @@ class DerivedTables(MessageUnits):
         Words that show a step which is gone meanwhile are not saved: their own stays pending.
         """
         with self._db.writing(synced=False) as connection:
-            stale = self._save_texts(connection, texts) if texts else 0
+            advances = list[str]()
+            stale = self._save_texts(connection, texts, advances) if texts else 0
             if vectors or model_id is not None:
-                self._save_vectors(connection, vectors, model_id)
+                self._save_vectors(connection, vectors, model_id, advances)
+            if advances:
+                update = f"UPDATE namespace SET {', '.join(advances)} WHERE id = :namespace"  # noqa: S608 - ours
+                connection.execute(update, {"namespace": self._namespace})
         return stale
 
-    def _save_texts(self, connection: Connection, texts: Sequence[TextRow]) -> int:
+    def _save_texts(
+        self, connection: Connection, texts: Sequence[TextRow], advances: list[str]
+    ) -> int:
+        """Save words; `advances` gets which watermarks have moved by that."""
         texts = self._with_living_parents(connection, texts)
         messages = [text for text in texts if text.row >= MESSAGE_ROWS]
         if messages:
             values = [self._text_values(text) for text in messages]
             connection.executemany(self._save_message_text, values)
-            connection.execute(_MESSAGE_TEXTS_ADVANCE, {"namespace": self._namespace})
+            advances.append(_MESSAGE_TEXTS_ADVANCE)
             texts = [text for text in texts if text.row < MESSAGE_ROWS]
         rows = [int(text.row) for text in texts]
         connection.executemany(self._save_text, [self._text_values(text) for text in texts])
@@ -273,12 +280,16 @@ class DerivedTables(MessageUnits):
         self._keep_up(connection)
         stale = [(self._namespace, row) for row in self._stale(connection, rows)]
         connection.executemany(_MARK, stale)
-        connection.execute(_TEXTS_ADVANCE, {"namespace": self._namespace})
+        advances.append(_TEXTS_ADVANCE)
         self._mark_late(connection)
         return len(stale)
 
     def _save_vectors(
-        self, connection: Connection, vectors: Sequence[VectorRow], model_id: str | None
+        self,
+        connection: Connection,
+        vectors: Sequence[VectorRow],
+        model_id: str | None,
+        advances: list[str],
     ) -> None:
         stored = self._embedder(connection)
         if stored is None and model_id is not None:
@@ -290,10 +301,10 @@ class DerivedTables(MessageUnits):
             raise EmbedderMismatchError(str(stored), str(model_id))
         values = [self._vector_values(row) for row in vectors if row.row < MESSAGE_ROWS]
         connection.executemany(self._save_vector, values)
-        connection.execute(_VECTORS_ADVANCE, {"namespace": self._namespace})
+        advances.append(_VECTORS_ADVANCE)
         if messages := [self._vector_values(row) for row in vectors if row.row >= MESSAGE_ROWS]:
             connection.executemany(self._save_message_vector, messages)
-            connection.execute(_MESSAGE_VECTORS_ADVANCE, {"namespace": self._namespace})
+            advances.append(_MESSAGE_VECTORS_ADVANCE)
 
     def frontier(self) -> Frontier:
         """Return the newest position and the newest row."""

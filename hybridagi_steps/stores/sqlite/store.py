@@ -143,16 +143,14 @@ class SqliteStepStore(SqliteAdmin, DerivedTables):
     ) -> dict[int, int]:
         query, found = _BEFORE_IN_RUN if before else _AFTER_IN_RUN, dict[int, int]()
         links = {row: link for row, link in links.items() if link.run_id is not None}
-        tail = self._places_in_tail(connection) if links else {}
+        # What comes after is asked for when words are saved, and then nothing is without keys.
+        tail = self._places_in_tail(connection) if links and before else {}
         for row, link in links.items():
             place = (self._namespace, link.run_id, link.hop, row, *link.owner)
             near = connection.execute(query, place).fetchall()
-            others = tail.get((link.run_id, link.owner), [])
-            at = bisect_left(others, (link.hop, row))
-            if before:
+            if others := tail.get((link.run_id, link.owner)):
+                at = bisect_left(others, (link.hop, row))
                 near += others[max(at - 1, 0) : at]
-            else:
-                near += [one for one in others[at : at + 2] if one > (link.hop, row)][:1]
             if near:
                 found[row] = (max if before else min)(near)[1]
         return found
