@@ -90,7 +90,6 @@ def save_cache(
                 with suppress(OSError):  # the first error is the one to tell
                     temporary.unlink()
                 raise
-        _sync_folder(target.parent)
     except OSError as error:
         _log.warning("the cache %s was not written: %s", target, error)
         return False
@@ -385,12 +384,11 @@ def _entries(
 def _untouched(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Return an array whose memory is taken as it is written to, not two megabytes at a time."""
     count = prod(shape)
-    if not count:
+    if not count or not hasattr(mmap, "MADV_NOHUGEPAGE"):  # which Linux alone has, and needs
         return np.empty(shape, dtype)
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, count * dtype.itemsize, flags=private)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, dtype, count).reshape(shape)
 
 
@@ -400,14 +398,3 @@ def _remove_abandoned(target: Path) -> None:
         with suppress(FileNotFoundError):  # another process was faster
             if time.time() - leftover.stat().st_mtime > _ABANDONED_SECONDS:
                 leftover.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name durable; Windows cannot open folders and needs no such thing."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
