@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
     from hybridagi_steps.records.provenance import Revocation
     from hybridagi_steps.records.run import RunMetrics
+    from hybridagi_steps.records.trials import compare_trials
     from hybridagi_steps.running.hooks import RunHook
     from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig, ToolRequest
     from hybridagi_steps.running.runner import StepRunner, edit_from_sequence, retry_from_sequence
@@ -139,6 +140,7 @@ __all__ = [
     "annotate",
     "build_context_from_steps",
     "compare_branches",
+    "compare_trials",
     "edit_from_sequence",
     "embedders",
     "errors",
@@ -220,6 +222,7 @@ _HOMES: dict[str, str | None] = {
     "annotate": "recording",
     "build_context_from_steps": "context.session_messages",
     "compare_branches": "sessions.repository",
+    "compare_trials": "records.trials",
     "edit_from_sequence": "running.runner",
     "embedders": None,
     "errors": None,

@@ -39,6 +39,7 @@ from hybridagi_steps.records.listings import Runs, StepHits
 from hybridagi_steps.records.provenance import Revocation
 from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.store_values import Erased
+from hybridagi_steps.records.trials import TRIAL_END, TrialTable, compiled_in, summaries
 from hybridagi_steps.search.embedder_binding import AUTO, EmbedderBinding
 from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.indexing import START_AT
@@ -394,6 +395,20 @@ class StepMemory:
         firsts = self._open_store.get([run.first_step for run in found])
         titles = {id_text(step.id): str(title_of(vars(step))) for step in firsts}
         return Runs(run._replace(title=titles.get(run.first_step, "")) for run in found)
+
+    def trials(self, compile_id: str | None = None) -> TrialTable:
+        """Return what was tried inside `compile` and `Evaluate`: of each candidate how it did.
+
+        Args:
+            compile_id: One compilation, or evaluation outside of any; None: all, the newest first.
+
+        Returns:
+            A list of `TrialSummary`, in each compilation the best first; it prints as a table.
+        """
+        marked = self.iter_steps({"metadata": {TRIAL_END: True}})
+        ends = [step for step in marked if compile_id in (None, compiled_in(step))]
+        runs = [step.run_id for step in ends if step.run_id is not None]
+        return summaries(ends, self._open_store.feedback_on(runs))
 
     def search(
         self,

@@ -317,6 +317,10 @@ class StepStore(IndexedStore, Protocol):
         """
         ...
 
+    def feedback_on(self, run_ids: Sequence[str]) -> dict[str, str]:
+        """Return what was said of runs in words; runs of which nothing was said are missing."""
+        ...
+
     def identity(self) -> StoreIdentity:
         """Return the store's id and the embedder it was built with, None before the first."""
         ...

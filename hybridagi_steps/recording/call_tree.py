@@ -206,21 +206,45 @@ class Labels:
         )
 
 
+class Tried(NamedTuple):
+    """What the outermost call of a trial run tries."""
+
+    call_id: str
+    example: str
+    state: Mapping[str, Any] | None
+    """The candidate's state, when this is the first run that tries it."""
+
+
 class Run:
     """One query → response cycle: numbers its steps in the order they are stored.
 
     Args:
         strand: Where the run begins.
         problems: Receives what recording failed at.
+        tries: What it is a trial of; None of the user's own history.
+        outer: The recorded block in which it is a trial.
+
+    Attributes:
+        notes: Kept in the metadata of all its steps.
+        tried: Once its outermost call has begun: what that tries.
     """
 
-    __slots__ = ("__weakref__", "_hop", "_lock", "id", "path", "problems", "recalled")
+    __slots__ = (
+        *("__weakref__", "_hop", "_lock", "id", "notes", "outer", "path", "problems", "recalled"),
+        *("tried", "tries"),
+    )
 
-    def __init__(self, strand: Strand, problems: list[Any]) -> None:
+    def __init__(
+        self, strand: Strand, problems: list[Any], tries: Any = None, outer: Run | None = None
+    ) -> None:
         self.id = str(new_id())
         self.problems = problems
         self.path = Path(strand)
-        self.recalled: dict[str, None] = {}
+        self.outer = outer
+        self.recalled: dict[str, None] = {} if outer is None else dict(outer.recalled)
+        self.tries = tries
+        self.tried: Tried | None = None
+        self.notes: Mapping[str, Any] = {}
         self._hop = 0
         # Held while a step is stored, so that hops have no gap and parents precede children on
         # disk; reentrant, because storing may run a redaction that is itself a program.

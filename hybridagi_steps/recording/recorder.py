@@ -38,10 +38,11 @@ from hybridagi_steps.recording.call_tree import (
     Labels,
     Run,
     Strand,
+    Tried,
     current_strand,
     settle,
 )
-from hybridagi_steps.recording.scopes import current_scope, watch_trials
+from hybridagi_steps.recording.scopes import current_scope
 from hybridagi_steps.recording.step_writer import (
     Memory,
     StepWriter,
@@ -50,9 +51,11 @@ from hybridagi_steps.recording.step_writer import (
     note_problem,
     taken_step_id,
 )
+from hybridagi_steps.recording.trials import current_level, watch_trials
 from hybridagi_steps.recording.usage import Usage
 from hybridagi_steps.recording_hooks import Recalled, listen
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.trials import PROGRAM_STATE, TRIAL_END
 
 P = ParamSpec("P")
 
@@ -153,7 +156,7 @@ class StepRecorder(BaseCallback):
     def active_run(self) -> Run | None:
         """The run that the running code belongs to, None outside of any call."""
         parent = self._parent()
-        return self.run or (parent.run if parent is not None else None)
+        return (parent.run if parent is not None else None) or self.run
 
     @property
     def user_id(self) -> str | None:
@@ -172,7 +175,7 @@ class StepRecorder(BaseCallback):
         """
         settle()
         active = self._shared.tree.get(ACTIVE_CALL_ID.get())
-        run = self.run or (active.run if active is not None else None) or Run(_strand(), [])
+        run = self._run_below(active) or Run(_strand(), [])
         outer = active.labels if active is not None else self._labels
         return StepRecorder._made(self._shared, labels.over(outer), run)
 
@@ -180,7 +183,8 @@ class StepRecorder(BaseCallback):
     def here(self) -> StepRecorder | None:
         """What records a call that begins here: this, or once it is closed what it stands for."""
         parent = self._parent() if self.closed else None
-        if not self.closed or (parent is not None and parent.run is self.run):
+        run = parent.run if parent is not None else None
+        if not self.closed or (run is not None and self.run in (run, run.outer)):
             return self
         return next((each.here for each in self.replaces if each.here is not None), None)
 
@@ -188,7 +192,7 @@ class StepRecorder(BaseCallback):
     def of_new_run(cls, memory: Memory, labels: Labels) -> StepRecorder:
         """Return a recorder of one run that begins here."""
         settle()
-        return cls._made(_Recording(memory), labels, Run(_strand(), []))
+        return cls._made(_Recording(memory), labels, Run(_strand(), [], current_level()))
 
     def observed_by(self, observer: CallObserver) -> None:
         """Tell `observer` of the calls that this recorder sees, and all that share them."""
@@ -342,8 +346,29 @@ class StepRecorder(BaseCallback):
     ) -> None:
         """End a call, and write its last step if it leaves any."""
         call = self._shared.tree.close(call_id)
-        if call is not None:
+        if call is None:
+            return
+        run, tried = call.run, call.run.tried if call.run is not None else None
+        if run is None or tried is None or tried.call_id != call_id or not tried.example:
             self._shared.steps.end(call, outputs, exception)
+            return
+        state = {} if tried.state is None else {PROGRAM_STATE: tried.state}
+        call.notes = {**call.notes, TRIAL_END: True, **state}
+        self._shared.steps.end(call, outputs, exception)
+        run.tries.trials.ended(tried.example, outputs, self._scored(run))
+
+    def _scored(self, run: Run) -> Callable[[float, str | None], None]:
+        """Return what stores the score of a run; an error of it is a problem of the recording."""
+
+        def score(value: float, feedback: str | None) -> None:
+            store = getattr(self.memory, "score", None)
+            try:
+                if store is not None:
+                    store(run.id, value, feedback)
+            except Exception as error:
+                note_problem(run.problems, "a trial's score was not stored", error)
+
+        return score
 
     on_tool_end = on_function_end = on_evaluate_end = on_compile_end = _on_end
     on_adapter_format_end = on_adapter_parse_end = _on_end
@@ -384,19 +409,35 @@ class StepRecorder(BaseCallback):
         strand = _strand()
         if parent is None:
             settle()
-        run, scope = self._run_and_scope(parent)
+        run = self._run_below(parent) or Run(strand, self.errors)
+        if run.tries is not None and run.tried is None:
+            self._try(run, call_id, subject, inputs)
         call = self._shared.tree.open(
             call_id,
             subject,
             inputs,
             parent=parent,
-            run=run or Run(strand, self.errors),
+            run=run,
             strand=strand,
             labels=self._labels,
-            scope=scope,
+            scope=self._scope_below(parent),
         )
         call.state = doing
         return call
+
+    def _try(self, run: Run, call_id: str, subject: object, inputs: Mapping[str, Any]) -> None:
+        """Let a trial run say what its outermost call tries."""
+        arguments = inputs
+        if isinstance(subject, dspy.Module):
+            arguments = shapes.module_arguments(subject, inputs)
+        redact = getattr(self.memory, "redact", None)
+        try:
+            label, example, state = run.tries.trial(subject, arguments, redact)
+        except Exception as error:
+            note_problem(run.problems, "what a trial tries could not be read", error)
+            return
+        run.notes = {"trial": label}
+        run.tried = Tried(call_id, example or "", state)
 
     def _pass_through(self, call_id: str, *_: object, **__: object) -> bool:
         """Follow a call that leaves no step."""
@@ -414,15 +455,24 @@ class StepRecorder(BaseCallback):
         if self.here is None:
             return
         parent = self._parent()
-        run, outer = self._run_and_scope(parent)
-        scope = outer or scope
+        run = self.run if parent is None else parent.run
+        scope = self._scope_below(parent) or scope
         self._shared.tree.set_apart(call_id, parent=parent, run=run, strand=_strand(), scope=scope)
 
-    def _run_and_scope(self, parent: Call | None) -> tuple[Run | None, str | None]:
-        """Return the run and the scope of what begins below `parent`."""
-        if parent is None:
-            return self.run, self._labels.scope or current_scope()
-        return self.run or parent.run, parent.scope or self._labels.scope or current_scope()
+    def _scope_below(self, parent: Call | None) -> str | None:
+        """Return the scope of what begins below `parent`."""
+        above = parent.scope if parent is not None else None
+        return above or self._labels.scope or current_scope()
+
+    def _run_below(self, parent: Call | None) -> Run | None:
+        """Return the run of what begins below `parent`; an outermost call of a trial is its own."""
+        run = self.run if parent is None else parent.run or self.run
+        if parent is not None and parent.state is not None:
+            return run
+        level = current_level()
+        if level is None or (run is not None and run.tries is level):
+            return run
+        return Run(_strand(), self.errors, level, run)
 
 
 def active_run_ids(memory: object) -> list[str]:

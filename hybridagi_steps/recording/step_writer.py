@@ -103,7 +103,7 @@ class StepWriter:
         tail: Tail | None = None
         try:
             parent_id, joins = parent_and_joins(follows)
-            values = {"inputs": inputs, "outputs": outputs, "metadata": _metadata(call, joins)}
+            values = {"inputs": inputs, "outputs": outputs, "metadata": _metadata(call, run, joins)}
             fields, recalled = self._clean(run, step_type, values, call, follows)
 
             def store(hop: int, step_id: UUID) -> Any:
@@ -241,8 +241,8 @@ def _without_texts(fields: dict[str, Any], redact: Redact) -> dict[str, Any]:
         return {"inputs": None, "outputs": None, "metadata": {"redaction_failed": True}}
 
 
-def _metadata(call: Call, joins: list[str]) -> dict[str, Any]:
-    metadata = {**call.labels.tags, **call.notes}
+def _metadata(call: Call, run: Run, joins: list[str]) -> dict[str, Any]:
+    metadata = {**call.labels.tags, **run.notes, **call.notes}
     if joins:
         metadata["joins"] = joins
     return metadata

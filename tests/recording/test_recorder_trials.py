@@ -14,7 +14,6 @@ from typing import Any
 
 import dspy
 import pytest
-from recorder_programs import all_steps
 
 import hybridagi_steps as hs
 from hybridagi_steps.testing import scripted_lm
@@ -61,10 +60,11 @@ def by_callback(memory: hs.StepMemory, run: Callable[[Any], Any]) -> Any:
 
 
 def by_block(memory: hs.StepMemory, run: Callable[[Any], Any]) -> Any:
-    """One run around all of it."""
+    """A block around all of it: each trial is a run of its own all the same."""
     with hs.record(memory) as recording:
         result = run(Ask())
-    assert {step.run_id for step in all_steps(memory)} == {recording.id}
+    assert recording.steps.steps == []
+    assert recording.errors == []
     return result
 
 
@@ -130,9 +130,10 @@ def test_trials_inside_a_run_leave_its_own_steps_alone(memory: hs.StepMemory) ->
     own = memory.find().steps
     assert [step.scope for step in own] == [None] * 6
     assert own[3].parent_id == own[2].id, "the trials between are not on its path"
-    trials = [step for step in run.steps.steps if step.scope]
+    assert [step.hop for step in run.steps.steps] == list(range(6))
+    trials = memory.find({"scope": "*", "exclude_run_id": run.id}).steps
     assert {s.parent_id for s in trials if s.step_type == "ProgramCall"} == {None}
-    assert [step.hop for step in run.steps.steps] == list(range(18))
+    assert [step.hop for step in trials] == [0, 1, 2] * len(EXAMPLES)
 
 
 def test_after_a_trial_everything_is_the_users_own_again(memory: hs.StepMemory) -> None:

@@ -1,0 +1,323 @@
+"""Trials: what an optimiser or an evaluation tried, read back from the steps that it left.
+
+The steps of a trial run carry `metadata.trial`: `optimiser`, `compile_id`, `candidate` (a state of
+the program), `split`, `example` and `evaluation`. Its last step is marked, so that a table of
+candidates reads one step a run. Pure values: a memory brings the steps.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from html import escape
+from typing import Any, NamedTuple, Protocol
+
+from hybridagi_steps.errors import InvalidQueryError
+from hybridagi_steps.records.agent_step import AgentStep
+
+TRIAL = "trial"
+TRIAL_END = "trial_end"
+PROGRAM_STATE = "program_state"
+"""Keys of metadata; the last two stand in the last step of a trial run, the state once a
+candidate."""
+_WIDTH = 60
+
+
+class TrialRun(NamedTuple):
+    """One run of a candidate on one example."""
+
+    example: str
+    """The example's `id`, or 12 hexadecimal characters over its inputs."""
+    split: str
+    """`train`, `val` or `dev`."""
+    run_id: str
+    score: float | None
+    """What the metric said; None when it said no number."""
+    error: str | None
+    """What the program failed with."""
+    feedback: str | None
+    """What the metric said in words."""
+    evaluation: str
+    created_at: datetime
+
+    @property
+    def counted(self) -> float | None:
+        """The score as optimisers count it: 0 of a run that failed; None leaves the run out."""
+        return 0.0 if self.score is None and self.error is not None else self.score
+
+    @property
+    def failed(self) -> bool:
+        """Whether the program raised, or the metric gave no point."""
+        return self.error is not None or (self.score is not None and self.score <= 0)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSummary:
+    """One candidate of a compilation or evaluation, as its widest evaluation found it."""
+
+    compile_id: str
+    """Id of the compilation, or of an evaluation outside of any."""
+    optimiser: str | None
+    """The optimiser's class; None of a plain evaluation."""
+    candidate: str
+    """12 hexadecimal characters over the state of the program."""
+    base: bool
+    """Whether it was the first that was tried."""
+    runs: list[TrialRun]
+    """The runs of its widest evaluation: on `val` if there was one, else on most examples; of equal
+    ones the last."""
+    all_runs: list[TrialRun]
+    """Every run of it, minibatches and sampled trajectories included."""
+    state: dict[str, Any] | None = field(repr=False, default=None)
+    """Of each predictor its instructions, fields and demos."""
+
+    @property
+    def score(self) -> float | None:
+        """The mean score of its runs, as its optimiser counts; None when none was scored."""
+        counted = [run.counted for run in self.runs if run.counted is not None]
+        return sum(counted) / len(counted) if counted else None
+
+    @property
+    def percent(self) -> float | None:
+        """The same as `dspy.Evaluate` says it."""
+        return None if self.score is None else round(100 * self.score, 2)
+
+    @property
+    def failed(self) -> list[str]:
+        """The examples on which the program raised or got no point."""
+        return [run.example for run in self.runs if run.failed]
+
+    def __str__(self) -> str:
+        lines = [_row_of(self)]
+        for run in self.runs:
+            told = run.error or run.feedback or ""
+            lines.append([run.example, run.split, _number(run.score), run.run_id, told])
+        return f"{_text([_HEAD, lines[0]])}\n\n{_text([_RUN_HEAD, *lines[1:]])}"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+class TrialTable(list[TrialSummary]):
+    """Candidates, the best first; prints as a table."""
+
+    def __str__(self) -> str:
+        return _text([_HEAD, *map(_row_of, self)]) if self else "no trials"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+class Difference(NamedTuple):
+    """How two candidates did on one example, and where they first did different things."""
+
+    example: str
+    score_a: float | None
+    score_b: float | None
+    step_a: AgentStep | None
+    """The first step of `a` that `b` did not do; None when both did the same."""
+    step_b: AgentStep | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialDiff:
+    """Two candidates beside one another; prints as a table."""
+
+    a: TrialSummary
+    b: TrialSummary
+    examples: list[Difference]
+    """Those that both were tried on, where the scores differ most first."""
+
+    @property
+    def better(self) -> list[str]:
+        """Examples on which `b` did better than `a`."""
+        return [each.example for each in self.examples if _of(each.score_b) > _of(each.score_a)]
+
+    @property
+    def worse(self) -> list[str]:
+        """Examples on which `b` did worse than `a`."""
+        return [each.example for each in self.examples if _of(each.score_b) < _of(each.score_a)]
+
+    def __str__(self) -> str:
+        head = ["example", "a", "b", "hop", "a did", "b did"]
+        rows = [
+            [each.example, _number(each.score_a), _number(each.score_b), *_first(each)]
+            for each in self.examples
+        ]
+        title = f"a {self.a.candidate} {_number(self.a.score)}, b {self.b.candidate} "
+        counts = f"{len(self.better)} better, {len(self.worse)} worse with b"
+        return f"{title}{_number(self.b.score)}: {counts}\n{_text([head, *rows])}"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def summaries(ends: Iterable[AgentStep], feedback: Mapping[str, str]) -> TrialTable:
+    """Return the candidates that the last steps of trial runs tell of.
+
+    Args:
+        ends: Steps marked `TRIAL_END`, in the order of the runs' ends.
+        feedback: What was said of runs, by their id.
+    """
+    tried: dict[tuple[str, str], list[TrialRun]] = defaultdict(list)
+    optimisers: dict[str, str | None] = {}
+    states: dict[tuple[str, str], dict[str, Any]] = {}
+    for step in ends:
+        metadata = step.metadata or {}
+        label, run_id = metadata.get(TRIAL), step.run_id
+        if not isinstance(label, dict) or run_id is None:
+            continue
+        key = str(label["compile_id"]), str(label["candidate"])  # pyright: ignore[reportUnknownArgumentType]
+        optimisers[key[0]] = label.get("optimiser")  # pyright: ignore[reportUnknownMemberType]
+        if PROGRAM_STATE in metadata:
+            states[key] = metadata[PROGRAM_STATE]
+        tried[key].append(_run(label, step, run_id, feedback.get(run_id)))  # pyright: ignore[reportUnknownArgumentType]
+    first: dict[str, str] = {}
+    for compile_id, candidate in tried:
+        first.setdefault(compile_id, candidate)
+    found = [
+        TrialSummary(
+            compile_id=compile_id,
+            optimiser=optimisers[compile_id],
+            candidate=candidate,
+            base=first[compile_id] == candidate,
+            runs=_widest(runs),
+            all_runs=runs,
+            state=states.get((compile_id, candidate)),
+        )
+        for (compile_id, candidate), runs in tried.items()
+    ]
+    newest = {compile_id: n for n, compile_id in enumerate(first)}
+    order: Callable[[TrialSummary], Any] = lambda t: (-newest[t.compile_id], -_of(t.score))  # noqa: E731
+    return TrialTable(sorted(found, key=order))
+
+
+def compiled_in(step: AgentStep) -> str | None:
+    """Return the compilation or evaluation that a step is a trial of."""
+    label: Any = (step.metadata or {}).get(TRIAL)
+    return label.get("compile_id") if isinstance(label, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
+class _TrialMemory(Protocol):
+    def trials(self, compile_id: str | None = None) -> Sequence[TrialSummary]: ...
+    def run_steps(self, run_id: str) -> list[AgentStep]: ...
+
+
+def compare_trials(memory: _TrialMemory, a: TrialSummary | str, b: TrialSummary | str) -> TrialDiff:
+    """Compare two candidates on the examples that both were tried on.
+
+    Args:
+        memory: Where their runs are.
+        a: One candidate, such as the base; its name stands for the newest compilation that has it.
+        b: Another one, such as the best.
+
+    Returns:
+        What each example's score was under both, and the first step in which the runs differ: what
+        was done or came of it, whatever its instructions were.
+
+    Raises:
+        InvalidQueryError: No trial of this memory has a candidate of that name.
+    """
+    known = memory.trials() if isinstance(a, str) or isinstance(b, str) else ()
+    one, two = (_named(known, each) if isinstance(each, str) else each for each in (a, b))
+    of_two = {run.example: run for run in two.runs}
+    found: list[Difference] = []
+    for run in one.runs:
+        other = of_two.get(run.example)
+        if other is not None:
+            first = _first_difference(memory.run_steps(run.run_id), memory.run_steps(other.run_id))
+            found.append(Difference(run.example, run.counted, other.counted, *first))
+    found.sort(key=lambda each: -abs((each.score_a or 0.0) - (each.score_b or 0.0)))
+    return TrialDiff(one, two, found)
+
+
+def _named(trials: Sequence[TrialSummary], candidate: str) -> TrialSummary:
+    for trial in trials:
+        if trial.candidate == candidate:
+            return trial
+    raise InvalidQueryError(
+        f"no trial of this memory has the candidate {candidate!r}; memory.trials() lists them."
+    )
+
+
+def _run(label: Mapping[str, Any], step: AgentStep, run_id: str, said: str | None) -> TrialRun:
+    error: Any = (step.outputs or {}).get("error") if step.status != "ok" else None
+    if isinstance(error, dict):
+        error = f"{error.get('type')}: {error.get('message')}"  # pyright: ignore[reportUnknownMemberType]
+    return TrialRun(
+        example=str(label["example"]),
+        split=str(label["split"]),
+        run_id=run_id,
+        score=step.score,
+        error=None if error is None else str(error),
+        feedback=said,
+        evaluation=str(label.get("evaluation")),
+        created_at=step.created_at,
+    )
+
+
+def _widest(runs: Sequence[TrialRun]) -> list[TrialRun]:
+    """Return the runs of the evaluation that says most: on `val`, on most examples, the last."""
+    evaluations: dict[str, list[TrialRun]] = defaultdict(list)
+    for run in runs:
+        evaluations[run.evaluation].append(run)
+    return max(reversed(evaluations.values()), key=lambda e: (e[0].split == "val", len(e)))
+
+
+def _first_difference(
+    one: Sequence[AgentStep], two: Sequence[AgentStep]
+) -> tuple[AgentStep | None, AgentStep | None]:
+    """Return the first steps that differ in what was done or came of it, not in its purpose."""
+    for n in range(max(len(one), len(two))):
+        a, b = (steps[n] if n < len(steps) else None for steps in (one, two))
+        if a is None or b is None or _done(a) != _done(b):
+            return a, b
+    return None, None
+
+
+def _done(step: AgentStep) -> tuple[Any, ...]:
+    named = step.tool or step.program
+    return step.step_type, step.predictor, named, step.arguments, step.outputs, step.status
+
+
+def _first(each: Difference) -> list[str]:
+    hop = each.step_a or each.step_b
+    return ["" if hop is None else str(hop.hop), _short(each.step_a), _short(each.step_b)]
+
+
+def _short(step: AgentStep | None) -> str:
+    if step is None:
+        return ""
+    named = step.tool or step.program or step.predictor or str(step.step_type)
+    return f"{named}: {step.outputs}"
+
+
+_HEAD = ["compile", "optimiser", "candidate", "", "score", "examples", "failed", "runs"]
+_RUN_HEAD = ["example", "split", "score", "run", "feedback"]
+
+
+def _row_of(trial: TrialSummary) -> list[str]:
+    counts = (len(trial.runs), len(trial.failed), len(trial.all_runs))
+    kind, base = trial.optimiser or "Evaluate", "base" if trial.base else ""
+    named = [trial.compile_id[:8], kind, trial.candidate, base, _number(trial.score)]
+    return [*named, *map(str, counts)]
+
+
+def _of(score: float | None) -> float:
+    return float("-inf") if score is None else score
+
+
+def _number(score: float | None) -> str:
+    return "–" if score is None else f"{score:.4g}"
+
+
+def _text(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as a table of text, the first one its head."""
+    cells = [[" ".join(cell.split())[:_WIDTH] for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+    return "\n".join(lines)

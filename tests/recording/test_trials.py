@@ -1,0 +1,342 @@
+"""What optimisers tried: a table of candidates whose scores are the optimiser's own."""
+
+# DSPy ships no types, and annotates some arguments more narrowly than it takes them.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportUnknownLambdaType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUntypedBaseClass=false
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from itertools import count
+from typing import Any
+
+import dspy
+import pytest
+from recorder_programs import all_steps
+
+import hybridagi_steps as hs
+from hybridagi_steps.errors import InvalidQueryError
+from hybridagi_steps.testing import Reply, ScriptedLM, asked_fields, plausible_reply, scripted_lm
+
+pytestmark = pytest.mark.filterwarnings(
+    # Optuna marks the sampler that MIPROv2 asks for as experimental.
+    "ignore::optuna.exceptions.ExperimentalWarning",
+)
+
+LABEL = {"optimiser", "compile_id", "candidate", "split", "example", "evaluation"}
+
+
+def examples(first: int, count: int, **more: Any) -> list[Any]:
+    """Examples whose answer is right."""
+    numbers = range(first, first + count)
+    return [
+        dspy.Example(question=f"question {n}", answer="right", **more).with_inputs("question")
+        for n in numbers
+    ]
+
+
+TRAIN, VAL = examples(0, 6), examples(100, 5)
+
+
+_calls = count()
+
+
+def moody(request: Any) -> Reply:
+    """Answer otherwise each time: SIMBA learns from examples that went well and badly."""
+    return pupil(request, next(_calls))
+
+
+def pupil(request: Any, mood: int = 0) -> Reply:
+    """Answer by the prompt, so that each candidate has a score of its own."""
+    reply = plausible_reply(request)
+    asked = asked_fields(request)
+    if any(name.endswith("_instruction") for name in asked):
+        wanted = sha256(str(request).encode()).hexdigest()[:6]
+        return dict.fromkeys(asked, f"Answer with care {wanted}")
+    if "answer" in asked and isinstance(reply, dict):
+        known = f"{request.system}{len(request.messages)}{request.messages[-1]}{mood}"
+        right = sha256(known.encode()).digest()[0] % 2
+        return {**reply, "answer": "right" if right else "wrong"}
+    return reply
+
+
+class Ask(dspy.Module):
+    """Asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.predict = dspy.Predict("question -> answer")
+
+    def forward(self, question: str) -> Any:
+        """Ask."""
+        return self.predict(question=question)
+
+
+def right(example: Any, prediction: Any, *_: Any) -> float:
+    """Whether the answer is right."""
+    return float(example.answer == prediction.answer)
+
+
+def told(
+    example: Any, prediction: Any, trace: Any = None, name: Any = None, part: Any = None
+) -> Any:
+    """Whether the answer is right, in words."""
+    score = right(example, prediction)
+    return dspy.Prediction(score=score, feedback="Right." if score else "Take more care.")
+
+
+def evaluations(trial: Any) -> list[list[Any]]:
+    """The runs of each evaluation of a candidate."""
+    found: dict[str, list[Any]] = {}
+    for run in trial.all_runs:
+        found.setdefault(run.evaluation, []).append(run)
+    return list(found.values())
+
+
+def mipro(program: Any, lm: ScriptedLM) -> list[float]:
+    """The means that MIPROv2 gives its fully evaluated candidates."""
+    pytest.importorskip("optuna", reason="MIPROv2 searches with optuna (dspy[optuna])")
+    optimiser = dspy.MIPROv2(
+        metric=right, auto="light", num_threads=2, prompt_model=lm, verbose=False
+    )
+    best = optimiser.compile(program, trainset=TRAIN, valset=VAL)
+    return [each["score"] / 100 for each in best.candidate_programs]
+
+
+def gepa(program: Any, lm: ScriptedLM) -> list[float]:
+    """The means that GEPA gives its candidates on the validation set."""
+    optimiser = dspy.GEPA(
+        metric=told, max_metric_calls=60, reflection_lm=lm, num_threads=2, track_stats=True
+    )
+    best = optimiser.compile(program, trainset=TRAIN, valset=VAL)
+    return list(best.detailed_results.val_aggregate_scores)
+
+
+def simba(program: Any, _: ScriptedLM) -> list[float]:
+    """The means that SIMBA gives the candidates that it validates."""
+    optimiser = dspy.SIMBA(metric=right, bsize=3, num_candidates=3, max_steps=3, num_threads=2)
+    with dspy.context(lm=scripted_lm(moody)):
+        best = optimiser.compile(program, trainset=TRAIN)
+    return [each["score"] for each in best.candidate_programs]
+
+
+@pytest.fixture
+def lm() -> Iterator[ScriptedLM]:
+    """A model whose answers depend on the prompt."""
+    for name in ("dspy", "optuna"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    model = scripted_lm(pupil)
+    with dspy.context(lm=model):
+        yield model
+
+
+@pytest.fixture
+def memory() -> Iterator[hs.StepMemory]:
+    """An empty memory."""
+    with hs.StepMemory(":memory:", embedder="hashing") as opened:
+        yield opened
+
+
+def by_recorded(memory: hs.StepMemory, run: Callable[[Any], Any]) -> Any:
+    """The program carries its recording."""
+    return run(hs.Recorded(Ask(), memory))
+
+
+def by_block(memory: hs.StepMemory, run: Callable[[Any], Any]) -> Any:
+    """A block around all of it."""
+    with hs.record(memory) as recording:
+        result = run(Ask())
+    assert recording.errors == []
+    return result
+
+
+WAYS = [by_recorded, by_block]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("compiled_by", [mipro, gepa, simba], ids=lambda by: by.__name__)
+def test_the_table_of_candidates_has_the_optimisers_own_scores(
+    memory: hs.StepMemory,
+    way: Callable[..., Any],
+    compiled_by: Callable[[Any, ScriptedLM], list[float]],
+    lm: ScriptedLM,
+) -> None:
+    own = way(memory, lambda program: compiled_by(program, lm))
+
+    trials = memory.trials()
+    full = len(TRAIN) if compiled_by is simba else len(VAL)
+    found = [
+        sum(run.score or 0.0 for run in runs) / full
+        for trial in trials
+        for runs in evaluations(trial)
+        if len(runs) == full and (compiled_by is simba or runs[0].split == "val")
+    ]
+    assert len(found) > 1
+    assert sorted(found) == pytest.approx(sorted(own))
+    for trial in trials:
+        if len(trial.runs) == full:
+            assert trial.score in [pytest.approx(score) for score in found]
+    [base] = [trial for trial in trials if trial.base]
+    assert base.state is not None
+    [state] = base.state.values()
+    assert state["instructions"] == "Given the fields `question`, produce the fields `answer`."
+    assert trials[0].score == max(trial.score or 0 for trial in trials)
+    assert trials[0].candidate in str(trials)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_bootstrap_scores_what_it_tries_itself(
+    memory: hs.StepMemory, way: Callable[..., Any], lm: ScriptedLM
+) -> None:
+    said: list[float] = []
+
+    def metric(example: Any, prediction: Any, trace: Any = None) -> float:
+        said.append(right(example, prediction))
+        return said[-1]
+
+    optimiser = dspy.BootstrapFewShot(metric=metric, max_labeled_demos=2)
+    way(memory, lambda program: optimiser.compile(program, trainset=TRAIN))
+    [trial] = memory.trials()
+    assert optimiser.metric is metric, "the optimiser has its own metric again"
+    assert [run.score for run in trial.runs] == said
+    assert trial.optimiser == "BootstrapFewShot"
+    assert {run.split for run in trial.runs} == {"train"}
+    assert len({run.run_id for run in trial.runs}) == len(said)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_evaluation_says_what_each_example_gave(
+    memory: hs.StepMemory, way: Callable[..., Any], threads: int, lm: ScriptedLM
+) -> None:
+    named = [*examples(0, 3), dspy.Example(question="q", answer="x", id=7).with_inputs("question")]
+    evaluate = dspy.Evaluate(devset=named, metric=told, num_threads=threads)
+    result = way(memory, evaluate)
+
+    [trial] = memory.trials()
+    assert trial.percent == result.score
+    assert trial.optimiser is None
+    scores = {run.example: run.score for run in trial.runs}
+    assert "7" in scores
+    assert sorted(scores.values()) == sorted(value.score for _, _, value in result.results)
+    assert {run.feedback for run in trial.runs} == {value.feedback for *_, value in result.results}
+    assert trial.failed == [run.example for run in trial.runs if run.score == 0]
+    steps = all_steps(memory)
+    labels = [(step.metadata or {})["trial"] for step in steps]
+    assert {frozenset(label) for label in labels} == {frozenset(LABEL)}
+    assert {label["split"] for label in labels} == {"dev"}
+    runs = {step.run_id for step in steps}
+    assert len(runs) == len(named), "a run per trial"
+    for run_id in runs:
+        assert len({s.metadata["trial"]["example"] for s in steps if s.run_id == run_id}) == 1  # pyright: ignore[reportOptionalSubscript]
+
+
+def test_a_score_is_read_as_dspy_reads_it(memory: hs.StepMemory, lm: ScriptedLM) -> None:
+    says: list[Any] = [True, None, float("nan"), 0.25, dspy.Prediction(score=0.5, feedback="so so")]
+    answers = iter(says)
+
+    def metric(*_: Any) -> Any:
+        return next(answers)
+
+    optimiser = dspy.BootstrapFewShot(metric=metric, max_labeled_demos=0, max_bootstrapped_demos=9)
+    with hs.record(memory):
+        optimiser.compile(Ask(), trainset=examples(0, 5))
+    [trial] = memory.trials()
+    assert [run.score for run in trial.runs] == [1.0, None, None, 0.25, 0.5]
+    assert [run.feedback for run in trial.runs] == [None] * 4 + ["so so"]
+    assert trial.score == pytest.approx((1 + 0.25 + 0.5) / 3)
+
+
+def test_a_program_that_fails_counts_as_nothing(memory: hs.StepMemory, lm: ScriptedLM) -> None:
+    class Failing(Ask):
+        def forward(self, question: str) -> Any:
+            if question.endswith("1"):
+                raise RuntimeError("no idea")
+            return super().forward(question)
+
+    evaluate = dspy.Evaluate(devset=examples(0, 3), metric=lambda *_: 1.0, num_threads=1)
+    with hs.record(memory):
+        result = evaluate(Failing())
+    [trial] = memory.trials()
+    assert trial.percent == result.score
+    [failed] = [run for run in trial.runs if run.failed]
+    assert failed.error == "RuntimeError: no idea"
+    assert trial.failed == [failed.example]
+
+
+def test_a_judge_in_a_metric_is_no_trial(memory: hs.StepMemory, lm: ScriptedLM) -> None:
+    judge = dspy.Predict("question -> verdict")
+
+    def judged(example: Any, prediction: Any, trace: Any = None) -> float:
+        judge(question=example.question)
+        return right(example, prediction)
+
+    evaluate = dspy.Evaluate(devset=TRAIN, metric=judged, num_threads=2)
+    with hs.record(memory):
+        result = evaluate(Ask())
+        dspy.BootstrapFewShot(metric=judged, max_labeled_demos=0).compile(Ask(), trainset=TRAIN)
+    bootstrapped, evaluated = memory.trials()
+    assert evaluated.percent == result.score
+    assert len(evaluated.runs) == len(TRAIN)
+    verdicts = [step for step in all_steps(memory) if "verdict" in (step.outputs or {})]
+    assert len(verdicts) == len(TRAIN) + len(bootstrapped.runs)
+    assert {(step.metadata or {})["trial"]["example"] for step in verdicts} == {None}
+
+
+def test_two_candidates_are_compared_example_by_example(
+    memory: hs.StepMemory, lm: ScriptedLM
+) -> None:
+    optimiser = dspy.GEPA(metric=told, max_metric_calls=60, reflection_lm=lm, num_threads=2)
+    with hs.record(memory):
+        optimiser.compile(Ask(), trainset=TRAIN, valset=VAL)
+    trials = memory.trials()
+    [base] = [trial for trial in trials if trial.base]
+    best = trials[0]
+
+    diff = hs.compare_trials(memory, base.candidate, best)
+    assert best.score is not None
+    assert base.score is not None
+    assert len(diff.examples) == len(VAL)
+    gained = len(diff.better) - len(diff.worse)
+    assert gained == round((best.score - base.score) * len(VAL)) > 0
+    for each in diff.examples:
+        differs = each.score_a != each.score_b
+        assert (each.step_a is not None) == differs
+        if each.step_a is not None:
+            assert each.step_a.predictor == "Ask.predict"
+            assert each.step_a.outputs != (each.step_b.outputs if each.step_b else None)
+    assert f"{len(diff.better)} better" in str(diff)
+    assert all(example in str(diff) for example in diff.better)
+    with pytest.raises(InvalidQueryError, match=r"memory\.trials"):
+        hs.compare_trials(memory, "nobody", best)
+
+
+def test_the_users_own_history_has_no_trial(memory: hs.StepMemory, lm: ScriptedLM) -> None:
+    assert str(memory.trials()) == "no trials"
+    with hs.record(memory) as run:
+        Ask()(question="mine")
+        dspy.Evaluate(devset=TRAIN, metric=right, num_threads=1)(Ask())
+        Ask()(question="mine again")
+    assert memory.trials("another") == []
+    own = memory.find().steps
+    assert {step.run_id for step in own} == {run.id}
+    assert [step.hop for step in own] == list(range(6))
+    assert not any("trial" in (step.metadata or {}) for step in own)
+
+
+def test_redaction_reaches_the_label_and_the_state(lm: ScriptedLM) -> None:
+    def hide(text: str) -> str:
+        return text.replace("question 1", "[hidden]")
+
+    with hs.StepMemory(":memory:", embedder="hashing", redact=hide) as memory:
+        optimiser = dspy.BootstrapFewShot(metric=right, max_labeled_demos=4)
+        with hs.record(memory):
+            optimiser.compile(Ask(), trainset=TRAIN)
+        [trial] = memory.trials()
+        assert trial.state is not None
+        assert "[hidden]" in str(trial.state)
+        assert "question 1" not in str(all_steps(memory))
