@@ -15,6 +15,7 @@ from typing import Any, Literal
 import dspy
 
 from hybridagi_steps.recording import step_shapes as shapes
+from hybridagi_steps.recording.attempts import ATTEMPTS, Attempt, Attempts, compared
 from hybridagi_steps.recording.call_tree import Call, Maker
 from hybridagi_steps.recording.step_writer import StepWriter
 from hybridagi_steps.recording.usage import Usage
@@ -128,6 +129,8 @@ class Doing:
     """For a tool that is a recorded function: how that reads as a step."""
     asked: bool = False
     """Whether a predictor in it has answered."""
+    attempts: Attempts | None = None
+    """What it tries, of which it chooses one."""
     begun: bool = False
     """Whether its ProgramCall was stored; an end without a beginning is left out."""
 
@@ -186,6 +189,16 @@ class CallSteps:
 
     def end(self, call: Call, outputs: object, exception: BaseException | None) -> None:
         """Write the last step of a call."""
+        self._write_end(call, outputs, exception)
+        above = call.parent
+        if call.attempt is None or above is None or not isinstance(above.state, Doing):
+            return
+        if above.state.attempts is not None and above.attempt is not call.attempt:
+            above.state.attempts.ended.append(Attempt(outputs, call.attempt))
+            if above.attempt is not None:
+                above.attempt += call.attempt
+
+    def _write_end(self, call: Call, outputs: object, exception: BaseException | None) -> None:
         match call.state:
             case Doing(kind="predict"):
                 self._end_predict(call, outputs, exception)
@@ -194,9 +207,25 @@ class CallSteps:
             case Doing(kind="function") if call.subject.kind != "program":
                 self._end_function(call, call.subject, outputs, exception)
             case Doing():
+                losers = self._told_attempts(call, outputs)
                 self._end_program(call, shapes.output_fields(outputs), exception)
+                if losers and call.run is not None:
+                    self._writer.set_apart(call.run, losers, f"attempt:{call.call_id}")
             case _:
                 """A level that only sets its steps apart."""
+
+    def _told_attempts(self, call: Call, outputs: object) -> list[AgentStep]:
+        """Let a ProgramEnd tell of what was tried; return the steps that ordinary recall loses."""
+        attempts: Attempts | None = call.state.attempts
+        losers: list[Attempt] = []
+        if attempts is None:
+            told = compared(call.subject, call.inputs, outputs)
+        else:
+            attempts.close()
+            told, losers = attempts.told(outputs)
+        if told:
+            call.notes = {**call.notes, ATTEMPTS: told}
+        return [] if call.scope else [step for attempt in losers for step in attempt.steps]
 
     def _end_program(
         self, call: Call, outputs: dict[str, Any], exception: BaseException | None

@@ -306,6 +306,8 @@ class Call:
     """Ids of the steps and messages that came into its prompts or into its hands."""
     watch: Callable[[Any, bool], None] | None = None
     """Is given each of its steps as it was written, and whether that could be stored."""
+    attempt: list[Any] | None = None
+    """Receives the steps of the attempt that it is, or stands in."""
     started: float = field(default_factory=time.perf_counter)
 
     def note_recalled(self, recalled: Recalled) -> None:
@@ -359,6 +361,7 @@ class CallTree(dict[str | None, Call]):
             program_id=parent.program_id if parent is not None else None,
             scope=scope,
             labels=labels,
+            attempt=parent.attempt if parent is not None else None,
         )
         self[call_id] = call
         return call

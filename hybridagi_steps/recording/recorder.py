@@ -23,6 +23,7 @@ from dspy.utils.callback import ACTIVE_CALL_ID, BaseCallback
 
 from hybridagi_steps.errors import RecordingError
 from hybridagi_steps.recording import step_shapes as shapes
+from hybridagi_steps.recording.attempts import Attempts
 from hybridagi_steps.recording.call_steps import (
     ASKED,
     CODE,
@@ -239,6 +240,7 @@ class StepRecorder(BaseCallback):
             doing = Doing("program", name, loop=ReActLoop.of(instance))
             call = self._open(call_id, parent, instance, inputs, doing)
             if call is not None:
+                doing.attempts = Attempts.of(instance)
                 arguments = shapes.module_arguments(instance, inputs)
                 self._shared.steps.begin_program(call, shapes.purpose_of(instance), arguments)
 
@@ -423,6 +425,8 @@ class StepRecorder(BaseCallback):
             scope=self._scope_below(parent),
         )
         call.state = doing
+        if parent is not None and isinstance(parent.state, Doing) and parent.state.attempts:
+            call.attempt = []
         return call
 
     def _try(self, run: Run, call_id: str, subject: object, inputs: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary, ref
 
 import dspy
 from dspy.lm15 import Request, Response
+from dspy.teleprompt.bootstrap_trace import FailedPrediction  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import BaseModel
 
 from hybridagi_steps.recording.call_tree import Maker
@@ -201,7 +202,7 @@ def decided(choice: Choice, prediction: object) -> dict[str, Any]:
 
 def output_fields(outputs: Any) -> dict[str, Any]:
     """Return what a program gave back, by name; a value without names is its `result`."""
-    if _with_trace(outputs):
+    if with_trace(outputs):
         outputs = outputs[0]
     if outputs is None:
         return {}
@@ -213,12 +214,12 @@ def output_fields(outputs: Any) -> dict[str, Any]:
     return dict(outputs) if isinstance(outputs, dict) else {"result": outputs}  # pyright: ignore[reportUnknownVariableType]
 
 
-def _with_trace(outputs: object) -> bool:
+def with_trace(outputs: object) -> bool:
     """Whether an optimiser has patched `forward` to return (prediction, trace)."""
     if not isinstance(outputs, tuple) or len(outputs) != 2:
         return False
     prediction, trace = cast("tuple[Any, Any]", outputs)
-    return isinstance(prediction, dspy.Prediction) and isinstance(trace, list)
+    return isinstance(prediction, dspy.Prediction | FailedPrediction) and isinstance(trace, list)
 
 
 def error_fields(error: BaseException) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -133,6 +133,8 @@ class StepWriter:
 
             shown = run.commit(store, call.step_id)._replace(recalled=tuple(recalled))
             tail = shown if stored else None
+            if call.attempt is not None and tail is not None:
+                call.attempt.append(written)
         except Exception as error:
             note_problem(run.problems, f"the {step_type.value} was not stored", error)
         finally:
@@ -140,6 +142,24 @@ class StepWriter:
             if call.watch is not None and written is not None:
                 call.watch(written, tail is not None)
         return tail
+
+    def set_apart(self, run: Run, steps: Sequence[AgentStep], scope: str) -> None:
+        """Move stored steps to a scope, and those that their keeper still holds."""
+        ids = [step.id for step in steps]
+        self.thread.busy = True
+        try:
+            for step in steps:
+                step.scope = scope
+            read, update = (getattr(self.memory, name, None) for name in ("get_steps", "update"))
+            if read is not None and update is not None:
+                stored: list[AgentStep] = read(ids)
+                for step in stored:
+                    step.scope = scope
+                update(stored)
+        except Exception as error:
+            note_problem(run.problems, "attempts that lost were not set apart", error)
+        finally:
+            self.thread.busy = False
 
     def _clean(
         self,

@@ -9,8 +9,6 @@ tells nobody, so its metric is wrapped while it compiles. It costs nothing outsi
 """
 
 # ruff: noqa: ARG002 - the handlers' signatures are DSPy's
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
 from __future__ import annotations
 
 import functools
@@ -32,6 +30,7 @@ from dspy.utils.callback import BaseCallback
 
 from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.recording.scopes import TRIALS, overriding
+from hybridagi_steps.recording.step_shapes import with_trace
 from hybridagi_steps.recording.values import plain
 from hybridagi_steps.records.redaction import Redact, redacted
 
@@ -337,9 +336,9 @@ def read_score(value: object) -> tuple[float | None, str | None]:
     A bool is 0 or 1; a Prediction or mapping has `score` and perhaps `feedback`; None, NaN and
     whatever is no number leave a run unscored.
     """
+    told: Any = value
     feedback: object = None
     if isinstance(value, dspy.Example | Mapping):
-        told: Any = value
         feedback, value = told.get("feedback"), told.get("score")
     if isinstance(value, str | bytes | None) or not hasattr(type(value), "__float__"):
         return None, None
@@ -372,22 +371,21 @@ def _own_id(example: Any) -> str | None:
 
 def _state_of(program: Any) -> dict[str, Any]:
     """Return the state that a program is in; a plain function has none."""
-    named: Callable[[], list[tuple[str, Any]]] = getattr(program, "named_predictors", list)
+    named: Callable[[], Iterable[tuple[str, Any]]] = getattr(program, "named_predictors", tuple)
     return {name: _predictor_state(predict) for name, predict in named()}
 
 
 def _predictor_state(predict: Any) -> dict[str, Any]:
-    signature = predict.signature
-    fields = {name: known.json_schema_extra or {} for name, known in signature.fields.items()}
+    signature: Any = predict.signature
+    fields: dict[str, Any] = signature.fields
+    told: dict[str, Any] = {n: known.json_schema_extra or {} for n, known in fields.items()}
     return {
         "instructions": signature.instructions,
-        "fields": {n: [f.get("prefix"), f.get("desc")] for n, f in fields.items()},
+        "fields": {name: [extra.get("prefix"), extra.get("desc")] for name, extra in told.items()},
         "demos": plain([dict(demo) for demo in predict.demos], []),
     }
 
 
-def _prediction(outputs: object) -> Any:
+def _prediction(outputs: Any) -> Any:
     """Return a prediction that an optimiser may have paired with its trace."""
-    if isinstance(outputs, tuple) and len(outputs) == 2 and isinstance(outputs[1], list):
-        return outputs[0]
-    return outputs
+    return outputs[0] if with_trace(outputs) else outputs

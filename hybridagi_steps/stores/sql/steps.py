@@ -37,7 +37,8 @@ _VECTORS = """SELECT row, text_hash, given, vector, checksum FROM embedding
     WHERE namespace = ? AND vector IS NOT NULL AND row IN (SELECT value FROM json_each(?))"""
 _RUN_SCORES = """SELECT run_id, score, feedback, checksum FROM run
     WHERE namespace = ? AND score IS NOT NULL AND run_id IN (SELECT value FROM json_each(?))"""
-_SUMMARY = """SELECT max(session_id), max(scope), count(*),
+_SUMMARY = """SELECT max(session_id), CASE WHEN count(scope) = count(*) THEN max(scope) END,
+        count(*),
         sum(CASE WHEN status = 'error' THEN 1 ELSE 0 END), min(created_at), max(created_at)
     FROM step_view WHERE namespace = ? AND run_id = ?"""
 _FIRST_STEP = """SELECT s.id FROM step_view k JOIN agent_step s ON s.row = k.row

@@ -1,0 +1,117 @@
+"""Attempts: what BestOfN, Refine and MultiChainComparison tried, and which of it they chose.
+
+DSPy tells a callback of each attempt, not of its reward. So while a recorded BestOfN or Refine
+runs, its reward function tells what it says; the program gives back the very object that an attempt
+gave, which shows the one that was chosen. The others end in a scope, as trials do: whoever recalls
+is not told of a loser as if it had won.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import dspy
+
+from hybridagi_steps._concurrency import ForkSafeLock
+from hybridagi_steps.recording.step_shapes import module_arguments
+from hybridagi_steps.records.agent_step import AgentStep
+
+ATTEMPTS = "attempts"
+"""The key of a ProgramEnd's metadata that lists attempts: step, reward, whether it was chosen."""
+_TRIES_AGAIN: Any = (dspy.BestOfN, dspy.Refine)
+
+_lock = ForkSafeLock()
+_watched: dict[int, list[Attempts]] = {}
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One attempt: what it gave, and the steps it left."""
+
+    outputs: Any
+    steps: list[AgentStep]
+    reward: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Attempts:
+    """The attempts of one call.
+
+    Args:
+        program: Its BestOfN or Refine.
+    """
+
+    program: Any
+    ended: list[Attempt] = field(default_factory=list[Attempt])
+
+    @classmethod
+    def of(cls, program: Any) -> Attempts | None:
+        """Begin to watch a program that tries several times; None of any other."""
+        if not issubclass(type(program), _TRIES_AGAIN):
+            return None
+        attempts = cls(program)
+        with _lock:
+            known = _watched.setdefault(id(program), [])
+            if not known:
+                program.reward_fn = _telling(program.reward_fn, known)
+            known.append(attempts)
+        return attempts
+
+    def close(self) -> None:
+        """Give the program its own reward function back, once nobody watches it."""
+        with _lock:
+            known = _watched[id(self.program)]
+            known.remove(self)
+            if not known:
+                del _watched[id(self.program)]
+                self.program.reward_fn = self.program.reward_fn.__wrapped__
+
+    def rewarded(self, prediction: object, reward: Any) -> None:
+        """Note the reward of the attempt that gave `prediction`."""
+        for attempt in reversed(self.ended):
+            if attempt.outputs is prediction:
+                attempt.reward = float(reward)
+                return
+
+    def told(self, chosen: object) -> tuple[list[dict[str, Any]], list[Attempt]]:
+        """Return what metadata say of the attempts, and those that lost."""
+        tried = [attempt for attempt in self.ended if attempt.reward is not None]
+        listed = [
+            {
+                "step": str(attempt.steps[-1].id) if attempt.steps else None,
+                "reward": attempt.reward,
+                "chosen": attempt.outputs is chosen,
+            }
+            for attempt in tried
+        ]
+        return listed, [attempt for attempt in tried if attempt.outputs is not chosen]
+
+
+def compared(program: Any, inputs: Mapping[str, Any], outputs: Any) -> list[dict[str, Any]]:
+    """Return the answers that a MultiChainComparison was given, and which it came to agree with."""
+    if not issubclass(type(program), dspy.MultiChainComparison) or outputs is None:
+        return []
+    name: str = program.last_key
+    given = module_arguments(program, inputs).get("completions") or ()
+    answers = [str(each.get(name)) for each in given]
+    return [
+        {"answer": answer, "chosen": answer == str(outputs.get(name)), "reward": None}
+        for answer in answers
+    ]
+
+
+def _telling(reward: Callable[..., Any], watching: list[Attempts]) -> Callable[..., Any]:
+    """Return a reward function that tells whoever watches what it says."""
+
+    @functools.wraps(reward)
+    def telling(*args: Any) -> Any:
+        value = reward(*args)
+        with _lock:
+            for attempts in watching:
+                attempts.rewarded(args[-1], value)
+        return value
+
+    return telling
