@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         in_context,
         record,
         record_step,
+        trajectory_of,
     )
     from hybridagi_steps.recording.recorder import StepRecorder
     from hybridagi_steps.recording_hooks import note_recalled
@@ -163,6 +164,7 @@ __all__ = [
     "to_messages",
     "to_provider",
     "token_counter",
+    "trajectory_of",
     "workspace_tools",
 ]
 
@@ -245,6 +247,7 @@ _HOMES: dict[str, str | None] = {
     "to_messages": "messages.agent_steps",
     "to_provider": "messages.provider_out",
     "token_counter": "token_counters",
+    "trajectory_of": "recording",
     "workspace_tools": "workspace.tools",
 }
 

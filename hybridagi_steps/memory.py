@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakSet
 
 from hybridagi_steps.display.titles import title_of
 from hybridagi_steps.erasure import erase, erase_all
@@ -70,6 +71,12 @@ if TYPE_CHECKING:
     from hybridagi_steps.sessions.repository import SessionRepository
 
 _EVERYTHING = 2**62
+_open_memories: WeakSet[StepMemory] = WeakSet()
+
+
+def open_memories() -> list[StepMemory]:
+    """Return the memories that are open in this process."""
+    return list(_open_memories)
 
 
 class StepMemory:
@@ -122,6 +129,7 @@ class StepMemory:
             timeout_seconds=timeout_seconds,
         )
         self._closed, self._appended = False, 0
+        _open_memories.add(self)
         self.added = 0  # AgentSteps that were stored through this object
         self._pid, self._lock = os.getpid(), threading.RLock()
         self._searcher: Searcher | None = None
@@ -510,6 +518,7 @@ class StepMemory:
         if self._closed:
             return
         self._closed = True
+        _open_memories.discard(self)
         if self._searcher is not None and self._pid == os.getpid():
             self._searcher.close()
         self._store.close()

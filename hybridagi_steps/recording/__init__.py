@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hybridagi_steps.recording.manual_steps import annotate, record_step
     from hybridagi_steps.recording.recorded_program import Recorded
     from hybridagi_steps.recording.recorder import StepRecorder, active_run_ids
+    from hybridagi_steps.recording.trajectories import trajectory_of
 
 __all__ = [
     "Recorded",
@@ -27,6 +28,7 @@ __all__ = [
     "in_context",
     "record",
     "record_step",
+    "trajectory_of",
 ]
 
 _HOMES: dict[str, str | None] = {
@@ -38,6 +40,7 @@ _HOMES: dict[str, str | None] = {
     "in_context": "blocks",
     "record": "blocks",
     "record_step": "manual_steps",
+    "trajectory_of": "trajectories",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -23,6 +23,10 @@ from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepSta
 
 _CLOSING_TOOLS: dict[Any, str] = {dspy.ReAct: "finish", dspy.ReActV2: "submit"}
 _TRAJECTORY_FIELDS = {"finish": "trajectory", "submit": "history"}
+TURN = "turn"
+"""The key of metadata that says in which turn of a ReAct agent a tool was called, from 0."""
+CLOSING = "closing"
+"""The scope of the Action that ends a ReAct agent's loop: no recall shows it."""
 CHOSEN_FIELD = "output_field"
 """The key of a Decision's metadata that says in which output field the predictor chose."""
 _CODERS = (dspy.RLM, dspy.CodeAct)
@@ -52,6 +56,8 @@ class ReActLoop:
     agent: Any
     closing_tool: str
     thought: Thought | None = None
+    turns: int = 0
+    """How often it has thought."""
     step_ids: list[str] = field(default_factory=list[str])
     """The tool Actions so far: they are the trajectory."""
 
@@ -72,6 +78,7 @@ class ReActLoop:
         self, call: Call, arguments: dict[str, Any], outputs: dict[str, Any], usage: Usage
     ) -> None:
         """Begin a turn with what a call of the predictor gave and what that cost."""
+        self.turns += 1
         text = outputs.get("next_thought")
         self.thought = Thought(
             text="" if text is None else str(text),
@@ -280,20 +287,20 @@ class CallSteps:
         self._end(call, AgentStepType.Decision, inputs, fields, exception)
 
     def _end_tool(self, call: Call, outputs: object, exception: BaseException | None) -> None:
-        """Write what a tool gave; the tool that closes a ReAct agent is told by its ProgramEnd."""
+        """Write what a tool gave; what closes a ReAct agent stands beside its path, not on it."""
         doing: Doing = call.state
         loop = _loop_around(call)
         thought, thinking_ms = ("", 0.0) if loop is None else loop.act(doing.usage)
-        if loop is not None and doing.name == loop.closing_tool and exception is None:
-            if call.parent is not None:
-                call.parent.state.usage.add(doing.usage)
-            return
         step = doing.function or FunctionStep("action", doing.name, doing.name)
         if loop is not None and loop.thought is not None:
             call.maker = loop.thought.maker
         own = step.purpose if step.purpose != step.name else ""
         purpose = thought or own or shapes.first_line(call.subject.desc or "") or doing.name
         step = replace(step, name=doing.name, purpose=purpose)
+        if loop is not None:
+            call.notes = {**call.notes, TURN: loop.turns - 1}
+            if doing.name == loop.closing_tool and exception is None:
+                call.scope, call.outer_path = call.scope or CLOSING, None
         step_id = self._end_function(call, step, outputs, exception, thinking_ms=thinking_ms)
         if loop is not None and step_id is not None:
             loop.step_ids.append(step_id)
@@ -383,6 +390,7 @@ class CallSteps:
             follows=followed,
             metrics=thought.usage.metrics(thought.duration_ms),
             maker=thought.maker,
+            notes={TURN: loop.turns - 1},
         )
         if tail is not None:
             agent.path.leave(agent.strand, followed, tail)

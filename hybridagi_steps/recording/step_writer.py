@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -92,6 +92,7 @@ class StepWriter:
         status: StepStatus = "ok",
         metrics: StepMetrics | None = None,
         maker: Maker | None = None,
+        notes: Mapping[str, Any] | None = None,
         stored: bool = True,
     ) -> Tail | None:
         """Store one step of `call`, or only show it to its watcher; return it if it was stored."""
@@ -103,7 +104,11 @@ class StepWriter:
         tail: Tail | None = None
         try:
             parent_id, joins = parent_and_joins(follows)
-            values = {"inputs": inputs, "outputs": outputs, "metadata": _metadata(call, run, joins)}
+            values = {
+                "inputs": inputs,
+                "outputs": outputs,
+                "metadata": _metadata(call, run, joins, notes),
+            }
             fields, recalled = self._clean(run, step_type, values, call, follows)
 
             def store(hop: int, step_id: UUID) -> Any:
@@ -261,8 +266,10 @@ def _without_texts(fields: dict[str, Any], redact: Redact) -> dict[str, Any]:
         return {"inputs": None, "outputs": None, "metadata": {"redaction_failed": True}}
 
 
-def _metadata(call: Call, run: Run, joins: list[str]) -> dict[str, Any]:
-    metadata = {**call.labels.tags, **run.notes, **call.notes}
+def _metadata(
+    call: Call, run: Run, joins: list[str], notes: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    metadata = {**call.labels.tags, **run.notes, **call.notes, **(notes or {})}
     if joins:
         metadata["joins"] = joins
     return metadata

@@ -124,8 +124,8 @@ def test_an_agents_tool_recalls_what_stood_before_its_thought(memory: hs.StepMem
     ]
     with dspy.context(lm=scripted_lm(thoughts)), hs.record(memory) as run:
         agent(question="x")
-    assert [step.tool for step in run.steps.steps] == [None, "look", None, None]
-    assert recalled(run.steps.steps)[1:] == [["2"], ["2"], ["2"]]
+    assert [step.tool for step in run.steps.steps] == [None, "look", "finish", None, None]
+    assert recalled(run.steps.steps)[1:] == [["2"]] * 4
 
 
 class Recalling(dspy.Module):
@@ -191,7 +191,7 @@ def test_a_tool_that_searches_by_hand(memory: hs.StepMemory) -> None:
     agent = dspy.ReAct("question -> answer", tools=[look, recall])
     with dspy.context(lm=scripted_lm(calls)), hs.record(memory) as run:
         agent(question="?")
-    assert recalled(run.steps.steps) == [[], [], ["2"], ["2"], ["2"], ["2"]]
+    assert recalled(run.steps.steps) == [[], [], *[["2"]] * 5]
 
 
 def test_branches_do_not_know_what_the_others_recalled(memory: hs.StepMemory) -> None:

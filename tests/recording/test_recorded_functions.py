@@ -212,7 +212,7 @@ def test_an_agents_tool_is_told_once_with_its_thought(memory: hs.StepMemory) -> 
     with dspy.context(lm=lm), hs.record(memory) as run:
         dspy.ReAct("question -> answer", tools=[look])(question="?")
     tools = [step for step in run.steps.steps if step.tool]
-    assert [(step.tool, step.purpose) for step in tools] == [("look", "I look")]
+    assert [(step.tool, step.purpose) for step in tools] == [("look", "I look"), ("finish", "Done")]
 
 
 def test_on_two_memories_each_tells_it_once(memory: hs.StepMemory) -> None:

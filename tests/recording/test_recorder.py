@@ -47,17 +47,18 @@ def test_a_program_with_a_decision_and_a_react_agent(memory: hs.StepMemory) -> N
         (1, "Decision", 0, 0),
         (2, "ProgramCall ReAct", 1, 0),
         (3, "Action search", 2, 2),
-        (4, "Action", 3, 2),
-        (5, "ProgramEnd ReAct", 4, 2),
-        (6, "ProgramEnd Agent", 5, 0),
+        (4, "Action finish", 3, 2),
+        (5, "Action", 3, 2),
+        (6, "ProgramEnd ReAct", 5, 2),
+        (7, "ProgramEnd Agent", 6, 0),
     ]
 
 
 def test_the_keys_of_every_kind_of_step(memory: hs.StepMemory) -> None:
     steps = recorded(memory, Agent(), scripted_lm(AGENT_REPLIES), question="capital of France?")
-    call, decision, _, tool, extract, end, last = steps
+    call, decision, _, tool, finish, extract, end, last = steps
     asked = {"question": "capital of France?"}
-    trajectory = {"steps": [str(tool.id)]}
+    trajectory = {"steps": [str(tool.id), str(finish.id)]}
     assert call.inputs == {
         "program": "Agent",
         "purpose": "Answers questions, with search when it helps.",
@@ -229,13 +230,14 @@ def test_react_v2_thoughts_and_tools(memory: hs.StepMemory) -> None:
         (0, "ProgramCall ReActV2", None, None),
         (1, "Action search", 0, 0),
         (2, "Action search", 1, 0),
-        (3, "ProgramEnd ReActV2", 2, 0),
+        (3, "Action submit", 2, 0),
+        (4, "ProgramEnd ReActV2", 2, 0),
     ]
     assert [step.purpose for step in steps[1:3]] == ["Let me look"] * 2
-    assert [step.metrics.llm_calls for step in steps[1:] if step.metrics] == [1, None, 1]
-    assert steps[3].outputs == {
+    assert [step.metrics.llm_calls for step in steps[1:] if step.metrics] == [1, None, 1, None]
+    assert steps[4].outputs == {
         "answer": "yes",
-        "history": {"steps": [str(step.id) for step in steps[1:3]]},
+        "history": {"steps": [str(step.id) for step in steps[1:4]]},
         "termination_reason": "submit",
     }
 
@@ -249,7 +251,10 @@ def test_a_thought_without_a_tool_is_kept(memory: hs.StepMemory) -> None:
         ]
     )
     steps = recorded(memory, dspy.ReActV2("question -> answer", tools=[search]), lm, question="?")
-    assert [step.purpose for step in steps if step.step_type == "Action"] == ["I wonder"]
+    assert [step.purpose for step in steps if step.step_type == "Action"] == [
+        "I wonder",
+        "enough",
+    ]
 
 
 def test_a_failing_tool_is_an_action_with_an_error(memory: hs.StepMemory) -> None:

@@ -80,10 +80,11 @@ def test_evaluations_and_teleprompters_are_followed(memory: hs.StepMemory) -> No
     program = dspy.Predict("question -> answer")
     with hs.record(memory) as run:
         dspy.Evaluate(devset=EXAMPLES, metric=lambda *_: True, num_threads=1)(program)
-        evaluated = len(run.steps.steps)
+        evaluated = len(all_steps(memory))
         dspy.BootstrapFewShot(metric=lambda *_: True).compile(program, trainset=EXAMPLES)
     assert evaluated == len(EXAMPLES)
-    assert len(run.steps.steps) > evaluated
+    assert len(all_steps(memory)) > evaluated
+    assert run.errors == []
 
 
 def test_other_callbacks_are_put_beside_the_recorder(memory: hs.StepMemory) -> None:

@@ -1,0 +1,72 @@
+"""trajectory_of: what a ReAct agent's predictor was shown, in the keys that DSPy gives it.
+
+A step does not hold the turns before it again: it names their steps. So they are read back from
+the memory that has them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybridagi_steps.errors import UnknownRunError
+from hybridagi_steps.memory import StepMemory, open_memories
+from hybridagi_steps.recording.call_steps import TURN
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+
+
+def trajectory_of(step: AgentStep, memory: StepMemory | None = None) -> dict[str, Any]:
+    """Return the turns that a ReAct agent's predictor was shown before it gave a step.
+
+    Args:
+        step: A tool's Action in a `dspy.ReAct` or `dspy.ReActV2` agent, the step of its extracting
+            predictor, or its ProgramEnd, which is given all turns.
+        memory: Where its run is; by default the memory of this process that has it.
+
+    Returns:
+        `thought_0`, `tool_name_0`, `tool_args_0`, `observation_0` and so on, as `dspy.ReAct` writes
+        its trajectory; an error's observation has its type and message, no traceback. Empty before
+        the first turn, and of a step outside of any agent.
+
+    Raises:
+        UnknownRunError: No open memory has the step's run.
+    """
+    own = TURN in (step.metadata or {}) and step.step_type is AgentStepType.Action
+    shown: dict[str, Any] = {}
+    for turn in _turns_around(step, memory):
+        if turn.hop >= step.hop or (own and _turn(turn) >= _turn(step)):
+            continue
+        number = len(shown) // 4
+        name, arguments = turn.tool, turn.arguments
+        if name is None:  # it named no tool that there is
+            outputs = turn.outputs or {}
+            name, arguments = outputs.get("next_tool_name"), outputs.get("next_tool_args")
+        shown |= {
+            f"thought_{number}": turn.purpose,
+            f"tool_name_{number}": name,
+            f"tool_args_{number}": arguments,
+            f"observation_{number}": _observation(turn),
+        }
+    return shown
+
+
+def _turns_around(step: AgentStep, memory: StepMemory | None) -> list[AgentStep]:
+    """Return the turns of the agent that a step stands in."""
+    if step.run_id is None or step.program_id is None:
+        return []
+    for known in open_memories() if memory is None else [memory]:
+        if run := known.run_steps(step.run_id):
+            return [
+                s for s in run if s.program_id == step.program_id and TURN in (s.metadata or {})
+            ]
+    raise UnknownRunError(step.run_id)
+
+
+def _turn(step: AgentStep) -> int:
+    return (step.metadata or {})[TURN]
+
+
+def _observation(step: AgentStep) -> Any:
+    error: Any = (step.outputs or {}).get("error")
+    if not isinstance(error, dict):
+        return step.result
+    return f"Execution error in {step.tool}: {error.get('type')}: {error.get('message')}"  # pyright: ignore[reportUnknownMemberType]
