@@ -9,9 +9,8 @@ threads, from several processes and after a fork.
 from __future__ import annotations
 
 import os
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -55,13 +54,13 @@ from hybridagi_steps.validation import (
     Steps,
     Where,
     admitted,
+    check_score,
     check_vector,
     checked_page,
     checked_redact,
     for_recall,
     id_texts,
     in_every_scope,
-    is_number,
     of_steps,
     one_id,
 )
@@ -71,12 +70,8 @@ if TYPE_CHECKING:
     from hybridagi_steps.sessions.repository import SessionRepository
 
 _EVERYTHING = 2**62
-_open_memories: WeakSet[StepMemory] = WeakSet()
-
-
-def open_memories() -> list[StepMemory]:
-    """Return the memories that are open in this process."""
-    return list(_open_memories)
+OPEN_MEMORIES: WeakSet[StepMemory] = WeakSet()
+"""Those that are open in this process."""
 
 
 class StepMemory:
@@ -129,7 +124,7 @@ class StepMemory:
             timeout_seconds=timeout_seconds,
         )
         self._closed, self._appended = False, 0
-        _open_memories.add(self)
+        OPEN_MEMORIES.add(self)
         self.added = 0  # AgentSteps that were stored through this object
         self._pid, self._lock = os.getpid(), threading.RLock()
         self._searcher: Searcher | None = None
@@ -198,11 +193,21 @@ class StepMemory:
             UnknownRunError: No step carries this run id.
             InvalidStepError: The value is no finite number.
         """
-        if not is_number(value) or not -sys.float_info.max <= value <= sys.float_info.max:
-            raise InvalidStepError("a score is a finite number that a float can hold.")
+        check_score(value)
         if feedback is not None and self.redact is not None:
             feedback = redacted(feedback, self.redact)
         self._open_store.score_run(one_id(run_id), float(value), feedback)
+
+    def score_steps(self, scores: Mapping[StepId, float]) -> None:
+        """Say how good single steps were, all or none; they stay as they are but for that.
+
+        Raises:
+            UnknownStepError: No step has one of these ids.
+            InvalidStepError: A value is no finite number.
+        """
+        for value in scores.values():
+            check_score(value)
+        self._open_store.score_steps({one_id(name): float(v) for name, v in scores.items()})
 
     def delete(self, ids: StepId | Iterable[StepId]) -> int:
         """Delete steps with their text and embedding; return how many there were."""
@@ -407,16 +412,12 @@ class StepMemory:
     def trials(self, compile_id: str | None = None) -> TrialTable:
         """Return what was tried inside `compile` and `Evaluate`: of each candidate how it did.
 
-        Args:
-            compile_id: One compilation, or evaluation outside of any; None: all, the newest first.
-
-        Returns:
-            A list of `TrialSummary`, in each compilation the best first; it prints as a table.
+        A list of `TrialSummary`, the newest compilation first and of each the best candidate; it
+        prints as a table. `compile_id` asks for one compilation, or evaluation outside of any.
         """
         marked = self.iter_steps({"metadata": {TRIAL_END: True}})
         ends = [step for step in marked if compile_id in (None, compiled_in(step))]
-        runs = [step.run_id for step in ends if step.run_id is not None]
-        return summaries(ends, self._open_store.feedback_on(runs))
+        return summaries(ends, self._open_store.feedback_on([str(step.run_id) for step in ends]))
 
     def search(
         self,
@@ -463,6 +464,10 @@ class StepMemory:
             aim=aim,
         )
         note_steps(step for hit in hits for step in (hit.step, *hit.context))
+        scored = [hit for hit in hits if hit.step.score is not None]
+        said = self._open_store.feedback_on([str(hit.step.run_id) for hit in scored])
+        for hit in scored:
+            hit.feedback = said.get(str(hit.step.run_id))
         return StepHits(hits)
 
     # -- keeping
@@ -518,7 +523,7 @@ class StepMemory:
         if self._closed:
             return
         self._closed = True
-        _open_memories.discard(self)
+        OPEN_MEMORIES.discard(self)
         if self._searcher is not None and self._pid == os.getpid():
             self._searcher.close()
         self._store.close()
@@ -619,4 +624,5 @@ class StepMemory:
 def _step_list(steps: list[AgentStep]) -> AgentStepList:
     from hybridagi_steps.dspy_types import AgentStepList
 
+    note_steps(steps)
     return AgentStepList(steps=steps)

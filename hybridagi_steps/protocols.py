@@ -317,6 +317,15 @@ class StepStore(IndexedStore, Protocol):
         """
         ...
 
+    def score_steps(self, scores: Mapping[str, float]) -> None:
+        """Set the scores of steps, all or none; rows, words and embeddings stay as they are.
+
+        Raises:
+            UnknownStepError: No step has one of these ids; no score was set.
+            InvalidStepError: A value is NaN or infinite; no score was set.
+        """
+        ...
+
     def feedback_on(self, run_ids: Sequence[str]) -> dict[str, str]:
         """Return what was said of runs in words; runs of which nothing was said are missing."""
         ...

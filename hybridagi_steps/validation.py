@@ -7,6 +7,7 @@ never reaches a disk, an index or a log.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from datetime import UTC
 from typing import Any, Protocol, TypeAlias, cast
@@ -327,6 +328,12 @@ def for_recall(where: Where) -> StepFilter:
     if asked.scope != EVERY_SCOPE:
         return asked
     return asked.model_copy(update={"scope": UNREVOKED})
+
+
+def check_score(value: float) -> None:
+    """Refuse what is no score."""
+    if not is_number(value) or not -sys.float_info.max <= value <= sys.float_info.max:
+        raise InvalidStepError("a score is a finite number that a float can hold.")
 
 
 def is_number(value: object) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from hybridagi_steps.errors import UnknownRunError
-from hybridagi_steps.memory import StepMemory, open_memories
+from hybridagi_steps.memory import OPEN_MEMORIES, StepMemory
 from hybridagi_steps.recording.call_steps import TURN
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 
@@ -53,7 +53,7 @@ def _turns_around(step: AgentStep, memory: StepMemory | None) -> list[AgentStep]
     """Return the turns of the agent that a step stands in."""
     if step.run_id is None or step.program_id is None:
         return []
-    for known in open_memories() if memory is None else [memory]:
+    for known in list(OPEN_MEMORIES) if memory is None else [memory]:
         if run := known.run_steps(step.run_id):
             return [
                 s for s in run if s.program_id == step.program_id and TURN in (s.metadata or {})

@@ -258,6 +258,8 @@ class StepHit(BaseModel):
     parts: dict[str, float] = Field(default_factory=dict[str, float])
     """The parts of its score that were looked at, by name, each 0..1: `window` (words), `meaning`,
     `neighbour` and others that the page about searching lists."""
+    feedback: str | None = None
+    """What was said of the step's run when it was scored."""
     context: list[AgentStep] = Field(default_factory=list[AgentStep])
     """The steps around it that `expand` asked for."""
     kind: Kind = "step"

@@ -396,3 +396,31 @@ def test_a_turn_names_the_imported_messages_before_it(
         assert "recalled" not in (own.metadata or {}), "its own line is no recall"
     memory.revoke({"sources": "chat.jsonl"})
     assert memory.find({"session_id": "chat"}).steps == []
+
+
+@pytest.mark.parametrize(
+    ("read", "wanted"),
+    [
+        (lambda memory: memory.find({"run_id": "old"}), {"0", "1", "2"}),
+        (lambda memory: memory.run("old"), {"0", "1", "2"}),
+        (lambda memory: memory.get(OLD[2]), {"2"}),
+        (lambda memory: memory.search("refund ticket 2", k=1), {"2"}),
+        (lambda memory: memory.children(OLD[1]), {"child"}),
+        (lambda memory: memory.parents("child"), {"1"}),
+    ],
+    ids=["find", "run", "get", "search", "children", "parents"],
+)
+def test_whatever_a_program_reads_of_its_memory_counts_as_recalled(
+    memory: hs.StepMemory, read: Callable[[hs.StepMemory], Any], wanted: set[str]
+) -> None:
+    class Reading(dspy.Module):
+        def forward(self, question: str) -> Any:
+            found = read(memory)
+            return dspy.Prediction(answer=str(len(found)))
+
+    memory.add(step(id="child", parent_id=OLD[1], run_id="older"))
+    with hs.record(memory) as run:
+        Reading()(question="?")
+    call, end = run.steps.steps
+    assert recalled([call]) == [[]]
+    assert {*recalled([end])[0]} == wanted

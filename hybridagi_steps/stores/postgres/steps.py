@@ -150,6 +150,10 @@ class PostgresSteps(PostgresTables, StepWriting):
     _save_vector = _SAVE_VECTOR
     _save_message_text, _save_message_vector = _SAVE_MESSAGE_TEXT, _SAVE_MESSAGE_VECTOR
     _forget_rows, _forget_namespace, _empty_rows = _FORGET_ROWS, FORGET_NAMESPACE, _EMPTY
+    _score_step = (
+        """UPDATE agent_step SET body = :body, checksum = :checksum, score = :score
+        WHERE namespace = :namespace AND row = :row""",
+    )
 
     def step_keys(
         self, names: Sequence[StepKey], *, after: int, limit: int

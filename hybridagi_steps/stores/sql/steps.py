@@ -31,7 +31,7 @@ from hybridagi_steps.stores.sql.where import (
 
 _ROWS_BY_ID = """SELECT id, row FROM agent_step
     WHERE namespace = ? AND id IN (SELECT value FROM json_each(?))"""
-_READ = """SELECT s.row, CAST(s.body AS BLOB), s.checksum FROM agent_step s
+READ_STEPS = """SELECT s.row, CAST(s.body AS BLOB), s.checksum FROM agent_step s
     WHERE +s.namespace = ? AND s.row IN (SELECT value FROM json_each(?))"""
 _VECTORS = """SELECT row, text_hash, given, vector, checksum FROM embedding
     WHERE namespace = ? AND vector IS NOT NULL AND row IN (SELECT value FROM json_each(?))"""
@@ -223,7 +223,7 @@ class StepReading(Tables):
     ) -> dict[int, AgentStep]:
         """Return the steps in these rows, showing their run's score where they have none."""
         asked = (self._namespace, many(rows))
-        found = connection.execute(_READ, asked)
+        found = connection.execute(READ_STEPS, asked)
         steps = {row: self._decoded(row, body, checksum) for row, body, checksum in found}
         if vectors:
             for row, *embedding in connection.execute(_VECTORS, asked):

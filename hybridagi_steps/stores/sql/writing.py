@@ -6,19 +6,22 @@ stays where it stood.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
+from hybridagi_steps.errors import InvalidStepError, UnknownStepError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.step_text import own_text, text_hash
 from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.checksums import vector_checksum
 from hybridagi_steps.stores.commits import refuse_twice
-from hybridagi_steps.stores.sql.steps import StepReading
+from hybridagi_steps.stores.sql.steps import READ_STEPS, StepReading
 from hybridagi_steps.stores.sql.tables import Connection, Encoded, many, remove_empty_runs, runs_of
 
 _ENDS_OF_SESSIONS = """SELECT s.id, s.branch_id, 1 + coalesce(
@@ -42,6 +45,8 @@ class StepWriting(StepReading):
     """Forget rows with all that was derived from them; `:namespace`, `:rows`."""
     _forget_namespace: tuple[str, ...]
     """Forget everything of a `:namespace`."""
+    _score_step: tuple[str, ...]
+    """Write a `:body` with its `:checksum` and `:score` into a `:row` of a `:namespace`."""
     _empty_rows: str
     """Takes all words out of rows, under a new `seq`."""
 
@@ -67,6 +72,35 @@ class StepWriting(StepReading):
             rows = self._insert_all(connection, encoded, pins)
             remove_empty_runs(connection, self._namespace, runs)
         return rows
+
+    def score_steps(self, scores: Mapping[str, float]) -> None:
+        """Set the scores of steps, all or none."""
+        wanted = {id_text(step_id): value for step_id, value in scores.items()}
+        for step_id, value in wanted.items():
+            if not math.isfinite(value):
+                raise InvalidStepError(
+                    f"the score of step {step_id!r} is {value}; give a finite number."
+                )
+        if not wanted:
+            return
+        with self._db.writing() as connection:
+            rows = self._rows_of(connection, list(wanted))
+            if missing := wanted.keys() - rows.keys():
+                raise UnknownStepError(min(missing))
+            asked = (self._namespace, many(list(rows.values())))
+            for row, body, checksum in connection.execute(READ_STEPS, asked).fetchall():
+                step = self._decoded(row, body, checksum)
+                step.score = wanted[id_text(step.id)]
+                text = encode_body(step)
+                values = {
+                    "row": row,
+                    "namespace": self._namespace,
+                    "body": text,
+                    "checksum": crc32(text.encode(), self._namespace),
+                    "score": step.score,
+                }
+                for statement in self._score_step:
+                    connection.execute(statement, values)
 
     def _remove_old(
         self, connection: Connection, ids: Sequence[str]

@@ -281,6 +281,10 @@ class SqliteSteps(SqliteTables, StepWriting):
     _save_vector = _SAVE_VECTOR
     _save_message_text, _save_message_vector = _SAVE_MESSAGE_TEXT, _SAVE_MESSAGE_VECTOR
     _forget_rows, _forget_namespace, _empty_rows = _FORGET_ROWS, _FORGET_ALL, _EMPTY
+    _score_step = (
+        "UPDATE agent_step SET body = :body, checksum = :checksum WHERE row = :row",
+        "UPDATE step_key SET score = :score WHERE namespace = :namespace AND row = :row",
+    )
 
     def step_keys(
         self, names: Sequence[StepKey], *, after: int, limit: int

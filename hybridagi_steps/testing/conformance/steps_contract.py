@@ -15,6 +15,7 @@ from hybridagi_steps.errors import (
     DuplicateStepError,
     InvalidStepError,
     UnknownRunError,
+    UnknownStepError,
 )
 from hybridagi_steps.protocols import StepStore
 from hybridagi_steps.records.agent_step import AgentStepType
@@ -205,6 +206,36 @@ class RunContract:
             assert [each.score for each in found] == [0.1, 0.9, None]
         store.append([step(id="d", run_id="r")])
         assert store.get(["d"])[0].score == 0.9
+
+    def test_what_was_said_of_runs(self, store: StepStore) -> None:
+        store.append([step(id=name, run_id=name) for name in "abc"])
+        store.score_run("a", 0.5, "so so")
+        store.score_run("b", 0.5, None)
+        assert store.feedback_on(["a", "b", "c", "unknown", "\ud800", "a"]) == {"a": "so so"}
+        assert store.feedback_on([]) == {}
+
+    def test_steps_are_scored_where_they_are(self, store: StepStore) -> None:
+        store.append([step(id="a", run_id="r", vector=[1.0, 0.0]), step(id="b", run_id="r")])
+        rows, before = store.rows(EVERYTHING), store.frontier()
+        store.score_run("r", 0.5, None)
+        store.score_steps({"a": 0.25})
+        assert [each.score for each in store.get(["a", "b"])] == [0.25, 0.5]
+        assert store.get(["a"], vectors=True)[0].vector == [1.0, 0.0]
+        assert (store.rows(EVERYTHING).tolist(), store.frontier()) == (rows.tolist(), before)
+        assert store.rows(StepFilter(min_score=0.4)).tolist() == rows[1:].tolist()
+        store.score_steps({"a": 0.75, "b": 0})
+        assert store.rows(StepFilter(min_score=0.4)).tolist() == rows[:1].tolist()
+        assert store.verify() == []
+
+    def test_scores_of_steps_are_set_all_or_none(self, store: StepStore) -> None:
+        store.append([step(id="a", score=0.5)])
+        for wrong in ("unknown", "\ud800"):
+            with pytest.raises(UnknownStepError):
+                store.score_steps({"a": 1.0, wrong: 1.0})
+        with pytest.raises(InvalidStepError, match="finite"):
+            store.score_steps({"a": float("nan")})
+        store.score_steps({})
+        assert store.get(["a"])[0].score == 0.5
 
     @pytest.mark.parametrize("run_id", ["unknown", "\ud800"])
     def test_an_unknown_run_cannot_be_scored(self, store: StepStore, run_id: str) -> None:
