@@ -39,7 +39,7 @@ from hybridagi_steps.records.listings import Runs, StepHits
 from hybridagi_steps.records.provenance import Revocation
 from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.store_values import Erased
-from hybridagi_steps.records.trials import TRIAL_END, TrialTable, compiled_in, summaries
+from hybridagi_steps.records.trials import TRIAL_END, TrialTable, summaries
 from hybridagi_steps.search.embedder_binding import AUTO, EmbedderBinding
 from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.indexing import START_AT
@@ -415,9 +415,8 @@ class StepMemory:
         A list of `TrialSummary`, the newest compilation first and of each the best candidate; it
         prints as a table. `compile_id` asks for one compilation, or evaluation outside of any.
         """
-        marked = self.iter_steps({"metadata": {TRIAL_END: True}})
-        ends = [step for step in marked if compile_id in (None, compiled_in(step))]
-        return summaries(ends, self._open_store.feedback_on([str(step.run_id) for step in ends]))
+        ends = self.iter_steps({"metadata": {TRIAL_END: True}})
+        return summaries(ends, compile_id, self._open_store.feedback_on)
 
     def search(
         self,
@@ -464,11 +463,7 @@ class StepMemory:
             aim=aim,
         )
         note_steps(step for hit in hits for step in (hit.step, *hit.context))
-        scored = [hit for hit in hits if hit.step.score is not None]
-        said = self._open_store.feedback_on([str(hit.step.run_id) for hit in scored])
-        for hit in scored:
-            hit.feedback = said.get(str(hit.step.run_id))
-        return StepHits(hits)
+        return StepHits(hits).with_feedback(self._open_store.feedback_on)
 
     # -- keeping
 

@@ -5,12 +5,22 @@ They are lists: indexed, sliced, compared and passed on like any other.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.store_values import RunSummary
 
 
 class StepHits(list[StepHit]):
     """Hits of a search, best first."""
+
+    def with_feedback(self, feedback_on: Callable[[Sequence[str]], Mapping[str, str]]) -> StepHits:
+        """Let each hit say what was said of its run, as far as that was scored."""
+        scored = [hit for hit in self if hit.step.score is not None]
+        said = feedback_on([str(hit.step.run_id) for hit in scored])
+        for hit in scored:
+            hit.feedback = said.get(str(hit.step.run_id))
+        return self
 
     def __str__(self) -> str:
         """The hits as a table."""

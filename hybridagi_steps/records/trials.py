@@ -156,13 +156,20 @@ class TrialDiff:
         return f"<pre>{escape(str(self))}</pre>"
 
 
-def summaries(ends: Iterable[AgentStep], feedback: Mapping[str, str]) -> TrialTable:
+def summaries(
+    marked: Iterable[AgentStep],
+    compile_id: str | None,
+    feedback_on: Callable[[Sequence[str]], Mapping[str, str]],
+) -> TrialTable:
     """Return the candidates that the last steps of trial runs tell of.
 
     Args:
-        ends: Steps marked `TRIAL_END`, in the order of the runs' ends.
-        feedback: What was said of runs, by their id.
+        marked: Steps marked `TRIAL_END`, in the order of the runs' ends.
+        compile_id: The compilation asked for; None: all.
+        feedback_on: Returns what was said of runs, by their ids.
     """
+    ends = [step for step in marked if compile_id in (None, compiled_in(step))]
+    feedback = feedback_on([str(step.run_id) for step in ends])
     tried: dict[tuple[str, str], list[TrialRun]] = defaultdict(list)
     optimisers: dict[str, str | None] = {}
     states: dict[tuple[str, str], dict[str, Any]] = {}
