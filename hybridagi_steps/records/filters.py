@@ -43,6 +43,7 @@ _OPEN: dict[str, Any] = {
     "trust": "imported",
     "metadata": {},
     "exclude_run_id": [],
+    "exclude": [],
 }
 """Values with which a condition lets everything pass."""
 OF_STEPS_ALONE = (
@@ -75,8 +76,15 @@ def _id_text(value: object) -> Any:
 
 
 def _described(schema: dict[str, Any]) -> None:
+    # One that refers to itself stands among the definitions.
+    properties = schema.get("properties") or schema["$defs"]["StepFilter"]["properties"]
     for field in FILTER_FIELDS:
-        schema["properties"][field.name]["description"] = field.help
+        properties[field.name]["description"] = field.help
+
+
+def _filters(value: object) -> Any:
+    several: list[Any] | None = _one_or_more(value)
+    return several and [StepFilter.of(one) if isinstance(one, dict) else one for one in several]  # pyright: ignore[reportUnknownArgumentType]
 
 
 _Id = Annotated[str | None, BeforeValidator(_id_text)]
@@ -120,6 +128,10 @@ class StepFilter(BaseModel):
     signatures: _Texts = None
     trust: Trust | None = None
     kinds: _Kinds = None
+    exclude: Annotated[list[StepFilter] | None, BeforeValidator(_filters)] = Field(
+        default=None,
+        description="Not what matches this filter, or any of these; without a scope in every one.",
+    )
 
     def __init__(self, **conditions: object) -> None:
         """Make a filter.
@@ -175,6 +187,13 @@ class StepFilter(BaseModel):
             return False
         return kind == "step" or all(getattr(self, name) is None for name in OF_STEPS_ALONE)
 
+    def excluded(self) -> list[StepFilter]:
+        """Return the filters whose steps are left out, each with the scope that it means."""
+        return [
+            each.model_copy(update={"scope": each.scope or EVERY_SCOPE})
+            for each in self.exclude or ()
+        ]
+
     def equalities(self) -> Iterator[tuple[StepKey, list[str | None]]]:
         """Yield step keys that must have one of some values, those first that leave least."""
         for field in KEY_FIELDS:
@@ -208,6 +227,8 @@ class StepFilter(BaseModel):
 
 def _both(key: str, one: Any, two: Any) -> Any:
     """Return the value of a key that means both values, None when there is none."""
+    if key == "exclude":
+        return [*one, *two]
     if key == "exclude_run_id":
         return list(dict.fromkeys([*one, *two]))
     if key in ("min_score", "since"):

@@ -85,6 +85,10 @@ class RowFilter:
 
     def rows(self, where: StepFilter) -> Rows:
         """Return the rows that match, ascending; asked again, the same read-only array."""
+        if where.exclude:
+            found = self.rows(where.model_copy(update={"exclude": None}))
+            gone = [self.rows(each) for each in where.excluded()]
+            return np.setdiff1d(found, np.concatenate(gone), assume_unique=len(gone) == 1)
         steps = self._steps.rows(where) if where.finds("step") else _NONE
         asked = self._messages is not None and where.finds("message")
         messages = self._messages.rows(where) if asked and self._messages else _NONE

@@ -135,6 +135,8 @@ class MessageFilter(StepReading):
         owners = owners_of(connection, self._namespace, origins if _names_user(where) else {})
         rated = self._rated(connection, where.min_score)
         found = [row for row, one in keys.items() if _matches(where, one, owners.get(row), rated)]
+        gone = {r for each in where.excluded() for r in self._matching_messages(connection, each)}
+        found = [row for row in found if row not in gone] if gone else found
         return self._in_scope(connection, where.scope, found)
 
     def _candidates(

@@ -206,7 +206,11 @@ class StepReading(Tables):
         lines, asked = self._lines(connection), where.session_id
         if asked is not None:
             lines = lines._replace(pinned=steps_of(connection, self._namespace, asked))
-        return condition(where, self._namespace, lines, self._of_metadata, self._columns)
+        sql, values = condition(where, self._namespace, lines, self._of_metadata, self._columns)
+        for each in where.excluded():
+            gone, more = self._condition(connection, each)
+            sql, values = f"{sql} AND NOT coalesce(({gone}), FALSE)", [*values, *more]
+        return sql, values
 
     def _lines(self, connection: Connection) -> Lines:
         key = (self._namespace, self._namespace)

@@ -140,6 +140,21 @@ class FilterContract:
         assert self.matching(store, exclude_run_id=["r", "q", "\ud800"]) == ["c"]
         assert self.matching(store, exclude_run_id=[]) == ["a", "b", "c"]
 
+    def test_what_another_filter_matches_is_left_out(self, store: StepStore) -> None:
+        store.append([step(id="a", run_id="r", status="error"), step(id="b", run_id="r")])
+        store.append([step(id="c", metadata={"n": 1}), step(id="trial", scope="compile:x")])
+        store.score_run("r", 0.5, None)
+        assert self.matching(store, exclude={"run_id": "r", "status": "error"}) == ["b", "c"]
+        assert self.matching(store, exclude=[{"status": "error"}, {"metadata": {"n": 1}}]) == ["b"]
+        assert self.matching(store, exclude={"min_score": 0.4}) == ["c"]
+        assert self.matching(store, exclude={"exclude": {"run_id": "r"}}) == ["a", "b"]
+        assert self.matching(store, exclude={"kinds": "message"}) == ["a", "b", "c"]
+        assert self.matching(store, exclude={"run_id": "\ud800"}) == ["a", "b", "c"]
+        assert self.matching(store, scope="*", exclude={"scope": "compile:x"}) == ["a", "b", "c"]
+        assert self.matching(store, scope="*", exclude={"run_id": "r"}) == ["c", "trial"]
+        assert self.matching(store, exclude=[]) == ["a", "b", "c"]
+        assert self.matching(store, exclude={}) == []
+
     @pytest.mark.parametrize("name", NASTY)
     def test_metadata_keys_and_values_are_only_data(self, store: StepStore, name: str) -> None:
         store.append([step(id="a", metadata={name: name}), step(id="b", metadata={"x": {name: 1}})])

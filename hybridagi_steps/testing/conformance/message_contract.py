@@ -118,6 +118,8 @@ class MessageIndexContract:
         wheres = {
             "run": {"run_id": "r2"},
             "not_run": {"exclude_run_id": ["r2"]},
+            "not_glad": {"exclude": [{"metadata": {"mood": "glad"}}, {"tools": ["find"]}]},
+            "not_in_session": {"exclude": {"session_id": "fork"}},
             "session": {"session_id": "fork"},
             "metadata": {"metadata": {"mood": "glad"}},
             "nobody": {"user_id": "ann"},
@@ -130,6 +132,8 @@ class MessageIndexContract:
         assert found == {
             "run": [second],
             "not_run": [first, third],
+            "not_glad": [first, second],
+            "not_in_session": [second, third],
             "session": [first],
             "metadata": [third],
             "nobody": [],
