@@ -361,7 +361,7 @@ def test_tools_inside_a_tool_leave_steps_and_no_messages(memory: StepMemory) -> 
     check_stream(memory, events)
     assert said(memory, "chat")[2] == ("tool", "RESULT FOR X")
     tools = [step.tool for step in memory.run(events[0].run_id).steps if step.tool]
-    assert tools == ["search", "search"]
+    assert tools == ["search", "search", "finish"]
 
 
 def test_a_storage_that_fails_stops_the_run_before_the_tool(memory: StepMemory) -> None:
