@@ -111,7 +111,7 @@ def hit_view(rank: int, hit: Mapping[str, Any]) -> HitView:
 
 def tree_view(steps: Sequence[Mapping[str, Any]]) -> list[StepView]:
     """Return steps as trees: a step stands inside the program that made it, if that is shown."""
-    enclosing = {as_text(s.get("id")): as_text(s.get("program_id")) for s in steps}
+    enclosing = {as_text(s.get("id")): _home_of(s) for s in steps}
     shown = [step_view(s) for s in steps]
     views = {view.id: view for view in shown}
     last_in: dict[str, StepView] = {}
@@ -125,6 +125,11 @@ def tree_view(steps: Sequence[Mapping[str, Any]]) -> list[StepView]:
         (views[home].children if inside else roots).append(view)
         last_in[home] = view
     return roots
+
+
+def _home_of(step: Mapping[str, Any]) -> str:
+    """Return the id of the tool or program that a step stands directly inside."""
+    return as_text(fields(step.get("metadata")).get("within") or step.get("program_id"))
 
 
 def run_view(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -190,7 +190,7 @@ class CallSteps:
         )
         if tail is None:
             return
-        call.state.begun = True
+        call.state.begun, call.within = True, None  # what it does stands inside the program
         call.program_id = str(tail.step_id)
         call.path.leave(call.strand, call.followed, tail)
 

@@ -306,6 +306,8 @@ class Call:
     """Ids of the steps and messages that came into its prompts or into its hands."""
     watch: Callable[[Any, bool], None] | None = None
     """Is given each of its steps as it was written, and whether that could be stored."""
+    within: str | None = None
+    """Id of the tool's step that it stands directly inside."""
     attempt: list[Any] | None = None
     """Receives the steps of the attempt that it is, or stands in."""
     started: float = field(default_factory=time.perf_counter)

@@ -56,6 +56,7 @@ from hybridagi_steps.recording.trials import current_level, watch_trials
 from hybridagi_steps.recording.usage import Usage
 from hybridagi_steps.recording_hooks import Recalled, listen
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.message import new_id
 from hybridagi_steps.records.trials import PROGRAM_STATE, TRIAL_END
 
 P = ParamSpec("P")
@@ -254,7 +255,7 @@ class StepRecorder(BaseCallback):
         arguments: Mapping[str, Any] = inputs.get("kwargs") or {}
         call = self._open(call_id, parent, instance, arguments, Doing("tool", str(instance.name)))
         if call is not None:
-            call.step_id = taken_step_id()
+            call.step_id = taken_step_id() or new_id()
             self._shared.writer.copy_inputs(call)
 
     @_guarded
@@ -272,7 +273,9 @@ class StepRecorder(BaseCallback):
         call.notes, call.watch = step.notes, step.watch
         if step.kind == "program":
             self._shared.steps.begin_program(call, step.purpose, arguments)
-        elif step.function is not None:
+            return
+        call.step_id = new_id()
+        if step.function is not None:
             self._shared.writer.copy_inputs(call)
 
     @_guarded
@@ -425,8 +428,11 @@ class StepRecorder(BaseCallback):
             scope=self._scope_below(parent),
         )
         call.state = doing
-        if parent is not None and isinstance(parent.state, Doing) and parent.state.attempts:
-            call.attempt = []
+        if parent is not None and isinstance(parent.state, Doing):
+            if parent.state.kind in ("tool", "function") and parent.step_id is not None:
+                call.within = str(parent.step_id)
+            if parent.state.attempts:
+                call.attempt = []
         return call
 
     def _try(self, run: Run, call_id: str, subject: object, inputs: Mapping[str, Any]) -> None:

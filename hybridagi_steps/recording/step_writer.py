@@ -21,7 +21,7 @@ from hybridagi_steps.recording_hooks import Recalled
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, repaired
 from hybridagi_steps.records.json_values import unvalidated
 from hybridagi_steps.records.message import StepMetrics, utc_now
-from hybridagi_steps.records.provenance import RECALLED
+from hybridagi_steps.records.provenance import RECALLED, WITHIN
 from hybridagi_steps.records.redaction import Redact, redacted_fields
 
 _log = logging.getLogger("hybridagi_steps")
@@ -270,6 +270,8 @@ def _metadata(
     call: Call, run: Run, joins: list[str], notes: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     metadata = {**call.labels.tags, **run.notes, **call.notes, **(notes or {})}
+    if call.within is not None:
+        metadata[WITHIN] = call.within
     if joins:
         metadata["joins"] = joins
     return metadata

@@ -16,6 +16,8 @@ from typing import Any, cast
 
 SOURCE, RECALLED = "source", "recalled"
 """The keys of `metadata`."""
+WITHIN = "within"
+"""Its key for the id of the Action whose tool made a step, which no program around it did."""
 CHAT_FORMATS = (
     "anthropic", "dspy", "langchain", "langgraph", "mlflow", "openai", "otlp", "toolbench",
 )  # fmt: skip

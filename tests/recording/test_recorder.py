@@ -22,6 +22,8 @@ from dspy.utils.exceptions import LMUnexpectedError
 from recorder_programs import AGENT_REPLIES, Agent, Mood, Pair, Route, outline, search
 
 import hybridagi_steps as hs
+from hybridagi_steps.display.view import tree_view
+from hybridagi_steps.records.agent_step import shown
 from hybridagi_steps.testing import replay_lm, scripted_lm
 
 
@@ -201,6 +203,32 @@ def test_an_agent_as_a_tool_stands_before_the_tools_own_step(memory: hs.StepMemo
     with dspy.context(lm=scripted_lm([{"answer": "42"}])), hs.record(memory) as run:
         dspy.Tool(ask)(question="?")
     assert outline(run.steps.steps) == [(0, "Action", None, None), (1, "Action ask", 0, None)]
+
+
+def test_what_a_tool_calls_stands_inside_it(memory: hs.StepMemory) -> None:
+    def consult(question: str) -> str:
+        """Consult another agent."""
+        return Pair()(question=question).three
+
+    turns: list[Any] = [
+        {
+            "next_thought": "I ask",
+            "next_tool_name": "consult",
+            "next_tool_args": {"question": "why"},
+        },
+        *[{name: "because"} for name in ("one", "two", "three")],
+        {"next_thought": "I know", "next_tool_name": "finish", "next_tool_args": {}},
+        {"reasoning": "r", "answer": "a"},
+    ]
+    agent = dspy.ReAct("question -> answer", tools=[consult])
+    steps = recorded(memory, agent, scripted_lm(turns), question="?")
+    [tool] = [step for step in steps if step.tool == "consult"]
+    inside = [step for step in steps if (step.metadata or {}).get("within")]
+    assert [step.program for step in inside] == ["Pair"]
+    assert (inside[0].metadata or {})["within"] == str(tool.id)
+    [root] = tree_view([shown(step) for step in steps])
+    [drawn] = [view for view in root.children if view.id == str(tool.id)]
+    assert [(view.id, len(view.children)) for view in drawn.children] == [(str(inside[0].id), 4)]
 
 
 def test_react_v2_thoughts_and_tools(memory: hs.StepMemory) -> None:
