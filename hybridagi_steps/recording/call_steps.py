@@ -29,6 +29,8 @@ CLOSING = "closing"
 """The scope of the Action that ends a ReAct agent's loop: no recall shows it."""
 CHOSEN_FIELD = "output_field"
 """The key of a Decision's metadata that says in which output field the predictor chose."""
+REASONED = "reasoning"
+"""The key of a step's metadata that keeps why its predictor answered as it did."""
 _CODERS = (dspy.RLM, dspy.CodeAct)
 """Programs that set their interpreter up by code of their own, and let it know their inputs."""
 _CONTEXT = ("trajectory", "history", "tools")
@@ -304,6 +306,14 @@ class CallSteps:
         step_id = self._end_function(call, step, outputs, exception, thinking_ms=thinking_ms)
         if loop is not None and step_id is not None:
             loop.step_ids.append(step_id)
+
+    def keep_reasoning(self, call: Call, outputs: object) -> None:
+        """Keep what a predictor said to explain itself whose answer the step of `call` tells."""
+        step = call.subject
+        if isinstance(step, FunctionStep) and step.own and isinstance(outputs, dspy.Prediction):
+            said = {name: outputs.get(name) for name in shapes.REASONING}
+            if reasons := [text for text in said.values() if text is not None]:
+                call.notes = {**call.notes, REASONED: reasons[0]}
 
     def is_of_tool(self, call: Call | None, step: FunctionStep) -> bool:
         """Whether `call` is that of a tool which is this very function: its step tells of both."""

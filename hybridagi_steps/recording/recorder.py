@@ -231,6 +231,8 @@ class StepRecorder(BaseCallback):
         name, parent = type(instance).__name__, self._parent()
         if _covers(parent, instance):
             self._pass_through(call_id)
+            if parent is not None and isinstance(instance, dspy.Predict):
+                parent.maker = shapes.maker_of(instance, inputs)
         elif isinstance(instance, dspy.Predict):
             call = self._open(call_id, parent, instance, inputs, Doing("predict", name))
             if call is not None:
@@ -341,6 +343,9 @@ class StepRecorder(BaseCallback):
         self, call_id: str, outputs: object, exception: BaseException | None = None
     ) -> None:
         """End a program or a predictor."""
+        around = self._shared.tree.get(call_id)
+        if around is not None and around.call_id != call_id:
+            self._shared.steps.keep_reasoning(around, outputs)
         self._on_end(call_id, outputs, exception)
         if (observer := self._shared.observer) is not None:
             observer.module_ended(call_id, outputs, exception)

@@ -11,6 +11,8 @@ import dspy
 import pytest
 
 import hybridagi_steps as hs
+from hybridagi_steps.programs import Action, GraphProgram
+from hybridagi_steps.programs import tools as tools_of
 from hybridagi_steps.recording.step_shapes import signature_key
 from hybridagi_steps.testing import scripted_lm
 
@@ -195,3 +197,25 @@ def test_an_optional_choice_is_a_decision_that_names_its_field(
     assert decision.inputs is not None
     assert decision.inputs["options"] == ["yes", "no", "None"]
     assert decision.metadata == {"output_field": "ask_first"}
+
+
+def test_the_nodes_of_a_graph_program_name_their_predictors_and_reasons(
+    memory: hs.StepMemory,
+) -> None:
+    program = GraphProgram(name="main", description="Think, then say")
+    program.add(Action("think", "ChainOfThought", "Think", "{{ query }}", ["query"], "thought"))
+    program.add(Action("say", "Predict", "Say", "{{ thought }}", ["thought"]))
+    program.connect("start", "think").connect("think", "say").connect("say", "end")
+    tools = [tools_of.ChainOfThought(), tools_of.Predict()]
+    agent = hs.GraphInterpreter(program.build(), tools=tools, memory=memory)
+    with dspy.context(lm=scripted_lm()):
+        agent(query="?")
+    think, say = memory.find({"step_types": "Action"}).steps
+    names = {name for name, _ in agent.named_predictors()}
+    for step in (think, say):
+        assert step.predictor is not None
+        assert step.predictor.removeprefix("GraphInterpreter.") in names
+        assert step.signature is not None
+    assert (think.metadata or {})["reasoning"] == "some reasoning"
+    assert "reasoning" not in (say.metadata or {})
+    assert memory.find({"predictors": think.predictor}).steps == [think]
