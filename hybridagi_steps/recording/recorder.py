@@ -53,7 +53,7 @@ from hybridagi_steps.recording.step_writer import (
     taken_step_id,
 )
 from hybridagi_steps.recording.trials import current_level, watch_trials
-from hybridagi_steps.recording.usage import Usage
+from hybridagi_steps.recording.usage import Usage, UsageListener
 from hybridagi_steps.recording_hooks import Recalled, listen
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import new_id
@@ -103,7 +103,7 @@ class _Recording:
         self.tree = CallTree()
         self.writer = StepWriter(memory, keep)
         self.steps = CallSteps(self.writer)
-        self.models: dict[str, Any] = {}
+        self.models: dict[str, tuple[Any, UsageListener | None]] = {}
 
 
 class StepRecorder(BaseCallback):
@@ -311,17 +311,20 @@ class StepRecorder(BaseCallback):
         else:
             taken = self._pass_through(call_id)
         if taken or observer is not None:
-            self._shared.models[call_id] = instance
+            self._shared.models[call_id] = instance, UsageListener.if_needed()
 
     @_guarded
     def on_lm_end(
         self, call_id: str, outputs: object, exception: BaseException | None = None
     ) -> None:
         """Add what it cost to the step it was asked for."""
-        model, call = self._shared.models.pop(call_id, None), self._shared.tree.pop(call_id, None)
+        model, listener = self._shared.models.pop(call_id, (None, None))
+        call = self._shared.tree.pop(call_id, None)
+        if listener is not None:
+            listener.close()
         if model is None:
             return
-        usage, text = Usage.of_call(model, outputs), shapes.answer_text(outputs)
+        usage, text = Usage.of_call(model, outputs, listener), shapes.answer_text(outputs)
         if call is not None and isinstance(call.state, Doing):
             call.state.add_answer(usage, text)
             if call.subject is ASKED and call.call_id == call_id:

@@ -29,12 +29,17 @@ def overriding(**settings: object) -> Generator[None]:
     try:
         yield
     finally:
-        try:
-            thread_local_overrides.reset(token)
-        except ValueError:
-            # The block was left in another context than it was entered in, as some frameworks do
-            # with generator fixtures; the override ends with the context it was made in.
-            _log.debug("recording: a block was left in another context than it was entered in.")
+        undo(token)
+
+
+def undo(token: Any) -> None:
+    """End an override."""
+    try:
+        thread_local_overrides.reset(token)
+    except ValueError:
+        # The block was left in another context than it was entered in, as some frameworks do
+        # with generator fixtures; the override ends with the context it was made in.
+        _log.debug("recording: a block was left in another context than it was entered in.")
 
 
 def override(**settings: object) -> Any:

@@ -11,11 +11,13 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any, NamedTuple, Self, cast
 
+import dspy
 from dspy.lm15 import Response
 from dspy.utils.callback import BaseCallback
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from hybridagi_steps._concurrency import ForkSafeLock
+from hybridagi_steps.recording.scopes import override, undo
 from hybridagi_steps.records.message import StepMetrics
 
 CACHE_READ_WEIGHT = 0.1
@@ -91,12 +93,13 @@ class Usage(BaseModel):
         return total
 
     @classmethod
-    def of_call(cls, model: object, outputs: object) -> Self:
+    def of_call(cls, model: object, outputs: object, listener: UsageListener | None = None) -> Self:
         """Return what a finished LM call cost.
 
         Args:
             model: The model.
             outputs: The very object that DSPy handed out; None when the call failed.
+            listener: What has listened to it, when history is switched off.
         """
         name = getattr(model, "model", None)
         used = cls(calls=1)
@@ -104,6 +107,8 @@ class Usage(BaseModel):
             used.model_name = name
             used.provider = name.split("/", 1)[0] if "/" in name else None
         entry = None if outputs is None else _history_entry(model, outputs)
+        if entry is None and listener is not None and outputs is not None:
+            entry = {"usage": listener.usage}
         reported: Mapping[str, Any] | None = None if entry is None else entry.get("usage")
         if isinstance(outputs, Response):  # of a call with a Request, which history has otherwise
             used._count(_counted(outputs.usage))
@@ -155,26 +160,55 @@ class Usage(BaseModel):
         vars(self).update(tokens_of(usage)._asdict())
 
 
+class UsageListener:
+    """Hears what an LM call used where DSPy is told to keep no history, which else has it.
+
+    It stands in the place of DSPy's own usage tracker during the call, and tells that.
+    """
+
+    def __init__(self) -> None:
+        self.usage: Mapping[str, Any] | None = None
+        self._tracker: Any = dspy.settings.get("usage_tracker")
+        self._token = override(usage_tracker=self)
+
+    @classmethod
+    def if_needed(cls) -> Self | None:
+        """Begin to listen, unless the history will tell."""
+        return cls() if dspy.settings.get("disable_history") else None
+
+    def add_usage(self, model: str, usage: dict[str, Any]) -> None:
+        """Note what a call used; DSPy asks its tracker so, but for answers from its cache."""
+        self.usage = usage
+        if self._tracker is not None:
+            self._tracker.add_usage(model, usage)
+
+    def close(self) -> None:
+        """Give DSPy its tracker back."""
+        undo(self._token)
+
+
 class MeteringCallback(BaseCallback):
     """Hears of LM calls; a meter says what is to be done when one begins and when it has ended."""
 
     def __init__(self) -> None:
-        self._open: dict[str, tuple[object, Any]] = {}
+        self._open: dict[str, tuple[object, Any, UsageListener | None]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
     def on_lm_start(self, call_id: str, instance: object, inputs: dict[str, Any]) -> None:
         """Note a call that begins, unless the meter refuses it."""
-        self._open[call_id] = instance, self.begin(inputs)
+        self._open[call_id] = instance, self.begin(inputs), UsageListener.if_needed()
 
     def on_lm_end(
         self, call_id: str, outputs: object, exception: BaseException | None = None
     ) -> None:
         """Count a call that was noted."""
-        model, begun = self._open.pop(call_id, (None, None))
+        model, begun, listener = self._open.pop(call_id, (None, None, None))
+        if listener is not None:
+            listener.close()
         if model is not None:
-            self.end(begun, Usage.of_call(model, outputs), outputs, exception)
+            self.end(begun, Usage.of_call(model, outputs, listener), outputs, exception)
 
     def begin(self, inputs: dict[str, Any]) -> Any:
         """Note a call and return what `end` is to know of it; an error keeps it from being made."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import dspy
 import pytest
 
+import hybridagi_steps as hs
 from hybridagi_steps.recording.usage import TokenCounts, Usage, tokens_of
+from hybridagi_steps.testing import scripted_lm
 
 OPENAI = {
     "prompt_tokens": 100,
@@ -82,3 +86,29 @@ def test_sums_tell_what_nobody_reported_from_nothing() -> None:
     )
     assert (paid.cache_read_tokens, paid.cache_write_tokens) == (128, 10)
     assert (paid.model_name, paid.cost) == ("maker/model", None)
+
+
+@pytest.mark.parametrize("in_a_task", [False, True])
+def test_without_a_history_no_tokens_are_lost(in_a_task: bool) -> None:
+    program = dspy.ChainOfThought("question -> answer")
+    counted: list[Any] = []
+    told: list[Any] = []
+    for disabled in (False, True):
+        lm = scripted_lm([{"reasoning": "r", "answer": "a"}])
+        with hs.StepMemory(":memory:", embedder="hashing") as memory:
+            settings = {"lm": lm, "disable_history": disabled, "track_usage": True}
+            with dspy.context(**settings), hs.record(memory) as run:
+                if in_a_task:
+                    given = asyncio.run(program.acall(question="?"))
+                else:
+                    given = program(question="?")
+                assert dspy.settings.get("usage_tracker") is None
+            assert run.errors == []
+            counted.append([step.metrics for step in run.steps.steps])
+            told.append(given.get_lm_usage())
+        assert bool(lm.history) != disabled
+    for before, after in zip(*counted, strict=True):
+        assert after.total_tokens == before.total_tokens
+        assert after.total_tokens
+        assert (after.llm_calls, after.cache_hit) == (before.llm_calls, before.cache_hit)
+    assert told[0] == told[1]
