@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -39,7 +39,6 @@ from hybridagi_steps.records.listings import Runs, StepHits
 from hybridagi_steps.records.provenance import Revocation
 from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.store_values import Erased
-from hybridagi_steps.records.trials import TRIAL_END, TrialTable, summaries
 from hybridagi_steps.search.embedder_binding import AUTO, EmbedderBinding
 from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.indexing import START_AT
@@ -48,13 +47,13 @@ from hybridagi_steps.search.searcher import Searcher
 from hybridagi_steps.search.step_index import IN_MEMORY, cache_path
 from hybridagi_steps.stores import address_text, open_store
 from hybridagi_steps.stores.address import is_server, lasting_address, shown_address
+from hybridagi_steps.stores.scoring import Scoring
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
 from hybridagi_steps.validation import (
     StepId,
     Steps,
     Where,
     admitted,
-    check_score,
     check_vector,
     checked_page,
     checked_redact,
@@ -74,7 +73,7 @@ OPEN_MEMORIES: WeakSet[StepMemory] = WeakSet()
 """Those that are open in this process."""
 
 
-class StepMemory:
+class StepMemory(Scoring):
     """Past steps, durable and searchable.
 
     Example:
@@ -185,29 +184,6 @@ class StepMemory:
         return SessionRepository(
             self._open_store, memory=self, admit=self._admitted, stored=self._count
         )
-
-    def score(self, run_id: str, value: float, feedback: str | None = None) -> None:
-        """Say how good a run was; its steps inherit it unless they have a score of their own.
-
-        Raises:
-            UnknownRunError: No step carries this run id.
-            InvalidStepError: The value is no finite number.
-        """
-        check_score(value)
-        if feedback is not None and self.redact is not None:
-            feedback = redacted(feedback, self.redact)
-        self._open_store.score_run(one_id(run_id), float(value), feedback)
-
-    def score_steps(self, scores: Mapping[StepId, float]) -> None:
-        """Say how good single steps were, all or none; they stay as they are but for that.
-
-        Raises:
-            UnknownStepError: No step has one of these ids.
-            InvalidStepError: A value is no finite number.
-        """
-        for value in scores.values():
-            check_score(value)
-        self._open_store.score_steps({one_id(name): float(v) for name, v in scores.items()})
 
     def delete(self, ids: StepId | Iterable[StepId]) -> int:
         """Delete steps with their text and embedding; return how many there were."""
@@ -408,15 +384,6 @@ class StepMemory:
         firsts = self._open_store.get([run.first_step for run in found])
         titles = {id_text(step.id): str(title_of(vars(step))) for step in firsts}
         return Runs(run._replace(title=titles.get(run.first_step, "")) for run in found)
-
-    def trials(self, compile_id: str | None = None) -> TrialTable:
-        """Return what was tried inside `compile` and `Evaluate`: of each candidate how it did.
-
-        A list of `TrialSummary`, the newest compilation first and of each the best candidate; it
-        prints as a table. `compile_id` asks for one compilation, or evaluation outside of any.
-        """
-        ends = self.iter_steps({"metadata": {TRIAL_END: True}})
-        return summaries(ends, compile_id, self._open_store.feedback_on)
 
     def search(
         self,

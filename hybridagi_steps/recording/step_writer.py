@@ -96,19 +96,15 @@ class StepWriter:
         stored: bool = True,
     ) -> Tail | None:
         """Store one step of `call`, or only show it to its watcher; return it if it was stored."""
-        run = call.run
-        if run is None:
+        if (run := call.run) is None:
             return None
         self.thread.busy = True
         written: AgentStep | None = None
         tail: Tail | None = None
         try:
             parent_id, joins = parent_and_joins(follows)
-            values = {
-                "inputs": inputs,
-                "outputs": outputs,
-                "metadata": _metadata(call, run, joins, notes),
-            }
+            metadata = _metadata(call, run, joins, notes)
+            values = {"inputs": inputs, "outputs": outputs, "metadata": metadata}
             fields, recalled = self._clean(run, step_type, values, call, follows)
 
             def store(hop: int, step_id: UUID) -> Any:
@@ -118,10 +114,8 @@ class StepWriter:
                     "parent_id": parent_id,
                     "hop": hop,
                     "step_type": step_type,
-                    "inputs": fields["inputs"],
-                    "outputs": fields["outputs"],
+                    **fields,
                     "vector": None,
-                    "metadata": fields["metadata"],
                     "created_at": utc_now(),
                     "session_id": call.labels.session_id,
                     "user_id": call.labels.user_id,

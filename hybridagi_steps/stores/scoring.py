@@ -1,0 +1,64 @@
+"""Scoring: how good runs and steps were, as a memory takes it down and reads it back.
+
+A run has one score, which its steps inherit, with what was said of it in words; a step may have its
+own. A memory is one of these: what it stores in is told by the memory.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from hybridagi_steps.protocols import StoreBackend
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.redaction import Redact, redacted
+from hybridagi_steps.records.trials import TRIAL_END, TrialTable, summaries
+from hybridagi_steps.validation import StepId, check_score, one_id
+
+
+class Scoring(ABC):
+    """What a memory knows of scores."""
+
+    redact: Redact | None
+
+    @property
+    @abstractmethod
+    def _open_store(self) -> StoreBackend:
+        """Return the store, unless it is closed."""
+
+    def score(self, run_id: str, value: float, feedback: str | None = None) -> None:
+        """Say how good a run was; its steps inherit it unless they have a score of their own.
+
+        Raises:
+            UnknownRunError: No step carries this run id.
+            InvalidStepError: The value is no finite number.
+        """
+        check_score(value)
+        if feedback is not None and self.redact is not None:
+            feedback = redacted(feedback, self.redact)
+        self._open_store.score_run(one_id(run_id), float(value), feedback)
+
+    def score_steps(self, scores: Mapping[StepId, float]) -> None:
+        """Say how good single steps were, all or none; they stay as they are but for that.
+
+        Raises:
+            UnknownStepError: No step has one of these ids.
+            InvalidStepError: A value is no finite number.
+        """
+        for value in scores.values():
+            check_score(value)
+        self._open_store.score_steps({one_id(name): float(v) for name, v in scores.items()})
+
+    def trials(self, compile_id: str | None = None) -> TrialTable:
+        """Return what was tried inside `compile` and `Evaluate`: of each candidate how it did.
+
+        Args:
+            compile_id: One compilation, or evaluation outside of any; None: all.
+
+        Returns:
+            A list of `TrialSummary`, the newest compilation first and of each the best candidate;
+            it prints as a table.
+        """
+        marked = StepFilter(metadata={TRIAL_END: True}, scope=EVERY_SCOPE)
+        ends = self._open_store.iter_steps(marked)
+        return summaries(ends, compile_id, self._open_store.feedback_on)
