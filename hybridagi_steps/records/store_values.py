@@ -100,8 +100,8 @@ class Position(NamedTuple):
     vector: int
     tombstone: int
     branch: int
-    """How often branches began or ceased to be read, or steps were revoked or reinstated: what is
-    hidden may be others since."""
+    """How often branches began or ceased to be read, steps were revoked, reinstated or scored: what
+    is hidden, and what is well scored, may be others since."""
 
 
 class Frontier(NamedTuple):

@@ -83,6 +83,10 @@ class RowFilter:
             newest = max((row for row in rows if row >= MESSAGE_ROWS), default=0)
             self._messages.follow(newest, removed[removed >= MESSAGE_ROWS])
 
+    def forget_scores(self) -> None:
+        """Take note that steps were scored."""
+        self._steps.forget_scores()
+
     def rows(self, where: StepFilter) -> Rows:
         """Return the rows that match, ascending; asked again, the same read-only array."""
         if where.exclude:

@@ -276,6 +276,8 @@ class StepIndex:
         gone = np.array(changes.removed, np.int64)
         self._take_turns(changes.texts, gone)
         self.filters.follow([text.row for text in changes.texts], gone)
+        if changes.position.branch != self.position.branch:
+            self.filters.forget_scores()
         for shard, scoped in ((self.own, False), (self.scoped, True)):
             texts = [text for text in changes.texts if text.scoped == scoped]
             shard.lexical.add(_document(text) for text in texts if text.text_hash)
@@ -317,6 +319,8 @@ class StepIndex:
         since, now = Position(*file.header["position"]), self._store.frontier().position
         if not _is_past_of(now, since):
             return None
+        if since.branch != now.branch:
+            self.filters.forget_scores()
         found = self._store.changes(since._replace(text=now.text, vector=now.vector), limit=1)
         removed = np.array(found.removed, np.int64)
         return SavedColumns(file, removed) if found.position.epoch == since.epoch else None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import hybridagi_steps as hs
 from hybridagi_steps.errors import InvalidStepError, UnknownStepError
+from hybridagi_steps.search import step_index
 
 
 @pytest.fixture
@@ -53,3 +55,29 @@ def test_what_is_no_score_is_refused_whole(memory: hs.StepMemory, value: float) 
     with pytest.raises(UnknownStepError):
         memory.score_steps({"good": 1.0, "nobody": 1.0})
     assert [step.score for step in memory.find().steps] == [None, None]
+
+
+def test_who_searches_the_same_file_learns_of_new_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_index, "_WORTH_CACHING", 1)
+    path = tmp_path / "steps.db"
+    step = hs.AgentStep(id="a", step_type=hs.AgentStepType.Action, inputs={"purpose": "refund"})
+    with hs.StepMemory(path, embedder="hashing") as writer:
+        writer.add([step, step.model_copy(update={"id": "b", "score": 0.5})])
+
+        def good() -> set[str]:
+            return {str(hit.step.id) for hit in reader.search("refund", where={"min_score": 0.4})}
+
+        with hs.StepMemory(path, embedder="hashing") as reader:
+            assert good() == {"b"}
+            writer.score_steps({"a": 1.0})
+            assert good() == {"a", "b"}
+            reader.flush()
+        writer.score_steps({"b": 0.0})
+        with hs.StepMemory(path, embedder="hashing") as reader:
+            assert good() == {"a"}
+            reader.flush()
+        assert list(tmp_path.glob("*.keys.index")), "the columns were saved"
+        with hs.StepMemory(path, embedder="hashing") as reader:
+            assert good() == {"a"}

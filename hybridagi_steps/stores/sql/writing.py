@@ -34,6 +34,8 @@ _PINS = """SELECT id, branch_id, sequence FROM agent_step
 _INSERT_GIVEN = """INSERT INTO embedding
     (namespace, row, model, dimension, text_hash, given, scoped, vector, checksum)
     VALUES (?, ?, (SELECT embedder FROM namespace WHERE id = ?), ?, ?, 1, ?, ?, ?)"""
+_RESCORED = "UPDATE namespace SET branches_moved = branches_moved + 1 WHERE id = ?"
+"""Followers that keep scores learn from it that they may be others since."""
 _MARK = """INSERT INTO stale_text (namespace, row) SELECT namespace, row FROM step_text
     WHERE row IN (SELECT value FROM json_each(?)) ON CONFLICT DO NOTHING"""
 
@@ -101,6 +103,7 @@ class StepWriting(StepReading):
                 }
                 for statement in self._score_step:
                     connection.execute(statement, values)
+            connection.execute(_RESCORED, (self._namespace,))
 
     def _remove_old(
         self, connection: Connection, ids: Sequence[str]

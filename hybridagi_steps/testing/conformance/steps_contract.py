@@ -221,7 +221,11 @@ class RunContract:
         store.score_steps({"a": 0.25})
         assert [each.score for each in store.get(["a", "b"])] == [0.25, 0.5]
         assert store.get(["a"], vectors=True)[0].vector == [1.0, 0.0]
-        assert (store.rows(EVERYTHING).tolist(), store.frontier()) == (rows.tolist(), before)
+        assert store.rows(EVERYTHING).tolist() == rows.tolist()
+        now = store.frontier()
+        assert now.position.branch != before.position.branch, "followers learn of it"
+        assert now._replace(position=before.position) == before
+        assert now.position._replace(branch=before.position.branch) == before.position
         assert store.rows(StepFilter(min_score=0.4)).tolist() == rows[1:].tolist()
         store.score_steps({"a": 0.75, "b": 0})
         assert store.rows(StepFilter(min_score=0.4)).tolist() == rows[:1].tolist()
