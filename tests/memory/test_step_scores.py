@@ -64,7 +64,8 @@ def test_who_searches_the_same_file_learns_of_new_scores(
     path = tmp_path / "steps.db"
     step = hs.AgentStep(id="a", step_type=hs.AgentStepType.Action, inputs={"purpose": "refund"})
     with hs.StepMemory(path, embedder="hashing") as writer:
-        writer.add([step, step.model_copy(update={"id": "b", "score": 0.5})])
+        other = {"id": "b", "score": 0.5, "inputs": {"purpose": "refund the other"}}
+        writer.add([step, step.model_copy(update=other)])
 
         def good() -> set[str]:
             return {str(hit.step.id) for hit in reader.search("refund", where={"min_score": 0.4})}
