@@ -2,11 +2,12 @@
 
 A filter of only a session means everything of it: messages, attempts, AgentSteps, durable runs.
 What a fork of another session still reads stays with that fork. A filter of only a user means all
-that user said: whole sessions, and of sessions shared with others the turns that only that user's
-AgentSteps belong to, in forks, too. Where another session reads on, a message is replaced by a mark
-in its place, so that no sequence moves. Any further condition that leaves something out picks
-single AgentSteps, and those sessions of which everything matches. Other sessions keep their lines
-whole, and the answer says how many of their messages match.
+that user said: whole sessions, and of sessions shared with others the messages that name that user,
+and of those that name nobody the turns that only that user's AgentSteps belong to; in forks, too.
+Where another session reads on, a message is replaced by a mark in its place, so that no sequence
+moves. Any further condition that leaves something out picks single AgentSteps, and those sessions
+of which everything matches. Other sessions keep their lines whole, and the answer says how many of
+their messages match.
 """
 
 from __future__ import annotations
@@ -112,6 +113,7 @@ def doomed_by(store: StoreBackend, where: StepFilter) -> Doomed:
     of_runs = set(_whole_sessions(store, where))
     for session_id in sorted({*_sessions_near(store, where.user_id), *of_runs}):
         users = {step.user_id for step in _steps_of(store, session_id)} - {None}
+        users |= _authors_of(store, session_id)
         if session_id in of_runs:
             users = {where.user_id}
         if users == {where.user_id}:
@@ -173,11 +175,24 @@ def _sessions_near(store: StoreBackend, user_id: str) -> list[str]:
     """Return the sessions that a user's steps name, and every fork: it may read one of them."""
     steps = store.iter_steps(StepFilter(user_id=user_id, scope=EVERY_SCOPE))
     named = {step.session_id for step in steps}
+    named |= {*_sessions_of(store, _matching_messages(store, StepFilter(user_id=user_id)))}
     return sorted(
         each.session_id
         for each in store.sessions(limit=_EVERY_SESSION)
         if each.session_id in named or each.forked_at is not None
     )
+
+
+def _authors_of(store: StoreBackend, session_id: str) -> set[str]:
+    """Return the users that the messages of a session and of its attempts name."""
+    with suppress(UnknownSessionError):
+        return {
+            message.user_id
+            for branch in store.attempts(session_id)
+            for message in store.messages(session_id, branch_id=branch.branch_id)
+            if message.user_id is not None
+        }
+    return set()
 
 
 def _steps_of(store: StoreBackend, session_id: str) -> list[AgentStep]:
@@ -204,13 +219,17 @@ class _Turn(NamedTuple):
     at_first: set[str]
     """Users of the AgentSteps that stand at its first message."""
     others: set[str]
-    """Users of those at its other messages, and of the runs that its messages name."""
+    """Those that its messages name, and users of the AgentSteps at its other messages and of the
+    runs that its messages name."""
 
 
 def _own_turns(
     store: StoreBackend, session_id: str, branch_id: int, line: list[Step], user_id: str
 ) -> list[Step]:
-    """Return the messages of a shared line that are this user's alone, and summaries of them."""
+    """Return the messages of a shared line that are this user's alone, and summaries of them.
+
+    A message that names a user is that user's; of the others it is the turn that says whose.
+    """
     pins = store.pinned_steps(session_id, branch_id=branch_id)
     pinned = {id_text(step.id): step for step in store.get([step_id for _, step_id in pins])}
     at: dict[int, set[str]] = defaultdict(set)
@@ -228,12 +247,13 @@ def _own_turns(
     for messages in _turns(line):
         first, *rest = (at[message.sequence] for message in messages)
         runs = (of_run[message.run_id] for message in messages if message.run_id)
-        turns.append(_Turn(messages, first, set().union(*rest, *runs)))
+        authors = {message.user_id for message in messages if message.user_id is not None}
+        turns.append(_Turn(messages, first, authors.union(*rest, *runs)))
     after_all = at[line[-1].sequence + 1] if line else set[str]()
     own: list[Step] = []
     for turn, users in zip(turns, _owners(turns, after_all), strict=True):
-        if users == {user_id}:
-            own += turn.messages
+        alone = users == {user_id}
+        own += [m for m in turn.messages if m.user_id == user_id or (alone and m.user_id is None)]
     return own + _summaries_of(line, {message.id for message in own})
 
 

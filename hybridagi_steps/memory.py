@@ -177,12 +177,20 @@ class StepMemory(Scoring):
             self._appended = 0
             self._search.work_off()
 
-    def repository(self) -> SessionRepository:
-        """Return the sessions of this memory, for async callers; see `SessionRepository`."""
+    def repository(self, *, user_id: str | None = None) -> SessionRepository:
+        """Return the sessions of this memory, for async callers; see `SessionRepository`.
+
+        Args:
+            user_id: Whose; other users' are refused with NotAllowedError. None: everybody's.
+        """
         from hybridagi_steps.sessions.repository import SessionRepository
 
         return SessionRepository(
-            self._open_store, memory=self, admit=self._admitted, stored=self._count
+            self._open_store,
+            memory=self,
+            admit=self._admitted,
+            stored=self._count,
+            user_id=user_id,
         )
 
     def delete(self, ids: StepId | Iterable[StepId]) -> int:
@@ -377,10 +385,10 @@ class StepMemory(Scoring):
         where = StepFilter(run_id=one_id(run_id), scope=EVERY_SCOPE)
         return self._open_store.find(where, limit=_EVERYTHING)
 
-    def runs(self, *, limit: int = 100, offset: int = 0) -> Runs:
-        """Return what is known of each run, newest first."""
+    def runs(self, *, limit: int = 100, offset: int = 0, user_id: str | None = None) -> Runs:
+        """Return what is known of each run, newest first; of a user's, where every step is his."""
         limit, offset = checked_page(limit, offset)
-        found = self._open_store.runs(limit=limit, offset=offset)
+        found = self._open_store.runs(limit=limit, offset=offset, user_id=user_id)
         firsts = self._open_store.get([run.first_step for run in found])
         titles = {id_text(step.id): str(title_of(vars(step))) for step in firsts}
         return Runs(run._replace(title=titles.get(run.first_step, "")) for run in found)

@@ -239,7 +239,7 @@ class MessageIndex(Protocol):
         """Return the next messages above `after` with their keys, as `step_keys` does.
 
         The name `sessions` asks for a JSON list: the session that a message was written to, and
-        those that this was forked from.
+        those that this was forked from; `author` for the user that the message itself names.
         """
         ...
 
@@ -304,8 +304,8 @@ class StepStore(IndexedStore, Protocol):
         """Yield all matching steps by row, in pages, without holding a transaction open."""
         ...
 
-    def runs(self, *, limit: int, offset: int = 0) -> list[RunSummary]:
-        """Return runs, newest first."""
+    def runs(self, *, limit: int, offset: int = 0, user_id: str | None = None) -> list[RunSummary]:
+        """Return runs, or those of which every step is one user's, newest first."""
         ...
 
     def score_run(self, run_id: str, value: float, feedback: str | None) -> None:
@@ -482,6 +482,7 @@ class SessionStore(MessageTokenStore, Protocol):
         branch_id: int | None = None,
         expect_last: int | BranchPosition | None = None,
         idempotency_key: str | None = None,
+        user_id: str | None = None,
     ) -> list[Step]:
         """Add messages at the end with the next sequences, and their AgentSteps; all or none.
 
@@ -491,6 +492,9 @@ class SessionStore(MessageTokenStore, Protocol):
         these messages stand before its own. One that names no session gets this one. A key used
         before in this session returns what it stored then, and stores nothing: the same key must
         come with messages that say the same (ids and times may differ).
+
+        With `user_id` the session has to be this user's, or nobody's: else NotAllowedError. A
+        session that is created is that user's, else the first's whom messages or AgentSteps name.
         """
         ...
 
@@ -536,12 +540,28 @@ class SessionStore(MessageTokenStore, Protocol):
         """Return a session that reads this message, and its sequence; None when none does."""
         ...
 
-    def sessions(self, *, limit: int, offset: int = 0) -> list[SessionSummary]:
-        """Return sessions, the one written last first."""
+    def sessions(
+        self, *, limit: int, offset: int = 0, user_id: str | None = None
+    ) -> list[SessionSummary]:
+        """Return sessions, or one user's, the one written last first."""
         ...
 
-    def fork(self, session_id: str, sequence: int, new_session_id: str | None = None) -> str:
-        """Start a session that shares messages 1 to `sequence` with this one; return its id."""
+    def session_owner(self, session_id: str) -> str | None:
+        """Return whose a session is; None when nobody was named as it began."""
+        ...
+
+    def fork(
+        self,
+        session_id: str,
+        sequence: int,
+        new_session_id: str | None = None,
+        *,
+        user_id: str | None = None,
+    ) -> str:
+        """Start a session that shares messages 1 to `sequence` with this one; return its id.
+
+        It is `user_id`'s, else of whom this one is.
+        """
         ...
 
     def branch_at(self, session_id: str, sequence: int, reason: str = "retry") -> int:

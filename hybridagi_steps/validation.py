@@ -165,7 +165,7 @@ def refused_redaction(step_id: str, error: Exception) -> InvalidStepError:
     )
 
 
-_MESSAGE_IDS = ("id", "run_id", "tool_call_id", "agent_step_id", "parent_run_id")
+_MESSAGE_IDS = ("id", "run_id", "tool_call_id", "agent_step_id", "parent_run_id", "user_id")
 _TEXTS = ("name", "content_for_user", "reasoning_content")
 _MESSAGE_VALUES = ("content", "tool_calls", *_TEXTS, "metadata")
 

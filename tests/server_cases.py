@@ -10,7 +10,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -20,8 +20,8 @@ import uvicorn
 from hybridagi_steps import AgentStep, StepMemory, StepRunner
 from hybridagi_steps.server.app import create_app
 from hybridagi_steps.server.process import StepServer, listening_socket
-from hybridagi_steps.server.security import Tokens, TokenScope
 from hybridagi_steps.server.settings import ServerSettings
+from hybridagi_steps.server.tokens import Caller, Tokens, TokenScope
 
 TOKEN = "the-test-token-of-everything"  # noqa: S105 - a test's
 SCOPED = {scope: f"the-test-token-of-{scope.value}" for scope in TokenScope}
@@ -75,13 +75,21 @@ class Served(NamedTuple):
 
 
 @contextmanager
-def serving(memory: StepMemory, program: Any = None, **limits: Any) -> Generator[Served]:
+def serving(
+    memory: StepMemory,
+    program: Any = None,
+    callers: Mapping[str, Caller] | None = None,
+    **limits: Any,
+) -> Generator[Served]:
     """Serve a memory, and a program if one is given, for the length of the block."""
-    known = {TOKEN: [TokenScope.ADMIN], **{token: [scope] for scope, token in SCOPED.items()}}
+    known = {
+        TOKEN: [TokenScope.ADMIN],
+        **{token: [scope, TokenScope.AS_ANY_USER] for scope, token in SCOPED.items()},
+    }
     runner = program if program is None or isinstance(program, StepRunner) else None
     runner = runner or (None if program is None else StepRunner(program, memory))
     settings = ServerSettings(**limits)
-    app = create_app(memory, Tokens(known), runner=runner, settings=settings)
+    app = create_app(memory, Tokens({**known, **(callers or {})}), runner=runner, settings=settings)
     listening = listening_socket("127.0.0.1", 0, settings.stall_seconds)
     config = uvicorn.Config(app, log_level="critical", access_log=False, ws="none", lifespan="on")
     server = StepServer(config, app.state.services)

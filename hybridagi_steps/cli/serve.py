@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from hybridagi_steps.memory import StepMemory
     from hybridagi_steps.running.runner import StepRunner
-    from hybridagi_steps.server.security import TokenScope
+    from hybridagi_steps.server.tokens import Caller
 
 TOKEN_VARIABLE = "HYBRIDAGI_STEPS_TOKEN"  # noqa: S105 - the name of a variable
 DEFAULT_PORT = 8377
@@ -60,7 +60,7 @@ def serve(
     ] = DEFAULT_PORT,
     tokens: Annotated[
         str | None,
-        typer.Option("--tokens", help="More tokens: lines of TOKEN scope,scope.", metavar="FILE"),
+        typer.Option("--tokens", help="More tokens, as `token add` writes them.", metavar="FILE"),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
@@ -85,7 +85,7 @@ def serve(
     from hybridagi_steps.server.process import leave_soon, listening_socket, page_address
     from hybridagi_steps.server.process import serve as serve_app
     from hybridagi_steps.server.program_loading import load_runner
-    from hybridagi_steps.server.security import Tokens
+    from hybridagi_steps.server.tokens import Tokens
 
     token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
     known = Tokens(_known_tokens(token, tokens))
@@ -108,7 +108,14 @@ def serve(
     leave_soon(app.state.services.hub.cut_off, at_once=bool(left))
 
 
-def mcp(db: Db = DEFAULT_DB, namespace: Namespace = "default", redact: Redact = None) -> None:
+def mcp(
+    db: Db = DEFAULT_DB,
+    user: Annotated[
+        str | None, typer.Option("--user", help="Whose steps; everybody's by default.")
+    ] = None,
+    namespace: Namespace = "default",
+    redact: Redact = None,
+) -> None:
     """Serve search_steps, get_run and add_step to an MCP client over standard input and output."""
     _check_installed("mcp", what="The MCP server", extra="mcp")
     from hybridagi_steps.server.mcp_server import serve_stdio
@@ -117,7 +124,7 @@ def mcp(db: Db = DEFAULT_DB, namespace: Namespace = "default", redact: Redact = 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started it may ignore it
     try:
         with opened(db, namespace, redact) as memory:
-            serve_stdio(memory)
+            serve_stdio(memory, user)
     except KeyboardInterrupt:
         # The memory is closed; the thread that waits for standard input does not end by itself.
         leave_now(_INTERRUPTED)
@@ -142,16 +149,16 @@ def _exported(
         export.close()
 
 
-def _known_tokens(token: str, file: str | None) -> dict[str, list[TokenScope]]:
-    from hybridagi_steps.server.security import TokenScope, read_tokens
+def _known_tokens(token: str, file: str | None) -> dict[str, Caller]:
+    from hybridagi_steps.server.tokens import Caller, TokenScope, read_tokens
 
-    known: dict[str, list[TokenScope]] = {}
+    known: dict[str, Caller] = {}
     if file is not None:
         try:
             known = read_tokens(Path(file).read_text("utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise typer.BadParameter(f"--tokens {file} cannot be read: {error}.") from error
-    return {**known, token: [TokenScope.ADMIN]}
+    return {**known, token: Caller(frozenset({TokenScope.ADMIN}))}
 
 
 def _say(token: str, address: str, *, has_program: bool) -> None:

@@ -34,7 +34,7 @@ from hybridagi_steps.records.json_reading import JsonObject, as_list
 from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.sessions.lines import History, TokenCounts, history_of, only_user
-from hybridagi_steps.sessions.repository import check_session
+from hybridagi_steps.sessions.session_checks import check_session
 from hybridagi_steps.token_counters import MessageCounter
 
 log = logging.getLogger("hybridagi_steps")

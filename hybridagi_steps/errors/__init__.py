@@ -46,6 +46,7 @@
     ├── UnknownSessionError (KeyError)         no session has this id
     ├── UnknownSequenceError (KeyError)        the session has no message at this sequence
     ├── SequenceConflictError (ValueError)     the session ends elsewhere than the writer thought
+    ├── NotAllowedError (PermissionError)      another user's, or not there: this is not told
     ├── PlanError (ValueError)                 a plan that cannot be run
     │   ├── PlanParseError                     its text, with line and field
     │   └── InvalidPlanError                   duplicate ids, unknown dependencies, cycles
@@ -92,6 +93,7 @@ __all__ = [
     "MessageError",
     "MissingExtraError",
     "NewerSchemaError",
+    "NotAllowedError",
     "NotLearnedError",
     "PlanError",
     "PlanParseError",
@@ -446,6 +448,18 @@ class LimitReachedError(StepsError, RuntimeError):
     def __init__(self, message: str, *, limit: str) -> None:
         super().__init__(message)
         self.limit = limit
+
+
+class NotAllowedError(StepsError, PermissionError):
+    """What was asked for belongs to another user, or is not there: which of both is not told."""
+
+    @classmethod
+    def of_session(cls, session_id: str) -> NotAllowedError:
+        """Return the error about a session."""
+        return cls(
+            f"session {session_id!r} is another user's, or is not there; name a session of yours, "
+            "or ask whoever may act as any user."
+        )
 
 
 class MessageError(StepsError, ValueError):

@@ -121,6 +121,8 @@ class Step(BaseModel):
     """The AgentStep that this message shows."""
     parent_run_id: str | None = None
     """The run that called this one."""
+    user_id: str | None = None
+    """Who said it, or whom it was said to."""
     metadata: dict[str, Any] | None = None
     """Anything else, JSON values only."""
     metrics: StepMetrics | None = None

@@ -210,6 +210,8 @@ class SessionSummary:
     """The session it was forked from."""
     forked_at: int | None = None
     """The last sequence they share."""
+    user_id: str | None = None
+    """Whose it is; None: nobody was named when it began."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ class ActiveRun:
             line,
             recorded.id,
             parent_id,
+            user_id,
             self.events,
             self.meter,
             stored=self._stored,

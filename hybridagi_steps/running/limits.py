@@ -42,6 +42,8 @@ class AgentSession:
     user_id: str | None = None
     """Whose history the steps are; None lets a runner take the user of the turn that is made again,
     else the only one that the session's steps name."""
+    as_any_user: bool = False
+    """Whether the session may be another user's; then both share it. Else NotAllowedError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

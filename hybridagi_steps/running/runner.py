@@ -1,8 +1,7 @@
 """StepRunner: a program as the agent of sessions; each run a stream of events.
 
-The runner itself holds no run's state: it knows a program, a memory and the rules. What is in
-flight stands in a register that every runner of the same memory shares, so that a session has one
-run at a time, whoever began it.
+The runner itself holds no run's state, only a program, a memory and the rules. What is in flight
+stands in a register that all runners of a memory share: so a session has one run at a time.
 """
 
 # pyright: reportUnknownVariableType=false
@@ -40,6 +39,7 @@ from hybridagi_steps.running.starting import (
     hooks_of,
     new_attempt,
     open_session,
+    own_session,
     session_of,
     where_it_stands,
     with_message,
@@ -149,6 +149,7 @@ class StepRunner:
             MessageError: The message is empty, or neither text nor parts; nothing was stored.
             SequenceConflictError: The session has a run already; nothing was stored.
             LimitReachedError: Agents are nested deeper than `max_depth`.
+            NotAllowedError: The session is another's than the user whom it names.
         """
 
         async def start() -> Start:
@@ -208,7 +209,8 @@ class StepRunner:
 
         async def start() -> Start:
             check_unanswered(last_step)
-            return end_of_session(session_of(session), last_step, {})
+            named = await own_session(self.memory, session)
+            return end_of_session(named, last_step, {})
 
         return self._stream(start)
 
@@ -227,7 +229,7 @@ class StepRunner:
         """
 
         async def start() -> Start | None:
-            named = session_of(session)
+            named = await own_session(self.memory, session)
             last = await self.repository.get_last_step(named.session_id)
             if last is None:
                 raise UnknownSessionError(named.session_id)
@@ -258,7 +260,7 @@ class StepRunner:
 
         async def start() -> Start:
             repo, free = repository or self.repository, self._register.check_free
-            branch = await new_attempt(repo, session, sequence, "retry", free)
+            branch = await new_attempt(self.memory, repo, session, sequence, "retry", free)
             return where_it_stands({}, **branch)
 
         return self._stream(start)
@@ -281,7 +283,7 @@ class StepRunner:
         async def start() -> Start:
             check_message(message)
             repo, free = repository or self.repository, self._register.check_free
-            branch = await new_attempt(repo, session, sequence, "edit", free)
+            branch = await new_attempt(self.memory, repo, session, sequence, "edit", free)
             return with_message(message, inputs or {}, **branch)
 
         return self._stream(start)

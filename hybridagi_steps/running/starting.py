@@ -13,6 +13,7 @@ from functools import cache, partial
 from typing import Any, cast
 from uuid import UUID
 
+from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.context import ContextBuilder
 from hybridagi_steps.context.sources import Source, with_user
 from hybridagi_steps.errors import (
@@ -36,7 +37,8 @@ from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.session_writer import SessionWriter
 from hybridagi_steps.running.turn import ToolTurn
 from hybridagi_steps.sessions.lines import History
-from hybridagi_steps.sessions.repository import SessionRepository, check_sequence
+from hybridagi_steps.sessions.repository import SessionRepository
+from hybridagi_steps.sessions.session_checks import check_owner, check_sequence
 
 _NO_LIMIT = 2**31
 _PAGE = 256
@@ -106,6 +108,7 @@ def end_of_session(
 
 
 async def new_attempt(
+    memory: StepMemory,
     repo: SessionRepository,
     session: str | AgentSession,
     sequence: int,
@@ -116,7 +119,7 @@ async def new_attempt(
 
     The session takes the branch over when the answer is stored.
     """
-    named = session_of(session)
+    named = await own_session(memory, session)
     session_id = named.session_id
     await check_user_message(repo, session_id, sequence)
     check_free(session_id)
@@ -192,6 +195,21 @@ def _own(message: dict[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(message) if nested else message
 
 
+async def own_session(memory: StepMemory, session: object) -> AgentSession:
+    """Return the session that is named and has to be there, if it is not another user's."""
+    named = session_of(session)
+    await in_thread(partial(_check_owner, memory, named))
+    return named
+
+
+def _check_owner(memory: StepMemory, session: AgentSession, *, new: bool = False) -> None:
+    """Check that a session is not another's than the user whom it names; may block."""
+    user_id = None if session.as_any_user else session.user_id
+    if user_id is not None:
+        store = memory.repository().store
+        check_owner(store, session.session_id, user_id, new=new, nobodys=True)
+
+
 def open_session(memory: StepMemory, start: Start) -> tuple[SessionWriter, str | None]:
     """Return where a run reads and writes, and the user that it acts for; may block.
 
@@ -199,6 +217,7 @@ def open_session(memory: StepMemory, start: Start) -> tuple[SessionWriter, str |
     that the steps of a turn name which is made again, else the only one of the session's steps.
     """
     session_id, expected = start.session.session_id, start.expect_last
+    _check_owner(memory, start.session, new=True)
     line = SessionWriter(memory, session_id, start.branch_id)
     last = line.find_end()
     user_id = start.session.user_id or user_recorded_for(memory) or _only_user(line, start)

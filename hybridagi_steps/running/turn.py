@@ -70,6 +70,7 @@ class Turn:
         line: Where they are stored.
         run_id: The run.
         parent_run_id: The run around it.
+        user_id: Whom it acts for.
         events: What the reader has seen of them.
         meter: What they cost.
         stored: Is given each message once it is stored.
@@ -81,12 +82,14 @@ class Turn:
         line: SessionWriter,
         run_id: str,
         parent_run_id: str | None,
+        user_id: str | None,
         events: EventStream,
         meter: Meter,
         stored: Callable[[Step], None],
         interrupted: Callable[[ToolTurn], None],
     ) -> None:
-        self._line, self._run_id, self._parent_run_id = line, run_id, parent_run_id
+        self._line = line
+        self._ids = {"run_id": run_id, "parent_run_id": parent_run_id, "user_id": user_id}
         self._events, self._meter = events, meter
         self._stored, self._interrupted = stored, interrupted
         self._lock = threading.Lock()
@@ -271,8 +274,7 @@ class Turn:
         return self._result(call, text, None, {IS_ERROR: True})
 
     def _message(self, role: MessageRole, **fields: Any) -> Step:
-        ids = {"run_id": self._run_id, "parent_run_id": self._parent_run_id}
-        return Step(session_id=self._line.session_id, role=role, **ids, **fields)
+        return Step(session_id=self._line.session_id, role=role, **self._ids, **fields)
 
     def _store(self, message: Step) -> Step:
         """Store one message with the AgentSteps so far; then tell of it."""

@@ -250,7 +250,7 @@ class _MessageColumns(FilterColumns):
         names = dict.fromkeys(super()._names(where))
         if "user_id" in names:
             del names["user_id"]
-            names |= {"run_id": None, "sessions": None}
+            names |= {"run_id": None, "sessions": None, "author": None}
         return list(names | {"run_id": None} if where.exclude_run_id else names)
 
     def _narrowed(
@@ -263,9 +263,12 @@ class _MessageColumns(FilterColumns):
         owners = self._owner_of(
             self._columns["run_id"].values[found], self._columns["sessions"].values[found]
         )
-        users = self._steps.value_numbers("user_id")  # known by now
-        numbers = [NOBODY if user is None else users.get(user, _UNKNOWN) for user in values]
-        return found[np.isin(owners, numbers)]
+        users, wanted = self._steps.value_numbers("user_id"), list(values)  # known by now
+        numbers = [NOBODY if user is None else users.get(user, _UNKNOWN) for user in wanted]
+        named, known = self._columns["author"].values[found], self.value_numbers("author")
+        authors = [known.get(user, _UNKNOWN) for user in wanted if user is not None]
+        said = named != known.get(None, ABSENT)
+        return found[np.where(said, np.isin(named, authors), np.isin(owners, numbers))]
 
     def _owner_of(self, run: Owners, line: Owners) -> Owners:
         """Return whose messages of these runs and lines are, as `owner` has it."""

@@ -32,11 +32,11 @@ from hybridagi_steps.server.security import (
     HostCheck,
     SecurityHeaders,
     TokenCheck,
-    Tokens,
 )
-from hybridagi_steps.server.services import Services
+from hybridagi_steps.server.services import Services, check_path
 from hybridagi_steps.server.settings import ServerSettings
 from hybridagi_steps.server.slots import Slots
+from hybridagi_steps.server.tokens import Tokens
 
 if TYPE_CHECKING:
     from hybridagi_steps.running.runner import StepRunner
@@ -77,7 +77,7 @@ def create_app(
         docs_url=None,  # its page loads scripts from elsewhere, which our policy forbids
         redoc_url=None,
         lifespan=_lifespan,
-        dependencies=[Depends(_refuse_unknown_parameters)],
+        dependencies=[Depends(_refuse_unknown_parameters), Depends(check_path)],
     )
     metrics = ServerMetrics()
     app.state.services = Services(
@@ -103,12 +103,22 @@ def create_app(
     app.mount("/static", page.static_files(), name="static")
     app.openapi = partial(_document, app)
     install_problems(app)
-    # The one added last stands outermost.
+    _protect(app, settings, tokens, memory.namespace)
+    return app
+
+
+def _protect(app: FastAPI, settings: ServerSettings, tokens: Tokens, namespace: str) -> None:
+    """Put in front of an app what turns requests away; the one added last stands outermost."""
     app.add_middleware(BodyLimit, most_bytes=settings.max_body_bytes, seconds=settings.body_seconds)
-    app.add_middleware(TokenCheck, tokens=tokens, open_paths=OPEN_PATHS, open_folders=OPEN_FOLDERS)
+    app.add_middleware(
+        TokenCheck,
+        tokens=tokens,
+        namespace=namespace,
+        open_paths=OPEN_PATHS,
+        open_folders=OPEN_FOLDERS,
+    )
     app.add_middleware(HostCheck, allowed=settings.allowed_hosts)
     app.add_middleware(SecurityHeaders)
-    return app
 
 
 @asynccontextmanager

@@ -50,9 +50,14 @@ _MATCHING = {"score", "why", "kind", "session_id", "sequence"}
 """Fields of a hit that say how well it matches, and where a message stands."""
 
 
-def create_mcp_server(memory: StepMemory) -> MCPServer[Any]:
-    """Return an MCP server over a memory; whoever opened the memory closes it."""
-    calls = _Calls(memory)
+def create_mcp_server(memory: StepMemory, user_id: str | None = None) -> MCPServer[Any]:
+    """Return an MCP server over a memory; whoever opened the memory closes it.
+
+    Args:
+        memory: What is served.
+        user_id: Whose steps are found and kept; None: everybody's.
+    """
+    calls = _Calls(memory, user_id)
     tools = map(_StrictTool.of, (calls.search_steps, calls.get_run, calls.add_step))
     return MCPServer(
         "hybridagi-steps",
@@ -63,13 +68,13 @@ def create_mcp_server(memory: StepMemory) -> MCPServer[Any]:
     )
 
 
-def serve_stdio(memory: StepMemory) -> None:
+def serve_stdio(memory: StepMemory, user_id: str | None = None) -> None:
     """Serve one client over standard input and output until it leaves.
 
     The event loop is in a thread of its own: it waits for standard input in a way that no signal
     ends, and here Ctrl-C gets through.
     """
-    server, ended = create_mcp_server(memory), Future[None]()
+    server, ended = create_mcp_server(memory, user_id), Future[None]()
 
     def serve() -> None:
         try:
@@ -127,8 +132,8 @@ async def _asked(call: Callable[[], T]) -> T:
 class _Calls:
     """What the tools do, on a memory."""
 
-    def __init__(self, memory: StepMemory) -> None:
-        self._memory = memory
+    def __init__(self, memory: StepMemory, user_id: str | None) -> None:
+        self._memory, self._user_id = memory, user_id
 
     async def search_steps(
         self,
@@ -150,9 +155,17 @@ class _Calls:
             aim: What it is for: next (what was done after a step like this one, with `like`),
                 episode (the run that did this), tool (which tool can do this).
         """
-        options: dict[str, Any] = {"where": where, "mode": mode, "aim": aim}
+        options: dict[str, Any] = {"where": self._own(where), "mode": mode, "aim": aim}
         hits = await _asked(lambda: hits_for(self._memory, k, query=query, like=like, **options))
         return {"hits": [inert_json(_told(hit)) for hit in hits]}
+
+    def _own(self, where: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Return a filter of what this user may know."""
+        if self._user_id is None:
+            return where
+        if (where or {}).get("user_id") not in (None, self._user_id):
+            raise ToolError("this server is another user's; leave out `user_id`.")
+        return {**(where or {}), "user_id": self._user_id}
 
     async def get_run(self, run_id: str) -> dict[str, Any]:
         """Return a run with all its steps in order, and what it cost.
@@ -160,7 +173,9 @@ class _Calls:
         Args:
             run_id: The run's id, as a hit's step names it.
         """
-        if steps := await _asked(lambda: self._memory.run_steps(run_id)):
+        steps = await _asked(lambda: self._memory.run_steps(run_id))
+        own = self._user_id is None or {step.user_id for step in steps} == {self._user_id}
+        if steps and own:
             return inert_json(run_data(run_id, steps))
         raise ToolError(
             f"no run has the id {run_id!r}; the steps that search_steps finds name theirs."
@@ -201,6 +216,7 @@ class _Calls:
             run_id=run_id,
             session_id=session_id,
             score=score,
+            user_id=self._user_id,
             metadata=from_outside(metadata, {"kind": "mcp"}),
         )
 

@@ -70,6 +70,7 @@ STATUS: Mapping[type[StepsError], int] = {
     errors.ArtifactConflictError: 409,
     errors.ArtifactError: 422,
     errors.CommandNotAllowedError: 403,
+    errors.NotAllowedError: 403,
     errors.WorkspaceError: 422,
     errors.LimitReachedError: 429,
     errors.MissingExtraError: 501,

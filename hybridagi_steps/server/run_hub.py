@@ -97,11 +97,17 @@ class RunHub:
         begun = (run for run in runs if run.session_id == session_id and run.begun_by is not None)
         return next((run for run in begun if run.begun_by and run.begun_by.key == key), None)
 
-    async def start(self, events: AsyncIterator[StepEvent]) -> LiveRun | None:
+    def sessions_in_flight(self) -> dict[str, str]:
+        """Return the sessions of the runs in flight, those inside others too, by run id."""
+        return {} if self._runner is None else self._runner.active_runs()
+
+    async def start(
+        self, events: AsyncIterator[StepEvent], user_id: str | None = None
+    ) -> LiveRun | None:
         """Let a run go on by itself; return it once it has begun, None when there was nothing."""
         self._slots.check()
         began: asyncio.Future[LiveRun | None] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._in_its_place(events, began))
+        task = asyncio.create_task(self._in_its_place(events, user_id, began))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await began
@@ -129,22 +135,29 @@ class RunHub:
             run.end()
 
     async def _in_its_place(
-        self, events: AsyncIterator[StepEvent], began: asyncio.Future[LiveRun | None]
+        self,
+        events: AsyncIterator[StepEvent],
+        user_id: str | None,
+        began: asyncio.Future[LiveRun | None],
     ) -> None:
         try:
             async with self._slots.place():
-                await self._work(events, began)
+                await self._work(events, user_id, began)
         except HTTPException as error:  # others took the last one meanwhile
             began.set_exception(error)
 
     async def _work(
-        self, events: AsyncIterator[StepEvent], began: asyncio.Future[LiveRun | None]
+        self,
+        events: AsyncIterator[StepEvent],
+        user_id: str | None,
+        began: asyncio.Future[LiveRun | None],
     ) -> None:
         run: LiveRun | None = None
         try:
             async for event in events:
                 if run is None:
                     run = self._new_run(event.run_id, event.session_id)
+                    run.user_id = user_id
                     self._live[run.run_id] = run
                     began.set_result(run)
                 run.publish(event)

@@ -174,6 +174,26 @@ class Deleted(Answer):
     deleted: int
 
 
+class PurgeAsked(Asked):
+    """What to erase."""
+
+    where: dict[str, Any]
+    """The keys of a StepFilter; some condition has to leave something out."""
+
+
+class Erasure(Answer):
+    """What was erased, and what may be left."""
+
+    erased: int
+    """Messages and AgentSteps."""
+    unreached: list[str]
+    """Files that may still hold some of it."""
+    messages_left: int
+    """Messages that match and stay."""
+    sessions_left: list[str]
+    """Who reads these."""
+
+
 class RetryAsked(Asked):
     """Which message of the user to answer once more."""
 

@@ -1,30 +1,35 @@
 """Security: ASGI middlewares that turn requests away before anything of them is used.
 
 From the outside in: headers on every answer, the Host and Origin, the bearer token and its scopes,
-the size of the body. All are plain ASGI; nothing buffers a stream. Only digests of tokens are kept;
-all of them are compared each time, in constant time, so that an answer's delay tells nothing. The
-scope that a request needs follows from its method alone.
+the size of the body. All are plain ASGI; nothing buffers a stream. The scope that a request needs
+follows from its method, and for erasing from its path.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import re
-from collections.abc import Iterable, Mapping
-from enum import StrEnum
+from collections.abc import Iterable
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.server.problems import problem_response
+from hybridagi_steps.server.tokens import Tokens, TokenScope
 
-SHORTEST_TOKEN = 16
-"""Characters; what is shorter can be guessed."""
+CALLER = "hybridagi_steps.caller"
+"""Where in a request's scope the Caller stands."""
+PURGE = "/purge"
+"""The path of the one POST that deletes."""
+_NEEDED = {
+    "GET": TokenScope.READ,
+    "HEAD": TokenScope.READ,
+    "OPTIONS": TokenScope.READ,
+    "DELETE": TokenScope.DELETE,
+}
+"""The scope of each method; any other one needs `append`."""
 SECURITY_HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -39,68 +44,6 @@ SECURITY_HEADERS = {
 """On every answer. No header of CORS: no other site has any business here."""
 _HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s:@/?#\[\]]*))(?::[0-9]*)?")
 """A name or a bracketed address, and a port; nobody's name and password."""
-
-
-class TokenScope(StrEnum):
-    """What a token allows."""
-
-    READ = "read"
-    APPEND = "append"
-    DELETE = "delete"
-    ADMIN = "admin"
-
-
-_NEEDED = {
-    "GET": TokenScope.READ,
-    "HEAD": TokenScope.READ,
-    "OPTIONS": TokenScope.READ,
-    "DELETE": TokenScope.DELETE,
-}
-"""The scope of each method; any other one needs `append`."""
-
-
-class Tokens:
-    """The tokens that a server knows.
-
-    Args:
-        scopes: What each token allows; `admin` allows everything.
-    """
-
-    def __init__(self, scopes: Mapping[str, Iterable[TokenScope]]) -> None:
-        if not scopes:
-            raise InvalidSettingError("a server needs a token; without one nobody could use it.")
-        if any(len(token) < SHORTEST_TOKEN or not token.isascii() for token in scopes):
-            raise InvalidSettingError(
-                f"a token has at least {SHORTEST_TOKEN} ASCII characters; make one with "
-                "`python -c 'import secrets; print(secrets.token_urlsafe())'`."
-            )
-        self._known = [(_digest(token.encode()), frozenset(of)) for token, of in scopes.items()]
-
-    def scopes_of(self, token: bytes) -> frozenset[TokenScope] | None:
-        """Return what a token allows; None when nobody knows it."""
-        wanted, found = _digest(token), None
-        for digest, scopes in self._known:
-            if hmac.compare_digest(digest, wanted):
-                found = scopes
-        return found
-
-
-def read_tokens(text: str) -> dict[str, list[TokenScope]]:
-    """Read a file of tokens: on each line a token and its scopes, `TOKEN read,append`."""
-    found: dict[str, list[TokenScope]] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.split("#", 1)[0].split()
-        if not words:
-            continue
-        try:
-            token, named = words
-            found[token] = [TokenScope(name) for name in named.split(",")]
-        except ValueError as error:
-            raise InvalidSettingError(
-                f"line {number} of the tokens is not `TOKEN scope,scope`, with scopes of "
-                f"{', '.join(TokenScope)}."
-            ) from error
-    return found
 
 
 class SecurityHeaders:
@@ -173,6 +116,7 @@ class TokenCheck(_HeaderCheck):
     Args:
         app: What is protected.
         tokens: Who may come in.
+        namespace: What is served.
         open_paths: Paths that need no token to be read.
         open_folders: Beginnings of paths that need no token to be read.
     """
@@ -181,11 +125,12 @@ class TokenCheck(_HeaderCheck):
         self,
         app: ASGIApp,
         tokens: Tokens,
+        namespace: str,
         open_paths: Iterable[str],
         open_folders: tuple[str, ...],
     ) -> None:
         super().__init__(app)
-        self._tokens = tokens
+        self._tokens, self._namespace = tokens, namespace
         self._open_paths, self._open_folders = frozenset(open_paths), open_folders
 
     def refusal(self, scope: Scope) -> Response | None:
@@ -195,16 +140,20 @@ class TokenCheck(_HeaderCheck):
         is_open = path in self._open_paths or path.startswith(self._open_folders)
         if is_open and method in ("GET", "HEAD"):
             return None
-        scopes = self._tokens.scopes_of(_bearer(scope))
-        if scopes is None:
+        caller = self._tokens.caller(_bearer(scope))
+        if caller is None:
             return problem_response(
                 401,
                 "send the token that the server printed as `Authorization: Bearer TOKEN`.",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        needed = _NEEDED.get(method, TokenScope.APPEND)
-        if not {needed, TokenScope.ADMIN} & scopes:
+        deletes = TokenScope.DELETE if path == PURGE else None
+        needed = deletes or _NEEDED.get(method, TokenScope.APPEND)
+        if not caller.may(needed):
             return problem_response(403, f"this token lacks the scope {needed.value!r}.")
+        if caller.namespaces and self._namespace not in caller.namespaces:
+            return problem_response(403, "this token is for other namespaces than this server's.")
+        scope[CALLER] = caller
         return None
 
 
@@ -277,7 +226,3 @@ def _bearer(scope: Scope) -> bytes:
             kind, _, token = value.strip().partition(b" ")
             return token.strip() if kind.lower() == b"bearer" else b""
     return b""
-
-
-def _digest(token: bytes) -> bytes:
-    return hashlib.sha256(token).digest()

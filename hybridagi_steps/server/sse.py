@@ -105,6 +105,7 @@ class LiveRun:
 
     def __init__(self, run_id: str, session_id: str | None, most_bytes: int) -> None:
         self.run_id, self.session_id = run_id, session_id
+        self.user_id: str | None = None
         self.ended = False
         self.begun_by: KeyedMessage | None = None
         self.size = 0

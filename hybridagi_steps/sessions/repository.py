@@ -14,27 +14,35 @@ from typing import Any, NamedTuple, TypeVar
 
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import (
-    InvalidSettingError,
-    InvalidStepError,
-    SequenceConflictError,
+    NotAllowedError,
     UnknownSequenceError,
     UnknownSessionError,
 )
-from hybridagi_steps.protocols import SessionStore, StoreBackend
+from hybridagi_steps.protocols import StoreBackend
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.redaction import Redact
 from hybridagi_steps.records.store_values import Attempt, BranchPosition, SessionSummary
 from hybridagi_steps.sessions.branch_compare import BranchComparison, compare
+from hybridagi_steps.sessions.session_checks import (
+    check_batch,
+    check_owner,
+    check_sequence,
+    check_session,
+    fork_point,
+)
 from hybridagi_steps.validation import admitted, admitted_messages, check_id, checked_page
 
 log = logging.getLogger("hybridagi_steps")
 
 Message = Step | Mapping[str, Any]
 """A Step, or a message in a provider's form: `{"role": "user", "content": "Hello"}`."""
+_BETWEEN_CALLS = (
+    "fork of session %r at %d: that is between tool calls and their results; the new session "
+    "shares 1 to %d."
+)
 T = TypeVar("T")
-_LONGEST_BATCH = 256
-"""Messages around a fork point that are looked at."""
+M = TypeVar("M", Step, AgentStep)
 
 
 class Fork(NamedTuple):
@@ -67,6 +75,7 @@ class SessionRepository:
         admit: Callable[[Sequence[AgentStep]], list[AgentStep]] | None = None,
         stored: Callable[[int], None] | None = None,
         memory: object = None,
+        user_id: str | None = None,
     ) -> None:
         """Keep sessions in `store`; `memory.repository()` is how people get one.
 
@@ -76,8 +85,10 @@ class SessionRepository:
             admit: Checks and redacts AgentSteps; by default as a memory does, vectors unchecked.
             stored: Told how many AgentSteps were stored.
             memory: The memory that the sessions belong to; its `redact` holds for them, too.
+            user_id: Whom this acts for: messages are said by that user, and of another's session,
+                or one that is not there, everything but a first message is a NotAllowedError.
         """
-        self.store, self.memory = store, memory
+        self.store, self.memory, self.user_id = store, memory, user_id
         self._redact = redact = redact or getattr(memory, "redact", None)
         self._admit = admit or partial(admitted, redact=redact)
         self._stored = stored
@@ -99,17 +110,7 @@ class SessionRepository:
         """
         if not steps:
             return []
-        for step in steps:
-            check_sequence(step.sequence)
-        session_id, first = steps[0].session_id, steps[0].sequence
-        if any(step.session_id != session_id for step in steps):
-            raise InvalidStepError("a batch is of one session; save each session's by itself.")
-        wanted = list(range(first, first + len(steps)))
-        if first < 1 or [step.sequence for step in steps] != wanted:
-            raise SequenceConflictError(
-                f"session {session_id!r}: sequences {[step.sequence for step in steps][:5]} do not "
-                "count 1, 2, 3 …; append() gives messages the next ones by itself."
-            )
+        session_id, first = check_batch(steps)
         return await self.append(session_id, steps, expect_last=first - 1)
 
     async def append(
@@ -187,6 +188,10 @@ class SessionRepository:
 
         `after` says for each AgentStep how many of the messages stand before its own.
         """
+        self.check_allowed(session_id, new=True)
+        if self.user_id is not None:
+            messages = [self._own(message) for message in messages]
+            agent_steps = [self._own(step) for step in agent_steps]
         steps = self._admit(agent_steps) if agent_steps else []
         kept = self.store.commit(
             session_id,
@@ -196,18 +201,49 @@ class SessionRepository:
             branch_id=branch_id,
             expect_last=expect_last,
             idempotency_key=idempotency_key,
+            user_id=self.user_id,
         )
         if self._stored is not None and steps:
             self._stored(len(steps))
         return kept
+
+    def check_allowed(self, session_id: str, *, new: bool = False) -> None:
+        """Check that a session is the user's whom this acts for; may block.
+
+        Args:
+            session_id: The session.
+            new: Whether it may be one that is not there.
+
+        Raises:
+            NotAllowedError: It is not, or it is not there.
+        """
+        if self.user_id is not None:
+            check_owner(self.store, session_id, self.user_id, new=new)
+
+    def _own(self, one: M) -> M:
+        """Return what is written as this user's; what names another is refused."""
+        if one.user_id not in (None, self.user_id):
+            raise NotAllowedError(f"this acts for another user than {one.user_id!r}.")
+        return one.model_copy(update={"user_id": self.user_id})
+
+    async def _asked(self, session_id: str, call: Callable[[], T]) -> T:
+        """Return what a call of the store returns about a session that is allowed."""
+
+        def allowed() -> T:
+            self.check_allowed(session_id)
+            return call()
+
+        return await in_thread(allowed)
 
     async def get_steps(
         self, session_id: str, start_seq: int | None = None, end_seq: int | None = None
     ) -> list[Step]:
         """Return a session's messages in order, both ends included; none for an unknown one."""
         check_session(session_id, *(n for n in (start_seq, end_seq) if n is not None))
-        return await _if_known(
-            lambda: self.store.messages(session_id, start_seq or 1, end_seq), list[Step]()
+        return await self._if_known(
+            session_id,
+            lambda: self.store.messages(session_id, start_seq or 1, end_seq),
+            list[Step](),
         )
 
     async def get_step(self, session_id: str, sequence: int) -> Step:
@@ -226,7 +262,7 @@ class SessionRepository:
             last = self.store.session_end(session_id).sequence
             raise UnknownSequenceError(session_id, sequence, last)
 
-        return await in_thread(read)
+        return await self._asked(session_id, read)
 
     async def get_last_step(self, session_id: str) -> Step | None:
         """Return the newest message; None when there is none."""
@@ -237,12 +273,13 @@ class SessionRepository:
             found = self.store.messages(session_id, last, last, branch_id=branch)
             return found[0] if found else None
 
-        return await _if_known(read, None)
+        return await self._if_known(session_id, read, None)
 
     async def get_step_count(self, session_id: str) -> int:
         """Return the number of messages; 0 for an unknown session."""
         check_session(session_id)
-        return await _if_known(lambda: self.store.session_end(session_id).sequence, 0)
+        end = partial(self.store.session_end, session_id)
+        return await self._if_known(session_id, lambda: end().sequence, 0)
 
     async def delete_steps(self, session_id: str, start_seq: int) -> int:
         """Hide the messages from `start_seq` on; return how many.
@@ -250,16 +287,28 @@ class SessionRepository:
         They stay on their branch, where `attempts` shows it, until `memory.vacuum()`.
         """
         check_session(session_id, start_seq)
-        return await _if_known(lambda: self.store.hide_from(session_id, start_seq), 0)
+        hide = partial(self.store.hide_from, session_id, start_seq)
+        return await self._if_known(session_id, hide, 0)
 
-    async def sessions(self, *, limit: int = 100, offset: int = 0) -> list[SessionSummary]:
+    async def sessions(
+        self, *, limit: int = 100, offset: int = 0, user_id: str | None = None
+    ) -> list[SessionSummary]:
         """Return sessions, the one written last first.
+
+        Args:
+            limit: Most sessions wanted.
+            offset: Sessions passed over.
+            user_id: Whose; None: everybody's, or those of the user whom this acts for.
 
         Raises:
             InvalidQueryError: `limit` or `offset` is no number of sessions.
+            NotAllowedError: This acts for another user.
         """
         limit, offset = checked_page(limit, offset)
-        return await in_thread(lambda: self.store.sessions(limit=limit, offset=offset))
+        if self.user_id is not None and user_id not in (None, self.user_id):
+            raise NotAllowedError(f"this acts for another user than {user_id!r}.")
+        ask, whose = self.store.sessions, self.user_id or user_id
+        return await in_thread(lambda: ask(limit=limit, offset=offset, user_id=whose))
 
     async def fork(self, session_id: str, sequence: int, new_session_id: str | None = None) -> Fork:
         """Start a session that shares this one's messages up to `sequence`; nothing is copied.
@@ -281,22 +330,19 @@ class SessionRepository:
         def write() -> Fork:
             shared = fork_point(self.store, session_id, sequence)
             if shared != sequence:
-                log.warning(
-                    "fork of session %r at %d: that is between tool calls and their results; "
-                    "the new session shares 1 to %d.",
-                    session_id,
-                    sequence,
-                    shared,
-                )
-            made = self.store.fork(session_id, shared, new_session_id)
+                log.warning(_BETWEEN_CALLS, session_id, sequence, shared)
+            if new_session_id is not None:
+                self.check_allowed(new_session_id, new=True)
+            made = self.store.fork(session_id, shared, new_session_id, user_id=self.user_id)
             return Fork(made, shared, sequence)
 
-        return await in_thread(write)
+        return await self._asked(session_id, write)
 
     async def branch_at(self, session_id: str, sequence: int, reason: str = "retry") -> int:
         """Start an attempt after `sequence`; the session stays as it is until `adopt`."""
         check_session(session_id, sequence)
-        return await in_thread(lambda: self.store.branch_at(session_id, sequence, reason))
+        branch_at = partial(self.store.branch_at, session_id, sequence, reason)
+        return await self._asked(session_id, branch_at)
 
     async def adopt(
         self, session_id: str, branch_id: int, *, expect_branch: int | None = None
@@ -308,26 +354,24 @@ class SessionRepository:
                 one of this session.
         """
         check_session(session_id, branch_id, *([] if expect_branch is None else [expect_branch]))
-        await in_thread(
-            lambda: self.store.adopt(session_id, branch_id, expect_branch=expect_branch)
-        )
+        adopt = partial(self.store.adopt, session_id, branch_id, expect_branch=expect_branch)
+        await self._asked(session_id, adopt)
 
     async def attempts(self, session_id: str) -> list[Attempt]:
         """Return all branches of a session, oldest first, abandoned ones too."""
         check_session(session_id)
-        return await in_thread(lambda: self.store.attempts(session_id))
+        return await self._asked(session_id, partial(self.store.attempts, session_id))
 
+    async def _if_known(self, session_id: str, call: Callable[[], T], otherwise: T) -> T:
+        """Return what a call of the store returns, or `otherwise` when there is no such session."""
 
-async def _if_known(call: Callable[[], T], otherwise: T) -> T:
-    """Return what a call of the store returns, or `otherwise` when there is no such session."""
+        def known() -> T:
+            try:
+                return call()
+            except UnknownSessionError:
+                return otherwise
 
-    def known() -> T:
-        try:
-            return call()
-        except UnknownSessionError:
-            return otherwise
-
-    return await in_thread(known)
+        return await self._asked(session_id, known)
 
 
 async def fork_session(session_id: str, sequence: int, repo: SessionRepository) -> str:
@@ -352,32 +396,5 @@ async def compare_branches(
         UnknownSessionError: No such session.
         SequenceConflictError: A branch is not one of this session.
     """
-    check_session(session_id, left, right)
-    return await in_thread(lambda: compare(repo.store, session_id, left, right))
-
-
-def check_session(session_id: object, *numbers: object) -> None:
-    """Check the name of a session, and numbers of its messages or branches."""
-    if not isinstance(session_id, str):
-        raise InvalidSettingError(f"the id of a session is a text, not {session_id!r:.80}.")
-    for number in numbers:
-        check_sequence(number)
-
-
-def check_sequence(sequence: object) -> None:
-    """Check that something can be the number of a message."""
-    if isinstance(sequence, bool) or not isinstance(sequence, int):
-        raise InvalidSettingError(f"a sequence is a whole number, not {sequence!r:.80}.")
-
-
-def fork_point(store: SessionStore, session_id: str, sequence: int) -> int:
-    """Return the last sequence up to `sequence` at which no tool call waits for its result."""
-    around = store.messages(session_id, max(sequence - _LONGEST_BATCH, 1), sequence)
-    results: set[str | None] = set()
-    for step in reversed(around):
-        if step.is_tool_step():
-            results.add(step.tool_call_id)
-            continue
-        open_calls = {call.get("id") for call in step.tool_calls or []} - results
-        return step.sequence - 1 if open_calls else sequence
-    return sequence
+    call = partial(compare, repo.store, session_id, left, right)
+    return await repo._asked(session_id, call)  # noqa: SLF001 - a call of the repository, too  # pyright: ignore[reportPrivateUsage]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybridagi_steps.errors import DuplicateStepError, InvalidStepError, SequenceConflictError
+from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.stores.body import Written, message_dicts
@@ -27,6 +28,11 @@ def check_names(session_id: str, messages: Sequence[Step], key: str | None) -> N
             raise InvalidStepError(
                 f"the {what} {name!r} is empty, or holds NUL or a lone surrogate; use another."
             )
+
+
+def first_user(messages: Sequence[Step], agent_steps: Sequence[AgentStep]) -> str | None:
+    """Return the first user that messages name, else the first that AgentSteps do."""
+    return next((each.user_id for each in (*messages, *agent_steps) if each.user_id), None)
 
 
 def check_end(session_id: str, end: BranchPosition, expected: int | BranchPosition | None) -> None:

@@ -33,6 +33,30 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
+def test_a_token_is_printed_once_and_kept_as_its_digest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("fastapi", reason="the server needs the extra `server`")
+    from hybridagi_steps.server.tokens import Caller, Tokens, TokenScope, read_tokens
+
+    file = tmp_path / "tokens.txt"
+    anns = printed(capsys, "token", "add", str(file), "--user", "ann", "--namespace", "a b").strip()
+    anybodys = printed(capsys, "token", "add", str(file), "--scope", "as-any-user").strip()
+    assert file.stat().st_mode & 0o777 == 0o600
+    kept = file.read_text()
+    assert anns not in kept
+    assert anybodys not in kept
+    known = Tokens(read_tokens(kept))
+    scopes = frozenset({TokenScope.READ, TokenScope.APPEND})
+    assert known.caller(anns.encode()) == Caller(scopes, "ann", frozenset({"a b"}))
+    assert known.caller(anybodys.encode()) == Caller(frozenset({TokenScope.AS_ANY_USER}))
+    assert main(["token", "add", str(file)]) == 2
+    assert "as-any-user" in capsys.readouterr().err
+    assert main(["token", "add", str(file), "--user", "ann", "--scope", "fly"]) == 2
+    assert main(["token", "add", str(tmp_path / "no" / "file"), "--user", "ann"]) == 2
+    assert file.read_text() == kept
+
+
 def test_listing_and_reading(db: str, capsys: pytest.CaptureFixture[str]) -> None:
     listed = printed(capsys, "sessions", "--db", db)
     assert [line.split()[0] for line in listed.splitlines()[3:6]] == ["tools", "hostile", "chat"]

@@ -14,7 +14,7 @@ import pytest
 from runner_cases import collected, messages, run
 
 import hybridagi_steps as hs
-from hybridagi_steps import AgentSession, AgentStep, AgentStepType, StepMemory, StepRunner
+from hybridagi_steps import AgentSession, AgentStep, AgentStepType, StepMemory, StepRunner, errors
 from hybridagi_steps.recording_hooks import active_user_id
 from hybridagi_steps.running.runner import edit_from_sequence, retry_from_sequence
 
@@ -93,7 +93,7 @@ def test_in_a_shared_session_that_is_the_user_of_the_turn(talker: Talker, way: A
 
 def test_of_two_turns_each_has_its_own(talker: Talker) -> None:
     talker.say(AgentSession("a", "ann"))
-    talker.say(AgentSession("a", "bob"))
+    talker.say(AgentSession("a", "bob", as_any_user=True))
 
     def retry_the_second(runner: StepRunner, session: Any) -> Any:
         return runner.retry(session, 3)
@@ -105,7 +105,9 @@ def test_of_two_turns_each_has_its_own(talker: Talker) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_session_with_a_user_says_otherwise(talker: Talker, way: Again) -> None:
     talker.say(AgentSession("a", "ann"))
-    assert talker.again(way, AgentSession("a", "bob")) == "bob"
+    with pytest.raises(errors.NotAllowedError):
+        talker.again(way, AgentSession("a", "bob"))
+    assert talker.again(way, AgentSession("a", "bob", as_any_user=True)) == "bob"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -147,7 +149,7 @@ def test_a_plain_id_is_for_the_only_user_that_the_session_names(talker: Talker) 
     assert talker.say("a") == "ann"
     assert talker.say(AgentSession("a")) == "ann"
     assert talker.say("b") is None
-    talker.say(AgentSession("a", "bob"))
+    talker.say(AgentSession("a", "bob", as_any_user=True))
     assert talker.say("a") is None
 
 

@@ -22,6 +22,7 @@ from hybridagi_steps.records.store_values import RunSummary
 from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.problems import STATUS, status_of
 from hybridagi_steps.server.routes.search import SearchAsked
+from hybridagi_steps.server.tokens import Caller, TokenScope
 
 
 @pytest.fixture
@@ -190,7 +191,8 @@ class TestSearch:
             patch.setenv("TZ", "Asia/Tokyo")
             time.tzset()
             asked = SearchAsked.model_validate({"q": "x", "since": "2026-01-31T12:00"})
-            assert asked.where().since == datetime(2026, 1, 31, 12, tzinfo=UTC)
+            where = asked.where(Caller(frozenset({TokenScope.ADMIN})))
+            assert where.since == datetime(2026, 1, 31, 12, tzinfo=UTC)
         time.tzset()
 
     def test_it_offers_every_key_of_a_filter(self) -> None:

@@ -16,7 +16,14 @@ import httpx
 from server_cases import SCOPED, TOKEN, Served, echo, fill, problem, serving
 
 from hybridagi_steps import StepMemory, errors
-from hybridagi_steps.server.security import SHORTEST_TOKEN, Tokens, TokenScope, read_tokens
+from hybridagi_steps.server.tokens import (
+    SHORTEST_TOKEN,
+    Caller,
+    Tokens,
+    TokenScope,
+    new_token,
+    read_tokens,
+)
 
 
 @pytest.fixture
@@ -182,14 +189,31 @@ class TestWhoMayComeIn:
 
 
 class TestTokens:
-    def test_a_file_names_tokens_and_their_scopes(self) -> None:
-        read = read_tokens("# readers\nabcdefghijklmnop read\n\nqrstuvwxyzabcdef read,append # w\n")
-        assert read == {
-            "abcdefghijklmnop": [TokenScope.READ],
-            "qrstuvwxyzabcdef": [TokenScope.READ, TokenScope.APPEND],
-        }
+    def test_a_file_names_tokens_their_scopes_and_whose_they_are(self) -> None:
+        made, line = new_token(Caller(frozenset({TokenScope.READ}), "ann #1", frozenset({"a"})))
+        read = read_tokens(
+            f"# readers\nabcdefghijklmnop read,as-any-user\n\n{line}\n"
+            "qrstuvwxyzabcdef read,append user=bob # w\n"
+        )
+        reads, writes = frozenset({TokenScope.READ}), frozenset({TokenScope.APPEND})
+        assert list(read.values()) == [
+            Caller(reads | {TokenScope.AS_ANY_USER}),
+            Caller(reads, "ann #1", frozenset({"a"})),
+            Caller(reads | writes, "bob"),
+        ]
+        assert made not in line
+        found = Tokens(read).caller(made.encode())
+        assert found == read[line.split()[0]]
+        assert Tokens(read).caller(line.split()[0].encode()) is None
 
-    @pytest.mark.parametrize("line", ["secret-of-mine", "secret-of-mine fly", "a b c"])
+    @pytest.mark.parametrize("line", ["abcdefghijklmnop read", "abcdefghijklmnop read,append"])
+    def test_a_token_that_is_nobodys_has_to_say_that_it_is_everybodys(self, line: str) -> None:
+        with pytest.raises(errors.InvalidSettingError, match=r"line 1.*as-any-user"):
+            read_tokens(line)
+
+    @pytest.mark.parametrize(
+        "line", ["secret-of-mine", "secret-of-mine fly", "a b c", "sha256:secret read user=ann"]
+    )
     def test_a_line_that_says_something_else_is_refused_without_repeating_it(
         self, line: str
     ) -> None:
@@ -205,6 +229,6 @@ class TestTokens:
     @pytest.mark.parametrize("token", ["", "short", "ünguessable-but-not-ascii"])
     def test_a_token_that_is_no_good_is_refused(self, token: str) -> None:
         with pytest.raises(errors.InvalidSettingError):
-            Tokens({token: [TokenScope.READ]})
+            Tokens({token: [TokenScope.ADMIN]})
         with pytest.raises(errors.InvalidSettingError):
             Tokens({})

@@ -31,7 +31,7 @@ from server_cases import TOKEN, Served, echo, events_of, fill, serving
 
 from hybridagi_steps import StepEvent, StepMemory
 from hybridagi_steps.server.app import create_app
-from hybridagi_steps.server.security import Tokens, TokenScope
+from hybridagi_steps.server.tokens import Tokens, TokenScope
 
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 HELD = (

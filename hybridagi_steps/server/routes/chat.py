@@ -19,9 +19,10 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.message import Step, new_id
 from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.schemas import SESSION, SessionId
-from hybridagi_steps.server.services import Services, Shared
+from hybridagi_steps.server.services import Services, Shared, Who
 from hybridagi_steps.server.slots import JsonRoute
 from hybridagi_steps.server.sse import EventStream, KeyedMessage, LiveRun, streams
+from hybridagi_steps.server.tokens import Caller
 from hybridagi_steps.validation import admitted_messages
 
 if TYPE_CHECKING:
@@ -44,18 +45,22 @@ IdempotencyKey = Annotated[
 
 @router.post("/chat/stream/v2", response_class=Response, responses=streams(404, 409, 415))
 async def chat(
-    shared: Shared, asked: shapes.ChatAsked, idempotency_key: IdempotencyKey = None
+    shared: Shared, caller: Who, asked: shapes.ChatAsked, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Say something in a session and read what the program does."""
     from hybridagi_steps.running.limits import AgentSession
 
     runner = shared.hub.runner
     shared.slots.check()
-    session = AgentSession(asked.session_id or str(new_id()), asked.user_id)
+    user_id, any_user = caller.acts_as(asked.user_id), caller.only_user is None
+    session = AgentSession(asked.session_id or str(new_id()), user_id, as_any_user=any_user)
+    if asked.session_id is not None:
+        sessions = shared.sessions_of(caller)
+        await in_thread(partial(sessions.check_allowed, asked.session_id, new=True))
     if idempotency_key is not None:
         run = await _keyed_run(shared, session, asked.message, idempotency_key)
     else:
-        run = await shared.hub.start(runner.run_stream(session, asked.message))
+        run = await shared.hub.start(runner.run_stream(session, asked.message), user_id)
     return _stream(shared, run)
 
 
@@ -64,18 +69,21 @@ async def chat(
     response_class=Response,
     responses=streams(404, 409, 415),
 )
-async def retry(shared: Shared, session_id: SessionId, asked: shapes.RetryAsked) -> Response:
+async def retry(
+    shared: Shared, caller: Who, session_id: SessionId, asked: shapes.RetryAsked
+) -> Response:
     """Answer a message of the user once more, as it is or changed; the old answer is kept.
 
     The session takes the new answer over when the run has completed.
     """
     runner = shared.hub.runner
     shared.slots.check()
+    session = _session(session_id, caller)
     if asked.message is None:
-        events = runner.retry(session_id, asked.sequence)
+        events = runner.retry(session, asked.sequence)
     else:
-        events = runner.edit(session_id, asked.sequence, asked.message)
-    run = await shared.hub.start(events)
+        events = runner.edit(session, asked.sequence, asked.message)
+    run = await shared.hub.start(events, caller.only_user)
     shared.metrics.retries.inc()
     return _stream(shared, run)
 
@@ -85,11 +93,19 @@ async def retry(shared: Shared, session_id: SessionId, asked: shapes.RetryAsked)
     response_class=Response,
     responses={204: {"description": "No turn was cut off."}, **streams(404, 409)},
 )
-async def resume(shared: Shared, session_id: SessionId) -> Response:
+async def resume(shared: Shared, caller: Who, session_id: SessionId) -> Response:
     """Take up a turn that was cut off, as after a crash."""
     runner = shared.hub.runner
     shared.slots.check()
-    return _stream(shared, await shared.hub.start(runner.resume(session_id)))
+    events = runner.resume(_session(session_id, caller))
+    return _stream(shared, await shared.hub.start(events, caller.only_user))
+
+
+def _session(session_id: str, caller: Caller) -> AgentSession:
+    """Return a session with the user for whom it goes on."""
+    from hybridagi_steps.running.limits import AgentSession
+
+    return AgentSession(session_id, caller.only_user, as_any_user=caller.only_user is None)
 
 
 def _stream(shared: Shared, run: LiveRun | None) -> Response:
@@ -122,7 +138,7 @@ async def _keyed_run(
         if known is not None:  # it failed before anything was stored
             return known
         events = shared.hub.runner.run_stream(session, message, message_id=message_id)
-        run = await shared.hub.start(events)
+        run = await shared.hub.start(events, session.user_id)
         if run is not None:
             run.begun_by = begun_by
         return run

@@ -12,10 +12,11 @@ from starlette.staticfiles import StaticFiles
 
 from hybridagi_steps import __version__
 from hybridagi_steps._concurrency import in_thread
+from hybridagi_steps.errors import NotAllowedError
 from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.problems import problems
 from hybridagi_steps.server.schemas import answer
-from hybridagi_steps.server.services import Shared
+from hybridagi_steps.server.services import Shared, Who
 
 router = APIRouter(tags=["service"])
 
@@ -52,8 +53,10 @@ async def health(shared: Shared) -> Response:
         **problems(),
     },
 )
-async def metrics(shared: Shared) -> Response:
-    """Return the server's figures for Prometheus."""
+async def metrics(shared: Shared, caller: Who) -> Response:
+    """Return the server's figures for Prometheus; they are of everybody."""
+    if caller.only_user is not None:
+        raise NotAllowedError("figures are of all users; this token is of one.")
     now = {
         "streams": shared.slots.used,
         "runs_in_flight": shared.hub.in_flight,

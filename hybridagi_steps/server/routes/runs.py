@@ -14,7 +14,7 @@ from hybridagi_steps.server.problems import problems
 from hybridagi_steps.server.routes.sessions import Limit, Offset
 from hybridagi_steps.server.run_hub import interrupted_run
 from hybridagi_steps.server.schemas import RUN, RunId, answer
-from hybridagi_steps.server.services import Shared
+from hybridagi_steps.server.services import Shared, Who
 from hybridagi_steps.server.slots import JsonRoute, WorkRoute
 from hybridagi_steps.server.sse import EventStream, streams
 from hybridagi_steps.server.views import filled, listed_run, run_data
@@ -34,9 +34,10 @@ LastEventId = Annotated[
 
 
 @work_router.get("/runs", response_model=shapes.RunPage, responses=problems())
-async def list_runs(shared: Shared, limit: Limit = 50, offset: Offset = 0) -> Response:
+async def list_runs(shared: Shared, caller: Who, limit: Limit = 50, offset: Offset = 0) -> Response:
     """List runs, newest first."""
-    read = partial(shared.memory.runs, limit=limit + 1, offset=offset)
+    whose = caller.only_user
+    read = partial(shared.memory.runs, limit=limit + 1, offset=offset, user_id=whose)
     found = await shared.asked("runs", read)
     listed = [listed_run(summary) for summary in found[:limit]]
     more = offset + limit if len(found) > limit else None

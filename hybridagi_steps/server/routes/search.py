@@ -15,9 +15,10 @@ from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.problems import problems, unknown_parameters
 from hybridagi_steps.server.schemas import answer, unambiguous_json
-from hybridagi_steps.server.services import Shared, services_of
+from hybridagi_steps.server.services import Shared, Who, caller_of, services_of
 from hybridagi_steps.server.slots import Handler, WorkRoute
-from hybridagi_steps.server.views import hit_data, hits_for
+from hybridagi_steps.server.tokens import Caller
+from hybridagi_steps.server.views import filled, hit_data, hits_for
 
 MOST_HITS = 200
 _LONGEST_QUERY = 4_000
@@ -80,9 +81,10 @@ class SearchAsked(_Conditions):
     min_hit_score: float | None = Field(default=None, ge=0, le=1)
     """Least score of a hit."""
 
-    def where(self) -> StepFilter:
-        """Return the conditions."""
+    def where(self, caller: Caller) -> StepFilter:
+        """Return the conditions, on what somebody may know."""
         conditions = self.model_dump(include={*_PARAMETERS}, exclude_none=True)
+        conditions |= filled(user_id=caller.acts_as(conditions.get("user_id")))
         for field in FILTER_FIELDS:
             if field.kind == "json" and field.name in conditions:
                 conditions[field.name] = _object(field.name, conditions[field.name])
@@ -99,7 +101,8 @@ class _SearchRoute(WorkRoute):
         """Return what answers a request."""
 
         async def handle(request: Request) -> Response:
-            return await search(await services_of(request), _asked(request))
+            asked, caller = _asked(request), await caller_of(request)
+            return await search(await services_of(request), caller, asked)
 
         return partial(self.answer, handle)
 
@@ -122,10 +125,10 @@ router = APIRouter(tags=["search"], route_class=_SearchRoute)
 
 
 @router.get("/search", response_model=shapes.HitPage, responses=problems(404, 502))
-async def search(shared: Shared, asked: Annotated[SearchAsked, Query()]) -> Response:
+async def search(shared: Shared, caller: Who, asked: Annotated[SearchAsked, Query()]) -> Response:
     """Find past steps by meaning and words, or like a given step."""
     options: dict[str, Any] = {
-        "where": asked.where(),
+        "where": asked.where(caller),
         "mode": asked.mode,
         "aim": asked.aim,
         "expand": asked.expand,

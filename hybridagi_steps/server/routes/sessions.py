@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Response
 from starlette.exceptions import HTTPException
 
 from hybridagi_steps.context import ContextBuilder, Receipt
-from hybridagi_steps.errors import SequenceConflictError, UnknownSequenceError
+from hybridagi_steps.errors import (
+    SequenceConflictError,
+    UnknownSequenceError,
+    UnknownSessionError,
+)
+from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.run import RunMetrics
+from hybridagi_steps.records.store_values import Erased
 from hybridagi_steps.search.formulas import Aim
 from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.problems import problems
 from hybridagi_steps.server.schemas import SESSION, SessionId, answer
-from hybridagi_steps.server.services import Shared
+from hybridagi_steps.server.security import PURGE
+from hybridagi_steps.server.services import Shared, Who
 from hybridagi_steps.server.slots import WorkRoute
 from hybridagi_steps.server.views import filled
 from hybridagi_steps.sessions.branch_compare import BranchComparison, BranchSide, compare
@@ -42,10 +50,21 @@ Branch = Annotated[int, Query(ge=0, le=shapes.LARGEST_SEQUENCE, description="One
 
 
 @router.get("/sessions", response_model=shapes.SessionPage, responses=problems())
-async def list_sessions(shared: Shared, limit: Limit = 50, offset: Offset = 0) -> Response:
+async def list_sessions(
+    shared: Shared,
+    caller: Who,
+    limit: Limit = 50,
+    offset: Offset = 0,
+    user_id: Annotated[shapes.Id | None, Query(description="Whose.")] = None,
+) -> Response:
     """List sessions, the one written last first."""
-    store = shared.repository.store
-    found = await shared.asked("sessions", lambda: store.sessions(limit=limit + 1, offset=offset))
+    list_them = partial(
+        shared.repository.store.sessions,
+        limit=limit + 1,
+        offset=offset,
+        user_id=caller.acts_as(user_id),
+    )
+    found = await shared.asked("sessions", list_them)
     more = offset + limit if len(found) > limit else None
     listed = [filled(**asdict(summary)) for summary in found[:limit]]
     return answer(filled(sessions=listed, next_offset=more))
@@ -110,10 +129,13 @@ async def delete_steps(shared: Shared, session_id: SessionId, start_seq: From) -
     response_model=shapes.ForkShape,
     responses=problems(404, 409, 415),
 )
-async def fork(shared: Shared, session_id: SessionId, asked: shapes.ForkAsked) -> Response:
+async def fork(
+    shared: Shared, caller: Who, session_id: SessionId, asked: shapes.ForkAsked
+) -> Response:
     """Start a session that shares this one's messages up to one; nothing is copied."""
     with shared.metrics.queries.labels("fork").time():
-        made = await shared.repository.fork(session_id, asked.sequence, asked.new_session_id)
+        sessions = shared.sessions_of(caller)
+        made = await sessions.fork(session_id, asked.sequence, asked.new_session_id)
     shared.metrics.forks.inc()
     return answer({"new_session_id": made.session_id, "sequence": made.sequence})
 
@@ -162,6 +184,7 @@ async def compare_branches(
 )
 async def preview_context(
     shared: Shared,
+    caller: Who,
     session_id: SessionId,
     budget: Annotated[int, Query(ge=1, le=10_000_000, description=_BUDGET)] = 4000,
     recent: Annotated[int, Query(ge=1, le=10_000, description="Newest units, as they are.")] = 6,
@@ -174,13 +197,43 @@ async def preview_context(
 
     Older steps are recalled from this session; with `recall=all` from the whole memory.
     """
-    where = {"session_id": session_id} if recall == "session" else None
+    of_session = session_id if recall == "session" else None
+    where = filled(session_id=of_session, user_id=caller.only_user) or None
     builder = ContextBuilder(shared.memory, budget=budget, recent=recent, k=k, where=where, aim=aim)
     with shared.metrics.contexts.time():
         made = await shared.asked(
             "context", lambda: builder.build(session_id=session_id, query=query)
         )
     return answer({"messages": made.messages, "receipt": _receipt(made.receipt)})
+
+
+@router.delete(SESSION, response_model=shapes.Erasure, responses=problems(404, 409))
+async def purge_session(shared: Shared, session_id: SessionId) -> Response:
+    """Erase a session for good: messages, attempts, AgentSteps; what a fork reads stays with it."""
+    _check_idle(shared, session_id)
+
+    def erase() -> Erased:
+        if erased := shared.memory.purge({"session_id": session_id}):
+            return erased
+        raise UnknownSessionError(session_id)
+
+    return answer(_erasure(await shared.asked("purge", erase)))
+
+
+@router.post(PURGE, response_model=shapes.Erasure, responses=problems(409, 415))
+async def purge(shared: Shared, caller: Who, asked: shapes.PurgeAsked) -> Response:
+    """Erase what a filter means, for good, as `StepMemory.purge` does; needs the scope `delete`."""
+    where = StepFilter.of(asked.where)
+    if not where.passes_everything:  # which is refused, whoever asks
+        own = filled(user_id=caller.acts_as(where.user_id))
+        where = StepFilter.of(where.model_dump(exclude_unset=True) | own)
+    if where.session_id is not None:
+        _check_idle(shared, where.session_id)
+    return answer(_erasure(await shared.asked("purge", lambda: shared.memory.purge(where))))
+
+
+def _erasure(erased: Erased) -> dict[str, Any]:
+    return {"erased": int(erased), **vars(erased)}
 
 
 def _check_idle(shared: Shared, session_id: str) -> None:

@@ -88,18 +88,29 @@ _FORGET_COUNTS = """DELETE FROM message_token WHERE message_row =
 class BranchTables(SessionTables):
     """Implements `SessionStore` and `SessionStore`; see protocols.py."""
 
-    def fork(self, session_id: str, sequence: int, new_session_id: str | None = None) -> str:
+    def fork(
+        self,
+        session_id: str,
+        sequence: int,
+        new_session_id: str | None = None,
+        *,
+        user_id: str | None = None,
+    ) -> str:
         """Start a session that shares messages 1 to `sequence` with this one."""
         made = str(new_id()) if new_session_id is None else new_session_id
         check_names(made, [], None)
         with self._db.writing() as connection:
             asked = branch_of(connection, self._namespace, session_id, None)
+            source = session_row(connection, self._namespace, session_id)
             if tip_of(connection, self._namespace, made) is not None:
                 raise SequenceConflictError(
                     f"there is a session {made!r} already; name another, or none to get a new id."
                 )
             shares = BranchPosition(asked, sequence)
-            self._create_session(connection, made, shares=shares, forked_from=session_id)
+            owner = user_id or (source and source.user_id)
+            self._create_session(
+                connection, made, shares=shares, forked_from=session_id, user_id=owner
+            )
         return made
 
     def branch_at(self, session_id: str, sequence: int, reason: str = "retry") -> int:

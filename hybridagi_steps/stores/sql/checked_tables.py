@@ -15,6 +15,7 @@ from hybridagi_steps.stores.checksums import (
     message_checksums,
     place_seed,
     row_checksum,
+    session_checksum,
     vector_checksum,
 )
 from hybridagi_steps.stores.sql.tables import Connection
@@ -53,7 +54,7 @@ def _message(said: Any, body: Any, message_id: str, *place: int) -> int:
 _WORDS = "row, parent_row, tokens, text_hash, purpose_hash"
 _VECTOR = "row, text_hash, given, vector"
 _SCORE = "namespace, run_id, score, feedback"
-_SESSION = "namespace, id, branch_id, created_at, updated_at, forked_from, forked_at"
+_SESSION = "namespace, id, branch_id, created_at, updated_at, forked_from, forked_at, user_id"
 _BRANCH = "namespace, parent_id, fork_sequence, reason, created_at"
 _MESSAGE = "CAST(said AS BLOB), CAST(body AS BLOB), id, branch_id, sequence"
 _SAID_AT = "CAST(said AS BLOB), branch_id, sequence"
@@ -66,7 +67,7 @@ CHECKED_TABLES = tuple(
         ("the words of a step", "step_text", "checksum", "row", _WORDS, row_checksum),
         ("the embedding of a step", "embedding", "checksum", "row", _VECTOR, vector_checksum),
         ("the score of a run", "run", "checksum", "run_id", _SCORE, row_checksum),
-        ("a session", "session", "checksum", "id", _SESSION, row_checksum),
+        ("a session", "session", "checksum", "id", _SESSION, session_checksum),
         ("a branch", "branch", "checksum", "id", _BRANCH, row_checksum),
     )
 )

@@ -31,6 +31,7 @@ from hybridagi_steps.stores.checksums import (
     message_checksums,
     place_seed,
     row_checksum,
+    session_checksum,
 )
 from hybridagi_steps.stores.sql.tables import Connection, is_storable
 
@@ -68,11 +69,12 @@ _PINNED = """SELECT sequence, id FROM agent_step
     WHERE namespace = ? AND branch_id = ? AND sequence <= ? ORDER BY sequence, row"""
 _END = """SELECT coalesce((SELECT max(sequence) FROM message WHERE branch_id = b.id),
     b.fork_sequence) FROM branch b WHERE id = ?"""
-_SESSION = """SELECT branch_id, created_at, updated_at, forked_from, forked_at, checksum
+_SESSION = """SELECT branch_id, created_at, updated_at, forked_from, forked_at, user_id, checksum
     FROM session WHERE namespace = ? AND id = ?"""
 _NEW_SESSION = """INSERT INTO session
-    (namespace, id, branch_id, created_at, updated_at, forked_from, forked_at, checksum, written)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, (SELECT number FROM next_write))"""
+    (namespace, id, branch_id, created_at, updated_at, forked_from, forked_at, user_id, checksum,
+        written)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT number FROM next_write))"""
 _CHANGE = """UPDATE session SET branch_id = ?, updated_at = ?, checksum = ?,
         written = (SELECT number FROM next_write)
     WHERE namespace = ? AND id = ?"""
@@ -124,6 +126,7 @@ class SessionRow(NamedTuple):
     updated_at: str
     forked_from: str | None
     forked_at: int | None
+    user_id: str | None
 
 
 def row_checksums(branch_id: int, row: Row) -> tuple[int, int]:
@@ -170,7 +173,7 @@ def session_row(connection: Connection, namespace: int, session_id: str) -> Sess
 def checked_session(namespace: int, session_id: str, branch_id: int, *values: Any) -> SessionRow:
     """Return a session as a database gave it, its checksum last."""
     *known, checksum = values
-    if checksum not in (None, row_checksum(namespace, session_id, branch_id, *known)):
+    if checksum not in (None, session_checksum(namespace, session_id, branch_id, *known)):
         raise damaged(f"the session {session_id!r}")
     return SessionRow(branch_id, *known)
 
@@ -181,7 +184,7 @@ def insert_session(
     """Add a session."""
     values = (namespace, session_id, *row)
     take_number(connection)
-    connection.execute(_NEW_SESSION, (*values, row_checksum(*values)))
+    connection.execute(_NEW_SESSION, (*values, session_checksum(*values)))
 
 
 def take_number(connection: Connection) -> None:
@@ -197,7 +200,7 @@ def change_session(
     Who has not just added a message to it takes a number first.
     """
     row = row._replace(updated_at=utc_now().isoformat())
-    checksum = row_checksum(namespace, session_id, *row)
+    checksum = session_checksum(namespace, session_id, *row)
     values = (row.branch_id, row.updated_at, checksum, namespace, session_id)
     connection.execute(_CHANGE, values)
 

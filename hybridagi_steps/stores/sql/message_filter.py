@@ -1,9 +1,9 @@
 """Which messages of sessions match a filter, whose they are, and which are hidden.
 
-A message has few of the keys that a step has: a run, a time, a source, metadata. It is of the only
-user whose steps its run has, else of the only one that steps of its session have, or of the session
-that this was forked from. Where they have several, it is no named user's to find, and nobody's
-either.
+A message has few of the keys that a step has: a run, a time, a source, metadata, and its user. If
+it names none, it is of the only user whose steps its run has, else of the only one that steps of
+its session have, or of the session that this was forked from. Where they have several, it is no
+named user's to find, and nobody's either.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def _matches(
 ) -> bool:
     """Whether a message has the keys that a filter asks for, but for scope and session."""
     run, made = keys["run_id"], keys["created_at"]
-    own = {**keys, "user_id": whose}
+    own = {**keys, "user_id": keys["author"] or whose}
     if any(own.get(name) not in values for name, values in where.equalities()):
         return False
     if where.exclude_run_id is not None and run in where.exclude_run_id:
@@ -308,6 +308,7 @@ def _keys(body: Any) -> dict[str, Any]:
     known = as_object(metadata)
     return {
         "run_id": as_text(fields.get("run_id")),
+        "author": as_text(fields.get("user_id")),
         "created_at": as_text(fields.get("created_at")),
         "source": source_of(known),
         "metadata": known,

@@ -191,12 +191,13 @@ class MessageUnits(MessageFilter):
         self, connection: Connection, lines: Iterable[tuple[int, Step]]
     ) -> dict[int, str | Set[str] | None]:
         """Return by row whose messages are; those whose place is damaged are missing."""
-        runs = {row: message.run_id for row, message in lines}
+        said = dict(lines)
         origins = {
-            place.row: (runs[place.row], place.branch_id)
-            for place in self._places(connection, [*runs])
+            place.row: (said[place.row].run_id, place.branch_id)
+            for place in self._places(connection, [*said])
         }
-        return owners_of(connection, self._namespace, origins)
+        owners = owners_of(connection, self._namespace, origins)
+        return {row: said[row].user_id or whose for row, whose in owners.items()}
 
     def _shown(
         self, connection: Connection, shown: Iterable[MessageStep]

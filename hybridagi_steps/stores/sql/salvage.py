@@ -39,7 +39,8 @@ _BRANCHES = """SELECT id, namespace, session_id, reach, parent_id, fork_sequence
 # These two are answered by an index alone, which may be whole where the table is not.
 _STEPS_LISTED = "SELECT id, row FROM agent_step WHERE namespace = ? ORDER BY id"
 _PLACES_LISTED = "SELECT branch_id, sequence FROM message ORDER BY branch_id, sequence"
-_SESSIONS = """SELECT id, branch_id, created_at, updated_at, forked_from, forked_at, checksum
+_SESSIONS = """SELECT id, branch_id, created_at, updated_at, forked_from, forked_at, user_id,
+        checksum
     FROM session WHERE namespace = ? ORDER BY id"""
 _RUNS = """SELECT run_id, score, feedback, checksum FROM run
     WHERE namespace = ? ORDER BY run_id"""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from hybridagi_steps.errors import StepsError, UnknownSessionError
+from hybridagi_steps.errors import NotAllowedError, StepsError, UnknownSessionError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.message import Step, utc_now
 from hybridagi_steps.records.store_values import BranchPosition, SessionState, SessionSummary
@@ -28,6 +28,7 @@ from hybridagi_steps.stores.commits import (
     check_end,
     check_names,
     check_repeated,
+    first_user,
     refuse_twice,
 )
 from hybridagi_steps.stores.sql.lineage import (
@@ -50,20 +51,21 @@ from hybridagi_steps.stores.sql.lineage import (
     place_of,
     rows,
     said,
+    session_row,
     take_number,
     tip_of,
 )
 from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
 from hybridagi_steps.stores.sql.writing import StepWriting
 
-_OF_STATE = 14
+_OF_STATE = 15
 """Columns that it has of the session."""
 _USED = """SELECT branch_id, first, last FROM append_key
     WHERE namespace = ? AND session_id = ? AND key = ?"""
 _USE = "INSERT INTO append_key VALUES (?, ?, ?, ?, ?, ?)"
-_SESSIONS = """SELECT id, branch_id, created_at, updated_at, forked_from, forked_at, checksum
-    FROM session
-    WHERE namespace = ? ORDER BY written DESC LIMIT ? OFFSET ?"""
+_SESSIONS = """SELECT id, branch_id, created_at, updated_at, forked_from, forked_at, user_id,
+        checksum FROM session
+    WHERE namespace = ? {} ORDER BY written DESC LIMIT ? OFFSET ?"""
 _SAVE_TOKENS = """INSERT INTO message_token (message_row, counter, tokens)
     SELECT row, ?, ? FROM message WHERE namespace = ? AND id = ?
     ON CONFLICT (message_row, counter) DO UPDATE SET tokens = excluded.tokens"""
@@ -85,7 +87,7 @@ def session_state_query(user: str) -> str:
     """
     return f"""WITH state AS MATERIALIZED (
         SELECT s.branch_id AS tip, s.created_at, s.updated_at, s.forked_from, s.forked_at,
-            s.checksum, b.id AS branch, b.session_id AS owner, b.fork_sequence AS fork,
+            s.user_id, s.checksum, b.id AS branch, b.session_id AS owner, b.fork_sequence AS fork,
             coalesce((SELECT max(sequence) FROM message WHERE branch_id = b.id), b.fork_sequence),
             n.epoch, coalesce((SELECT max(seq) FROM tombstone WHERE namespace = n.id), 0),
             (SELECT min({user}) FROM agent_step a WHERE a.namespace = s.namespace
@@ -118,6 +120,7 @@ class SessionTables(StepWriting):
         branch_id: int | None = None,
         expect_last: int | BranchPosition | None = None,
         idempotency_key: str | None = None,
+        user_id: str | None = None,
     ) -> list[Step]:
         """Add messages and AgentSteps at the end, all or none."""
         check_names(session_id, messages, idempotency_key)
@@ -131,7 +134,10 @@ class SessionTables(StepWriting):
         refuse_twice([step_id for step_id, _, _ in encoded])
         places = [0] * len(steps) if after is None else after
         with self._db.writing() as connection:
-            session, end = self._session_to_write(connection, session_id, branch_id)
+            owner = user_id or first_user(messages, agent_steps)
+            session, end = self._session_to_write(connection, session_id, branch_id, owner)
+            if user_id is not None and session.user_id not in (None, user_id):
+                raise NotAllowedError.of_session(session_id)
             if idempotency_key is not None:
                 used = self._used(connection, session_id, idempotency_key, written)
                 if used is not None:
@@ -203,6 +209,13 @@ class SessionTables(StepWriting):
             raise UnknownSessionError(session_id)
         return found[1]
 
+    def session_owner(self, session_id: str) -> str | None:
+        """Return whose a session is."""
+        with self._db.reading() as connection:
+            if (found := session_row(connection, self._namespace, session_id)) is not None:
+                return found.user_id
+        raise UnknownSessionError(session_id)
+
     def pinned_steps(
         self, session_id: str, *, branch_id: int | None = None
     ) -> list[tuple[int, str]]:
@@ -218,11 +231,17 @@ class SessionTables(StepWriting):
         with self._db.reading() as connection:
             return place_of(connection, self._namespace, message_id)
 
-    def sessions(self, *, limit: int, offset: int = 0) -> list[SessionSummary]:
+    def sessions(
+        self, *, limit: int, offset: int = 0, user_id: str | None = None
+    ) -> list[SessionSummary]:
         """Return sessions, the one written last first."""
-        page = (self._namespace, in_range(limit), in_range(offset))
+        if not is_storable(user_id or ""):
+            return []
+        whose = [user_id] if user_id is not None else []
+        query = _SESSIONS.format("AND user_id = ?" if whose else "")
+        page = (self._namespace, *whose, in_range(limit), in_range(offset))
         with self._db.reading() as connection:
-            found = connection.execute(_SESSIONS, page).fetchall()
+            found = connection.execute(query, page).fetchall()
             return [self._session(connection, *row) for row in found]
 
     def message_tokens(self, message_ids: Sequence[str], counter_id: str) -> dict[str, int]:
@@ -287,8 +306,8 @@ class SessionTables(StepWriting):
         found = connection.execute(self._session_state, asked).fetchall()
         if not found:
             return None
-        tip, *known = found[0][:6]
-        branch, owner, _, last, epoch, tombstone, *users = found[0][6:_OF_STATE]
+        tip, *known = found[0][:7]
+        branch, owner, _, last, epoch, tombstone, *users = found[0][7:_OF_STATE]
         session = checked_session(self._namespace, session_id, tip, *known)
         if branch_id not in (None, tip) and owner != session_id:
             raise foreign_branch(session_id, branch_id)
@@ -305,14 +324,14 @@ class SessionTables(StepWriting):
         return session, state
 
     def _session_to_write(
-        self, connection: Connection, session_id: str, branch_id: int | None
+        self, connection: Connection, session_id: str, branch_id: int | None, owner: str | None
     ) -> tuple[SessionRow, BranchPosition]:
         """Return a session that is being written, and its end; an unknown one is created."""
         if (found := self._state(connection, session_id, branch_id)) is not None:
             return found[0], found[1].end
         if branch_id is not None:
             raise UnknownSessionError(session_id)
-        session = self._create_session(connection, session_id)
+        session = self._create_session(connection, session_id, user_id=owner)
         return session, BranchPosition(session.branch_id, 0)
 
     def _create_session(
@@ -322,6 +341,7 @@ class SessionTables(StepWriting):
         *,
         shares: BranchPosition | None = None,
         forked_from: str | None = None,
+        user_id: str | None,
     ) -> SessionRow:
         """Add a session, empty or sharing messages with another."""
         reason = "start" if forked_from is None else "fork"
@@ -329,7 +349,7 @@ class SessionTables(StepWriting):
             connection, self._namespace, session_id, shares, reason=reason, pointed=True
         )
         now, forked_at = utc_now().isoformat(), shares.sequence if shares else None
-        row = SessionRow(branch, now, now, forked_from, forked_at)
+        row = SessionRow(branch, now, now, forked_from, forked_at, user_id)
         insert_session(connection, self._namespace, session_id, row)
         return row
 
@@ -375,7 +395,7 @@ class SessionTables(StepWriting):
             first = self._first_message(connection, branch_id)
         last = end_of(connection, branch_id).sequence
         times, fork = (row.created_at, row.updated_at), (row.forked_from or None, row.forked_at)
-        return SessionSummary(session_id, branch_id, last, first, *times, *fork)
+        return SessionSummary(session_id, branch_id, last, first, *times, *fork, row.user_id)
 
     def _first_message(self, connection: Connection, branch_id: int) -> str:
         for row in rows(connection, branch_id, 1, _FIRST_MESSAGES):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +45,9 @@ _SUMMARY = """SELECT max(session_id), CASE WHEN count(scope) = count(*) THEN max
 _FIRST_STEP = """SELECT s.id FROM step_view k JOIN agent_step s ON s.row = k.row
     WHERE k.namespace = ? AND k.run_id = ? ORDER BY k.hop, k.row LIMIT 1"""
 _RUN = "SELECT run_id, score, feedback, checksum FROM run WHERE namespace = ? AND run_id = ?"
+_RUNS_OF = """SELECT run_id FROM step_view WHERE namespace = :namespace AND run_id IS NOT NULL
+    GROUP BY run_id HAVING min(CASE WHEN user_id = :user THEN 1 ELSE 0 END) = 1
+    ORDER BY min(row) DESC LIMIT :limit OFFSET :offset"""
 _KNOWN_RUN = "SELECT 1 FROM step_view WHERE namespace = ? AND run_id = ? LIMIT 1"
 _SCORE_RUN = """INSERT INTO run (namespace, run_id, score, feedback, checksum)
     VALUES (?, ?, ?, ?, ?) ON CONFLICT (namespace, run_id) DO UPDATE
@@ -162,12 +166,17 @@ class StepReading(Tables):
             steps = self.read(page)
             yield from (steps[row] for row in page if row in steps)
 
-    def runs(self, *, limit: int, offset: int = 0) -> list[RunSummary]:
+    def runs(self, *, limit: int, offset: int = 0, user_id: str | None = None) -> list[RunSummary]:
         """Return runs, the one begun last first."""
         self._catch_up()
+        page: dict[str, Any] = {"namespace": self._namespace, "limit": limit, "offset": offset}
+        query = self._runs
+        if user_id is not None:
+            if not is_storable(user_id):
+                return []
+            query, page["user"] = _RUNS_OF, user_id
         with self._db.reading() as connection:
-            page = {"namespace": self._namespace, "limit": limit, "offset": offset}
-            found = [run_id for (run_id,) in connection.execute(self._runs, page)]
+            found = [run_id for (run_id,) in connection.execute(query, page)]
             return [self._summary(connection, run_id) for run_id in found]
 
     def score_run(self, run_id: str, value: float, feedback: str | None) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from hybridagi_steps.testing.conformance.samples import SessionStepStore
 
-for _part in ("steps", "filter", "session", "admin", "message"):
+for _part in ("steps", "filter", "session", "owner", "admin", "message"):
     pytest.register_assert_rewrite(f"{__name__}.{_part}_contract")
 
 from hybridagi_steps.testing.conformance.admin_contract import AdminContract  # noqa: E402
@@ -24,6 +24,7 @@ from hybridagi_steps.testing.conformance.message_contract import (  # noqa: E402
     MessageIndexContract,
     SessionFollowerContract,
 )
+from hybridagi_steps.testing.conformance.owner_contract import OwnerContract  # noqa: E402
 from hybridagi_steps.testing.conformance.session_contract import SessionContract  # noqa: E402
 from hybridagi_steps.testing.conformance.steps_contract import (  # noqa: E402
     RunContract,
@@ -34,6 +35,7 @@ __all__ = [
     "AdminContract",
     "FilterContract",
     "MessageIndexContract",
+    "OwnerContract",
     "RunContract",
     "SessionContract",
     "SessionFollowerContract",
@@ -47,6 +49,7 @@ class StepStoreContract(
     RunContract,
     FilterContract,
     SessionContract,
+    OwnerContract,
     MessageIndexContract,
     SessionFollowerContract,
     AdminContract,

@@ -1,0 +1,98 @@
+"""Checks of what a session is asked for: by whom, its name, numbers of its messages, forks.
+
+Nothing here writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hybridagi_steps.errors import (
+    InvalidSettingError,
+    InvalidStepError,
+    NotAllowedError,
+    SequenceConflictError,
+    UnknownSessionError,
+)
+from hybridagi_steps.protocols import SessionStore, StoreBackend
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.message import Step
+
+_LONGEST_BATCH = 256
+"""Messages around a fork point that are looked at."""
+
+
+def check_owner(
+    store: StoreBackend,
+    session_id: str,
+    user_id: str,
+    *,
+    new: bool = False,
+    nobodys: bool = False,
+) -> None:
+    """Check that a session is a user's: the one that it names, else the only one of its steps.
+
+    Args:
+        store: Where it is.
+        session_id: The session.
+        user_id: The user.
+        new: Whether it may be one that is not there.
+        nobodys: Whether it may be nobody's.
+
+    Raises:
+        NotAllowedError: It is not, or it is not there.
+    """
+    try:
+        owner = store.session_owner(session_id)
+        if owner is None:
+            where = StepFilter(session_id=session_id, scope=EVERY_SCOPE)
+            users = store.users(where, limit=2)
+            owner = users[0] if len(users) == 1 else None
+        allowed = owner == user_id or (owner is None and nobodys)
+    except UnknownSessionError:
+        allowed = new
+    if not allowed:
+        raise NotAllowedError.of_session(session_id)
+
+
+def check_batch(steps: Sequence[Step]) -> tuple[str, int]:
+    """Check that messages are of one session, one after another; return it and the first number."""
+    for step in steps:
+        check_sequence(step.sequence)
+    session_id, first = steps[0].session_id, steps[0].sequence
+    if any(step.session_id != session_id for step in steps):
+        raise InvalidStepError("a batch is of one session; save each session's by itself.")
+    wanted = list(range(first, first + len(steps)))
+    if first < 1 or [step.sequence for step in steps] != wanted:
+        raise SequenceConflictError(
+            f"session {session_id!r}: sequences {[step.sequence for step in steps][:5]} do not "
+            "count 1, 2, 3 …; append() gives messages the next ones by itself."
+        )
+    return session_id, first
+
+
+def check_session(session_id: object, *numbers: object) -> None:
+    """Check the name of a session, and numbers of its messages or branches."""
+    if not isinstance(session_id, str):
+        raise InvalidSettingError(f"the id of a session is a text, not {session_id!r:.80}.")
+    for number in numbers:
+        check_sequence(number)
+
+
+def check_sequence(sequence: object) -> None:
+    """Check that something can be the number of a message."""
+    if isinstance(sequence, bool) or not isinstance(sequence, int):
+        raise InvalidSettingError(f"a sequence is a whole number, not {sequence!r:.80}.")
+
+
+def fork_point(store: SessionStore, session_id: str, sequence: int) -> int:
+    """Return the last sequence up to `sequence` at which no tool call waits for its result."""
+    around = store.messages(session_id, max(sequence - _LONGEST_BATCH, 1), sequence)
+    results: set[str | None] = set()
+    for step in reversed(around):
+        if step.is_tool_step():
+            results.add(step.tool_call_id)
+            continue
+        open_calls = {call.get("id") for call in step.tool_calls or []} - results
+        return step.sequence - 1 if open_calls else sequence
+    return sequence

@@ -1,0 +1,59 @@
+"""What every store promises about whose sessions and runs are."""
+
+# A test's name says what it holds.
+# ruff: noqa: D102, S101
+
+from __future__ import annotations
+
+import pytest
+
+from hybridagi_steps.errors import NotAllowedError, UnknownSessionError
+from hybridagi_steps.testing.conformance.samples import SessionStepStore, contents, message, step
+
+
+class OwnerContract:
+    """`SessionStore` and `StepStore`, where users are named."""
+
+    def test_a_session_is_of_whom_it_began_with(self, store: SessionStepStore) -> None:
+        store.commit("anns", [message("1", user_id="ann")])
+        store.commit("anns", [message("2", user_id="bob")])
+        store.commit("bobs", [message()], [step(user_id="ann")], user_id="bob")
+        store.commit("of a step", [message()], [step(user_id="ann")])
+        store.commit("nobodys", [message()])
+        store.fork("anns", 1, "fork")
+        store.fork("anns", 1, "given", user_id="bob")
+        names = ("anns", "bobs", "of a step", "nobodys", "fork", "given")
+        owners = [store.session_owner(name) for name in names]
+        assert owners == ["ann", "bob", "ann", None, "ann", "bob"]
+        listed = {each.session_id: each.user_id for each in store.sessions(limit=9)}
+        assert listed == dict(zip(names, owners, strict=True))
+        of_bob = store.sessions(limit=9, user_id="bob")
+        assert [each.session_id for each in of_bob] == ["given", "bobs"]
+        assert store.sessions(limit=1, offset=1, user_id="bob") == of_bob[1:]
+        assert store.sessions(limit=9, user_id="\ud800") == []
+        assert [each.user_id for each in store.messages("anns")] == ["ann", "bob"]
+        with pytest.raises(UnknownSessionError):
+            store.session_owner("unknown")
+
+    def test_a_commit_for_a_user_goes_into_no_others_session(self, store: SessionStepStore) -> None:
+        store.commit("anns", [message("1")], user_id="ann")
+        store.commit("nobodys", [message("1")])
+        with pytest.raises(NotAllowedError):
+            store.commit("anns", [message("2")], [step(id="no")], user_id="bob")
+        store.commit("nobodys", [message("2")], user_id="bob")
+        assert contents(store, "anns") == ["1"]
+        assert store.get(["no"]) == []
+
+    def test_runs_of_a_user_are_those_with_no_others_step(self, store: SessionStepStore) -> None:
+        for run, user in (
+            ("a", "ann"),
+            ("b", "bob"),
+            ("both", "ann"),
+            ("both", "bob"),
+            ("a", "ann"),
+        ):
+            store.append([step(run_id=run, user_id=user)])
+        store.append([step(run_id="b")])
+        assert [each.run_id for each in store.runs(limit=9)] == ["both", "b", "a"]
+        assert [each.run_id for each in store.runs(limit=9, user_id="ann")] == ["a"]
+        assert store.runs(limit=9, user_id="bob") == store.runs(limit=9, user_id="\ud800") == []

@@ -1,0 +1,361 @@
+"""One user never sees, changes or erases another's: every route, MCP tool and call, by two users.
+
+Ann has a session, a run and steps; Bob has none, and knows all their ids. A route, tool or method
+that is new fails here until somebody says what Bob gets.
+"""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+pytest.importorskip("fastapi", reason="the server needs the extra `server`")
+pytest.importorskip("mcp", reason="the MCP server needs the extra `mcp`")
+
+from server_cases import Served, echo, events_of, serving
+
+import hybridagi_steps as hs
+from hybridagi_steps import AgentSession, AgentStep, AgentStepType, StepMemory, StepRunner, errors
+from hybridagi_steps.server.mcp_server import create_mcp_server
+from hybridagi_steps.server.tokens import Caller, TokenScope
+from hybridagi_steps.sessions.repository import SessionRepository, compare_branches, fork_session
+
+SECRET = "peridot"  # noqa: S105 - a word that only Ann has said
+SESSION = "anns-session"
+NO_SESSION = "no-session"
+TOKENS = {user: f"the-test-token-of-{user}" for user in ("ann", "bob")}
+OWN = frozenset({TokenScope.READ, TokenScope.APPEND, TokenScope.DELETE})
+OPEN = {"/", "/healthz"}
+"""Paths that tell nothing of anybody."""
+
+
+class Asked(NamedTuple):
+    """What Bob sends; `{session}` and `{run}` stand for Ann's, or for what is not there."""
+
+    path: str
+    body: Any = None
+    refused: bool = True
+    """Else he is answered, with nothing of Ann's."""
+
+
+ROUTES: dict[tuple[str, str], list[Asked]] = {
+    ("GET", "/search"): [
+        Asked(f"/search?q={SECRET}&k=50", refused=False),
+        Asked(f"/search?q={SECRET}&session_id={{session}}", refused=False),
+        Asked(f"/search?q={SECRET}&run_id={{run}}&expand=program&scope=*", refused=False),
+        Asked(f"/search?q={SECRET}&user_id=ann"),
+    ],
+    ("GET", "/sessions"): [
+        Asked("/sessions", refused=False),
+        Asked("/sessions?user_id=ann"),
+    ],
+    ("GET", "/sessions/{session_id}/steps"): [Asked("/sessions/{session}/steps")],
+    ("GET", "/sessions/{session_id}/steps/{sequence}"): [Asked("/sessions/{session}/steps/1")],
+    ("DELETE", "/sessions/{session_id}/steps"): [Asked("/sessions/{session}/steps?start_seq=1")],
+    ("DELETE", "/sessions/{session_id}"): [Asked("/sessions/{session}")],
+    ("POST", "/sessions/{session_id}/fork"): [Asked("/sessions/{session}/fork", {"sequence": 1})],
+    ("GET", "/sessions/{session_id}/attempts"): [Asked("/sessions/{session}/attempts")],
+    ("GET", "/sessions/{session_id}/compare"): [
+        Asked("/sessions/{session}/compare?branch_a=1&branch_b=1")
+    ],
+    ("GET", "/sessions/{session_id}/context"): [Asked("/sessions/{session}/context?recall=all")],
+    ("POST", "/purge"): [
+        Asked("/purge", {"where": {"user_id": "ann"}}),
+        Asked("/purge", {"where": {"session_id": "{session}"}}, refused=False),
+        Asked("/purge", {"where": {"run_id": "{run}"}}, refused=False),
+    ],
+    ("POST", "/sessions/{session_id}/retry"): [
+        Asked("/sessions/{session}/retry", {"sequence": 1}),
+        Asked("/sessions/{session}/retry", {"sequence": 1, "message": "else"}),
+    ],
+    ("POST", "/sessions/{session_id}/resume"): [Asked("/sessions/{session}/resume")],
+    ("POST", "/chat/stream/v2"): [
+        Asked("/chat/stream/v2", {"message": "me too", "user_id": "ann"}),
+    ],
+    ("GET", "/runs"): [Asked("/runs", refused=False)],
+    ("GET", "/runs/{run_id}"): [Asked("/runs/{run}")],
+    ("GET", "/runs/{run_id}/events"): [Asked("/runs/{run}/events")],
+    ("POST", "/runs/{run_id}/cancel"): [Asked("/runs/{run}/cancel")],
+    ("POST", "/runs/{run_id}/consent"): [
+        Asked("/runs/{run}/consent", {"call_id": "c", "allowed": True})
+    ],
+    ("GET", "/metrics"): [Asked("/metrics")],
+}
+
+
+class World(NamedTuple):
+    """What Ann has, on a server."""
+
+    served: Served
+    memory: StepMemory
+    run_id: str
+    step_id: str
+
+    def ask(self, user: str, method: str, path: str, body: Any = None) -> httpx.Response:
+        """Return the answer to a user."""
+        headers = {"Authorization": f"Bearer {TOKENS[user]}"}
+        return self.served.client.request(method, path, json=body, headers=headers)
+
+    def everything(self) -> list[Any]:
+        """Return all that is stored of Ann's."""
+        store = self.memory.repository().store
+        steps = [step.model_dump(mode="json") for step in self.memory.iter_steps()]
+        return [steps, store.messages(SESSION), store.attempts(SESSION)]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Ann's session with one turn, and a step of it."""
+    with StepMemory(":memory:", embedder="hashing") as memory:
+        callers = {TOKENS[user]: Caller(OWN, user) for user in TOKENS}
+        with serving(memory, echo, callers) as served:
+            headers = {"Authorization": f"Bearer {TOKENS['ann']}"}
+            events = served.chat(SESSION, f"my stone is a {SECRET}", **headers)
+            run_id = events[0].data["run_id"]
+            [step, *_] = memory.run_steps(run_id)
+            yield World(served, memory, run_id, str(step.id))
+
+
+def test_every_route_says_what_another_user_gets(world: World) -> None:
+    routes = world.served.server.config.app.state.routes  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess] - the app
+    known = {
+        (method, route.path.replace(":anything", ""))
+        for route in routes
+        for method in route.methods - {"HEAD"}
+        if route.path not in OPEN
+    }
+    assert known == set(ROUTES)
+
+
+@pytest.mark.parametrize(
+    ("method", "asked"), [(m, a) for (m, _), all_ in ROUTES.items() for a in all_]
+)
+def test_a_route_tells_another_user_nothing(world: World, method: str, asked: Asked) -> None:
+    before = world.everything()
+
+    def told(session: str, run: str) -> tuple[int, str]:
+        names = {"{session}": session, "{run}": run}
+        text = json.dumps([asked.path, asked.body])
+        for name, value in names.items():
+            text = text.replace(name, value)
+        path, body = json.loads(text)
+        answer = world.ask("bob", method, path, body)
+        return answer.status_code, answer.text.replace(session, "S").replace(run, "R")
+
+    status, text = told(SESSION, world.run_id)
+    assert status == (403 if asked.refused else 200), text
+    assert SECRET not in text
+    assert told(NO_SESSION, "no-run") == (status, text)
+    assert world.everything() == before
+
+
+def test_the_owner_is_served(world: World) -> None:
+    for (method, _), all_ in ROUTES.items():
+        for asked in all_:
+            if method == "GET" and asked.path != "/metrics" and "compare" not in asked.path:
+                path = asked.path.replace("{session}", SESSION).replace("{run}", world.run_id)
+                answer = world.ask("ann", method, path)
+                assert answer.status_code == 200, (path, answer.text)
+    hits = world.ask("ann", "GET", f"/search?q={SECRET}").json()["hits"]
+    assert any(SECRET in json.dumps(hit) for hit in hits)
+    assert [
+        each["session_id"] for each in world.ask("ann", "GET", "/sessions").json()["sessions"]
+    ] == [SESSION]
+    assert [each["run_id"] for each in world.ask("ann", "GET", "/runs").json()["runs"]] == [
+        world.run_id
+    ]
+
+
+def test_another_users_session_does_not_go_on(world: World) -> None:
+    before = world.everything()
+    body = {"session_id": SESSION, "message": "me too"}
+    assert world.ask("bob", "POST", "/chat/stream/v2", body).status_code == 403
+    fork = world.ask(
+        "ann", "POST", f"/sessions/{SESSION}/fork", {"sequence": 1, "new_session_id": "f"}
+    )
+    assert fork.status_code == 200
+    assert world.ask("bob", "GET", "/sessions/f/steps").status_code == 403
+    assert world.everything() == before
+
+
+def test_a_run_in_flight_is_its_users(world: World) -> None:
+    from server_cases import Told
+
+    told = Told()
+    runner = StepRunner(told, world.memory)
+    callers = {TOKENS[user]: Caller(OWN, user) for user in TOKENS}
+    with serving(world.memory, runner, callers) as served:
+        here = world._replace(served=served)
+        headers = {"Authorization": f"Bearer {TOKENS['ann']}"}
+        body = {"session_id": "live", "message": "go"}
+        with served.client.stream("POST", "/chat/stream/v2", json=body, headers=headers) as answer:
+            events = events_of(answer.iter_bytes())
+            run_id = next(events).data["run_id"]
+            for method, path in [("GET", ""), ("GET", "/events"), ("POST", "/cancel")]:
+                assert here.ask("bob", method, f"/runs/{run_id}{path}").status_code == 403
+            assert here.ask("ann", "GET", f"/runs/{run_id}").json()["live"] is True
+            told.say("done")
+            told.end()
+            assert [event.kind for event in events][-1] == "run_completed"
+
+
+def test_a_token_for_other_memories_is_refused() -> None:
+    caller = Caller(OWN, "ann", frozenset({"elsewhere"}))
+    with StepMemory(":memory:") as memory, serving(memory, None, {TOKENS["ann"]: caller}) as served:
+        headers = {"Authorization": f"Bearer {TOKENS['ann']}"}
+        assert served.client.get("/sessions", headers=headers).status_code == 403
+
+
+def test_who_may_act_as_any_user_sees_everybody_and_one(world: World) -> None:
+    client = world.served.client
+    assert client.get("/sessions").json()["sessions"][0]["user_id"] == "ann"
+    assert client.get("/sessions?user_id=bob").json()["sessions"] == []
+    hits = client.get(f"/search?q={SECRET}&user_id=ann").json()["hits"]
+    assert hits
+    assert client.get(f"/search?q={SECRET}&user_id=bob").json()["hits"] == []
+    assert client.get(f"/sessions/{SESSION}/steps").status_code == 200
+
+
+def test_erasing_is_for_those_who_may_delete(world: World) -> None:
+    caller = Caller(frozenset({TokenScope.APPEND}), "ann")
+    with serving(world.memory, None, {TOKENS["ann"]: caller}) as served:
+        here = world._replace(served=served)
+        where = {"where": {"run_id": world.run_id}}
+        assert here.ask("ann", "POST", "/purge", where).status_code == 403
+    refused = world.ask("ann", "POST", "/purge", {"where": {}})
+    assert refused.status_code == 422
+    erased = world.ask("ann", "DELETE", f"/sessions/{SESSION}").json()
+    assert erased["erased"] > 0
+    assert erased["unreached"] == []
+    assert world.ask("ann", "GET", "/sessions").json()["sessions"] == []
+    assert SECRET not in json.dumps([s.model_dump(mode="json") for s in world.memory.iter_steps()])
+
+
+CALLS: dict[str, Callable[[SessionRepository, str], Any]] = {
+    "save_step": lambda repo, s: repo.save_step(message(s)),
+    "save_steps_batch": lambda repo, s: repo.save_steps_batch([message(s)]),
+    "append": lambda repo, s: repo.append(s, [{"role": "user", "content": "me too"}]),
+    "commit": lambda repo, s: repo.commit(s, [{"role": "user", "content": "me too"}]),
+    "get_steps": lambda repo, s: repo.get_steps(s),
+    "get_step": lambda repo, s: repo.get_step(s, 1),
+    "get_last_step": lambda repo, s: repo.get_last_step(s),
+    "get_step_count": lambda repo, s: repo.get_step_count(s),
+    "delete_steps": lambda repo, s: repo.delete_steps(s, 1),
+    "sessions": lambda repo, _: repo.sessions(user_id="ann"),
+    "fork": lambda repo, s: repo.fork(s, 1),
+    "branch_at": lambda repo, s: repo.branch_at(s, 1),
+    "adopt": lambda repo, s: repo.adopt(s, 1),
+    "attempts": lambda repo, s: repo.attempts(s),
+    # What stands beside the class:
+    "compare_branches": lambda repo, s: compare_branches(repo, s, 1, 1),
+    "fork_session": lambda repo, s: fork_session(s, 1, repo),
+    "build_context_from_steps": lambda repo, s: hs.build_context_from_steps(s, repo),
+    "get_context_summary": lambda repo, s: hs.get_context_summary(s, repo),
+}
+BESIDE = {"compare_branches", "fork_session", "build_context_from_steps", "get_context_summary"}
+WRITES = {"save_step", "save_steps_batch", "append", "commit"}
+"""What begins a session that is not there."""
+
+
+def message(session_id: str) -> Any:
+    """A message that could come next."""
+    from hybridagi_steps import Step
+
+    return Step.model_validate(
+        {"session_id": session_id, "sequence": 3, "role": "user", "content": "x"}
+    )
+
+
+def test_every_call_of_sessions_says_what_another_user_gets() -> None:
+    calls = {
+        name
+        for name, value in vars(SessionRepository).items()
+        if inspect.iscoroutinefunction(value) and not name.startswith("_")
+    }
+    assert calls == set(CALLS) - BESIDE
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_about_another_users_session_is_refused(world: World, name: str) -> None:
+    before, bobs = world.everything(), world.memory.repository(user_id="bob")
+    for session in (SESSION, NO_SESSION) if name not in WRITES else (SESSION,):
+        with pytest.raises(errors.NotAllowedError) as refused:
+            asyncio.run(CALLS[name](bobs, session))
+        assert SECRET not in str(refused.value)
+    assert world.everything() == before
+    assert asyncio.run(bobs.sessions()) == []
+
+
+def test_a_user_writes_in_that_users_name_only(memory: StepMemory) -> None:
+    bobs = memory.repository(user_id="bob")
+    [said] = asyncio.run(bobs.append("b", [{"role": "user", "content": "hi"}]))
+    assert said.user_id == memory.repository().store.session_owner("b") == "bob"
+    with pytest.raises(errors.NotAllowedError):
+        asyncio.run(bobs.append("b", [{"role": "user", "content": "hi", "user_id": "ann"}]))
+    anns = AgentStep(step_type=AgentStepType.Action, user_id="ann")
+    with pytest.raises(errors.NotAllowedError):
+        asyncio.run(bobs.commit("b", [], [anns]))
+
+
+RUNS: dict[str, Callable[[StepRunner, AgentSession], Any]] = {
+    "run_stream": lambda runner, session: runner.run_stream(session, "me too"),
+    "resume_from_user_step": lambda runner, session: runner.resume_from_user_step(
+        session, message(session.session_id)
+    ),
+    "resume": lambda runner, session: runner.resume(session),
+    "retry": lambda runner, session: runner.retry(session, 1),
+    "edit": lambda runner, session: runner.edit(session, 1, "else"),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_no_run_begins_in_another_users_session(world: World, name: str) -> None:
+    before, runner = world.everything(), StepRunner(echo, world.memory)
+
+    async def read() -> None:
+        async for _ in RUNS[name](runner, AgentSession(SESSION, "bob")):
+            pass
+
+    with pytest.raises(errors.NotAllowedError):
+        asyncio.run(read())
+    assert world.everything() == before
+
+
+def test_no_tool_of_mcp_tells_another_users_steps(world: World) -> None:
+    server = create_mcp_server(world.memory, "bob")
+
+    async def told(name: str, **arguments: Any) -> str:
+        try:
+            return str(await server.call_tool(name, arguments))
+        except Exception as error:
+            return f"refused: {error}"
+
+    async def ask() -> dict[str, list[str]]:
+        listed = {tool.name for tool in await server.list_tools()}
+        asked = {
+            "search_steps": [
+                await told("search_steps", query=SECRET),
+                await told("search_steps", like=world.step_id),
+                await told("search_steps", query=SECRET, where={"user_id": "ann"}),
+            ],
+            "get_run": [await told("get_run", run_id=world.run_id)],
+            "add_step": [await told("add_step", step_type="Action", inputs={"purpose": "mine"})],
+        }
+        assert listed == set(asked)
+        return asked
+
+    answers = asyncio.run(ask())
+    assert SECRET not in str(answers["search_steps"][0]) + str(answers["get_run"])
+    assert all("refused" in text for text in (*answers["search_steps"][1:], *answers["get_run"]))
+    own = [step.user_id for step in world.memory.iter_steps() if step.purpose == "mine"]
+    assert own == ["bob"]
