@@ -207,9 +207,14 @@ async def preview_context(
     return answer({"messages": made.messages, "receipt": _receipt(made.receipt)})
 
 
-@router.delete(SESSION, response_model=shapes.Erasure, responses=problems(404, 409))
+@router.delete(
+    "/sessions/{session_id}", response_model=shapes.Erasure, responses=problems(404, 409)
+)
 async def purge_session(shared: Shared, session_id: SessionId) -> Response:
-    """Erase a session for good: messages, attempts, AgentSteps; what a fork reads stays with it."""
+    """Erase a session for good: messages, attempts, AgentSteps; what a fork reads stays with it.
+
+    One with a slash in its id is erased by `/purge`: here that could be another route's path.
+    """
     _check_idle(shared, session_id)
 
     def erase() -> Erased:
