@@ -178,20 +178,11 @@ class StepMemory(Scoring):
             self._search.work_off()
 
     def repository(self, *, user_id: str | None = None) -> SessionRepository:
-        """Return the sessions of this memory, for async callers; see `SessionRepository`.
-
-        Args:
-            user_id: Whose; other users' are refused with NotAllowedError. None: everybody's.
-        """
+        """Return the sessions of this memory, for async callers; with `user_id` that user's only."""
         from hybridagi_steps.sessions.repository import SessionRepository
 
-        return SessionRepository(
-            self._open_store,
-            memory=self,
-            admit=self._admitted,
-            stored=self._count,
-            user_id=user_id,
-        )
+        own: dict[str, Any] = {"admit": self._admitted, "stored": self._count, "user_id": user_id}
+        return SessionRepository(self._open_store, memory=self, **own)
 
     def delete(self, ids: StepId | Iterable[StepId]) -> int:
         """Delete steps with their text and embedding; return how many there were."""
