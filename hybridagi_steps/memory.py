@@ -178,7 +178,7 @@ class StepMemory(Scoring):
             self._search.work_off()
 
     def repository(self, *, user_id: str | None = None) -> SessionRepository:
-        """Return the sessions of this memory, for async callers; with `user_id` that user's only."""
+        """Return the sessions of this memory, for async callers; or those of one user."""
         from hybridagi_steps.sessions.repository import SessionRepository
 
         own: dict[str, Any] = {"admit": self._admitted, "stored": self._count, "user_id": user_id}

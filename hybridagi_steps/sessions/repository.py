@@ -2,7 +2,7 @@
 
 SessionRepository has the calls that session code expects, over the store of a memory, whose
 promises it shares: checked, redacted, durable on return. What the store does by itself is
-synchronous and stands in `repository.store`. Running an agent in a session is not done here.
+synchronous and stands in `repository.store`. No agent is run here.
 """
 
 from __future__ import annotations
@@ -37,10 +37,7 @@ log = logging.getLogger("hybridagi_steps")
 
 Message = Step | Mapping[str, Any]
 """A Step, or a message in a provider's form: `{"role": "user", "content": "Hello"}`."""
-_BETWEEN_CALLS = (
-    "fork of session %r at %d: that is between tool calls and their results; the new session "
-    "shares 1 to %d."
-)
+_BETWEEN_CALLS = "fork of session %r at %d: between calls and results; the new one shares 1 to %d."
 T = TypeVar("T")
 M = TypeVar("M", Step, AgentStep)
 
@@ -305,7 +302,7 @@ class SessionRepository:
             NotAllowedError: This acts for another user.
         """
         limit, offset = checked_page(limit, offset)
-        if self.user_id is not None and user_id not in (None, self.user_id):
+        if user_id not in (None, self.user_id or user_id):
             raise NotAllowedError(f"this acts for another user than {user_id!r}.")
         ask, whose = self.store.sessions, self.user_id or user_id
         return await in_thread(lambda: ask(limit=limit, offset=offset, user_id=whose))
@@ -396,5 +393,6 @@ async def compare_branches(
         UnknownSessionError: No such session.
         SequenceConflictError: A branch is not one of this session.
     """
+    check_session(session_id, left, right)
     call = partial(compare, repo.store, session_id, left, right)
     return await repo._asked(session_id, call)  # noqa: SLF001 - a call of the repository, too  # pyright: ignore[reportPrivateUsage]
