@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,6 @@ from hybridagi_steps.cli.options import AsJson, opened
 if TYPE_CHECKING:
     from hybridagi_steps.planning.example_tasks import Task
     from hybridagi_steps.planning.results import PlanResult
-    from hybridagi_steps.workspace.workspace import Workspace
 
 FAILED = 1
 """Exit code of a plan that did not succeed."""
@@ -32,7 +31,33 @@ _PlanFile = Annotated[
 ]
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Only make and print a plan.")]
 _Allow = Annotated[
-    list[str] | None, typer.Option("--allow", help="A command that steps may run; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        help="A command that steps may run; repeatable. Confined to DIR by bubblewrap where that "
+        "is installed; elsewhere it has your rights, and find -exec, sed e, "
+        "tar --checkpoint-action and any test runner are arbitrary code.",
+    ),
+]
+_AllowRead = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-read",
+        help="What a confined command may read beside DIR and the system's programs; repeatable.",
+        metavar="PATH",
+    ),
+]
+_Sandbox = Annotated[
+    str, typer.Option("--sandbox", help="Confine commands: auto, required or off.")
+]
+_AllowWrite = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-write",
+        help="A place that steps may change although others run it, such as .github/workflows, "
+        ".envrc or .vscode; repeatable.",
+        metavar="PLACE",
+    ),
 ]
 _Parallel = Annotated[int, typer.Option("--parallel", min=1, help="Steps at once.")]
 _Replans = Annotated[
@@ -70,6 +95,9 @@ def plan(
     plan_file: _PlanFile = None,
     dry_run: _DryRun = False,
     allow: _Allow = None,
+    allow_read: _AllowRead = None,
+    allow_write: _AllowWrite = None,
+    sandbox: _Sandbox = "auto",
     parallel: _Parallel = 4,
     replans: _Replans = 1,
     max_tokens: _MaxTokens = None,
@@ -88,6 +116,7 @@ def plan(
     from contextlib import ExitStack
 
     from hybridagi_steps.cli import render
+    from hybridagi_steps.workspace.workspace import Workspace
 
     replayed = _task(task, workspace) if task else None
     wanted = requirement or (replayed.requirement if replayed else "")
@@ -99,7 +128,13 @@ def plan(
         options: dict[str, Any] = {
             "lm": _model(replayed, model, api_base),
             "memory": stack.enter_context(opened(db, "default")) if db else None,
-            "workspace": _workspace(workspace, commands),
+            "workspace": Workspace(
+                workspace,
+                commands=commands,
+                sandbox=sandbox,  # pyright: ignore[reportArgumentType] - checked there
+                readable=allow_read or (),
+                consent=_consent(allow_write or ()),
+            ),
             "max_parallel": parallel,
             "max_replans": replans,
             "max_tokens": max_tokens,
@@ -192,10 +227,9 @@ def _model(replayed: Task | None, name: str, api_base: str | None) -> Any:
     return named_model(name, api_base)
 
 
-def _workspace(directory: Path, commands: Sequence[str]) -> Workspace:
-    from hybridagi_steps.workspace.workspace import Workspace
-
-    return Workspace(directory, commands=commands)
+def _consent(granted: Sequence[str]) -> Callable[[str], bool]:
+    """Return who consents to changes of the places that were named, and of no other."""
+    return {place.removeprefix("./").rstrip("/") for place in granted}.__contains__
 
 
 def _plan_text(path: Path | None) -> str | None:

@@ -4,6 +4,10 @@ Compares states path by path. A path that somebody else has changed meanwhile, t
 a conflict; then nothing is merged. Files of the workspace are read and written by snapshot.py. The
 folder of a copy is locked as long as its process lives; whoever makes the next one removes those of
 this user whose process is gone, however that ended.
+
+Guarded places are what version control, build services, shells and editors run for a person: a step
+that writes there runs code later, outside of every sandbox, so it needs consent when it writes a
+file there, when its changes are merged, or when a command in the workspace itself has ended.
 """
 
 from __future__ import annotations
@@ -12,14 +16,16 @@ import fcntl
 import os
 import posixpath
 import shutil
+import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from hybridagi_steps.errors import ArtifactConflictError, WorkspaceError
+from hybridagi_steps.workspace.confined import ConfinedDirectory, path_parts
 from hybridagi_steps.workspace.snapshot import Entry, Manifest
 
 _MOST_NAMED = 20
@@ -27,6 +33,12 @@ _MOST_NAMED = 20
 _PREFIX = "steps-overlay-"
 _LOCK = "lock"
 _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+Consent = Callable[[str], bool]
+"""Says whether a guarded place may be changed."""
+Places = dict[str, tuple[int, int]]
+"""Guarded places that are there, each with its device and inode."""
 
 
 class Change(NamedTuple):
@@ -144,6 +156,96 @@ def refuse_links_out(changes: Changes) -> None:
         reached = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
         if reached.startswith("/") or reached.split("/")[0] == "..":
             raise WorkspaceError(f"the link {path!r} leads out of the workspace, to {target!r}")
+
+
+_GUARDED = frozenset(
+    {
+        *(".git", ".hg", ".svn", ".husky", ".pre-commit-config.yaml"),
+        *(".circleci", ".gitlab-ci.yml", ".github/workflows", ".github/actions"),
+        *(".envrc", ".devcontainer", ".vscode", ".idea", ".zed", ".fleet"),
+        *(".dir-locals.el", ".exrc", ".nvim.lua"),
+    }
+)
+"""What version control, build services, shells and editors run when a person uses them."""
+
+
+def guarded_place(path: str, *, directory: bool = False) -> str | None:
+    """Return the file or folder at or above a path that others run, None if there is none."""
+    parts = path.split("/")
+    lower = [part.casefold() for part in parts]
+    for number, name in enumerate(lower, start=1):
+        pair = "/".join(lower[number - 2 : number])
+        # No link nor file may stand in for a folder that holds such a place.
+        as_folder = name == ".github" and number == len(parts) and not directory
+        if name in _GUARDED or pair in _GUARDED or as_folder:
+            return "/".join(parts[:number])
+    return None
+
+
+class Consents:
+    """The places that may be changed, as far as somebody was asked; shared by copies."""
+
+    def __init__(self, consent: Consent | None) -> None:
+        self._consent, self._granted = consent, set[str]()
+
+    def ask(self, path: str, *, directory: bool = False) -> None:
+        """Pass if what is at a path may be changed."""
+        place = guarded_place("/".join(path_parts(path)), directory=directory)
+        if place is None or place in self._granted:
+            return
+        if self._consent is None or self._consent(place) is not True:
+            raise WorkspaceError(
+                f"{place!r} is what version control, a build service, a shell or an editor runs: "
+                "changing it needs consent, Workspace(consent=…); nothing was changed there."
+            )
+        self._granted.add(place)
+
+    def ask_for(self, changes: Changes) -> None:
+        """Pass if all that a step has changed may be changed."""
+        for path, change in changes.paths.items():
+            folders = all(entry is None or entry.kind == "dir" for entry in change)
+            self.ask(path, directory=folders)
+
+    def ungranted(self, root: Path) -> Places:
+        """Return the places in a directory for which there is no consent yet."""
+        found = guarded_places(root)
+        return {place: inode for place, inode in found.items() if place not in self._granted}
+
+    def remove_unasked(self, directory: ConfinedDirectory, before: Places) -> None:
+        """Remove the places that a command has made, but for those that get consent now."""
+        refused: list[WorkspaceError] = []
+        for place, inode in self.ungranted(directory.root).items():
+            try:
+                if inode not in before.values():  # else it was only moved, and could not be written
+                    self.ask(place)
+            except WorkspaceError as error:
+                _remove_whole(directory, place)
+                refused.append(error)
+        if refused:
+            raise refused[0]
+
+
+def _remove_whole(directory: ConfinedDirectory, path: str) -> None:
+    found = directory.stat(path)
+    if found is not None and found.kind == "dir":
+        for inner in reversed(list(directory.walk(path))):
+            directory.remove(inner.path)
+    directory.remove(path)
+
+
+def guarded_places(root: Path) -> Places:
+    """Return the guarded places below a directory."""
+    found: Places = {}
+    for folder, directories, names in os.walk(root):
+        for name in [*directories, *names]:
+            path = Path(folder, name)
+            status = path.lstat()
+            place = path.relative_to(root).as_posix()
+            if guarded_place(place, directory=stat.S_ISDIR(status.st_mode)) == place:
+                found[place] = (status.st_dev, status.st_ino)
+                if name in directories:
+                    directories.remove(name)
+    return found
 
 
 def _clashes(path: str, change: Change, changes: Changes, now: Manifest) -> bool:

@@ -1,12 +1,18 @@
 """One command in a directory: no shell, a short environment, a time limit, a cap on its output.
 
-What ends with the time limit is the whole process group, background children included. This is not
-a sandbox: a program that may run can do what its user can; the list of what may run is the fence.
-Only a process that leaves its group (`setsid`) outlives its command.
+The list says which programs start. What they do is confined where the system has bubblewrap: system
+programs to read, one directory to write, no network, no other processes, made of namespaces of
+Linux, so it holds for whatever a program makes of its arguments and for code that it runs. Where it
+is not, commands have the rights of this process, and `UNCONFINED` says what that does not hold.
+Memory and processor are not limited. What ends with the time limit is the whole process group, and
+in a sandbox every process; without one, a process that leaves its group (`setsid`) lives on.
+
+Reference: https://github.com/containers/bubblewrap.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import selectors
 import shlex
@@ -16,16 +22,53 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-from hybridagi_steps.errors import CommandNotAllowedError, WorkspaceError
+from hybridagi_steps.errors import CommandNotAllowedError, InvalidSettingError, WorkspaceError
+
+Confine = Callable[[Sequence[str], Path], list[str]]
+"""Puts a command, with a home of its own, into a sandbox."""
+
+Sandboxing = Literal["auto", "required", "off"]
+"""Whether commands are confined: where the system can, always, or never."""
+
+_log = logging.getLogger(__name__)
 
 _SHELL_WORDS = frozenset({"|", "||", "&&", "&", ";", ">", ">>", "<", "2>", "2>&1", "<<"})
 _CHUNK = 65_536
 _GRACE_SECONDS = 0.5
+
+
+UNCONFINED = (
+    "commands are not confined here ({why}): the list says which programs start, not what they do. "
+    "Arguments may lead anywhere, and find -exec, sed's e and w, tar --checkpoint-action and any "
+    "test runner are arbitrary code with your rights. Install bubblewrap (Linux), or allow no "
+    "command that you would not let the model have a shell for."
+)
+
+_PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "opt", "nix/store", "gnu/store")
+_SETTINGS = (  # of /etc: what programs need to start, and no secrets
+    "alternatives",
+    "ca-certificates",
+    "fonts",
+    "group",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "mime.types",
+    "nsswitch.conf",
+    "passwd",
+    "ssl",
+)
+_SYSTEM = (*(f"/{path}" for path in _PROGRAMS), *(f"/etc/{path}" for path in _SETTINGS))
+_ISOLATED = ("--unshare-all", "--die-with-parent", "--cap-drop", "ALL")
+_OWN = ("--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp")  # noqa: S108 - the command's own
+_PROBE_SECONDS = 20.0
 
 
 class CommandResult(NamedTuple):
@@ -33,7 +76,8 @@ class CommandResult(NamedTuple):
 
     argv: tuple[str, ...]
     exit_code: int | None
-    """None when it was stopped at its time limit; negative when a signal ended it."""
+    """None when it was stopped at its time limit; negative when a signal ended it, and 128 and the
+    signal's number in a sandbox."""
     output: str
     """Both streams as they came; the middle is left out when they are long, and that is said."""
     timed_out: bool
@@ -47,18 +91,28 @@ class CommandResult(NamedTuple):
 
 
 class AllowedCommands:
-    """The commands that may run, each as the beginning of an argument list.
+    """The commands that may run, each as the beginning of an argument list, and how they run.
 
     Args:
         commands: Such as `"python -m unittest"` or `"ls"`. The words stand for themselves: what is
             run must begin with them. `python` is the interpreter that runs this library.
+        sandbox: Whether they are confined.
+        readable: What they may read in a sandbox, beside the system's programs and this Python.
     """
 
-    def __init__(self, commands: Iterable[str] | str = ()) -> None:
+    def __init__(
+        self,
+        commands: Iterable[str] | str = (),
+        *,
+        sandbox: Sandboxing = "off",
+        readable: Iterable[Path | str] = (),
+    ) -> None:
         listed = [commands] if isinstance(commands, str) else commands
         self._beginnings = [_words(command) for command in listed]
         if not all(self._beginnings):
             raise CommandNotAllowedError("an allowed command needs at least one word")
+        self._readable = [_existing(path) for path in readable]
+        self.confined = _is_confined(sandbox, self.listed)
 
     def __str__(self) -> str:
         """The list as people read it."""
@@ -69,7 +123,7 @@ class AllowedCommands:
         """The commands as they were given."""
         return [shlex.join(words) for words in self._beginnings]
 
-    def checked(self, argv: Sequence[str], root: Path) -> list[str]:
+    def checked(self, argv: Sequence[str]) -> list[str]:
         """Return the argument list to run, its program as an absolute path."""
         words = list(argv)
         if not any(tuple(words[: len(begin)]) == begin for begin in self._beginnings):
@@ -77,9 +131,37 @@ class AllowedCommands:
         for word in words[1:]:
             if word in _SHELL_WORDS:
                 raise CommandNotAllowedError(f"there is no shell here: {word!r} has no meaning")
-            if "\0" in word or _leaves(word, root):
-                raise CommandNotAllowedError(f"the argument {word!r} reaches out of the workspace")
+            if "\0" in word:
+                raise CommandNotAllowedError(f"the argument {word!r:.80} holds a NUL")
         return [_program(words[0]), *words[1:]]
+
+    def run(
+        self,
+        argv: Sequence[str],
+        directory: Path,
+        *,
+        timeout_seconds: float,
+        output_bytes: int,
+        protected: Iterable[str] = (),
+    ) -> CommandResult:
+        """Run a command if it is allowed; as `run_command`.
+
+        Args:
+            argv: Program and arguments.
+            directory: Where it runs, and in a sandbox all that it may change.
+            timeout_seconds: When it is stopped.
+            output_bytes: How much of its output is kept.
+            protected: Paths below the directory that it may only read in a sandbox.
+        """
+        kept = [directory / path for path in protected]
+        confine = partial(sandboxed, directory=directory, readable=self._readable, protected=kept)
+        return run_command(
+            self.checked(argv),
+            directory,
+            timeout_seconds=timeout_seconds,
+            output_bytes=output_bytes,
+            confine=confine if self.confined else None,
+        )
 
 
 def _words(command: str) -> tuple[str, ...]:
@@ -89,8 +171,86 @@ def _words(command: str) -> tuple[str, ...]:
         raise CommandNotAllowedError(f"{command!r} cannot be read as a command: {error}") from error
 
 
+def _is_confined(wanted: Sandboxing, commands: Sequence[str]) -> bool:
+    """Whether commands run in a sandbox; say so where they cannot."""
+    if wanted not in get_args(Sandboxing):
+        raise InvalidSettingError(f"sandbox is 'auto', 'required' or 'off', not {wanted!r:.80}.")
+    if wanted == "off" or not commands:
+        return False
+    if not (why := refusal()):
+        return True
+    if wanted == "required":
+        raise WorkspaceError(
+            f"{why}: install bubblewrap, or say sandbox='off' and read what that does not hold."
+        )
+    _log.warning(UNCONFINED.format(why=why))
+    return False
+
+
+def _existing(path: Path | str) -> Path:
+    found = Path(path).resolve()
+    if not found.exists():
+        raise WorkspaceError(f"readable={str(path)!r} is not there.")
+    return found
+
+
+def sandboxed(
+    argv: Sequence[str],
+    home: Path,
+    *,
+    directory: Path,
+    readable: Iterable[Path] = (),
+    protected: Iterable[Path] = (),
+) -> list[str]:
+    """Return the argument list that runs a command confined.
+
+    Args:
+        argv: The command, its program as an absolute path.
+        home: For its temporary files.
+        directory: Where it works, and what it may change.
+        readable: What it may read beside the system's programs and this Python.
+        protected: What in `directory` it may only read.
+    """
+    seen = [*map(Path, (*_SYSTEM, sys.base_prefix, sys.prefix)), *readable]
+    program = Path(argv[0])
+    for path in (program, program.resolve()):
+        if not any(path.is_relative_to(other) for other in (*seen, directory)):
+            seen.append(path)
+    mounts = [("--ro-bind-try", path) for path in seen]
+    mounts += [("--bind", directory), ("--bind", home)]
+    mounts += [("--ro-bind", path) for path in protected]
+    placed = [str(word) for kind, path in mounts for word in (kind, path, path)]
+    inside = ["--remount-ro", "/", "--chdir", str(directory), "--", *argv]
+    return [_bwrap(), *_ISOLATED, *_OWN, *placed, *inside]
+
+
+@cache
+def refusal() -> str:
+    """Return why commands cannot be confined on this machine; empty when they can."""
+    if not _bwrap():
+        return "bubblewrap, bwrap, is not installed"
+    probe = [_bwrap(), *_ISOLATED, *_OWN, "--ro-bind", "/", "/", "--", "/bin/sh", "-c", ":"]
+    try:
+        tried = subprocess.run(  # noqa: S603 - no word of it comes from outside
+            probe, capture_output=True, check=False, timeout=_PROBE_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"bwrap cannot be run: {error}"
+    said = tried.stderr.decode("utf-8", "replace").strip()
+    return f"bwrap fails: {said[:200] or tried.returncode}" if tried.returncode else ""
+
+
+def _bwrap() -> str:
+    return shutil.which("bwrap") or ""
+
+
 def run_command(
-    argv: Sequence[str], directory: Path, *, timeout_seconds: float, output_bytes: int
+    argv: Sequence[str],
+    directory: Path,
+    *,
+    timeout_seconds: float,
+    output_bytes: int,
+    confine: Confine | None = None,
 ) -> CommandResult:
     """Run a command and wait for it.
 
@@ -99,12 +259,14 @@ def run_command(
         directory: Where it runs.
         timeout_seconds: When it and its children are killed.
         output_bytes: How much of its output is kept: the first and the last half of so much.
+        confine: Returns the command in a sandbox that may write below the directory, and below
+            the home that it is given.
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="steps-home-", ignore_cleanup_errors=True) as home:
         try:
             process = subprocess.Popen(  # noqa: S603 - no shell, the program is on the list
-                list(argv),
+                list(argv) if confine is None else confine(argv, Path(home)),
                 cwd=directory,
                 env=_environment(home),
                 stdin=subprocess.DEVNULL,
@@ -224,18 +386,3 @@ def _program(name: str) -> str:
     if found is None:
         raise CommandNotAllowedError(f"the program {name!r} is allowed but not installed")
     return str(Path(found).absolute())
-
-
-def _leaves(word: str, root: Path) -> bool:
-    """Whether an argument is a path out of the workspace, bare or behind `--option=`."""
-    if any(letter.isspace() for letter in word):
-        return False  # code or prose, not a path
-    path = word.partition("=")[2] if word.startswith("-") else word
-    if path.startswith("~"):
-        return True
-    if ".." in path.split("/"):
-        return True
-    try:
-        return not (root / path).resolve().is_relative_to(root)  # a link may lead out
-    except (OSError, RuntimeError, ValueError):
-        return True

@@ -85,6 +85,21 @@ def take_manifest(
     return manifest
 
 
+def copy_files(source: ConfinedDirectory, target: ConfinedDirectory, limits: Limits) -> Manifest:
+    """Copy what a directory holds; return what was copied, by the contents that were read."""
+
+    def write(path: str, entry: Entry, content: bytes) -> None:
+        target.write_bytes(path, content, mode=entry.mode, sync=False)
+
+    manifest = take_manifest(source, limits, write)
+    for path, entry in manifest.items():
+        if entry.kind == "dir":
+            target.make_directory(path, entry.mode)
+        elif entry.kind == "link":
+            target.write_link(path, entry.content)
+    return manifest
+
+
 def digest(content: bytes) -> str:
     """Return the name of a content."""
     return hashlib.sha256(content).hexdigest()

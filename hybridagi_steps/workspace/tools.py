@@ -67,7 +67,8 @@ def workspace_tools(workspace: Workspace) -> list[Callable[..., str]]:
 
     run_command.__doc__ = (
         "Run a command in the workspace, without a shell; return exit code and output. "
-        f"Allowed beginnings: {workspace.commands}"
+        + ("There is no network. " if workspace.commands.confined else "")
+        + f"Allowed beginnings: {workspace.commands}"
     )
     tools: list[Callable[..., str]] = [read_file, write_file, list_files, search_files]
     return [*tools, run_command] if workspace.commands.listed else tools

@@ -22,18 +22,20 @@ from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.errors import WorkspaceError
 from hybridagi_steps.workspace.changes import (
     Changes,
+    Consent,
+    Consents,
     OverlayFolder,
+    Places,
     make_changes,
     merged,
     refuse_links_out,
     sizes_after,
 )
-from hybridagi_steps.workspace.command import AllowedCommands, CommandResult, run_command
+from hybridagi_steps.workspace.command import AllowedCommands, CommandResult, Sandboxing
 from hybridagi_steps.workspace.confined import (
     ConfinedDirectory,
     FoundLine,
     list_files,
-    path_parts,
     search_lines,
 )
 from hybridagi_steps.workspace.snapshot import (
@@ -41,14 +43,12 @@ from hybridagi_steps.workspace.snapshot import (
     Entry,
     Limits,
     Manifest,
+    copy_files,
     difference,
     take_manifest,
 )
 
 DEFAULT_LIMITS = Limits()
-
-_HISTORIES = frozenset({".git", ".hg", ".svn"})
-"""Where a written file (a hook) would run when a person uses version control."""
 
 
 class Workspace:
@@ -66,9 +66,17 @@ class Workspace:
         limits: How large the whole may be for snapshots and overlays.
         durable: Whether writes are on the disk on return; without it they survive a killed process
             and not a power failure.
+        sandbox: Whether commands are confined by bubblewrap to the directory, without network:
+            `auto` where the system can, else with a warning in the log; `required`; `off`.
+        readable: Directories and files that commands in a sandbox may read, beside the system's
+            programs, this Python and the workspace.
+        consent: Says whether a place may be changed that others run, such as `.git`,
+            `.github/workflows`, `.envrc`, `.vscode`; asked once a place, from any thread, until it
+            says yes. Without it nothing there is changed.
 
     Raises:
-        WorkspaceError: `root` is no directory, or `state` lies inside it.
+        WorkspaceError: `root` is no directory, `state` lies inside it, what is `readable` is not
+            there, or a sandbox is required and cannot be had.
     """
 
     def __init__(
@@ -82,14 +90,18 @@ class Workspace:
         timeout_seconds: float = 60.0,
         limits: Limits = DEFAULT_LIMITS,
         durable: bool = True,
+        sandbox: Sandboxing = "auto",
+        readable: Iterable[Path | str] = (),
+        consent: Consent | None = None,
     ) -> None:
         self.directory = ConfinedDirectory(root)
-        self.commands = AllowedCommands(commands)
+        self.commands = AllowedCommands(commands, sandbox=sandbox, readable=readable)
         self.read_limit, self.output_bytes = read_bytes, output_bytes
         self.timeout_seconds, self.limits, self.durable = timeout_seconds, limits, durable
         self.state = Path(state).resolve() if state else _default_state(self.root)
         if self.state.is_relative_to(self.root):
             raise WorkspaceError(f"the state folder {self.state} must be outside of the workspace")
+        self._consents = Consents(consent)
         self._log = ChangeLog(self.state, self.directory, sync=durable)
         self._lock = ForkSafeLock()
         if self._log.pending:
@@ -129,11 +141,10 @@ class Workspace:
         """Write a file whole, with the directories above it; its permissions stay.
 
         Raises:
-            WorkspaceError: The path is outside, goes through a link or into `.git` and the like, or
-                the content is too large.
+            WorkspaceError: The path is outside, goes through a link or into what others run without
+                consent, or the content is too large.
         """
-        if not _HISTORIES.isdisjoint(part.casefold() for part in path_parts(path)):
-            raise WorkspaceError(f"{path!r}: the files of version control are not for writing")
+        self._consents.ask(path)
         data = content if isinstance(content, bytes) else _encoded(path, content)
         if len(data) > self.limits.file_bytes:
             raise WorkspaceError(
@@ -143,6 +154,7 @@ class Workspace:
 
     def remove(self, path: str) -> None:
         """Remove a file, a link or an empty directory; nothing there is no fault."""
+        self._consents.ask(path)
         self.directory.remove(path)
 
     def exists(self, path: str) -> bool:
@@ -180,15 +192,27 @@ class Workspace:
 
         Raises:
             CommandNotAllowedError: It is not on the list.
-            WorkspaceError: It could not be started.
+            WorkspaceError: It could not be started, or in a sandbox it made what others run without
+                consent; that is removed.
         """
-        checked = self.commands.checked(argv, self.root)
-        return run_command(
-            checked,
+        guarded = self._guarded() if self.commands.confined else Places()
+        result = self.commands.run(
+            argv,
             self.root,
             timeout_seconds=timeout_seconds or self.timeout_seconds,
             output_bytes=self.output_bytes,
+            protected=guarded,
         )
+        if self.commands.confined:
+            self._end_of_command(guarded)
+        return result
+
+    def _guarded(self) -> Places:
+        """Return what a command may only read."""
+        return self._consents.ungranted(self.root)
+
+    def _end_of_command(self, guarded: Places) -> None:
+        self._consents.remove_unasked(self.directory, guarded)
 
     def snapshot(self, plan_run: str | None = None) -> str:
         """Keep all that the workspace holds, and return the id to come back to it.
@@ -263,10 +287,12 @@ class Workspace:
         Raises:
             ArtifactConflictError: A file was changed here since the overlay was made, to something
                 else; names all such files. Nothing was merged.
-            WorkspaceError: A link leads out of the workspace, it would hold more than its limits,
-                or a write failed. Nothing was merged.
+            WorkspaceError: A link leads out of the workspace, there is no consent to a change of
+                what others run, it would hold more than its limits, or a write failed. Nothing was
+                merged.
         """
         refuse_links_out(changes)
+        self._consents.ask_for(changes)
         with self._alone():
             sizes: dict[str, int] = {}
             now = take_manifest(
@@ -316,10 +342,10 @@ class Overlay(Workspace):
         try:
             # Alone, so that no half of another step's merge is in the copy.
             with workspace._alone():  # noqa: SLF001 - of the same class
-                self._base = _copy(workspace, ConfinedDirectory(root))
+                target = ConfinedDirectory(root)
+                self._base = copy_files(workspace.directory, target, workspace.limits)
             super().__init__(
                 root,
-                commands=workspace.commands.listed,
                 state=self._folder.path / "state",
                 read_bytes=workspace.read_limit,
                 output_bytes=workspace.output_bytes,
@@ -327,9 +353,16 @@ class Overlay(Workspace):
                 limits=workspace.limits,
                 durable=False,
             )
+            self.commands, self._consents = workspace.commands, workspace._consents  # noqa: SLF001
         except BaseException:
             self.close()
             raise
+
+    def _guarded(self) -> Places:
+        return {}  # what a command did needs consent when it is merged
+
+    def _end_of_command(self, guarded: Places) -> None:
+        pass
 
     def changes(self) -> Changes:
         """Return what was added, changed and deleted since the overlay was made."""
@@ -350,21 +383,6 @@ class Overlay(Workspace):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _copy(source: Workspace, target: ConfinedDirectory) -> Manifest:
-    """Copy a workspace; return what was copied, by the contents that were read."""
-
-    def write(path: str, entry: Entry, content: bytes) -> None:
-        target.write_bytes(path, content, mode=entry.mode, sync=False)
-
-    manifest = take_manifest(source.directory, source.limits, write)
-    for path, entry in manifest.items():
-        if entry.kind == "dir":
-            target.make_directory(path, entry.mode)
-        elif entry.kind == "link":
-            target.write_link(path, entry.content)
-    return manifest
 
 
 def _encoded(path: str, content: str) -> bytes:

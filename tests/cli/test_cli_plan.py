@@ -6,6 +6,7 @@ import io
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from rich.console import Console
@@ -15,6 +16,7 @@ from hybridagi_steps.cli import main
 from hybridagi_steps.cli.plan_tree import PlanTree
 from hybridagi_steps.planning.example_tasks import tasks
 from hybridagi_steps.records.event import StepEvent, StepEventType
+from hybridagi_steps.testing import ScriptedLM, ToolCall
 from tests.benchmarks import plans
 
 
@@ -54,6 +56,33 @@ def test_a_plan_that_fails_ends_with_one_and_may_be_undone(
     assert "other: WorkspaceError: " in told
     assert "brought back" in told
     assert not Path("w/tests/test_last_page.py").exists()
+
+
+def test_help_says_what_the_list_of_commands_does_not_hold(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for word in ("bubblewrap", "find -exec", "sed e", "tar --checkpoint-action", "test runner"):
+        assert word in told
+
+
+def test_places_that_others_run_are_written_if_they_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def write(request: Any) -> Any:
+        if request.messages[-1].role == "tool":
+            return [ToolCall("finish_step", {"summary": "written"})]
+        return [ToolCall("write_file", {"path": ".envrc", "content": "export A=1"})]
+
+    Path("w").mkdir()
+    Path("own.txt").write_text("PLAN: p\nSTEP: one\nTYPE: modify\nGOAL: g")
+    words = ["plan", "--plan", "own.txt", "--workspace", "w", "--model", "scripted"]
+    for more, written in (([], False), (["--allow-write", ".envrc/"], True)):
+        with patch("hybridagi_steps.cli.plan._model", return_value=ScriptedLM(write)):
+            assert main([*words, *more]) == 0
+        capsys.readouterr()
+        assert Path("w/.envrc").exists() is written
 
 
 def test_a_plan_can_be_looked_at_first(capsys: pytest.CaptureFixture[str]) -> None:

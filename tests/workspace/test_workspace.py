@@ -257,10 +257,7 @@ def test_a_command_runs_in_the_workspace_with_a_short_environment(
         ["/usr/bin/python"],
         ["./python"],
         [],
-        ["python", "../secret.txt"],
-        ["python", "/etc/passwd"],
-        ["python", "--file=../secret.txt"],
-        ["python", "~/x"],
+        ["python", "a\0b"],
         ["python", "x.py", "&&", "ls"],
         ["python", "x.py", ">", "y"],
     ],
@@ -278,27 +275,34 @@ def test_an_allowed_command_may_demand_its_first_arguments(root: Path, tmp_path:
         workspace.run(python("print(1)"))
 
 
+@pytest.fixture
+def unconfined(root: Path, tmp_path: Path) -> Workspace:
+    """Where children have the numbers that this process sees, and a group is all that ends."""
+    state = tmp_path / "state"
+    return Workspace(root, commands=["python"], state=state, durable=False, sandbox="off")
+
+
 @pytest.mark.timeout(60)  # less than the command and its child would take
-def test_a_command_that_never_ends_is_killed_with_its_children(workspace: Workspace) -> None:
+def test_a_command_that_never_ends_is_killed_with_its_children(unconfined: Workspace) -> None:
     code = (
         "import subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         "print(child.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
-    result = workspace.run(python(code), timeout_seconds=2.0)
+    result = unconfined.run(python(code), timeout_seconds=2.0)
     assert (result.timed_out, result.exit_code) == (True, None)
     assert is_gone(int(result.output))
 
 
 @pytest.mark.timeout(60)  # less than the child would take
-def test_children_left_behind_are_killed_and_not_waited_for(workspace: Workspace) -> None:
+def test_children_left_behind_are_killed_and_not_waited_for(unconfined: Workspace) -> None:
     code = (
         "import subprocess, sys\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         "print(child.pid)\n"
     )
-    result = workspace.run(python(code))
+    result = unconfined.run(python(code))
     assert result.ok
     assert is_gone(int(result.output))
 
@@ -467,15 +471,11 @@ def test_a_merge_that_fails_in_the_middle_changes_nothing(
     assert list((workspace.state / "objects").glob("*/*")) == []
 
 
-def test_a_link_that_leads_out_is_not_merged_and_not_given_to_a_command(
-    workspace: Workspace,
-) -> None:
+def test_a_link_that_leads_out_is_not_merged(workspace: Workspace) -> None:
     for target in ("../secret.txt", "/etc/passwd", "src/../../x"):
         with workspace.overlay() as overlay:
             (overlay.root / "link").symlink_to(target)
             overlay.write("other.txt", "x")
-            with pytest.raises(CommandNotAllowedError, match="out of the workspace"):
-                overlay.run(["python", "link"])
             with pytest.raises(WorkspaceError, match="'link' leads out"):
                 workspace.merge(overlay.changes())
     assert not workspace.exists("other.txt")
@@ -483,12 +483,6 @@ def test_a_link_that_leads_out_is_not_merged_and_not_given_to_a_command(
         (overlay.root / "src" / "link").symlink_to("../data.csv")
         workspace.merge(overlay.changes())
     assert (workspace.root / "src" / "link").read_text() == "a,b\n1,2\n"
-
-
-@pytest.mark.parametrize("path", [".git/hooks/pre-commit", "sub/.GIT/config", ".hg/hgrc"])
-def test_the_files_of_version_control_are_not_for_writing(workspace: Workspace, path: str) -> None:
-    with pytest.raises(WorkspaceError, match="version control"):
-        workspace.write(path, "x")
 
 
 @pytest.mark.parametrize(
