@@ -25,6 +25,7 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.fences import fenced, inert
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.settings import Amount, Count, checked
+from hybridagi_steps.programs.adapters import with_retries
 from hybridagi_steps.recording_hooks import active_user_id, note_steps, unnoted
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
@@ -219,8 +220,9 @@ def new_steps(plan: Plan, done: set[str], taken: set[str]) -> list[PlanStep]:
 
 def _written(predict: dspy.Predict, given: dict[str, str]) -> Work[str]:
     """Return what a model wrote; a plan without the marks of DSPy's form is taken as it is."""
+    lm = with_retries(predict.lm) or dspy.settings.lm
     try:
-        said = yield Request(lambda: predict(**given), lambda: predict.acall(**given))
+        said = yield Request(lambda: predict(**given, lm=lm), lambda: predict.acall(**given, lm=lm))
     except AdapterParseError as error:
         return str(error.lm_response or "")
     return str(said["plan"] or "")

@@ -28,7 +28,7 @@ from hybridagi_steps.planning.queued_steps import QueueWorker, Resuming
 from hybridagi_steps.planning.results import EventLine, PlanResult, ProgressBar
 from hybridagi_steps.planning.settings import Listener, Settings, checked
 from hybridagi_steps.planning.worker import ArtifactTypes, Executor
-from hybridagi_steps.recording.scopes import overriding
+from hybridagi_steps.programs.adapters import retrying
 from hybridagi_steps.recording.step_writer import Memory
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.records.redaction import redacted
@@ -59,6 +59,8 @@ class Orchestrator:
         max_parallel: Steps that run side by side.
         max_attempts: How often a step is tried before it has failed.
         max_replans: How often other steps are planned in the place of those that failed.
+        max_retries: How often a provider that refuses a call is asked again; it counts in place of
+            the client's `num_retries`, and nothing else repeats a refused call.
         max_tokens: Tokens a run may spend, planning included; looked at before each call.
         max_cost: US dollars a run may spend; looked at before each call.
         step_timeout_seconds: When an attempt of a step is given up.
@@ -94,6 +96,7 @@ class Orchestrator:
         max_parallel: int = 4,
         max_attempts: int = 2,
         max_replans: int = 1,
+        max_retries: int = 2,
         max_tokens: int | None = None,
         max_cost: float | None = None,
         step_timeout_seconds: float | None = 600.0,
@@ -204,8 +207,7 @@ class Orchestrator:
         _check_given(requirements, None, None)
         settings = self.settings
         files = [] if settings.workspace is None else settings.workspace.list()
-        chosen = {} if settings.lm is None else {"lm": settings.lm}
-        with overriding(**chosen):
+        with retrying(settings.lm or dspy.settings.get("lm"), settings.max_retries):
             return settings.planner(
                 requirements=requirements, files=files, tools=settings.tool_names
             )

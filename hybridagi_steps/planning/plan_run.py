@@ -17,6 +17,7 @@ import anyio
 import orjson
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from anyio.to_thread import run_sync
+from dspy.utils.exceptions import LMError
 
 from hybridagi_steps.errors import LimitReachedError, PlanError, StepsError, WorkspaceError
 from hybridagi_steps.planning.generator import ORCHESTRATOR, new_steps
@@ -229,8 +230,9 @@ class PlanRun:
         undone = schedule.undone()
         failed = [name for name in undone if self._results[name].error is not None]
         limits = {getattr(self._results[name].error, "limit", None) for name in failed}
-        if not failed or limits & {"max_tokens", "max_cost"}:
-            return False
+        refused = any(isinstance(self._results[name].error, LMError) for name in failed)
+        if not failed or refused or limits & {"max_tokens", "max_cost"}:
+            return False  # no model would answer
         may = self._result.replans < self._settings.max_replans and self._settings.can_replan
         choice = "replan" if may else "give up"
         told = FunctionStep("decision", "after_failure", _AFTER_FAILURE, ("replan", "give up"))

@@ -13,6 +13,7 @@ from dspy.utils.callback import BaseCallback
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from hybridagi_steps.errors import InvalidSettingError, StepsError
+from hybridagi_steps.programs.adapters import retrying
 from hybridagi_steps.recording.blocks import RunHandle, record
 from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.recording.step_writer import Memory, check_memory
@@ -85,6 +86,7 @@ class Settings(BaseModel):
     max_parallel: AtLeastOne
     max_attempts: AtLeastOne
     max_replans: Count
+    max_retries: Count
     max_tokens: Count | None
     max_cost: Amount | None
     step_timeout_seconds: Amount | None
@@ -111,8 +113,7 @@ class Settings(BaseModel):
     def recorded(self, ledger: BaseCallback) -> Generator[RunHandle | None]:
         """Have the block ask `lm`, recorded into `memory`, with its calls counted by a ledger."""
         with ExitStack() as stack:
-            if self.lm is not None:
-                stack.enter_context(overriding(lm=self.lm))
+            stack.enter_context(retrying(self.lm or dspy.settings.get("lm"), self.max_retries))
             run = None
             if self.memory is not None:
                 run = stack.enter_context(record(self.memory, session_id=self.session_id))

@@ -19,6 +19,7 @@ import dspy
 from hybridagi_steps.errors import WorkspaceError
 from hybridagi_steps.messages.fences import fenced, inert
 from hybridagi_steps.planning.plan import PlanStep, PlanStepType
+from hybridagi_steps.programs.adapters import with_retries
 from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.workspace.workspace import Workspace
 
@@ -63,6 +64,10 @@ class WorkAdapter(dspy.ChatAdapter):
             {"role": "user", "content": inputs["brief"]},
             *inputs["turns"],
         ]
+
+    async def acall(self, lm: Any, *given: Any, **named: Any) -> list[dict[str, Any]]:
+        """Ask a client, its own retries replaced by the plan's."""
+        return await super().acall(with_retries(lm), *given, **named)
 
     def parse(self, signature: type[dspy.Signature], completion: str) -> dict[str, Any]:
         """Read an answer; beside native tool calls all text is the thought."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import anyio
 from anyio.to_thread import run_sync
+from dspy.utils.exceptions import LMError
 
 from hybridagi_steps.errors import (
     ArtifactConflictError,
@@ -236,7 +237,7 @@ class StepRun:
 
 def _may_help(error: BaseException) -> bool:
     """Whether another attempt could end otherwise."""
-    if isinstance(error, WorkspaceError | InvalidSettingError):
+    if isinstance(error, WorkspaceError | InvalidSettingError | LMError):
         return False
     return not (isinstance(error, LimitReachedError) and error.limit in _BUDGETS)
 

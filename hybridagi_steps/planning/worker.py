@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import anyio
 from anyio.to_thread import run_sync
+from dspy.utils import exceptions
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from hybridagi_steps import errors
@@ -117,13 +118,16 @@ class Problem(BaseModel):
         limit: str | None = getattr(error, "limit", None)
         return cls(type=type(error).__name__, message=str(error), tool=tool, limit=limit)
 
-    def error(self) -> StepsError:
-        """Return it as an error of this library; one of another library becomes a StepsError."""
+    def error(self) -> Exception:
+        """Return it as an error of this library or DSPy's LMError; any other as a StepsError."""
         kind = getattr(errors, self.type, None)
         if kind is errors.LimitReachedError:
             return errors.LimitReachedError(self.message, limit=self.limit or "unknown")
         if kind in _PLAIN:
             return kind(self.message)
+        kind = getattr(exceptions, self.type, None)
+        if isinstance(kind, type) and issubclass(kind, exceptions.LMError):
+            return exceptions.LMError(self.message)
         return StepsError(f"{self.type}: {self.message}")
 
 

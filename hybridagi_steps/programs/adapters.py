@@ -10,6 +10,9 @@ request. All adapter code stands in this module: this is what changes most betwe
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, Self, cast
 
 import dspy
@@ -27,9 +30,38 @@ from hybridagi_steps.dspy_types import (
 )
 from hybridagi_steps.messages.provider_in import from_messages
 from hybridagi_steps.messages.provider_out import to_provider
+from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.message import Step
+
+RETRIES = "hybridagi_steps_max_retries"
+"""DSPy's setting that says how often a client asks a refusing provider again."""
+
+
+@contextmanager
+def retrying(lm: object, max_retries: int) -> Generator[None]:
+    """Have what runs in the block ask `lm`, and every client so often again and no oftener.
+
+    A call is repeated where it is made, by DSPy's client, which heeds what the provider says of
+    when; nothing around it repeats that, or the two would multiply.
+    """
+    with overriding(**{RETRIES: max_retries}), overriding(lm=with_retries(lm)):
+        yield
+
+
+def with_retries(lm: object) -> Any:
+    """Return a client that asks as often again as the block around allows.
+
+    A twin, since others use the client, too; its history is shared. Clients that are not DSPy's
+    own stay as they are.
+    """
+    retries = dspy.settings.get(RETRIES)
+    if retries is None or not isinstance(lm, dspy.LM) or lm.num_retries == retries:
+        return lm
+    twin = copy.copy(lm)
+    twin.num_retries = retries
+    return twin
 
 
 class StepsAdapterMixin:

@@ -23,11 +23,16 @@ import anyio.to_thread
 import dspy
 import orjson
 from dspy.clients.call_context import adapter_fallback_scope
-from dspy.utils.exceptions import AdapterParseError, is_retryable_lm_error
+from dspy.utils.exceptions import AdapterParseError, LMError
 
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.messages.provider_out import EMPTY
-from hybridagi_steps.programs.adapters import NativeMessagesMixin, StepMessages
+from hybridagi_steps.programs.adapters import (
+    NativeMessagesMixin,
+    StepMessages,
+    retrying,
+    with_retries,
+)
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import OpenStep, RunSteps
 from hybridagi_steps.recording.recorder import StepRecorder
@@ -87,10 +92,10 @@ class SessionSplice:
         inputs: object,
     ) -> Any:
         """Ask a model; ask again as JSON when the answer cannot be read."""
-        given = (lm, dict(lm_kwargs), signature, demos, inputs)
+        given = (with_retries(lm), dict(lm_kwargs), signature, demos, inputs)
         with adapter_fallback_scope() as progress:
             try:
-                return cast("Any", super()).__call__(lm, lm_kwargs, signature, demos, inputs)
+                return cast("Any", super()).__call__(given[0], lm_kwargs, *given[2:])
             except AdapterParseError:
                 if not self._asks_again(progress):
                     raise
@@ -105,10 +110,10 @@ class SessionSplice:
         inputs: object,
     ) -> Any:
         """Do so asynchronously."""
-        given = (lm, dict(lm_kwargs), signature, demos, inputs)
+        given = (with_retries(lm), dict(lm_kwargs), signature, demos, inputs)
         with adapter_fallback_scope() as progress:
             try:
-                return await cast("Any", super()).acall(lm, lm_kwargs, signature, demos, inputs)
+                return await cast("Any", super()).acall(given[0], lm_kwargs, *given[2:])
             except AdapterParseError:
                 if not self._asks_again(progress):
                     raise
@@ -199,9 +204,13 @@ class Prompt:
 async def answer(run: ActiveRun, agent: Agent, prompt: Prompt) -> called.Reply | None:
     """Return what a program answers; None when it gave nothing.
 
-    It is asked again while its provider fails and it has done nothing.
+    It is begun again while it fails for a passing reason and has done nothing; not for what a
+    client of DSPy raised, which has asked again as often as it may (`retrying`).
     """
-    with _settings(run, agent, prompt):
+    with (
+        retrying(dspy.settings.get("lm"), run.config.max_retries),
+        _settings(run, agent, prompt),
+    ):
         if prompt.open_calls:
             await _close_calls(run, agent, prompt)
         give_up, attempt = time.monotonic() + run.config.retry_seconds, 1
@@ -260,10 +269,12 @@ async def _close_calls(run: ActiveRun, agent: Agent, prompt: Prompt) -> None:
 
 
 def _is_passing(error: Exception) -> bool:
-    """Whether a provider's failure may pass: rate limits, timeouts, its own errors."""
+    """Whether a failure may pass and nobody has tried again: rate limits, timeouts, 5xx."""
+    if isinstance(error, LMError):
+        return False
     status = getattr(error, "status_code", None)
     passing = isinstance(status, int) and (status in (408, 409, 429) or status >= 500)
-    return passing or is_retryable_lm_error(error) or isinstance(error, ConnectionError)
+    return passing or isinstance(error, ConnectionError)
 
 
 def _as_program(run: ActiveRun, agent: Agent, prompt: Prompt) -> AbstractContextManager[OpenStep]:

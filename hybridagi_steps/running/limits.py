@@ -68,9 +68,11 @@ class StepRunnerConfig:
     consent_timeout_seconds: float = 300.0
     """How long an answer is waited for; then the tool is denied."""
     max_retries: int = 2
-    """How often a run whose provider failed before it said anything is begun again."""
+    """How often a provider that refuses an LM call is asked again, by DSPy's client; it counts in
+    place of the client's own `num_retries`. A program that is no DSPy module and failed for a
+    passing reason before it said anything is begun again so often."""
     retry_seconds: float = 30.0
-    """How long retrying may take in all."""
+    """How long beginning again may take in all."""
     context_budget: int | None = 8000
     """Most tokens of earlier messages in a prompt; None gives all of them."""
     max_history: int = 1000

@@ -219,6 +219,7 @@ class BaseLM:
     def supported_params(self) -> set[str]: ...
 
 class LM(BaseLM):
+    num_retries: int
     def __init__(self, model: str, model_type: Any = "chat", **kwargs: Any) -> None: ...
 
 class Adapter:
