@@ -123,19 +123,23 @@ def inert_json(value: object) -> Any:
     )
 
 
-def fenced(tag: str, text: str, **origin: object) -> str:
-    """Return a text behind the preface, between the marks of a tag, unable to act."""
-    return sealed(tag, inert(text), **origin)
+def fenced(tag: str, text: str, *, preface: str = PREFACE, **origin: object) -> str:
+    """Return a text behind the preface, between the marks of a tag, unable to act.
+
+    Whoever leaves the preface out says elsewhere in the prompt what such marks mean.
+    """
+    return sealed(tag, inert(text), preface=preface, **origin)
 
 
-def sealed(tag: str, text: str, **origin: object) -> str:
+def sealed(tag: str, text: str, *, preface: str = PREFACE, **origin: object) -> str:
     """Return a text that is inert already behind the preface, between marks that it cannot hold.
 
     The number in the marks is a hash of the text: the same text gives the same prompt, which caches
     of providers and of DSPy need, and whoever wrote a part of it beforehand could not know it.
     """
     name = f"{tag}-{_nonce(text)}"
-    return f"{PREFACE}\n{opening(name, **origin)}\n{text}\n</{name}>"
+    marked = f"{opening(name, **origin)}\n{text}\n</{name}>"
+    return f"{preface}\n{marked}" if preface else marked
 
 
 def listed(texts: Iterable[str]) -> str:

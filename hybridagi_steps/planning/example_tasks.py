@@ -148,7 +148,7 @@ def replaying_lm(task: Task, **options: Any) -> ScriptedLM:
     def answer(request: Any) -> Reply:
         brief = next((m.text or "" for m in request.messages if _STEP.search(m.text or "")), None)
         if brief is None:
-            return {"plan": task.plan_text()}
+            return task.plan_text()
         found = _STEP.search(brief)
         assert found is not None  # noqa: S101 - the brief was chosen by it
         said = sum(message.role == "assistant" for message in request.messages)

@@ -38,6 +38,7 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.graph.tools.base import is_async
 from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.messages.parts import is_call_id
+from hybridagi_steps.planning.comparison import CACHE_MINIMUM
 from hybridagi_steps.planning.example_tasks import FINISH_TOOL
 from hybridagi_steps.planning.plan import PlanStep
 from hybridagi_steps.planning.settings import AtLeastOne, Count, Counter, checked
@@ -47,6 +48,7 @@ from hybridagi_steps.planning.step_prompts import (
     CarryOutStep,
     WorkAdapter,
     make_brief,
+    shared_text,
 )
 from hybridagi_steps.planning.usage import Purpose, spending_on
 from hybridagi_steps.planning.worker import (
@@ -78,6 +80,7 @@ class _Settings(BaseModel):
     max_turns: AtLeastOne
     file_tokens: Count
     counter: Counter
+    cache_minimum: Count
 
 
 class StepExecutor(dspy.Module):
@@ -90,6 +93,8 @@ class StepExecutor(dspy.Module):
         artifact_types: Types that artifacts must have, by name, checked by pydantic.
         system_context: Added to the instructions: conventions, house rules.
         counter: Counts the tokens of files; see `token_counter`.
+        cache_minimum: How long the common beginning of prompts is made, in tokens, by files that
+            steps name, so that a provider's cache keeps it; 0 adds none.
 
     Raises:
         InvalidSettingError: Two tools of one name, what is no tool, or `max_turns` below 1.
@@ -107,13 +112,16 @@ class StepExecutor(dspy.Module):
         artifact_types: ArtifactTypes | None = None,
         system_context: str = "",
         counter: CounterChoice = "auto",
+        cache_minimum: int = CACHE_MINIMUM,
     ) -> None:
         super().__init__()
-        settings = checked(_Settings, max_turns=max_turns, file_tokens=file_tokens, counter=counter)
+        given = {"max_turns": max_turns, "file_tokens": file_tokens, "counter": counter}
+        settings = checked(_Settings, **given, cache_minimum=cache_minimum)
         told = "\n\n".join(filter(None, [INSTRUCTIONS, system_context]))
         self.work = dspy.Predict(CarryOutStep.with_instructions(told))
         self.tools = _as_tools(tools)
         self.max_turns, self.file_tokens = settings.max_turns, settings.file_tokens
+        self.cache_minimum = settings.cache_minimum
         self.artifact_types, self.counter = dict(artifact_types or {}), settings.counter
         refuse_same_names([FINISH_TOOL, *(str(tool.name) for tool in self.tools)])
 
@@ -145,13 +153,13 @@ class StepExecutor(dspy.Module):
     async def carry_out(self, work: Work, workspace: Workspace | None) -> Finished:
         """Carry out one attempt of a step; errors as `aforward`."""
         brief = make_brief(
-            work.requirement,
             work.step,
             work.artifacts,
             workspace,
             counter=self.counter,
             file_tokens=self.file_tokens,
             feedback=work.feedback,
+            shared=work.shared,
         )
         own = [dspy.Tool(tool) for tool in workspace_tools(workspace)] if workspace else []
         finish = _FinishTool(work.step, self.artifact_types)
@@ -159,19 +167,26 @@ class StepExecutor(dspy.Module):
         refuse_same_names(str(tool.name) for tool in tools)
         known = {str(tool.name): tool for tool in tools}
         caller = ToolCaller(known, FINISH_TOOL, work.problems)
-        purpose = Purpose(work.step.id, work.attempt, brief.rest, brief.files)
+        purpose = Purpose(work.step.id, work.attempt, brief.rest, {**work.shared, **brief.files})
         with spending_on(purpose), overriding(adapter=WorkAdapter()):
-            await self._turns(brief.text, tools, caller, finish)
+            given = {"shared": shared_text(work.requirement, work.shared), "brief": brief.text}
+            await self._turns(given, tools, caller, finish)
         return Finished(summary=finish.summary, artifacts=finish.artifacts or {}, cut=brief.cut)
 
+    def schemas(self, workspace: Workspace | None) -> list[dict[str, Any]]:
+        """Return what a model is told of the tools; the same for all steps."""
+        own = [dspy.Tool(tool) for tool in workspace_tools(workspace)] if workspace else []
+        tools = [*own, *self.tools, _FinishTool(PlanStep(id="any", goal="any"), {}).tool]
+        return [tool.format_as_litellm_function_call() for tool in tools]
+
     async def _turns(
-        self, brief: str, tools: list[dspy.Tool], caller: ToolCaller, finish: _FinishTool
+        self, given: dict[str, str], tools: list[dspy.Tool], caller: ToolCaller, finish: _FinishTool
     ) -> None:
         """Let the model work until it finishes."""
         turns: list[dict[str, Any]] = []
         idle = 0
         for _ in range(self.max_turns):
-            thought, calls = await self._asked(brief, turns, tools)
+            thought, calls = await self._asked(given, turns, tools)
             if not calls:
                 idle += 1
                 if idle >= _IDLE_TURNS:
@@ -195,11 +210,11 @@ class StepExecutor(dspy.Module):
         )
 
     async def _asked(
-        self, brief: str, turns: list[dict[str, Any]], tools: list[dspy.Tool]
+        self, given: dict[str, str], turns: list[dict[str, Any]], tools: list[dspy.Tool]
     ) -> tuple[str, list[Any]]:
         """Return what the model thinks and the calls it wants."""
         try:
-            said = await self.work.acall(brief=brief, turns=list(turns), tools=tools)
+            said = await self.work.acall(**given, turns=list(turns), tools=tools)
         except AdapterParseError as error:
             return str(error.lm_response or ""), []
         calls = said.get("tool_calls")
@@ -215,15 +230,12 @@ class _FinishTool:
         self.refused = ""
         """Why what was handed on last was not accepted."""
         self._step, self._types = step, types
-        wanted: dict[str, Any] = {"type": "object"}
-        if step.artifacts:
-            wanted["properties"] = {name: {} for name in step.artifacts}
-            wanted["required"] = list(step.artifacts)
+        # The same for every step: providers keep the beginnings of prompts, and tools come first.
         self.tool = dspy.Tool(
             self._finish,
             name=FINISH_TOOL,
-            desc="End the step, once its goal is met.",
-            args={"summary": {"type": "string"}, "artifacts": wanted},
+            desc="End the step, once its goal is met; artifacts: by name, those of the brief.",
+            args={"summary": {"type": "string"}, "artifacts": {"type": "object"}},
             arg_types={"summary": Any, "artifacts": Any},
         )
 

@@ -12,8 +12,10 @@ recorded for a user, only that user's. Running plans is no concern of this modul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar, cast
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError
@@ -26,6 +28,7 @@ from hybridagi_steps.messages.fences import fenced, inert
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.settings import Amount, Count, checked
 from hybridagi_steps.programs.adapters import with_retries
+from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.recording_hooks import active_user_id, note_steps, unnoted
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
@@ -55,12 +58,10 @@ END_PLAN"""
 
 class MakePlan(dspy.Signature):  # noqa: D101 - its docstring is the prompt
     __doc__ = f"""\
-Cut a requirement into small steps that are worked on separately.
-
-Each step sees the requirement, its own goal and description, the files it names and the artifacts
-of the steps it depends on, and nothing else. Steps that do not depend on each other run side by
-side, so let them write different files. Hand on little: signatures, facts, names. End with a step
-that validates. Use exactly this form:
+Cut a requirement into small steps. Each sees the requirement, its own goal and description, the
+files it names and the artifacts of its dependencies, and nothing else. Independent steps run side
+by side: let them write different files. Hand on little: signatures, facts, names. End with a step
+that validates. Use this form:
 
 {_FORM}"""
 
@@ -85,6 +86,45 @@ exactly this form:
     failures: str = dspy.InputField(desc="Why they failed")
     feedback: str = dspy.InputField(desc="What was wrong with the plan before this one, or none")
     plan: str = dspy.OutputField(desc="The new steps, in the form above")
+
+
+class PlanAdapter(dspy.ChatAdapter):
+    """Asks for one text, a plan, in plain sections; the field marks of DSPy's form say no more."""
+
+    def __init__(self) -> None:
+        super().__init__(use_json_adapter_fallback=False)
+
+    def format(
+        self, signature: type[dspy.Signature], demos: list[dict[str, Any]], inputs: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Return the messages: instructions, examples, what is given."""
+        shown = [
+            message
+            for demo in demos
+            if "plan" in demo
+            for message in (
+                {"role": "user", "content": _sections(signature, demo)},
+                {"role": "assistant", "content": demo["plan"]},
+            )
+        ]
+        asked = {"role": "user", "content": _sections(signature, inputs)}
+        return [{"role": "system", "content": signature.instructions}, *shown, asked]
+
+    def parse(self, signature: type[dspy.Signature], completion: str) -> dict[str, Any]:
+        """Return all that was answered as the plan, out of DSPy's form if it was written so."""
+        if "[[ ## plan ## ]]" in completion:
+            return super().parse(signature, completion)
+        with suppress(ValueError, RecursionError):
+            said: Any = json.loads(completion)
+            if isinstance(said, dict) and isinstance(text := cast("Any", said).get("plan"), str):
+                return {"plan": text}
+        return {"plan": completion}
+
+
+def _sections(signature: type[dspy.Signature], given: Mapping[str, Any]) -> str:
+    """Return what is given, each input under its name, but for those that are `none`."""
+    told = ((name, str(given.get(name) or "none")) for name in signature.input_fields)
+    return "\n\n".join(f"# {name.capitalize()}\n{text}" for name, text in told if text != "none")
 
 
 class _Settings(BaseModel):
@@ -219,10 +259,13 @@ def new_steps(plan: Plan, done: set[str], taken: set[str]) -> list[PlanStep]:
 
 
 def _written(predict: dspy.Predict, given: dict[str, str]) -> Work[str]:
-    """Return what a model wrote; a plan without the marks of DSPy's form is taken as it is."""
+    """Return what a model wrote."""
     lm = with_retries(predict.lm) or dspy.settings.lm
     try:
-        said = yield Request(lambda: predict(**given, lm=lm), lambda: predict.acall(**given, lm=lm))
+        with overriding(adapter=PlanAdapter()):
+            said = yield Request(
+                lambda: predict(**given, lm=lm), lambda: predict.acall(**given, lm=lm)
+            )
     except AdapterParseError as error:
         return str(error.lm_response or "")
     return str(said["plan"] or "")

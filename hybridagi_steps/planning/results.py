@@ -17,10 +17,11 @@ from html import escape
 from typing import Any, Literal
 
 from hybridagi_steps.errors import UnknownStepError
+from hybridagi_steps.planning.comparison import Comparison, compare
 from hybridagi_steps.planning.plan import Plan, PlanStep, drawn
 from hybridagi_steps.planning.scheduler import StepState
 from hybridagi_steps.planning.settings import Listener
-from hybridagi_steps.planning.usage import Comparison, TokenUsage, compare
+from hybridagi_steps.planning.usage import TokenUsage
 from hybridagi_steps.planning.worker import Problem
 from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.recording.usage import Usage
@@ -111,6 +112,8 @@ class PlanResult:
     """Wall time."""
     replans: int = 0
     """How often the plan was changed after a failure."""
+    estimate: Comparison | None = None
+    """What it was estimated to cost before the first step, where prompts are known beforehand."""
     snapshot: str | None = None
     """The state of the workspace before the plan, for `workspace.rollback`."""
     rolled_back: bool = False

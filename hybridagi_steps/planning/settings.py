@@ -99,6 +99,8 @@ class Settings(BaseModel):
     session_id: str | None
     counter: Counter
 
+    step_executor: Any = None
+    """The `StepExecutor`, if steps are carried out by one: its prompts are known beforehand."""
     predictors: tuple[Any, ...] = ()
     """Predictors that the executor asks: memory tells of them by the tools that they called."""
     tool_names: tuple[str, ...] = ()

@@ -67,6 +67,8 @@ class RunState:
     """What was done before, and where work is done."""
     recorded: RunSteps = field(init=False)
     """The steps that memory is told; known once recording has begun."""
+    shared: dict[str, str] = field(default_factory=dict[str, str])
+    """Files that the prompts of all steps begin with."""
     merging: anyio.Lock = field(default_factory=anyio.Lock)
     made: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     """Artifacts by the id of the step that made them."""
@@ -174,6 +176,7 @@ class StepRun:
             step=self._step,
             artifacts=seen,
             feedback=feedback,
+            shared=self._run.shared,
             attempt=self._result.attempts,
             run_id=self._run.resuming.key,
             key=self._run.resuming.named(self._name),

@@ -3,16 +3,15 @@
 Counts come from the model's own usage; a figure that no provider reported stays None. The ledger
 listens to DSPy, so that no call escapes it: format fallbacks, retries and calls that tools make are
 in. Before each call it looks whether tokens or money have run out. Prompts are kept beside their
-counts, so that the same plan can be counted with other contexts (`compare`).
+counts, so that the same plan can be counted with other contexts (comparison.py).
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, cast
@@ -20,15 +19,10 @@ from typing import Any, NamedTuple, cast
 from pydantic import BaseModel, ConfigDict, Field
 
 from hybridagi_steps.errors import LimitReachedError
-from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.recording.usage import MeteringCallback, Usage
-from hybridagi_steps.token_counters import MessageCounter, is_estimate
 
 PLANNING = "(planning)"
 """The part of a plan's cost that went into making and changing the plan."""
-
-LAST = 6
-"""Messages that the rival with the last messages keeps, beside instructions and requirement."""
 
 
 class LMCall(Usage):
@@ -219,126 +213,3 @@ def _plain_call(call: Any) -> dict[str, Any]:
     function = call.function
     plain = {"name": function.name, "arguments": function.arguments}
     return {"id": call.id, "type": "function", "function": plain}
-
-
-class Comparison(BaseModel):
-    """Tokens of one plan with three kinds of context, answers included."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    kind: str = "replay"
-    """How the rivals were counted: the same answers, replayed with other prompts."""
-    calls: int
-    """Calls that were compared."""
-    ours: int
-    """Tokens as the plan was run, planning included."""
-    planning: int
-    """Of these, tokens of planning."""
-    tool_schemas: int
-    """Of these, tokens of the tools' schemas, which every call sends."""
-    full_history: int
-    """Tokens if every call had seen all that was said before it."""
-    last_messages: int
-    """Tokens if every call had seen the last messages only."""
-    last: int = LAST
-    """How many messages that are."""
-    counter: str
-    """The tokenizer of all counts."""
-    estimated: bool
-    """Whether it estimates."""
-
-    @property
-    def saving(self) -> float | None:
-        """Share of the full history's tokens that was saved; negative when more was spent."""
-        return 1 - self.ours / self.full_history if self.full_history else None
-
-    def __str__(self) -> str:
-        """The figures in a line."""
-        share = "-" if self.saving is None else f"{100 * self.saving:.0f} %"
-        return (
-            f"{self.ours:,} tokens; full history {self.full_history:,}, last {self.last} "
-            f"{self.last_messages:,}; saving {share} ({self.kind}, {self.counter})"
-        )
-
-
-def compare(
-    calls: Iterable[LMCall], order: Sequence[str], counter: TokenCounter, last: int = LAST
-) -> Comparison:
-    """Count a plan's calls as they were, and as they would have been with other contexts."""
-    listed = [call for call in calls if call.answer is not None]
-    place = {step_id: number for number, step_id in enumerate(order)}
-    working = [call for call in listed if call.part in place]
-    working.sort(key=lambda call: (place[call.part], call.attempt))
-    count = _Counter(counter)
-    planning = sum(map(count.call, (call for call in listed if call.part == PLANNING)))
-    other = [call for call in listed if call.part not in place and call.part != PLANNING]
-    aside = sum(map(count.call, other))
-    full, recent = _with_history(working, count, last)
-    return Comparison(
-        calls=len(listed),
-        ours=sum(map(count.call, working)) + planning + aside,
-        planning=planning,
-        tool_schemas=sum(count.tools(call) for call in listed),
-        full_history=full + aside,
-        last_messages=recent + aside,
-        last=last,
-        counter=counter.counter_id,
-        estimated=is_estimate(counter),
-    )
-
-
-def _with_history(calls: Sequence[LMCall], count: _Counter, last: int) -> tuple[int, int]:
-    """Return the tokens of all calls with the full history, and with its last messages."""
-    full = recent = 0
-    said: list[dict[str, Any]] = []
-    shown: dict[str, str] = {}
-    before: LMCall | None = None
-    for call in calls:
-        said += call.messages[1:] if before is None else _new_messages(before, call, shown)
-        shown |= call.files
-        fixed = count.messages(calls[0].messages[:1]) + count.tools(call) + count.answer(call)
-        full += fixed + count.messages(said)
-        recent += fixed + count.messages(_tail(said, last))
-        before = call
-    return full, recent
-
-
-def _new_messages(before: LMCall, call: LMCall, shown: dict[str, str]) -> list[dict[str, Any]]:
-    """Return what one conversation would have gained between two calls."""
-    answer = [before.answer] if before.answer is not None else []
-    if (before.part, before.attempt) == (call.part, call.attempt):
-        # The answer stands in the next prompt, followed by what the tools gave.
-        new = call.messages[len(before.messages) :]
-        return new if new and new[0]["role"] == "assistant" else [*answer, *new]
-    files = {path: text for path, text in call.files.items() if shown.get(path) != text}
-    parts = [call.fresh or "", *(f"## {path}\n{text}" for path, text in files.items())]
-    return [*answer, {"role": "user", "content": "\n\n".join(filter(None, parts))}]
-
-
-def _tail(said: list[dict[str, Any]], last: int) -> list[dict[str, Any]]:
-    """Return the first message, which holds the requirement, and the last ones.
-
-    A tool's answer is never parted from its call, as providers demand.
-    """
-    begin = max(1, len(said) - last)
-    while begin > 1 and said[begin]["role"] == "tool":
-        begin -= 1
-    return [*said[:1], *said[begin:]]
-
-
-class _Counter(MessageCounter):
-    """Counts calls."""
-
-    def call(self, call: LMCall) -> int:
-        """Return the tokens of a call as it was made."""
-        return self.messages(call.messages) + self.tools(call) + self.answer(call)
-
-    def messages(self, messages: Iterable[dict[str, Any]]) -> int:
-        return sum(map(self.message, messages))
-
-    def answer(self, call: LMCall) -> int:
-        return 0 if call.answer is None else self.message(call.answer)
-
-    def tools(self, call: LMCall) -> int:
-        """Return the tokens of tool schemas, counted as JSON text."""
-        return self.text(json.dumps(call.tools, ensure_ascii=False)) if call.tools else 0

@@ -159,6 +159,8 @@ class Work(BaseModel):
     """Why the attempt before failed."""
     attempt: int = 1
     """Which attempt this is, from 1."""
+    shared: dict[str, str] = Field(default={}, exclude=True, repr=False)
+    """Files that the prompts of all steps begin with, by path; not kept in a queue."""
     run_id: str = ""
     """The run of the plan."""
     key: str = ""

@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from hybridagi_steps.planning.comparison import LAST, PRICE_TABLES, compare
 from hybridagi_steps.planning.example_tasks import Task, replaying_lm, tasks
 from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.plan import Plan, PlanStep
-from hybridagi_steps.planning.usage import LAST, compare
 from hybridagi_steps.planning.worker import Finished, Work
 from hybridagi_steps.token_counters import is_estimate, token_counter
 from hybridagi_steps.workspace.workspace import Workspace
@@ -77,6 +77,8 @@ def _task(task: Task, counter: str, last: int) -> dict[str, Any]:
     return {
         **compared.model_dump(),
         "saving": compared.saving,
+        "savings": {name: each.saving for name, each in compared.priced.items()},
+        "estimated_saving": None if result.estimate is None else result.estimate.saving,
         "answers": task.replay_kind,
         "steps": len(result.steps),
         "succeeded": result.success,
@@ -150,7 +152,29 @@ def _tables(result: dict[str, Any]) -> list[Table]:
             ["s for 8 steps of 1 s, 4 at once", number(result["parallel_seconds"], 2), "2.50"],
         ],
     )
-    return [spent, own]
+    return [spent, _prices(found), own]
+
+
+def _prices(found: dict[str, dict[str, Any]]) -> Table:
+    """Return what is saved by each price table, and in money where the model has prices."""
+    names = [table.name for table in PRICE_TABLES]
+    priced = [task["priced"] for task in found.values()]
+    whole = [
+        1
+        - sum(each[name]["ours"] for each in priced)
+        / sum(each[name]["full_history"] for each in priced)
+        for name in names
+    ]
+    rows = [[name, *map(_percent, task["savings"].values())] for name, task in found.items()]
+    return Table(
+        "saved against the full history, by what a provider's cache charges",
+        ["task", *names],
+        [*rows, ["all", *map(_percent, whole)]],
+        (
+            "none: no cache, raw tokens. 0.1x: a token read from the cache costs a tenth.",
+            "Calls count one after the other; answers count as one token each.",
+        ),
+    )
 
 
 def _row(name: str, task: dict[str, Any]) -> list[str]:

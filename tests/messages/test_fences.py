@@ -252,7 +252,7 @@ def by_brief(folder: Path, **given: Any) -> str:
     kind: Any = "analyze"
     planned = PlanStep(id="a", type=kind, goal="g", files=given.pop("files", []))
     brief = make_brief(
-        "q", planned, given.pop("artifacts", {}), work, counter=token_counter("estimate"), **given
+        planned, given.pop("artifacts", {}), work, counter=token_counter("estimate"), **given
     )
     assert "</given-" in brief.text
     return brief.text

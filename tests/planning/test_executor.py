@@ -17,6 +17,7 @@ import pytest
 from pydantic import BaseModel
 
 from hybridagi_steps import errors
+from hybridagi_steps.planning.comparison import compare
 from hybridagi_steps.planning.executor import StepExecutor
 from hybridagi_steps.planning.plan import PlanStep
 from hybridagi_steps.planning.step_prompts import INSTRUCTIONS, make_brief
@@ -26,7 +27,6 @@ from hybridagi_steps.planning.usage import (
     LMCall,
     Purpose,
     TokenUsage,
-    compare,
     spending_on,
 )
 from hybridagi_steps.recording.scopes import overriding
@@ -81,12 +81,12 @@ def test_a_step_is_told_what_it_needs_and_nothing_else(workspace: Workspace) -> 
     assert (done.summary, done.artifacts) == ("done", {"order": ["a"]})
     [request] = lm.requests
     told = request_text(request)
-    for part in ("Sort the books.", "The list is sorted.", "By author.", "book 99", "German"):
+    for part in ("The list is sorted.", "By author.", "book 99", "German"):
         assert told.count(part) == 1
     assert '{"books": 100}' in told
     assert '- order: ["text"] (titles)' in told
     assert "secret" not in told
-    assert request.system == INSTRUCTIONS
+    assert request.system == f"{INSTRUCTIONS}\n\n# Requirement\nSort the books."
     assert len(request.messages) == 1
     names = [tool.name for tool in request.tools]
     assert names == ["read_file", "write_file", "list_files", "search_files", "finish_step"]
@@ -94,7 +94,7 @@ def test_a_step_is_told_what_it_needs_and_nothing_else(workspace: Workspace) -> 
 
 def test_what_does_not_fit_is_cut_and_named(workspace: Workspace) -> None:
     brief = make_brief(
-        "r", step(files=["books.txt", "picture.png"]), {}, workspace, counter=WORDS, file_tokens=20
+        step(files=["books.txt", "picture.png"]), {}, workspace, counter=WORDS, file_tokens=20
     )
     assert "book 9\n" in brief.text
     assert "book 10" not in brief.text
@@ -106,10 +106,10 @@ def test_what_does_not_fit_is_cut_and_named(workspace: Workspace) -> None:
 
 
 def test_a_step_may_name_a_file_that_it_will_write(workspace: Workspace) -> None:
-    brief = make_brief("r", step(files=["new.txt"]), {}, workspace, counter=WORDS)
+    brief = make_brief(step(files=["new.txt"]), {}, workspace, counter=WORDS)
     assert brief.cut == ["new.txt: is not there yet"]
     with pytest.raises(errors.WorkspaceError, match=r"new\.txt"):
-        make_brief("r", step(type="modify", files=["new.txt"]), {}, workspace, counter=WORDS)
+        make_brief(step(type="modify", files=["new.txt"]), {}, workspace, counter=WORDS)
 
 
 def test_turns_stand_in_the_prompt_as_messages() -> None:
@@ -224,7 +224,7 @@ def test_its_instructions_can_be_improved_and_saved(tmp_path: Path) -> None:
     again.load(tmp_path / "executor.json")
     lm = scripted_lm([[finish()]])
     carried_out(lm, again, step=step())
-    assert lm.requests[0].system == "Do it well."
+    assert lm.requests[0].system == "Do it well.\n\n# Requirement\nSort the books."
 
 
 def test_examples_of_an_optimiser_stand_before_the_brief() -> None:

@@ -170,7 +170,7 @@ def test_tokens_run_out(memory: hs.StepMemory) -> None:
         one_step(),
         turns,
         tools=[list_things],
-        max_tokens=60,
+        max_tokens=30,
         memory=memory,
         max_parallel=1,
         max_attempts=3,
@@ -183,7 +183,7 @@ def test_tokens_run_out(memory: hs.StepMemory) -> None:
     free = result.step("free")
     assert isinstance(free.error, errors.LimitReachedError)
     assert free.spent.calls == 0
-    assert result.token_usage.total.total_tokens >= 60
+    assert result.token_usage.total.total_tokens >= 30
 
 
 def test_money_runs_out() -> None:

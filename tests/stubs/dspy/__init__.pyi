@@ -163,6 +163,7 @@ class Tool(Type):
     arg_types: dict[str, Any] | None
     arg_desc: dict[str, str] | None
     has_kwargs: bool
+    def format_as_litellm_function_call(self) -> dict[str, Any]: ...
     def __init__(
         self,
         func: Callable[..., Any],

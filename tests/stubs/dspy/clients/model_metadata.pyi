@@ -1,0 +1,3 @@
+from typing import Any
+
+def model_info(provider: str, model: str, *, namespaces: Any = None) -> dict[str, Any]: ...
