@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import anyio
 import dspy
+import orjson
 from anyio.from_thread import start_blocking_portal
 from anyio.to_thread import run_sync
 
@@ -25,7 +26,7 @@ from hybridagi_steps.planning.example_tasks import FINISH_TOOL
 from hybridagi_steps.planning.executor import StepExecutor, refuse_same_names
 from hybridagi_steps.planning.generator import PlanGenerator
 from hybridagi_steps.planning.plan import Plan
-from hybridagi_steps.planning.plan_run import PlanRun
+from hybridagi_steps.planning.plan_run import PlanIncompleteError, PlanRun
 from hybridagi_steps.planning.queued_steps import QueueWorker, Resuming
 from hybridagi_steps.planning.results import EventLine, PlanResult, ProgressBar
 from hybridagi_steps.planning.settings import Listener, Settings, checked
@@ -33,6 +34,7 @@ from hybridagi_steps.planning.worker import ArtifactTypes, Executor
 from hybridagi_steps.programs.adapters import retrying
 from hybridagi_steps.recording.step_writer import Memory
 from hybridagi_steps.records.event import StepEvent
+from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.redaction import redacted
 from hybridagi_steps.token_counters import CounterChoice
 from hybridagi_steps.workspace.tools import workspace_tools
@@ -236,6 +238,24 @@ class Orchestrator:
         wanted = (requirements or parsed.description or parsed.name).strip()
         shared = files_to_share(executor, wanted, parsed, workspace)
         return estimated(executor, wanted, parsed, workspace, shared=shared)
+
+    def as_tool(self, name: str, description: str) -> dspy.Tool:
+        """Return a `dspy.Tool` that takes a requirement, plans and carries it out, and reports.
+
+        What it answers names the steps and what they handed on. A plan that did not succeed is an
+        error of the tool, so that who called it learns why. Async programs call it; a sync one
+        needs `allow_tool_async_sync_conversion` of DSPy's settings.
+        """
+
+        async def carry_out(requirement: str) -> str:
+            result = await self.arun(requirement)
+            if not result.success:
+                raise PlanIncompleteError(str(result.error or result.status))
+            done = "\n".join(f"{step.id}: {step.summary}" for step in result.steps if step.summary)
+            handed_on = orjson.dumps(json_value(result.artifacts, [])).decode()
+            return f"{done}\nArtifacts: {handed_on}" if result.artifacts else done or "done"
+
+        return dspy.Tool(carry_out, name=name, desc=description)
 
     async def stream(
         self,

@@ -61,6 +61,9 @@ _HTML = """\
 """
 
 
+_THOUGHT = re.compile(r".*</(?:think|thinking|thought|reasoning)>", re.DOTALL | re.IGNORECASE)
+
+
 class PlanStepType(StrEnum):
     """What kind of work a step is."""
 
@@ -144,15 +147,15 @@ class Plan(BaseModel):
         """Read a plan from its text or JSON form, as people and language models write it.
 
         Args:
-            text: The plan; markdown around and inside it, text before and after it, and a missing
-                END_PLAN are all understood.
+            text: The plan; markdown around and inside it, text before and after it, what a model
+                thought before it (up to `</think>`), and a missing END_PLAN are all understood.
             check: Refuse a plan that cannot be run, as `check()` does.
 
         Raises:
             PlanParseError: It cannot be read; names line and field.
             InvalidPlanError: It can be read and not be run; names every problem.
         """
-        data, lines = read_plan(text)
+        data, lines = read_plan(_unthought(text) if isinstance(text, str) else text)  # pyright: ignore[reportUnnecessaryIsInstance]
         try:
             plan = cls.model_validate(data)
             plan.model_dump_json()
@@ -299,6 +302,14 @@ class Plan(BaseModel):
         ids, around = self._ids(), circle[:-1]
         start = min(range(len(around)), key=lambda place: ids[around[place]])
         return " → ".join([*around[start:], *around[:start], around[start]])
+
+
+def _unthought(text: str) -> str:
+    """Return a text with blank lines in place of what a model thought before its answer."""
+    thought = _THOUGHT.match(text)
+    if thought is None or not text[thought.end() :].strip():
+        return text
+    return "\n" * thought[0].count("\n") + text[thought.end() :]
 
 
 def drawn(steps: Sequence[PlanStep], nodes: list[dict[str, Any]], most: int) -> str:

@@ -513,3 +513,24 @@ def test_what_was_found_out_is_not_found_out_again(
     workspace.write("notes.txt", "changed")
     orchestrator.run(plan=plan)
     assert asked[3:] == ["look", "write"]
+
+
+def test_an_orchestrator_is_a_tool_of_other_programs() -> None:
+    async def execute(work: Work, workspace: Workspace | None) -> Finished:
+        if work.requirement == "fail":
+            raise errors.ArtifactError("there are no books")
+        return Finished(summary=f"did {work.requirement}", artifacts={"count": 2})
+
+    steps = [PlanStep(id="look", goal="g", artifacts=["count"])]
+
+    class Planner:
+        async def acall(self, **given: Any) -> Plan:
+            return Plan(steps=steps)
+
+    orchestrator = Orchestrator(planner=Planner(), executor=execute, max_replans=0)
+    tool = orchestrator.as_tool("count_books", "Count the books.")
+    assert (tool.name, tool.desc) == ("count_books", "Count the books.")
+    said = asyncio.run(tool.acall(requirement="Count."))
+    assert said == 'look: did Count.\nArtifacts: {"count":2}'
+    with pytest.raises(errors.StepsError, match="there are no books"):
+        asyncio.run(tool.acall(requirement="fail"))

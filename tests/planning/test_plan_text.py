@@ -431,3 +431,30 @@ def test_no_text_takes_long(text: str) -> None:
 def test_a_text_of_megabytes_is_refused() -> None:
     with pytest.raises(PlanParseError, match="characters"):
         Plan.parse("x" * (MOST_CHARACTERS + 1))
+
+
+THOUGHT = "I could begin with\nSTEP: wrong\nGOAL: no\n"
+ANSWER = "PLAN: p\nSTEP: a\nTYPE: analyze\nGOAL: g\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<think>{THOUGHT}</think>\n{ANSWER}",
+        f"<THINKING>\n{THOUGHT}</Thinking>{ANSWER}",
+        f"{THOUGHT}</think>\n\n{ANSWER}",
+        f"<think>one</think><think>{THOUGHT}</think>{ANSWER}",
+        f'<think>{THOUGHT}</think>{{"steps": [{{"id": "a", "goal": "g"}}]}}',
+        f"| step | goal |\n|---|---|\n| a | g |\n\n{ANSWER}",
+        f"| **STEP**: x | **GOAL**: y |\n|---|---|\n| 1 | 2 |\n\n{ANSWER}",
+    ],
+)
+def test_what_was_thought_or_drawn_before_a_plan_is_no_part_of_it(text: str) -> None:
+    plan = Plan.parse(text)
+    assert [(step.id, step.goal) for step in plan.steps] == [("a", "g")]
+
+
+def test_lines_are_counted_with_what_was_thought() -> None:
+    with pytest.raises(PlanParseError, match="line 7"):
+        Plan.parse(f"<think>{THOUGHT}</think>\nPLAN: p\nSTEP: a\nTYPE: dance\nGOAL: g")
+    assert Plan.parse(f"{ANSWER}</think>").steps[0].id == "a"
