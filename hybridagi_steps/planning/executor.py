@@ -43,6 +43,7 @@ from hybridagi_steps.planning.example_tasks import FINISH_TOOL
 from hybridagi_steps.planning.plan import PlanStep
 from hybridagi_steps.planning.settings import AtLeastOne, Count, Counter, checked
 from hybridagi_steps.planning.step_prompts import (
+    BROKEN_ARGUMENTS,
     FILE_TOKENS,
     INSTRUCTIONS,
     CarryOutStep,
@@ -381,7 +382,12 @@ def in_own_thread(call: Callable[[], T], name: str) -> Future[T]:
 
 
 def _check_arguments(tool: dspy.Tool, arguments: Mapping[str, Any]) -> None:
-    """Name missing arguments as the model knows them."""
+    """Name what is missing or broken as the model knows it."""
+    if list(arguments) == [BROKEN_ARGUMENTS] and BROKEN_ARGUMENTS not in (tool.args or {}):
+        raise ToolInputError(
+            f"the arguments of {tool.name} are no JSON object, and nothing was called; give them "
+            f"again, whole. They were: {arguments[BROKEN_ARGUMENTS]!s:.200}"
+        )
     parameters = inspect.signature(tool.func).parameters.values()
     missing = [
         parameter.name

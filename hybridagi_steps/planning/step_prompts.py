@@ -15,13 +15,14 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import dspy
 
 from hybridagi_steps.errors import WorkspaceError
 from hybridagi_steps.messages.fences import fenced, inert
 from hybridagi_steps.planning.plan import PlanStep, PlanStepType
+from hybridagi_steps.planning.usage import plain_call
 from hybridagi_steps.programs.adapters import with_retries
 from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.workspace.workspace import Workspace
@@ -29,6 +30,8 @@ from hybridagi_steps.workspace.workspace import Workspace
 FILE_TOKENS = 8_000
 """Tokens that the contents of all files of a step may take together."""
 
+BROKEN_ARGUMENTS = "partial_json"
+"""Under which name DSPy's own client gives arguments of a call that are no JSON."""
 _SHARED_FILE_TOKENS = 200
 """How far a file may exceed what is wanted of it."""
 _SHARED_FILES = "Files as they were when the plan began; a brief shows those that have changed"
@@ -99,11 +102,41 @@ class WorkAdapter(dspy.ChatAdapter):
         """Ask a client, its own retries replaced by the plan's."""
         return await super().acall(with_retries(lm), *given, **named)
 
+    def _call_postprocess(
+        self, processed: Any, original: Any, outputs: list[Any], *rest: Any
+    ) -> list[dict[str, Any]]:
+        marked = [_with_marked_arguments(output) for output in outputs]
+        return cast("Any", super())._call_postprocess(processed, original, marked, *rest)  # noqa: SLF001
+
     def parse(self, signature: type[dspy.Signature], completion: str) -> dict[str, Any]:
         """Read an answer; beside native tool calls all text is the thought."""
         if _native(signature):
             return {"thought": completion.strip() or None}
         return super().parse(signature, completion)
+
+
+def _with_marked_arguments(output: Any) -> Any:
+    """Return an answer whose broken arguments say so, rather than be repaired by a guess."""
+    if not isinstance(output, dict):
+        return output
+    answer = cast("dict[str, Any]", output)
+    calls: list[dict[str, Any]] = [
+        dict(plain_call(call)) for call in answer.get("tool_calls") or ()
+    ]
+    for call in calls:
+        function: dict[str, Any] = call.get("function") or {}
+        given = function.get("arguments")
+        if isinstance(given, str) and not _is_object(given):
+            broken = json.dumps({BROKEN_ARGUMENTS: given})
+            call["function"] = {**function, "arguments": broken}
+    return {**answer, "tool_calls": calls} if calls else answer
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return not text.strip() or isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _beginning(signature: type[dspy.Signature], inputs: Mapping[str, Any]) -> str:

@@ -202,11 +202,11 @@ def _answer(outputs: object) -> dict[str, Any] | None:
     answer = cast("dict[str, Any]", first)
     message: dict[str, Any] = {"role": "assistant", "content": answer.get("text") or None}
     if calls := answer.get("tool_calls"):
-        message["tool_calls"] = [_plain_call(call) for call in calls]
+        message["tool_calls"] = [plain_call(call) for call in calls]
     return message
 
 
-def _plain_call(call: Any) -> dict[str, Any]:
+def plain_call(call: Any) -> dict[str, Any]:
     """Return a tool call as plain data, whatever client it came from."""
     if isinstance(call, dict):
         return cast("dict[str, Any]", call)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self, cast
 
 import dspy
 import pytest
@@ -362,3 +364,66 @@ def test_planning_counts_against_us_only() -> None:
     compared = compare(calls, ["a"], WORDS)
     assert compared.planning == 40 + 1 + 6
     assert compared.ours == compared.planning + compared.full_history
+
+
+@pytest.mark.parametrize("broken", ['{"text": "half of', "no JSON at all"])
+@pytest.mark.parametrize("engine", ["auto", "litellm"])
+def test_arguments_that_are_no_json_are_named_and_not_guessed(broken: str, engine: str) -> None:
+    noted: list[str] = []
+
+    def note(text: str) -> str:
+        """Note."""
+        noted.append(text)
+        return "noted"
+
+    turns = [("note", broken), ("note", '{"text": "all"}'), ("finish_step", '{"summary": "done"}')]
+    with Scripted(turns) as provider:
+        lm = dspy.LM(
+            "openai/gpt-4o", api_base=provider.address, api_key="none", cache=False, engine=engine
+        )
+        with dspy.context(lm=lm):
+            done = StepExecutor([note])(requirement="r", step=step())
+    assert done.summary == "done"
+    assert noted == ["all"]
+    told = provider.asked[1]["messages"][-1]["content"]
+    assert told.startswith("ToolInputError: the arguments of note are no JSON object")
+    assert broken in told
+
+
+class Scripted(ThreadingHTTPServer):
+    """A provider on this machine that answers with tool calls, their arguments as written here."""
+
+    def __init__(self, turns: list[tuple[str, str]]) -> None:
+        self.turns, self.asked = turns, list[dict[str, Any]]()
+        super().__init__(("127.0.0.1", 0), _Turn)
+        self.address = f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _Turn(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        server = cast("Scripted", self.server)
+        name, arguments = server.turns[len(server.asked)]
+        server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        function = {"name": name, "arguments": arguments}
+        call = {"id": f"call_{len(server.asked)}", "type": "function", "function": function}
+        said = {"role": "assistant", "content": None, "tool_calls": [call]}
+        choice = {"index": 0, "message": said, "finish_reason": "tool_calls"}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        told = {"id": "1", "object": "chat.completion", "created": 1, "model": "gpt-4o"}
+        data = json.dumps({**told, "choices": [choice], "usage": usage}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
+        """Say nothing."""
