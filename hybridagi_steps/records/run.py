@@ -27,6 +27,8 @@ _COUNTS = (
     "cost",
     "cache_hits",
     "llm_calls",
+    "tool_calls",
+    "tool_errors",
 )
 _DURATIONS = ("duration_ms", "tool_exec_time_ms")
 
@@ -60,6 +62,10 @@ class RunMetrics(BaseModel):
     """Steps that the client answered from its own cache."""
     llm_calls: int | None = None
     """LM calls made."""
+    tool_calls: int | None = None
+    """Calls of tools that have ended."""
+    tool_errors: int | None = None
+    """Of these, those that ended with an error, refused ones too."""
     model_names: list[str] = Field(default_factory=list[str])
     """The models that answered, each once, in order of appearance."""
 

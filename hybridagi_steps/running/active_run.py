@@ -144,7 +144,8 @@ class ActiveRun:
         if self.stopped is not None and self.line.closed:
             return
         try:
-            self.turn.end_call(call, text, self.meter.tool(seconds), note or None)
+            metrics = self.meter.tool(seconds, failed=bool(note.get("is_error")))
+            self.turn.end_call(call, text, metrics, note or None)
         except Exception as error:
             raise self._cannot_store(error) from error
 

@@ -126,6 +126,7 @@ class Meter:
         self._run_first_token_ms: float | None = None
         self._steps = 0
         self._tool_ms: float | None = None
+        self._tools = self._tool_errors = 0
         self._price_missed = False
 
     def over_limit(self) -> Stop | None:
@@ -204,12 +205,13 @@ class Meter:
             self._steps += 1
             return metrics
 
-    def tool(self, seconds: float) -> StepMetrics:
+    def tool(self, seconds: float, *, failed: bool = False) -> StepMetrics:
         """Return what a tool's message cost; what its own LM calls cost goes to the next answer."""
         with self._lock:
             milliseconds = _ms(seconds)
             self._steps += 1
             self._tool_ms = (self._tool_ms or 0.0) + milliseconds
+            self._tools, self._tool_errors = self._tools + 1, self._tool_errors + failed
             self._message_began = time.perf_counter()
             return StepMetrics(duration_ms=milliseconds, tool_exec_time_ms=milliseconds)
 
@@ -225,6 +227,8 @@ class Meter:
             cost=total.cost,
             cache_hits=total.cache_hits if total.calls else None,
             llm_calls=total.calls or None,
+            tool_calls=self._tools or None,
+            tool_errors=self._tool_errors if self._tools else None,
             model_names=[total.model_name] if total.model_name else [],
         )
         if self._nested is not None:

@@ -306,6 +306,20 @@ def test_the_first_event_comes_at_once(memory: StepMemory) -> None:
     assert events[0].type is StepEventType.RUN_STARTED
 
 
+def test_metrics_count_tools_and_their_errors(memory: StepMemory) -> None:
+    def fails(query: str) -> str:
+        """Fail."""
+        raise ValueError("no such place")
+
+    turns = [thought("try", "fails", query="x"), thought("again", "search", query="x")]
+    lm = ScriptedLM([*turns, *SEARCHES[-2:]])
+    events = run(StepRunner(dspy.ReAct(QA, tools=[fails, search]), memory), "chat", "Capital?", lm)
+    total = (events[-1].data or {})["metrics"]
+    assert (total["tool_calls"], total["tool_errors"]) == (2, 1)
+    events = run(StepRunner(dspy.Predict(QA), memory), "other", "Hello", answering("Hi"))
+    assert "tool_calls" not in (events[-1].data or {})["metrics"], "none is not measured as 0"
+
+
 def test_steps_of_a_user_carry_the_user(memory: StepMemory) -> None:
     session = AgentSession("chat", user_id="ada")
     events = run(StepRunner(dspy.Predict(QA), memory), session, "Hello", answering("Hi"))
