@@ -318,12 +318,7 @@ class StepStore(IndexedStore, Protocol):
         ...
 
     def score_steps(self, scores: Mapping[str, float]) -> None:
-        """Set the scores of steps, all or none; rows, words and embeddings stay as they are.
-
-        Raises:
-            UnknownStepError: No step has one of these ids; no score was set.
-            InvalidStepError: A value is NaN or infinite; no score was set.
-        """
+        """Set scores of steps where they are, all or none; UnknownStepError: an id is of none."""
         ...
 
     def feedback_on(self, run_ids: Sequence[str]) -> dict[str, str]:

@@ -73,7 +73,6 @@ class FilterColumns:
         self._hidden: Hidden | None = None
         self._asked: tuple[str, list[str]] | None = None
         self._answer = np.empty(0, np.int64)
-        self._rescored = False
         self.forget()
 
     def follow(self, newest: int, removed: Rows) -> None:
@@ -169,16 +168,9 @@ class FilterColumns:
     def revive(self, arrays: Mapping[str, Values], removed: Rows) -> None:
         """Take over what `to_arrays` gave, without rows removed since."""
         self._columns = self._numbers.take_over(arrays)
-        if self._rescored:
-            self._columns.pop(SCORE, None)
         self._rows, self._through = Column(arrays["rows"]), int(arrays["through"][0])
         self._saved, self._saved_rows = {*self._columns}, len(self._rows.values)
         self.follow(0, removed)
-
-    def forget_scores(self) -> None:
-        """Take note that steps were scored: what is held, or was saved, may be others now."""
-        self._rescored, self._asked = True, None
-        self._columns.pop(SCORE, None)
 
     def forget_saved(self) -> None:
         """Take note that nothing is saved any more."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from hybridagi_steps.search.filter_index import (
     FilterColumns,
 )
 from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError
-from hybridagi_steps.search.key_columns import ABSENT, Positions, Value, Values, nothing
+from hybridagi_steps.search.key_columns import ABSENT, SCORE, Positions, Value, Values, nothing
 
 Flags = npt.NDArray[np.bool_]
 _NONE = np.empty(0, np.int64)
@@ -173,6 +173,18 @@ class RowFilter:
 
 class _StepColumns(FilterColumns):
     """Filters of steps, which also say whose the messages of their runs and sessions are."""
+
+    _rescored = False
+
+    def forget_scores(self) -> None:
+        """Take note that steps were scored: what is held, or was saved, may be others now."""
+        self._rescored, self._asked = True, None
+        self._columns.pop(SCORE, None)
+
+    def revive(self, arrays: Mapping[str, Values], removed: Rows) -> None:
+        super().revive(arrays, removed)
+        if self._rescored:
+            self.forget_scores()
 
     def follow(self, newest: int, removed: Rows) -> None:
         super().follow(newest, removed)
