@@ -81,8 +81,7 @@ def with_message(
             before = run.line.history(run.line.last, wanted)
         asked = run.turn.store_user_message(content, message_id)
         run.check()
-        history = cache(partial(earlier, run, before))
-        return Prompt(asked.content, history, inputs=dict(inputs))
+        return Prompt(asked.content, _history(run, before), inputs=dict(inputs))
 
     return Start(prepare=prepare, **more)
 
@@ -139,7 +138,7 @@ def _standing(inputs: Mapping[str, Any], run: ActiveRun) -> Prompt:
     before = run.line.history(asked.sequence - 1, run.config.max_history)
     return Prompt(
         asked.content,
-        cache(partial(earlier, run, before)),
+        _history(run, before),
         [step.to_message_dict() for step in since],
         dict(inputs),
         open_calls(since),
@@ -169,6 +168,17 @@ def last_turn(line: SessionWriter) -> list[Step]:
             if turn[place].is_user_step():
                 return turn[place:]
     raise MessageError(f"session {line.session_id!r} has no message of a user to answer.")
+
+
+def _history(run: ActiveRun, before: History | None) -> Callable[[], Messages]:
+    """Return what makes the earlier messages, once a program takes them.
+
+    Imported ones are taken in advance: every step of the run has to name them, the first one too.
+    """
+    history = cache(partial(earlier, run, before))
+    if any(source_of(step.metadata) for step in (before.messages if before else ())):
+        history()
+    return history
 
 
 def earlier(run: ActiveRun, before: History | None) -> Messages:

@@ -104,7 +104,7 @@ def test_a_client_adds_finds_and_reads(tmp_path: Path) -> None:
         assert after["hits"][0]["score"] != alike["hits"][0]["score"]
         run = await tools("get_run", run_id="run-1")
         assert [step["id"] for step in run["steps"]] == [call["id"], act["id"]]
-        assert run["run"]["begins"] == "Refund?"
+        assert run["run"]["begins"] == "Agent: Refund?"
 
     connected(db, talk)
     with StepMemory(db) as memory:
