@@ -487,7 +487,6 @@ class SessionStore(MessageTokenStore, Protocol):
         these messages stand before its own. One that names no session gets this one. A key used
         before in this session returns what it stored then, and stores nothing: the same key must
         come with messages that say the same (ids and times may differ).
-
         With `user_id` the session has to be this user's, or nobody's: else NotAllowedError. A
         session that is created is that user's, else the first's whom messages or AgentSteps name.
         """
@@ -553,10 +552,7 @@ class SessionStore(MessageTokenStore, Protocol):
         *,
         user_id: str | None = None,
     ) -> str:
-        """Start a session that shares messages 1 to `sequence` with this one; return its id.
-
-        It is `user_id`'s, else of whom this one is.
-        """
+        """Start a session that shares 1 to `sequence`, of `user_id` or its owner; return its id."""
         ...
 
     def branch_at(self, session_id: str, sequence: int, reason: str = "retry") -> int:

@@ -58,8 +58,7 @@ from hybridagi_steps.stores.sql.lineage import (
 from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
 from hybridagi_steps.stores.sql.writing import StepWriting
 
-_OF_STATE = 15
-"""Columns that it has of the session."""
+_OF_STATE = 15  # columns that it has of the session
 _USED = """SELECT branch_id, first, last FROM append_key
     WHERE namespace = ? AND session_id = ? AND key = ?"""
 _USE = "INSERT INTO append_key VALUES (?, ?, ?, ?, ?, ?)"
@@ -72,8 +71,7 @@ _SAVE_TOKENS = """INSERT INTO message_token (message_row, counter, tokens)
 _TOKENS = """SELECT m.id, t.tokens FROM message m
     JOIN message_token t ON t.message_row = m.row AND t.counter = ?
     WHERE m.namespace = ? AND m.id IN (SELECT value FROM json_each(?))"""
-_FIRST_MESSAGES = 20
-"""Messages looked at for the first one of a user."""
+_FIRST_MESSAGES = 20  # looked at for the first one of a user
 
 T = TypeVar("T")
 
@@ -211,8 +209,8 @@ class SessionTables(StepWriting):
 
     def session_owner(self, session_id: str) -> str | None:
         """Return whose a session is."""
-        with self._db.reading() as connection:
-            if (found := session_row(connection, self._namespace, session_id)) is not None:
+        with self._db.asking() as connection:
+            if found := session_row(connection, self._namespace, session_id):
                 return found.user_id
         raise UnknownSessionError(session_id)
 
@@ -235,14 +233,12 @@ class SessionTables(StepWriting):
         self, *, limit: int, offset: int = 0, user_id: str | None = None
     ) -> list[SessionSummary]:
         """Return sessions, the one written last first."""
-        if not is_storable(user_id or ""):
-            return []
-        whose = [user_id] if user_id is not None else []
+        whose = [user_id] if user_id is not None and is_storable(user_id) else []
         query = _SESSIONS.format("AND user_id = ?" if whose else "")
         page = (self._namespace, *whose, in_range(limit), in_range(offset))
         with self._db.reading() as connection:
-            found = connection.execute(query, page).fetchall()
-            return [self._session(connection, *row) for row in found]
+            found = connection.execute(query, page) if whose or user_id is None else ()
+            return [self._session(connection, *row) for row in list(found)]
 
     def message_tokens(self, message_ids: Sequence[str], counter_id: str) -> dict[str, int]:
         """Return the counts known for these messages."""
