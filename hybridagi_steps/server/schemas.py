@@ -255,6 +255,8 @@ class WholeRun(Answer):
     live: bool
     """Whether it is in flight."""
     steps: list[AgentStep]
+    titles: dict[str, str]
+    """What each step is called and is about, by its id."""
     metrics: RunMetrics
 
 
@@ -282,6 +284,8 @@ class HitPage(Answer):
     """Steps that a search found, best first."""
 
     hits: list[StepHit]
+    titles: dict[str, str]
+    """What each step is called and is about, by its id."""
 
 
 class Health(Answer):

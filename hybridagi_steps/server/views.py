@@ -5,7 +5,7 @@ Knows no HTTP and no MCP. Vectors are left out everywhere: they are for machines
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from hybridagi_steps.display.titles import title_of
@@ -111,7 +111,7 @@ def run_data(
         ended_at=max(times, default=""),
         score=first and first.score,
         feedback=None,
-        title=str(title_of(vars(first))) if first else "",
+        title="".join(titles(steps[:1]).values()),
     )
     return {
         "run": listed_run(summary),
@@ -140,6 +140,11 @@ def hit_data(hit: StepHit) -> dict[str, Any]:
         session_id=hit.session_id,
         sequence=hit.sequence,
     )
+
+
+def titles(steps: Iterable[AgentStep]) -> dict[str, str]:
+    """Return by id what each step is called and is about, in a line."""
+    return {id_text(step.id): str(title_of(vars(step))) for step in steps}
 
 
 def without_vectors(steps: Sequence[AgentStep]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from hybridagi_steps.server.schemas import RUN, RunId, answer
 from hybridagi_steps.server.services import Shared, Who
 from hybridagi_steps.server.slots import JsonRoute, WorkRoute
 from hybridagi_steps.server.sse import EventStream, streams
-from hybridagi_steps.server.views import filled, listed_run, run_data
+from hybridagi_steps.server.views import filled, listed_run, run_data, titles
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
 work_router = APIRouter(tags=["runs"], route_class=WorkRoute)
@@ -93,9 +93,9 @@ async def read_run(shared: Shared, run_id: RunId) -> Response:
     run = shared.hub.find(run_id)
     if not steps and run is None:
         lost = await shared.asked("run", lambda: interrupted_run(shared.memory, run_id))
-        return answer({**lost, "live": False})
+        return answer({**lost, "titles": {}, "live": False})
     data = run_data(run_id, steps, run and run.session_id)
-    return answer({**data, "live": shared.hub.is_live(run_id)})
+    return answer({**data, "titles": titles(steps), "live": shared.hub.is_live(run_id)})
 
 
 async def _check_known(shared: Shared, request: Request, run_id: str) -> None:

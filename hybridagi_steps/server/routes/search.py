@@ -18,7 +18,7 @@ from hybridagi_steps.server.schemas import answer, unambiguous_json
 from hybridagi_steps.server.services import Shared, Who, caller_of, services_of
 from hybridagi_steps.server.slots import Handler, WorkRoute
 from hybridagi_steps.server.tokens import Caller
-from hybridagi_steps.server.views import filled, hit_data, hits_for
+from hybridagi_steps.server.views import filled, hit_data, hits_for, titles
 
 MOST_HITS = 200
 _LONGEST_QUERY = 4_000
@@ -138,7 +138,8 @@ async def search(shared: Shared, caller: Who, asked: Annotated[SearchAsked, Quer
         "search",
         lambda: hits_for(shared.memory, asked.k, query=asked.q, like=asked.like, **options),
     )
-    return answer({"hits": [hit_data(hit) for hit in hits]})
+    shown = (step for hit in hits for step in (hit.step, *hit.context))
+    return answer({"hits": [hit_data(hit) for hit in hits], "titles": titles(shown)})
 
 
 def _object(name: str, text: str) -> dict[str, Any]:

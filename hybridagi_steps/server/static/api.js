@@ -69,6 +69,8 @@ export function query(values) {
 
 const id = encodeURIComponent;
 
+const titled = (steps, titles) => steps.map((step) => ({ ...step, title: titles[step.id] }));
+
 export const sessions = (page = {}) => call(`sessions${query(page)}`);
 export const steps = (session, range = {}) => call(`sessions/${id(session)}/steps${query(range)}`);
 export const context = (session, options = {}) =>
@@ -79,9 +81,15 @@ export const compare = (session, a, b) =>
 export const fork = (session, sequence) =>
   call(`sessions/${id(session)}/fork`, json("POST", { sequence }));
 export const runs = (page = {}) => call(`runs${query(page)}`);
-export const run = (runId) => call(`runs/${id(runId)}`);
+export async function run(runId) {
+  const found = await call(`runs/${id(runId)}`);
+  return { ...found, steps: titled(found.steps, found.titles) };
+}
 export const cancel = (runId) => call(`runs/${id(runId)}/cancel`, json("POST", {}));
 export const consent = (runId, callId, allowed) =>
   call(`runs/${id(runId)}/consent`, json("POST", { call_id: callId, allowed }));
-export const search = (values) => call(`search${query(values)}`);
+export async function search(values) {
+  const { hits, titles } = await call(`search${query(values)}`);
+  return { hits: hits.map((hit) => ({ ...hit, step: titled([hit.step], titles)[0] })) };
+}
 export const health = () => call("healthz");

@@ -56,16 +56,6 @@ export function chips(metrics) {
 }
 
 export function stepTitle(step) {
-  const inputs = step.inputs || {};
-  const outputs = step.outputs || {};
-  switch (step.step_type) {
-    case "Decision":
-      return short(`${inputs.purpose || "decide"} → ${text(outputs.choice) || "?"}`, 90);
-    case "ProgramCall":
-      return short(`${inputs.program || "program"} — ${inputs.purpose || ""}`, 90);
-    case "ProgramEnd":
-      return short(`${inputs.program || "program"} ended`, 90);
-    default:
-      return short(inputs.tool ? `${inputs.tool} — ${inputs.purpose || ""}` : inputs.purpose || "action", 90);
-  }
+  const title = step.title || step.step_type;
+  return short(step.step_type === "Decision" ? `${title} → ${text(step.outputs?.choice) || "?"}` : title, 90);
 }
