@@ -15,6 +15,7 @@ from hybridagi_steps.protocols import MessageIndex
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.run import RunMetrics
+from hybridagi_steps.records.step_identity import is_end
 from hybridagi_steps.records.store_values import SEVERAL_USERS, MessagePlace, RunSummary
 from hybridagi_steps.validation import Where
 
@@ -98,6 +99,7 @@ def run_data(
 ) -> dict[str, Any]:
     """Return a run, its steps by hop, and what they cost; `session_id` is for want of theirs."""
     metrics = RunMetrics.of(*(step.metrics for step in steps if step.metrics is not None))
+    metrics.duration_ms = _own_time(steps)
     times = [step.created_at.isoformat() for step in steps]
     first = steps[0] if steps else None
     summary = RunSummary(
@@ -118,6 +120,22 @@ def run_data(
         "steps": without_vectors(steps),
         "metrics": metrics.model_dump(mode="json", exclude_none=True),
     }
+
+
+def _own_time(steps: Sequence[AgentStep]) -> float | None:
+    """Return what the outermost steps of a run took, which is the time of all inside of them."""
+    around = {
+        id_text(step.id): step.program_id for step in steps if step.step_type == "ProgramCall"
+    }
+    taken = [
+        step.metrics.duration_ms
+        for step in steps
+        if step.metrics is not None
+        and step.metrics.duration_ms is not None
+        # A ProgramEnd stands in its own call.
+        and (around.get(step.program_id or "") if is_end(step) else step.program_id) not in around
+    ]
+    return sum(taken) if taken else None
 
 
 def listed_run(summary: RunSummary) -> dict[str, Any]:

@@ -199,3 +199,24 @@ def test_an_id_that_browsers_take_out_of_an_address_is_refused(
         body = {"sequence": 1, "new_session_id": session_id}
         problem(served.client.post("/sessions/talk/fork", json=body), 422)
         assert served.chat("...", "Hello")[-1].kind == "run_completed"
+
+
+def test_the_time_of_a_run_is_its_own(served: Served, memory: StepMemory) -> None:
+    def step(name: str, kind: str, within: str | None, taken: float | None = None) -> AgentStep:
+        inputs = {"purpose": name, "program": name}
+        metrics = None if taken is None else {"duration_ms": taken, "input_tokens": 10}
+        fields = {"id": name, "step_type": kind, "program_id": within, "metrics": metrics}
+        return AgentStep.model_validate({**fields, "run_id": "nested", "inputs": inputs})
+
+    memory.add(
+        [
+            step("nested-outer", "ProgramCall", None),
+            step("nested-inner", "ProgramCall", "nested-outer"),
+            step("nested-act", "Action", "nested-inner", 600),
+            step("inner-end", "ProgramEnd", "nested-inner", 900),
+            step("outer-end", "ProgramEnd", "nested-outer", 1_000),
+            step("alone", "Action", None, 200),
+        ]
+    )
+    metrics = served.client.get("/runs/nested").json()["metrics"]
+    assert (metrics["duration_ms"], metrics["input_tokens"]) == (1_200, 40)
