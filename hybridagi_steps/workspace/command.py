@@ -68,6 +68,8 @@ _SETTINGS = (  # of /etc: what programs need to start, and no secrets
 _SYSTEM = (*(f"/{path}" for path in _PROGRAMS), *(f"/etc/{path}" for path in _SETTINGS))
 _ISOLATED = ("--unshare-all", "--die-with-parent", "--cap-drop", "ALL")
 _OWN = ("--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp")  # noqa: S108 - the command's own
+_SETTINGS_OF_KERNEL = Path("/proc/sys")
+"""Which root may write, in a sandbox, too."""
 _PROBE_SECONDS = 20.0
 
 
@@ -218,7 +220,11 @@ def sandboxed(
             seen.append(path)
     mounts = [("--ro-bind-try", path) for path in seen]
     mounts += [("--bind", directory), ("--bind", home)]
-    mounts += [("--ro-bind", path) for path in protected]
+    kept = list(protected)
+    # What is mounted cannot be moved away, with what stands in it.
+    around = {parent for path in kept for parent in path.parents if directory in parent.parents}
+    mounts += [("--bind", path) for path in sorted(around)]
+    mounts += [("--ro-bind", path) for path in (*kept, _SETTINGS_OF_KERNEL)]
     placed = [str(word) for kind, path in mounts for word in (kind, path, path)]
     inside = ["--remount-ro", "/", "--chdir", str(directory), "--", *argv]
     return [_bwrap(), *_ISOLATED, *_OWN, *placed, *inside]

@@ -9,7 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -292,7 +292,8 @@ def test_other_names_need_no_consent(root: Path, path: str) -> None:
         ("open('.envrc', 'w')", True),
         ("os.makedirs('.github/workflows'); open('.github/workflows/x.yml', 'w')", True),
         ("os.symlink('f', '.envrc')", True),
-        ("os.rename('sub', 'x'); os.makedirs('sub/.git'); open('sub/.git/config', 'w')", True),
+        ("os.rename('sub', 'x'); os.makedirs('sub/.git'); open('sub/.git/config', 'w')", False),
+        ("os.makedirs('new/.git'); open('new/.git/config', 'w')", True),
     ],
 )
 def test_a_command_leaves_what_others_run_as_it_was(root: Path, code: str, made: bool) -> None:
@@ -309,6 +310,30 @@ def test_a_command_leaves_what_others_run_as_it_was(root: Path, code: str, made:
     assert not (root / ".github" / "workflows").exists()
     found = [path.read_text() for path in root.rglob("config")]
     assert found == ["mine", "mine"]
+
+
+@needs_sandbox
+def test_what_others_run_is_not_moved_away_to_be_changed_there(root: Path) -> None:
+    place = root / "sub" / ".github" / "workflows"
+    place.mkdir(parents=True)
+    (place / "ci.yml").write_text("mine")
+    workspace = confined(root, "mv", "sh -c")
+    for argv in (
+        ["mv", "sub/.github", "gone"],
+        ["mv", "sub", "gone"],
+        ["sh", "-c", "mv sub/.github gone; echo evil > gone/workflows/ci.yml; mv gone sub/.github"],
+    ):
+        with suppress(WorkspaceError):  # a copy of it that mv makes needs consent
+            assert not workspace.run(argv).ok
+        assert (place / "ci.yml").read_text() == "mine"
+
+
+@needs_sandbox
+def test_nobody_sets_the_kernel_from_a_sandbox_not_even_root(root: Path) -> None:
+    code = "import os; os.close(os.open('/proc/sys/kernel/core_pattern', os.O_WRONLY))"
+    result = confined(root, "python").run(["python", "-c", code])
+    assert not result.ok
+    assert "Read-only file system" in result.output or "Permission denied" in result.output
 
 
 @needs_sandbox
