@@ -45,20 +45,19 @@ def hits_table(hits: Sequence[Data]) -> Table:
 
 
 def runs_table(runs: Sequence[Data]) -> Table:
-    """Return runs as a table."""
-    made = table("run", "started", "steps", "errors", "score", "begins", right=("steps",))
+    """Return runs as a table: what each was asked, above its id."""
+    made = table("run", "started", "steps", "errors", "score", right=("steps",))
     made.expand = True
-    made.columns[5].ratio = 1
-    made.columns[0].no_wrap = made.columns[1].no_wrap = True
+    made.columns[0].ratio = 1
+    made.columns[1].no_wrap = True
     for run in runs:
         score = run["score"]
         made.add_row(
-            _cut(styled((run["run_id"], ""))),
-            plain(run["started_at"])[:16].replace("T", " "),
+            Group(_cut(styled((run["title"], ""))), styled((run["run_id"], "dim"))),
+            plain(run["started_at"])[5:16].replace("T", " "),
             f"{run['steps']:,}",
             styled((run["errors"] or "", "red")),
             "" if score is None else f"{score:.2g}",
-            _cut(styled((run["title"], ""))),
         )
     return made
 

@@ -42,8 +42,10 @@ def test_a_back_end_that_keeps_the_contracts(tmp_path: Path, address: str) -> No
         "AdminContract:",
         "FilterContract:",
         "MessageIndexContract:",
+        "OwnerContract:",
         "RunContract:",
         "SessionContract:",
+        "SessionFollowerContract:",
         "StepsContract:",
     ]
     assert all(line[0] == "passed" and line[2] == line[4] for line in report)

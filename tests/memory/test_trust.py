@@ -93,10 +93,10 @@ def test_a_poisoned_import_is_recalled_revoked_and_given_back(
     poisoned(memory, tmp_path)
     imported = {str(each.id) for each in memory.find({"sources": "chats.jsonl"}).steps}
     steps = refunding(memory)
-    run = {str(each.id) for each in steps}
+    run = {str(each.id) for each in steps if each.scope is None}  # the loop's end is hidden
     assert POISON in str(memory.get(list(imported)).steps)
     told = [(each.metadata or {}).get("recalled", []) for each in steps]
-    assert [bool(imported & {*names}) for names in told] == [False, False, *[True] * 5]
+    assert [bool(imported & {*names}) for names in told] == [False, False, *[True] * 6]
     before = everywhere(memory)
     said_ids = messages_of(memory)
     assert before - said_ids == {"good"} | imported | run

@@ -196,12 +196,13 @@ class TestSearch:
         time.tzset()
 
     def test_it_offers_every_key_of_a_filter(self) -> None:
-        assert set(StepFilter.model_fields) <= set(SearchAsked.model_fields)
+        nested = {"exclude"}  # a filter in a filter, which no address can say
+        assert set(StepFilter.model_fields) - nested <= set(SearchAsked.model_fields)
 
     def test_a_filter_that_matches_nothing_finds_nothing(self, still: Served) -> None:
         for where in ({"session_id": "none"}, {"user_id": "u"}, {"program": "Other"}):
             answer = still.client.get("/search", params={"q": "refund", **where})
-            assert answer.json() == {"hits": []}
+            assert answer.json() == {"hits": [], "titles": {}}
 
     @pytest.mark.parametrize(
         ("asked", "field"),

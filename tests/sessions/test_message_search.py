@@ -189,7 +189,7 @@ def test_what_is_deleted_or_abandoned_is_gone_at_once(memory: hs.StepMemory) -> 
 
 def test_a_purged_users_words_go_from_windows_and_answers_too(memory: hs.StepMemory) -> None:
     runner = hs.StepRunner(dspy.Predict("question -> answer"), memory)
-    ann, bob = hs.AgentSession("chat", "ann"), hs.AgentSession("chat", "bob")
+    ann, bob = hs.AgentSession("chat", "ann"), hs.AgentSession("chat", "bob", as_any_user=True)
     run_turn(runner, ann, "My password is swordfish.", answering("Noted, swordfish."))
     run_turn(runner, bob, "Is the weather fine?", answering("It is windy."))
     assert memory.search("swordfish", where={"user_id": "bob"}, mode="lexical") == []
