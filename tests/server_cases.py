@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
@@ -27,6 +28,17 @@ TOKEN = "the-test-token-of-everything"  # noqa: S105 - a test's
 SCOPED = {scope: f"the-test-token-of-{scope.value}" for scope in TokenScope}
 FINAL = ("run_completed", "run_failed", "run_cancelled")
 PATIENCE_SECONDS = 20.0
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
+QUIET = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+"""How Chromium starts without looking for anything on the network."""
 
 
 MESSAGES: list[Any] = [

@@ -11,7 +11,6 @@ Needs playwright and a Chromium of the system; nothing is downloaded.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,18 +24,8 @@ from hybridagi_steps.testing import Reply, ScriptedLM, asked_fields, plausible_r
 pytest.importorskip("fastapi", reason="the page is served by the extra `server`")
 playwright = pytest.importorskip("playwright.sync_api", reason="drives a browser")
 
-from server_cases import TOKEN, Served, Told, serving, until  # noqa: E402 - needs the extra
+from server_cases import BROWSER, QUIET, TOKEN, Served, Told, serving, until  # noqa: E402 - needs the extra
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
-QUIET = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
 LINE = """
 const send = window.fetch;
