@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import doctest
 import json
 import pkgutil
@@ -19,7 +20,6 @@ import dspy
 import pytest
 
 import hybridagi_steps
-from hybridagi_steps.testing import scripted_lm
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -30,24 +30,42 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
+MOST_LINES = 150
+
+
 def test_the_python_of_the_readme_runs_from_top_to_bottom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The first block runs as pasted, and the others after it with the line named below it."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "readme"}
-    program = "\n".join(blocks("python"))
-    assert program.count("hs.") >= 10
+    first, *others = blocks("python")
+    offline = "dspy.configure(lm=scripted_lm())"
+    assert f"`{offline}`" in README
+    program = "\n".join([offline, *others])
+    assert len(others) == 3
     kept = dict(dspy.settings.config)
-    dspy.configure(lm=scripted_lm())
     try:
+        exec(compile(first, "README.md", "exec", dont_inherit=True), names)  # noqa: S102
+        assert [capsys.readouterr().out] == blocks("text")
         exec(compile(program, "README.md", "exec", dont_inherit=True), names)  # noqa: S102
+        assert len(asyncio.run(names["repo"].attempts("trip"))) == 2
     finally:
         dspy.configure(**kept)
-        for name in ("memory", "safe"):
-            names[name].close()
-    printed = capsys.readouterr().out
-    assert "words: flights" in printed
+        names["memory"].close()
+    assert "words: flights" in capsys.readouterr().out
     assert names["run"].errors == []
+    assert names["out"].finish_reason == "finished"
+
+
+def test_the_readme_is_short_and_what_it_links_to_exists() -> None:
+    assert len(README.splitlines()) <= MOST_LINES
+    linked = re.findall(r"\]\((?!https:)([^)#]+)(#[^)]*)?\)", README)
+    assert len(linked) > 15
+    assert [name for name, _ in linked if not (ROOT / name).exists()] == []
+    for name, anchor in linked:
+        titles = re.findall(r"^#+ (.+)$", (ROOT / name).read_text("utf-8") if anchor else "", re.M)
+        assert not anchor or anchor[1:] in [title.lower().replace(" ", "-") for title in titles]
 
 
 def test_the_commands_of_the_readme_exist() -> None:
@@ -56,7 +74,8 @@ def test_the_commands_of_the_readme_exist() -> None:
     from hybridagi_steps.cli.app import app
 
     text = CliRunner().invoke(app, ["--help"]).output
-    named = re.findall(r"^hybridagi-steps ([\w |]+)", "\n".join(blocks("bash")), re.MULTILINE)
+    named = re.findall(r"`hybridagi-steps ([\w |]+)`", README)
+    named += re.findall(r"^hybridagi-steps (\w+)", "\n".join(blocks("bash")), re.MULTILINE)
     commands = {word.strip() for line in named for word in line.split("|") if word.strip()}
     first = {word.split()[0] for word in commands}
     assert {"import", "search", "show", "runs", "purge"} <= first
@@ -123,7 +142,7 @@ def test_pages_are_written_between_their_marks_from_the_numbers_there_are(
     for page in (readme.README, readme.PAGE, readme.RESULTS):
         page.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / page, page)
-    emptied = README.replace(readme.inside(README, "peers"), "old numbers")
+    emptied = README.replace(readme.inside(README, "bench"), "old numbers")
     readme.README.write_text(emptied, "utf-8")
     with pytest.raises(ExchangeError, match="no measurement 'speed'"):
         readme.measure(only="lexical,speed")

@@ -1,4 +1,4 @@
-"""How we stand beside the peers: the README's comparison, and the margins we set out to reach.
+"""How we stand beside the peers: the README's short table, all of it, and the margins to reach.
 
 Everything is read from the JSON that the measurements returned; nothing is measured here. A ratio
 is the peer's cost in units of ours, so above one we are cheaper. A margin that was not measured, or
@@ -23,6 +23,7 @@ Results = Mapping[str, Any]
 
 _STORE, _SAVER = "LangGraph SqliteStore", "LangGraph SqliteSaver"
 _SESSION, _LANCE, _CHROMA = "OpenAI Agents SQLiteSession", "LanceDB", "Chroma"
+_BY_HAND = "sqlite3 by hand"
 _DOCUMENTED = f"{_STORE} as documented"
 _BYTES = "bytes_ratio"
 _MLFLOW = "MLflow autolog (synchronous)"
@@ -176,8 +177,59 @@ def margins(results: Results) -> str:
     return markdown(["theirs in units of ours", "target", "measured", "reached"], rows)
 
 
+def headline(results: Results) -> str:
+    """Return the README's table as Markdown: seven questions, those that others win included."""
+    ndcg = results["quality"]["mean"]["ndcg"]
+    append = results["write"]["peers"]["append"]["full"]
+    loop = results["write"]["peers"]["loops"]["full"]["400"]
+    size, search = list(results["search"]["steps"].items())[-1]
+    peers = results["search"]["peers"]["sizes"][size]["peers"]
+    nearest = {name: row.get("everything", row) for name, row in peers.items()}
+    ours, count = nearest[OURS], f"{int(size):,} steps"
+    hybrid, first = search["search"]["hybrid"]["p50_ms"], search["first_search"]["answered_ms"]
+    words = results["lexical"]["steps"][size]
+    rows = [
+        [
+            "right steps found: mean nDCG@10 of six tasks",
+            f"{ndcg['this library (hybrid)']:.3f}; "
+            f"{ndcg['this library, aim named']:.3f} with an `aim`",
+            f"BM25 {ndcg['BM25, window text']:.3f}; dense {ndcg['dense, own text']:.3f}",
+        ],
+        [
+            "one durable append, `full`",
+            f"{append[OURS]['cpu_us']:.0f} µs",
+            _others(_only(append, _BY_HAND, _STORE, _SESSION, _CHROMA), "cpu_ratio"),
+        ],
+        [
+            "agent loop of 400 steps, `full`",
+            f"{loop[OURS]['cpu_us'] / 1e3:.0f} ms",
+            _others(_only(loop, _BY_HAND, _STORE, _SESSION, _SAVER), "cpu_ratio"),
+        ],
+        _recording(results)[-1],
+        [
+            f"hybrid search of {count}, p50; first answer of a fresh process",
+            f"{hybrid:.1f} ms; {first:.0f} ms",
+            "",
+        ],
+        [
+            f"word search of {count}",
+            f"{words['ours_ms']:.1f} ms",
+            f"SQLite FTS5 {_times(words['times_faster'])}",
+        ],
+        [
+            f"nearest vectors of {count}",
+            f"{ours['wall_ms']:.2f} ms, recall {ours['recall']:.3f}",
+            _others(_only(nearest, NUMPY, "hnswlib", "Qdrant Edge", _CHROMA), "wall_ratio"),
+        ],
+    ]
+    table = markdown(["what", "this library", "others, in units of ours"], rows)
+    conditions = f"On {results['search']['machine']}: CPU of writers, wall time of searches"
+    every = "[all numbers, and what was missed](.github/docs/benchmarks.md)"
+    return f"{table}\n\n{conditions}; above 1x we are cheaper. See {every}."
+
+
 def comparison(results: Results) -> str:
-    """Return the README's comparison as Markdown."""
+    """Return everything beside the peers, a row for each question, as Markdown."""
     rows = [*_writing(results), *_finding(results), *_recording(results), *_embedding(results)]
     return "\n\n".join(
         [markdown(["what", "this library", "others, in units of ours"], rows), _conditions(results)]
@@ -303,6 +355,10 @@ def _others(part: Results, key: str) -> str:
 
 def _times(value: float) -> str:
     return f"{value:,.0f}x" if value >= 9.95 else f"{value:.2g}x" if value < 1 else f"{value:.1f}x"
+
+
+def _only(part: Results, *names: str) -> dict[str, Any]:
+    return {name: part[name] for name in names if name in part}
 
 
 def _part(results: Results, *path: str) -> Results:

@@ -15,7 +15,7 @@ import orjson
 
 from hybridagi_steps.errors import ExchangeError
 from tests.benchmarks import CHECKOUT
-from tests.benchmarks.comparison import comparison, details, margins
+from tests.benchmarks.comparison import comparison, details, headline, margins
 from tests.benchmarks.tables import markdown, print_json
 
 MEASUREMENTS = ("quality", "write", "search", "recorder", "lexical", "embed")
@@ -70,8 +70,13 @@ def measure(only: str = "", million: bool = False) -> dict[str, Any]:
 def sections(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
     """Return what stands on each page between which marks."""
     return {
-        README: {"bench": tables(results), "peers": comparison(results)},
-        PAGE: {"margins": margins(results), "peers": details(results)},
+        README: {"bench": headline(results)},
+        PAGE: {
+            "bench": tables(results),
+            "comparison": comparison(results),
+            "margins": margins(results),
+            "peers": details(results),
+        },
     }
 
 
@@ -97,7 +102,7 @@ def _measured_alone(name: str, more: list[str]) -> dict[str, Any]:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Return the README's tables as Markdown."""
+    """Return quality and costs as Markdown."""
     parts = [_quality(results["quality"]), _costs(results), _machine(results)]
     return "\n\n".join(parts)
 
