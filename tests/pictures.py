@@ -112,7 +112,7 @@ def notebook(browser: Any, memory: hs.StepMemory) -> None:
     with hs.record(memory) as run:
         AirlineDesk()(question=QUESTION)
     page = browser.new_page(viewport={"width": WIDTH, "height": 100}, color_scheme="light")
-    page.set_content(CELL.format(question=QUESTION, tree=run._repr_html_()))
+    page.set_content(CELL.format(question=QUESTION, tree=run._repr_html_()))  # pyright: ignore[reportPrivateUsage] - as a notebook does
     page.screenshot(path=FOLDER / "notebook.png", full_page=True)
 
 

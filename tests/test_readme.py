@@ -68,6 +68,14 @@ def test_the_readme_is_short_and_what_it_links_to_exists() -> None:
         assert not anchor or anchor[1:] in [title.lower().replace(" ", "-") for title in titles]
 
 
+def test_the_pictures_load_quickly_and_are_of_one_width() -> None:
+    """`python -m tests.pictures` makes them."""
+    pictures = [(ROOT / name).read_bytes() for name in re.findall(r"!\[.+\]\((.+)\)", README)]
+    assert len(pictures) == 2
+    assert max(map(len, pictures)) <= 200_000
+    assert {int.from_bytes(picture[16:20]) for picture in pictures} == {1200}  # in the PNG's head
+
+
 def test_the_commands_of_the_readme_exist() -> None:
     from typer.testing import CliRunner
 

@@ -34,7 +34,7 @@ _QUESTIONS = {
     "plans": "What plans of small steps save beside a full history, and whether the work is done.",
     "streams": "How many readers one run can have, and what each costs the server.",
     "walks": "How many files and calls of the package one thing enters.",
-    "readme": "Measure everything and write the numbers into the README of the checkout here.",
+    "readme": "Measure everything and write the numbers into README and documentation here.",
 }
 """The commands, which are modules of `tests.benchmarks`."""
 
