@@ -93,6 +93,7 @@ def test_a_poisoned_import_is_recalled_revoked_and_given_back(
     poisoned(memory, tmp_path)
     imported = {str(each.id) for each in memory.find({"sources": "chats.jsonl"}).steps}
     steps = refunding(memory)
+    left = {str(each.id) for each in steps}
     run = {str(each.id) for each in steps if each.scope is None}  # the loop's end is hidden
     assert POISON in str(memory.get(list(imported)).steps)
     told = [(each.metadata or {}).get("recalled", []) for each in steps]
@@ -108,13 +109,13 @@ def test_a_poisoned_import_is_recalled_revoked_and_given_back(
     assert everywhere(memory) == before
     done = memory.revoke({"sources": "chats.jsonl"}, reason="it lies")
     assert set(tried.step_ids) == set(done.step_ids) >= imported
-    assert set(done.step_ids) == imported | run
+    assert set(done.step_ids) == imported | left
     for where in ({}, {"scope": "*"}, {"trust": "imported"}):
         assert everywhere(memory, **where) == {"good"}
-    assert everywhere(memory, scope="revoked") - said_ids == imported | run
+    assert everywhere(memory, scope="revoked") - said_ids == imported | left
     shown = hs.ContextBuilder(memory, k=5).build(steps=[said()])
     assert "666" not in str(shown.messages)
-    assert {str(each.id) for each in memory.run(str(steps[0].run_id)).steps} == run
+    assert {str(each.id) for each in memory.run(str(steps[0].run_id)).steps} == left
     assert memory.get(list(imported)).steps
     export_file(memory, tmp_path / "all.jsonl")
     assert POISON in (tmp_path / "all.jsonl").read_text()
