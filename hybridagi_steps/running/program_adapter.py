@@ -91,7 +91,7 @@ class Agent:
             output_field=output_field,
             tools=tools_of(program, tools),
             voices=voices_of(program, output_field) if module else (),
-            name=str(getattr(found, "__name__", None) or type(found).__name__),
+            name=program_name(program),
         )
 
     @property
@@ -118,6 +118,12 @@ def inner(program: Any) -> Any:
     while getattr(type(program), "adds_no_step", False):
         program = program.program
     return program
+
+
+def program_name(program: Any) -> str:
+    """Return what steps call a program."""
+    found = inner(program)
+    return str(getattr(found, "__name__", None) or type(found).__name__)
 
 
 def tools_of(program: object, named: Sequence[Any]) -> dict[str, Any]:

@@ -20,8 +20,10 @@ from hybridagi_steps import __version__
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.server.metrics import ServerMetrics
+from hybridagi_steps.server.openai_form import OpenAIErrors
 from hybridagi_steps.server.problems import Problem, install_problems, unknown_parameters
 from hybridagi_steps.server.routes import chat as chat_routes
+from hybridagi_steps.server.routes import completions as completion_routes
 from hybridagi_steps.server.routes import page
 from hybridagi_steps.server.routes import runs as run_routes
 from hybridagi_steps.server.routes import search as search_routes
@@ -47,6 +49,7 @@ OPEN_FOLDERS = ("/static/",)
 _ROUTERS = (
     search_routes.router,  # first, since it is refused most, and being found costs as much
     chat_routes.router,
+    completion_routes.router,
     session_routes.router,
     run_routes.router,
     run_routes.work_router,
@@ -118,6 +121,7 @@ def _protect(app: FastAPI, settings: ServerSettings, tokens: Tokens, namespace: 
         open_folders=OPEN_FOLDERS,
     )
     app.add_middleware(HostCheck, allowed=settings.allowed_hosts)
+    app.add_middleware(OpenAIErrors)
     app.add_middleware(SecurityHeaders)
 
 

@@ -28,7 +28,7 @@ from hybridagi_steps.server.schemas import DuplicateKeyError
 log = logging.getLogger("hybridagi_steps.server")
 
 PROBLEM_TYPE = "application/problem+json"
-_EVERYWHERE = (400, 401, 403, 408, 413, 421, 422, 429, 503)
+EVERYWHERE = (400, 401, 403, 408, 413, 421, 422, 429, 503)
 """Problems that any route can answer with: from the checks before it, or the storage behind it."""
 
 STATUS: Mapping[type[StepsError], int] = {
@@ -116,7 +116,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
             "description": HTTPStatus(status).phrase,
             "content": {PROBLEM_TYPE: {"schema": schema}},
         }
-        for status in sorted({*_EVERYWHERE, *statuses})
+        for status in sorted({*EVERYWHERE, *statuses})
     }
 
 

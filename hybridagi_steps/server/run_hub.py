@@ -75,6 +75,13 @@ class RunHub:
         return self._runner
 
     @property
+    def program_name(self) -> str | None:
+        """What steps call the program that is served; None when none is."""
+        from hybridagi_steps.running.program_adapter import program_name
+
+        return None if self._runner is None else program_name(self._runner.program)
+
+    @property
     def in_flight(self) -> int:
         """How many runs are."""
         return self._slots.used
@@ -101,11 +108,15 @@ class RunHub:
         """Return the sessions of the runs in flight, those inside others too, by run id."""
         return {} if self._runner is None else self._runner.active_runs()
 
+    def check(self) -> None:
+        """Refuse a run that would be one too many."""
+        self._slots.check()
+
     async def start(
         self, events: AsyncIterator[StepEvent], user_id: str | None = None
     ) -> LiveRun | None:
         """Let a run go on by itself; return it once it has begun, None when there was nothing."""
-        self._slots.check()
+        self.check()
         began: asyncio.Future[LiveRun | None] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._in_its_place(events, user_id, began))
         self._tasks.add(task)

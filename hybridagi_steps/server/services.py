@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, TypeVar
 
@@ -13,6 +13,7 @@ from fastapi import Depends, Request
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import NotAllowedError
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.server.conversations import Conversations
 from hybridagi_steps.server.metrics import ServerMetrics
 from hybridagi_steps.server.run_hub import RunHub, left_behind
 from hybridagi_steps.server.security import CALLER
@@ -38,6 +39,7 @@ class Services:
     metrics: ServerMetrics
     settings: ServerSettings
     has_program: bool
+    conversations: Conversations = field(default_factory=Conversations)
 
     def sessions_of(self, caller: Caller) -> SessionRepository:
         """Return the sessions that somebody may know."""

@@ -14,8 +14,10 @@ import asyncio
 import contextlib
 import logging
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import orjson
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -74,6 +76,17 @@ class Frame(NamedTuple):
     data: bytes
     kind: StepEventType
     step_id: str | None
+
+    @property
+    def event(self) -> dict[str, Any]:
+        """The event, read again."""
+        line = next(each for each in self.data.splitlines() if each.startswith(b"data: "))
+        event: dict[str, Any] = orjson.loads(line.removeprefix(b"data: "))
+        return event
+
+
+def _as_it_is(frame: Frame) -> bytes:
+    return frame.data
 
 
 class Batch(NamedTuple):
@@ -136,12 +149,12 @@ class LiveRun:
         self.ended = True
         self._wake()
 
-    def after(self, number: int) -> Batch:
-        """Return what comes after an event, a chunk of it when it is much."""
+    def after(self, number: int, form: Callable[[Frame], bytes] = _as_it_is) -> Batch:
+        """Return what comes after an event in a `form`, a chunk of it when it is much."""
         place = bisect_right(self._frames, number, key=lambda frame: frame.number)
         data = bytearray()
         while place < len(self._frames) and len(data) < _CHUNK_BYTES:
-            data += self._frames[place].data
+            data += form(self._frames[place])
             number = self._frames[place].number
             place += 1
         return Batch(bytes(data), number, self.ended and place == len(self._frames))
@@ -201,12 +214,17 @@ class EventStream(Response):
                 with contextlib.suppress(asyncio.CancelledError):
                     await left
 
+    def form(self, frame: Frame) -> bytes:
+        """Return an event as it is sent; empty when it is not."""
+        return frame.data
+
     async def _send_all(self, send: Send, left: asyncio.Future[None]) -> None:
         while not left.done():
-            batch = self._run.after(self._number)
-            if batch.data or batch.last:
-                if not await self._sent(send, batch.data, last=batch.last) or batch.last:
-                    return
+            batch = self._run.after(self._number, self.form)
+            sends = batch.data or batch.last
+            if sends and (not await self._sent(send, batch.data, last=batch.last) or batch.last):
+                return
+            if batch.number != self._number:
                 self._number = batch.number  # more may have come meanwhile
             elif not await self._news(left) and not await self._sent(send, _HEARTBEAT):
                 return

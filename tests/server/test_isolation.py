@@ -82,6 +82,13 @@ ROUTES: dict[tuple[str, str], list[Asked]] = {
     ("POST", "/chat/stream/v2"): [
         Asked("/chat/stream/v2", {"message": "me too", "user_id": "ann"}),
     ],
+    ("POST", "/v1/chat/completions"): [
+        Asked(
+            "/v1/chat/completions",
+            {"model": "echo", "messages": [{"role": "user", "content": "me too"}], "user": "ann"},
+        ),
+    ],
+    ("GET", "/v1/models"): [Asked("/v1/models", refused=False)],
     ("GET", "/runs"): [Asked("/runs", refused=False)],
     ("GET", "/runs/{run_id}"): [Asked("/runs/{run}")],
     ("GET", "/runs/{run_id}/events"): [Asked("/runs/{run}/events")],
@@ -180,6 +187,9 @@ def test_another_users_session_does_not_go_on(world: World) -> None:
     before = world.everything()
     body = {"session_id": SESSION, "message": "me too"}
     assert world.ask("bob", "POST", "/chat/stream/v2", body).status_code == 403
+    said = [{"role": "user", "content": "me too"}]
+    body = {"model": "echo", "messages": said, "metadata": {"session_id": SESSION}}
+    assert world.ask("bob", "POST", "/v1/chat/completions", body).status_code == 403
     fork = world.ask(
         "ann", "POST", f"/sessions/{SESSION}/fork", {"sequence": 1, "new_session_id": "f"}
     )
