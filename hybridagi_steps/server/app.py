@@ -23,7 +23,6 @@ from hybridagi_steps.server.metrics import ServerMetrics
 from hybridagi_steps.server.openai_form import OpenAIErrors
 from hybridagi_steps.server.problems import Problem, install_problems, unknown_parameters
 from hybridagi_steps.server.routes import chat as chat_routes
-from hybridagi_steps.server.routes import completions as completion_routes
 from hybridagi_steps.server.routes import page
 from hybridagi_steps.server.routes import runs as run_routes
 from hybridagi_steps.server.routes import search as search_routes
@@ -49,7 +48,6 @@ OPEN_FOLDERS = ("/static/",)
 _ROUTERS = (
     search_routes.router,  # first, since it is refused most, and being found costs as much
     chat_routes.router,
-    completion_routes.router,
     session_routes.router,
     run_routes.router,
     run_routes.work_router,

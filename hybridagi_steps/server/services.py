@@ -13,8 +13,8 @@ from fastapi import Depends, Request
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import NotAllowedError
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.server.conversations import Conversations
 from hybridagi_steps.server.metrics import ServerMetrics
+from hybridagi_steps.server.openai_form import Conversations
 from hybridagi_steps.server.run_hub import RunHub, left_behind
 from hybridagi_steps.server.security import CALLER
 from hybridagi_steps.server.settings import ServerSettings
@@ -40,6 +40,7 @@ class Services:
     settings: ServerSettings
     has_program: bool
     conversations: Conversations = field(default_factory=Conversations)
+    """Those of OpenAI's clients."""
 
     def sessions_of(self, caller: Caller) -> SessionRepository:
         """Return the sessions that somebody may know."""
