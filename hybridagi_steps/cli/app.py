@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hybridagi_steps import __version__
-from hybridagi_steps.cli import demo, exchange, plan, serve, sessions, tokens
+from hybridagi_steps.cli import demo, exchange, plan, serve, sessions
 from hybridagi_steps.cli import maintenance as keeping
 from hybridagi_steps.cli import steps as reading
 
@@ -57,4 +57,4 @@ app.command("plan")(plan.plan)
 app.command("serve")(serve.serve)
 app.command("mcp")(serve.mcp)
 app.command("worker")(serve.worker)
-app.add_typer(tokens.app, name="token")
+app.add_typer(serve.token_app, name="token")
