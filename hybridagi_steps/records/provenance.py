@@ -1,7 +1,7 @@
 """Provenance: where a step comes from, and what was recalled into its prompt, as metadata says it.
 
-`metadata.source` says that a step came from outside: `kind` (`import`, `mcp`), and of an import
-`format`, `name` (the file), `at` (UTC) and `before` (what the file itself said there). A step that
+`metadata.source` says that a step came from outside: `kind` (`import`, `mcp`, `client`), and of an
+import `format`, `name` (the file), `at` (UTC) and `before` (what the file itself said). A step that
 was recorded here has no such key. `metadata.recalled` lists ids of steps and messages.
 
 A `Revocation` takes a source and all that descends from it out of recall; stores keep the marks.
