@@ -541,7 +541,10 @@ class SessionStore(MessageTokenStore, Protocol):
         ...
 
     def session_owner(self, session_id: str) -> str | None:
-        """Return whose a session is; None when nobody was named as it began."""
+        """Return whose a session is: the first whom a commit named, None before.
+
+        The empty text: of several, where the earliest is not known.
+        """
         ...
 
     def fork(

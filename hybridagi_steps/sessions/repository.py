@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import (
+    InvalidSettingError,
     NotAllowedError,
     UnknownSequenceError,
     UnknownSessionError,
@@ -84,7 +85,12 @@ class SessionRepository:
             memory: The memory that the sessions belong to; its `redact` holds for them, too.
             user_id: Whom this acts for: messages are said by that user, and of another's session,
                 or one that is not there, everything but a first message is a NotAllowedError.
+
+        Raises:
+            InvalidSettingError: `user_id` is the empty text.
         """
+        if user_id == "":
+            raise InvalidSettingError("user_id is empty; name a user, or leave it out for all.")
         self.store, self.memory, self.user_id = store, memory, user_id
         self._redact = redact = redact or getattr(memory, "redact", None)
         self._admit = admit or partial(admitted, redact=redact)
@@ -302,9 +308,10 @@ class SessionRepository:
             NotAllowedError: This acts for another user.
         """
         limit, offset = checked_page(limit, offset)
-        if user_id not in (None, self.user_id or user_id):
+        whose = user_id if self.user_id is None else self.user_id
+        if user_id not in (None, whose):
             raise NotAllowedError(f"this acts for another user than {user_id!r}.")
-        ask, whose = self.store.sessions, self.user_id or user_id
+        ask = self.store.sessions
         return await in_thread(lambda: ask(limit=limit, offset=offset, user_id=whose))
 
     async def fork(self, session_id: str, sequence: int, new_session_id: str | None = None) -> Fork:

@@ -32,26 +32,29 @@ def check_owner(
 ) -> None:
     """Check that a session is a user's: the one that it names, else the only one of its steps.
 
+    One that is not there is another's, too, when steps of another user name it.
+
     Args:
         store: Where it is.
         session_id: The session.
         user_id: The user.
         new: Whether it may be one that is not there.
-        nobodys: Whether it may be nobody's.
+        nobodys: Whether it may be one that neither has an owner nor steps that name a user.
 
     Raises:
         NotAllowedError: It is not, or it is not there.
     """
     try:
-        owner = store.session_owner(session_id)
-        if owner is None:
-            where = StepFilter(session_id=session_id, scope=EVERY_SCOPE)
-            users = store.users(where, limit=2)
-            owner = users[0] if len(users) == 1 else None
-        allowed = owner == user_id or (owner is None and nobodys)
+        owner, free = store.session_owner(session_id), nobodys
     except UnknownSessionError:
-        allowed = new
-    if not allowed:
+        if not new:
+            raise NotAllowedError.of_session(session_id) from None
+        owner, free = None, True
+    users = {owner}
+    if owner is None:
+        where = StepFilter(session_id=session_id, scope=EVERY_SCOPE)
+        users = set(store.users(where, limit=2))
+    if not user_id or users - {user_id} or not (users or free):
         raise NotAllowedError.of_session(session_id)
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 import hybridagi_steps as hs
+from hybridagi_steps.errors import InvalidSettingError, NotAllowedError
 from hybridagi_steps.records.message import ERASED
 
 
@@ -88,3 +91,75 @@ def test_a_fork_is_its_sources_or_whose_it_is_made(memory: hs.StepMemory) -> Non
     reopened = [each.user_id for each in store.sessions(limit=9)]
     assert sorted(map(str, reopened)) == ["ann", "ann", "bob"]
     assert memory.verify() == []
+
+
+def named_step(user: str | None, session: str, run: str = "r") -> hs.AgentStep:
+    kind = hs.AgentStepType.Action
+    return hs.AgentStep(step_type=kind, user_id=user, session_id=session, run_id=run)
+
+
+def echo(question: str) -> str:
+    return question
+
+
+def refused(call: Any) -> None:
+    with pytest.raises(NotAllowedError):
+        asyncio.run(call)
+
+
+def test_a_session_of_nobody_is_the_first_users_who_speaks_there(memory: hs.StepMemory) -> None:
+    repo, seen = memory.repository(), list[str]()
+
+    def answer(question: str) -> str:
+        seen.append(question)
+        return question
+
+    asyncio.run(repo.append("s", [said(None, "Be kind", "system")]))
+    assert repo.store.session_owner("s") is None
+    asyncio.run(repo.append("s", [said("ann", "My PIN is 5678")]))
+    memory.add(named_step("bob", "s"))  # that a step names it changes nothing
+    runner = hs.StepRunner(answer, memory)
+    refused(runner.run(hs.AgentSession("s", "bob"), "What was said?"))
+    refused(memory.repository(user_id="bob").get_steps("s"))
+    assert seen == []
+    assert len(asyncio.run(memory.repository(user_id="ann").get_steps("s"))) == 2
+    assert [each.session_id for each in asyncio.run(repo.sessions(user_id="ann"))] == ["s"]
+    assert memory.verify() == []
+
+
+def test_an_owner_stays_when_the_steps_go(memory: hs.StepMemory) -> None:
+    repo, runner = memory.repository(), hs.StepRunner(echo, memory)
+    asyncio.run(repo.append("s", [said(None, "hello")]))
+    asyncio.run(runner.run(hs.AgentSession("s", "ann"), "My PIN is 5678"))
+    asyncio.run(runner.run(hs.AgentSession("s", "bob", as_any_user=True), "hi"))
+    [anns] = {step.run_id for step in memory.iter_steps({"user_id": "ann"})}
+    assert memory.purge({"run_id": anns})
+    refused(memory.repository(user_id="bob").get_steps("s"))
+    assert repo.store.session_owner("s") == "ann"
+
+
+def test_nobody_runs_where_steps_name_several(memory: hs.StepMemory) -> None:
+    asyncio.run(memory.repository().append("s", [said(None, "hello")]))
+    memory.add([named_step("ann", "s", "1"), named_step("bob", "s", "2")])
+    runner = hs.StepRunner(echo, memory)
+    for user in ("ann", "bob", "eve"):
+        refused(memory.repository(user_id=user).get_steps("s"))
+        refused(runner.run(hs.AgentSession("s", user), "hi"))
+    asyncio.run(runner.run(hs.AgentSession("s", "eve", as_any_user=True), "hi"))
+
+
+def test_nobody_begins_a_session_that_anothers_steps_name(memory: hs.StepMemory) -> None:
+    memory.add(named_step("ann", "plan"))
+    bobs = memory.repository(user_id="bob")
+    refused(bobs.append("plan", [said(None, "mine")]))
+    refused(hs.StepRunner(echo, memory).run(hs.AgentSession("plan", "bob"), "x"))
+    asyncio.run(bobs.append("own", [said(None, "mine")]))
+    refused(bobs.fork("own", 1, "plan"))
+    asyncio.run(memory.repository(user_id="ann").append("plan", [said(None, "mine")]))
+
+
+def test_a_repository_of_a_user_without_a_name_is_refused(memory: hs.StepMemory) -> None:
+    share(memory)
+    with pytest.raises(InvalidSettingError, match="user_id"):
+        memory.repository(user_id="")
+    assert asyncio.run(memory.repository().sessions(user_id="")) == []

@@ -75,7 +75,7 @@ _NEW_SESSION = """INSERT INTO session
     (namespace, id, branch_id, created_at, updated_at, forked_from, forked_at, user_id, checksum,
         written)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT number FROM next_write))"""
-_CHANGE = """UPDATE session SET branch_id = ?, updated_at = ?, checksum = ?,
+_CHANGE = """UPDATE session SET branch_id = ?, updated_at = ?, user_id = ?, checksum = ?,
         written = (SELECT number FROM next_write)
     WHERE namespace = ? AND id = ?"""
 TAKE_NUMBER = """UPDATE meta SET value = (SELECT number FROM next_write)
@@ -201,7 +201,7 @@ def change_session(
     """
     row = row._replace(updated_at=utc_now().isoformat())
     checksum = session_checksum(namespace, session_id, *row)
-    values = (row.branch_id, row.updated_at, checksum, namespace, session_id)
+    values = (row.branch_id, row.updated_at, row.user_id, checksum, namespace, session_id)
     connection.execute(_CHANGE, values)
 
 

@@ -134,7 +134,9 @@ class SessionTables(StepWriting):
         with self._db.writing() as connection:
             owner = user_id or first_user(messages, agent_steps)
             session, end = self._session_to_write(connection, session_id, branch_id, owner)
-            if user_id is not None and session.user_id not in (None, user_id):
+            if session.user_id is None:
+                session = session._replace(user_id=owner)
+            if user_id is not None and session.user_id != user_id:
                 raise NotAllowedError.of_session(session_id)
             if idempotency_key is not None:
                 used = self._used(connection, session_id, idempotency_key, written)
@@ -233,7 +235,7 @@ class SessionTables(StepWriting):
         self, *, limit: int, offset: int = 0, user_id: str | None = None
     ) -> list[SessionSummary]:
         """Return sessions, the one written last first."""
-        whose = [user_id] if user_id is not None and is_storable(user_id) else []
+        whose = [user_id] if user_id and is_storable(user_id) else []
         query = _SESSIONS.format("AND user_id = ?" if whose else "")
         page = (self._namespace, *whose, in_range(limit), in_range(offset))
         with self._db.reading() as connection:
@@ -391,7 +393,9 @@ class SessionTables(StepWriting):
             first = self._first_message(connection, branch_id)
         last = end_of(connection, branch_id).sequence
         times, fork = (row.created_at, row.updated_at), (row.forked_from or None, row.forked_at)
-        return SessionSummary(session_id, branch_id, last, first, *times, *fork, row.user_id)
+        return SessionSummary(
+            session_id, branch_id, last, first, *times, *fork, row.user_id or None
+        )
 
     def _first_message(self, connection: Connection, branch_id: int) -> str:
         for row in rows(connection, branch_id, 1, _FIRST_MESSAGES):

@@ -38,11 +38,24 @@ class OwnerContract:
     def test_a_commit_for_a_user_goes_into_no_others_session(self, store: SessionStepStore) -> None:
         store.commit("anns", [message("1")], user_id="ann")
         store.commit("nobodys", [message("1")])
-        with pytest.raises(NotAllowedError):
-            store.commit("anns", [message("2")], [step(id="no")], user_id="bob")
         store.commit("nobodys", [message("2")], user_id="bob")
+        for name, user in (("anns", "bob"), ("nobodys", "ann")):
+            with pytest.raises(NotAllowedError):
+                store.commit(name, [message("3")], [step(id="no")], user_id=user)
         assert contents(store, "anns") == ["1"]
         assert store.get(["no"]) == []
+
+    def test_a_session_of_nobody_is_of_whom_a_commit_names_first(
+        self, store: SessionStepStore
+    ) -> None:
+        store.commit("s", [message("1")])
+        store.append([step(user_id="bob", session_id="s")])
+        assert store.session_owner("s") is None
+        store.commit("s", [message("2")], [step(user_id="ann")])
+        store.commit("s", [message("3", user_id="bob")])
+        assert store.session_owner("s") == "ann"
+        assert [each.session_id for each in store.sessions(limit=9, user_id="ann")] == ["s"]
+        assert store.sessions(limit=9, user_id="bob") == []
 
     def test_runs_of_a_user_are_those_with_no_others_step(self, store: SessionStepStore) -> None:
         for run, user in (
