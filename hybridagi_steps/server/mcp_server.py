@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 
 from hybridagi_steps import __version__
 from hybridagi_steps._concurrency import in_thread
-from hybridagi_steps.errors import StepsError
+from hybridagi_steps.errors import InvalidSettingError, NotAllowedError, StepsError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.fences import inert, inert_json
 from hybridagi_steps.messages.recalled_text import recalled_text
@@ -56,7 +56,12 @@ def create_mcp_server(memory: StepMemory, user_id: str | None = None) -> MCPServ
     Args:
         memory: What is served.
         user_id: Whose steps are found and kept; None: everybody's.
+
+    Raises:
+        InvalidSettingError: `user_id` is the empty text.
     """
+    if user_id == "":
+        raise InvalidSettingError("user_id is empty; name a user, or leave it out for all.")
     calls = _Calls(memory, user_id)
     tools = map(_StrictTool.of, (calls.search_steps, calls.get_run, calls.add_step))
     return MCPServer(
@@ -221,11 +226,22 @@ class _Calls:
         )
 
         def add() -> dict[str, Any]:
+            self._check_named(session_id, run_id)
             step = AgentStep(step_type=step_type, hop=hop, status=status, **fields)
             self._memory.add(step)
             return {"id": id_text(step.id)}
 
         return await _asked(add)
+
+    def _check_named(self, session_id: str | None, run_id: str | None) -> None:
+        """Check that the session and the run of a new step are this user's, or new; may block."""
+        if self._user_id is None:
+            return
+        if session_id is not None:
+            self._memory.repository(user_id=self._user_id).check_allowed(session_id, new=True)
+        steps = [] if run_id is None else self._memory.run_steps(run_id)
+        if any(step.user_id != self._user_id for step in steps):
+            raise NotAllowedError(f"run {run_id!r} is another user's; leave out `run_id`.")
 
 
 def _told(hit: StepHit) -> dict[str, Any]:

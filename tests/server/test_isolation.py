@@ -369,3 +369,31 @@ def test_no_tool_of_mcp_tells_another_users_steps(world: World) -> None:
     assert all("refused" in text for text in (*answers["search_steps"][1:], *answers["get_run"]))
     own = [step.user_id for step in world.memory.iter_steps() if step.purpose == "mine"]
     assert own == ["bob"]
+
+
+def test_a_step_kept_by_mcp_names_nothing_of_another_user(world: World) -> None:
+    repo, memory = world.memory.repository(), world.memory
+    said = {"role": "user", "content": "hi"}
+    asyncio.run(repo.append("nobodys", [said]))
+    asyncio.run(memory.repository(user_id="bob").append("bobs", [said]))
+    server = create_mcp_server(memory, "bob")
+
+    async def add(**named: str) -> str:
+        try:
+            answer = await server.call_tool(
+                "add_step", {"step_type": "Action", "inputs": {"purpose": "x"}, **named}
+            )
+        except Exception as error:
+            return f"refused: {error}"
+        return str(answer)
+
+    before = world.everything()
+    for named in ({"session_id": SESSION}, {"session_id": "nobodys"}, {"run_id": world.run_id}):
+        assert "refused" in asyncio.run(add(**named))
+    assert world.everything() == before
+    for named in ({"session_id": "bobs"}, {"session_id": "new"}, {"run_id": "bobs-run"}) * 2:
+        assert "refused" not in asyncio.run(add(**named))
+    assert world.ask("ann", "GET", f"/runs/{world.run_id}").status_code == 200
+    assert world.ask("bob", "GET", "/sessions/nobodys/steps").status_code == 403
+    with pytest.raises(errors.InvalidSettingError, match="user_id"):
+        create_mcp_server(memory, "")
