@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 
 from hybridagi_steps import __version__
 from hybridagi_steps._concurrency import in_thread
-from hybridagi_steps.errors import InvalidSettingError, NotAllowedError, StepsError
+from hybridagi_steps.errors import NotAllowedError, StepsError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.fences import inert, inert_json
 from hybridagi_steps.messages.recalled_text import recalled_text
@@ -30,6 +30,7 @@ from hybridagi_steps.records.filter_fields import FILTER_FIELDS
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.provenance import from_outside
 from hybridagi_steps.server.views import filled, hits_for, run_data
+from hybridagi_steps.sessions.session_checks import checked_user
 
 T = TypeVar("T")
 
@@ -60,9 +61,7 @@ def create_mcp_server(memory: StepMemory, user_id: str | None = None) -> MCPServ
     Raises:
         InvalidSettingError: `user_id` is the empty text.
     """
-    if user_id == "":
-        raise InvalidSettingError("user_id is empty; name a user, or leave it out for all.")
-    calls = _Calls(memory, user_id)
+    calls = _Calls(memory, checked_user(user_id))
     tools = map(_StrictTool.of, (calls.search_steps, calls.get_run, calls.add_step))
     return MCPServer(
         "hybridagi-steps",

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import (
-    InvalidSettingError,
     NotAllowedError,
     UnknownSequenceError,
     UnknownSessionError,
@@ -30,6 +29,7 @@ from hybridagi_steps.sessions.session_checks import (
     check_owner,
     check_sequence,
     check_session,
+    checked_user,
     fork_point,
 )
 from hybridagi_steps.validation import admitted, admitted_messages, check_id, checked_page
@@ -85,13 +85,8 @@ class SessionRepository:
             memory: The memory that the sessions belong to; its `redact` holds for them, too.
             user_id: Whom this acts for: messages are said by that user, and of another's session,
                 or one that is not there, everything but a first message is a NotAllowedError.
-
-        Raises:
-            InvalidSettingError: `user_id` is the empty text.
         """
-        if user_id == "":
-            raise InvalidSettingError("user_id is empty; name a user, or leave it out for all.")
-        self.store, self.memory, self.user_id = store, memory, user_id
+        self.store, self.memory, self.user_id = store, memory, checked_user(user_id)
         self._redact = redact = redact or getattr(memory, "redact", None)
         self._admit = admit or partial(admitted, redact=redact)
         self._stored = stored

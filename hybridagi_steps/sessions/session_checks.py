@@ -58,6 +58,17 @@ def check_owner(
         raise NotAllowedError.of_session(session_id)
 
 
+def checked_user(user_id: str | None) -> str | None:
+    """Return whom somebody acts for; an empty text would be nobody, and None is everybody.
+
+    Raises:
+        InvalidSettingError: It is the empty text.
+    """
+    if user_id == "":
+        raise InvalidSettingError("user_id is empty; name a user, or leave it out for all.")
+    return user_id
+
+
 def check_batch(steps: Sequence[Step]) -> tuple[str, int]:
     """Check that messages are of one session, one after another; return it and the first number."""
     for step in steps:

@@ -134,8 +134,7 @@ class SessionTables(StepWriting):
         with self._db.writing() as connection:
             owner = user_id or first_user(messages, agent_steps)
             session, end = self._session_to_write(connection, session_id, branch_id, owner)
-            if session.user_id is None:
-                session = session._replace(user_id=owner)
+            session = session._replace(user_id=owner) if session.user_id is None else session
             if user_id is not None and session.user_id != user_id:
                 raise NotAllowedError.of_session(session_id)
             if idempotency_key is not None:
@@ -318,8 +317,7 @@ class SessionTables(StepWriting):
         ]
         names = frozenset(name for name in users if name is not None)
         erasures = (self._restarts, epoch, tombstone)
-        state = SessionState(BranchPosition(branch, last), erasures, names, messages)
-        return session, state
+        return session, SessionState(BranchPosition(branch, last), erasures, names, messages)
 
     def _session_to_write(
         self, connection: Connection, session_id: str, branch_id: int | None, owner: str | None
@@ -392,10 +390,9 @@ class SessionTables(StepWriting):
         with self._readable(session_id):
             first = self._first_message(connection, branch_id)
         last = end_of(connection, branch_id).sequence
-        times, fork = (row.created_at, row.updated_at), (row.forked_from or None, row.forked_at)
-        return SessionSummary(
-            session_id, branch_id, last, first, *times, *fork, row.user_id or None
-        )
+        fork, times = (row.forked_from or None, row.forked_at), (row.created_at, row.updated_at)
+        known = (*times, *fork, row.user_id or None)
+        return SessionSummary(session_id, branch_id, last, first, *known)
 
     def _first_message(self, connection: Connection, branch_id: int) -> str:
         for row in rows(connection, branch_id, 1, _FIRST_MESSAGES):
