@@ -11,14 +11,15 @@ tells nobody, so its metric is wrapped while it compiles. It costs nothing outsi
 # ruff: noqa: ARG002 - the handlers' signatures are DSPy's
 from __future__ import annotations
 
-import functools
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from hashlib import sha256
+from inspect import signature
 from itertools import count
 from typing import Any, NamedTuple, cast
 from weakref import ref
@@ -241,7 +242,8 @@ class TrialMarker(BaseCallback):
 
     def __init__(self) -> None:
         self._entered: dict[str, tuple[Level, AbstractContextManager[None]]] = {}
-        self._unwrap: dict[str, Callable[[], None]] = {}
+        self._lock = ForkSafeLock()
+        self._compiling: dict[int, tuple[Any, set[str]]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrialMarker:
         return self
@@ -259,17 +261,14 @@ class TrialMarker(BaseCallback):
         """Enter `compile:<optimiser>:<id>`, and have its metric tell what it says."""
         name = type(instance).__name__
         level = self._enter(call_id, f"compile:{name}:{call_id}", name)
-        for split in ("train", "val"):
-            level.trials.know(inputs.get(f"{split}set"), split)
-        metric = getattr(instance, "metric", None)
-        if callable(metric) and not getattr(metric, "tells_trials", False):
-            instance.metric = wrapper = _telling(metric)
-
-            def unwrap() -> None:
-                if instance.metric is wrapper:
-                    instance.metric = metric
-
-            self._unwrap[call_id] = unwrap
+        keywords: list[dict[str, Any]] = [
+            each for each in inputs.values() if isinstance(each, dict)
+        ]
+        for given in (inputs, *keywords):  # those that a `**kwargs` took stand in a dict
+            for split in ("train", "val"):
+                level.trials.know(given.get(f"{split}set"), split)
+        with self._lock:
+            self._wrap(call_id, instance)
 
     def on_evaluate_end(
         self, call_id: str, outputs: Any | None, exception: BaseException | None = None
@@ -285,7 +284,26 @@ class TrialMarker(BaseCallback):
     ) -> None:
         """Leave it, and give the optimiser its metric back."""
         self._leave(call_id)
-        self._unwrap.pop(call_id, lambda: None)()
+        with self._lock:
+            self._unwrap(call_id)
+
+    def _wrap(self, call_id: str, optimiser: Any) -> None:
+        """Have an optimiser's metric tell; several threads may compile with one optimiser."""
+        _, calls = self._compiling.get(id(optimiser), (None, None))
+        metric = getattr(optimiser, "metric", None)
+        if calls is not None:
+            calls.add(call_id)
+        elif callable(metric) and type(metric) is not TellingMetric:
+            optimiser.metric = TellingMetric(metric)
+            self._compiling[id(optimiser)] = optimiser, {call_id}
+
+    def _unwrap(self, call_id: str) -> None:
+        """Give an optimiser its own metric back when nobody compiles with it any more."""
+        for key, (optimiser, calls) in list(self._compiling.items()):
+            calls.discard(call_id)
+            if not calls:
+                del self._compiling[key]
+                optimiser.metric = metric_of(optimiser.metric)
 
     def _enter(self, call_id: str, scope: str, optimiser: str | None) -> Level:
         outer = current_level()
@@ -303,23 +321,76 @@ class TrialMarker(BaseCallback):
         return level
 
 
-def _telling(metric: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a metric that stores what it says as the score of the run it says it of."""
+class TellingMetric:
+    """Stands for a metric and stores what it says as the score of the run it says it of.
 
-    @functools.wraps(metric, updated=())
-    def telling(*args: Any, **kwargs: Any) -> Any:
-        token = _judging.set(True)
+    All else is the metric's own: attributes that are read and set, its class to `isinstance`, what
+    it equals. Copies tell too; a pickle is the metric's.
+    """
+
+    __slots__ = ("_metric",)
+
+    def __init__(self, metric: Callable[..., Any]) -> None:
+        object.__setattr__(self, "_metric", metric)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Ask the metric, and tell what it says."""
+        level, token = current_level(), _judging.set(True)
+        value: Any = dspy.Prediction(score=0.0)
+        example, prediction = (*args, None, None)[:2]
+        tells = level is not None and len(args) > 1
         try:
-            value = metric(*args, **kwargs)
+            value = metric_of(self)(*args, **kwargs)
+        except Exception as error:
+            # An Evaluate says itself what such a run counts.
+            tells = tells and level is not None and level.evaluation is None
+            value["feedback"] = f"{type(error).__name__}: {error}"
+            raise
         finally:
             _judging.reset(token)
-        level = current_level()
-        if level is not None and len(args) > 1:
-            level.trials.score(args[0], args[1], value, here=True)
+            if tells and level is not None:
+                level.trials.score(example, prediction, value, here=True)
         return value
 
-    cast("Any", telling).tells_trials = True
-    return telling
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OWN:
+            return object.__getattribute__(self, name)
+        if name == "__signature__":
+            return signature(metric_of(self))
+        return getattr(metric_of(self), name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(metric_of(self), name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(metric_of(self), name)
+
+    def __eq__(self, other: object) -> bool:
+        return metric_of(self) == metric_of(other)
+
+    def __hash__(self) -> int:
+        return hash(metric_of(self))
+
+    def __repr__(self) -> str:
+        return repr(metric_of(self))
+
+    def __copy__(self) -> TellingMetric:
+        return TellingMetric(copy(metric_of(self)))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TellingMetric:
+        return TellingMetric(deepcopy(metric_of(self), memo))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return metric_of, (metric_of(self),)
+
+
+_OWN = {"__copy__", "__deepcopy__", "__reduce_ex__"}
+
+
+def metric_of(metric: Any) -> Any:
+    """Return the metric that a telling one stands for, any other itself."""
+    telling = type(metric) is TellingMetric
+    return object.__getattribute__(metric, "_metric") if telling else metric
 
 
 def watch_trials() -> None:

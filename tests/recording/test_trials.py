@@ -8,7 +8,11 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import logging
+import pickle
+import threading
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from itertools import count
@@ -340,3 +344,103 @@ def test_redaction_reaches_the_label_and_the_state(lm: ScriptedLM) -> None:
         assert trial.state is not None
         assert "[hidden]" in str(trial.state)
         assert "question 1" not in str(all_steps(memory))
+
+
+class Threshold:
+    """A metric that is an object."""
+
+    threshold = 0.5
+
+    def __call__(self, example: Any, prediction: Any, trace: Any = None) -> bool:
+        """Whether the answer is right."""
+        return right(example, prediction) >= self.threshold
+
+
+class Judge(dspy.Module):
+    """A metric that is a program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.judge = dspy.Predict("question, answer -> verdict")
+
+    def forward(self, example: Any, prediction: Any, trace: Any = None) -> float:
+        """Whether the answer is right."""
+        return right(example, prediction)
+
+
+@pytest.mark.parametrize(
+    "metric", [right, Threshold(), Judge()], ids=["function", "object", "dspy"]
+)
+def test_an_optimiser_finds_its_metric_as_it_is(
+    memory: hs.StepMemory, metric: Any, lm: ScriptedLM
+) -> None:
+    class Looking(dspy.BootstrapFewShot):
+        def compile(self, student: Any, **sets: Any) -> Any:
+            found = self.metric
+            assert isinstance(found, type(metric))
+            assert found == metric
+            assert hash(found) == hash(metric)
+            assert inspect.signature(found) == inspect.signature(metric)
+            assert vars(found) == vars(metric)
+            assert found.__doc__ == metric.__doc__
+            found.seen = True
+            del found.seen
+            assert not hasattr(metric, "seen")
+            if isinstance(metric, Threshold):
+                assert found.threshold == 0.5
+                assert type(pickle.loads(pickle.dumps(found))) is Threshold
+            if isinstance(metric, Judge):
+                found.set_lm(lm)
+                assert metric.judge.lm is lm
+            self.metric = copy.deepcopy(found)
+            return super().compile(student, **sets)
+
+    optimiser = Looking(metric=metric, max_labeled_demos=0)
+    with hs.record(memory):
+        optimiser.compile(Ask(), trainset=TRAIN)
+    [trial] = memory.trials()
+    assert None not in [run.score for run in trial.runs], "a copy of it tells, too"
+
+
+def test_threads_that_share_an_optimiser_have_all_scores(lm: ScriptedLM) -> None:
+    optimiser = dspy.BootstrapFewShot(metric=right, max_labeled_demos=0, max_bootstrapped_demos=6)
+    first_began, last_ended = threading.Event(), threading.Event()
+
+    class Late(Ask):
+        def forward(self, question: str) -> Any:
+            first_began.set()
+            assert last_ended.wait(60)
+            return super().forward(question)
+
+    def compiled(student: Any, memory: hs.StepMemory) -> None:
+        with dspy.context(lm=scripted_lm(pupil)), hs.record(memory):
+            optimiser.compile(student, trainset=TRAIN)
+
+    with hs.StepMemory(":memory:") as one, hs.StepMemory(":memory:") as two:
+        thread = threading.Thread(target=compiled, args=(Late(), one))
+        thread.start()
+        assert first_began.wait(60)
+        compiled(Ask(), two)
+        last_ended.set()
+        thread.join()
+        for memory in (one, two):
+            [trial] = memory.trials()
+            assert len(trial.all_runs) == len(TRAIN)
+            assert None not in [run.score for run in trial.all_runs]
+    assert optimiser.metric is right
+
+
+def test_a_metric_that_raises_gives_no_point(memory: hs.StepMemory, lm: ScriptedLM) -> None:
+    def metric(example: Any, prediction: Any, trace: Any = None) -> float:
+        if example.question.endswith("1"):
+            raise ValueError("no verdict")
+        return 1.0
+
+    with hs.record(memory):
+        dspy.BootstrapFewShot(metric=metric, max_labeled_demos=0, max_bootstrapped_demos=9).compile(
+            Ask(), trainset=TRAIN
+        )
+    [trial] = memory.trials()
+    [failed] = [run for run in trial.runs if run.failed]
+    assert (failed.score, failed.feedback) == (0.0, "ValueError: no verdict")
+    assert trial.score == pytest.approx(5 / 6)
