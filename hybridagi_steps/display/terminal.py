@@ -62,6 +62,17 @@ def runs_table(runs: Sequence[Data]) -> Table:
     return made
 
 
+def rows_table(rows: Sequence[Sequence[object]], *, whole: str) -> Table:
+    """Return rows as a table, the first one its head; all but one column is cut to what fits."""
+    made = table(*map(str, rows[0]))
+    made.padding = (0, 1, 0, 0)
+    for column in made.columns:
+        column.no_wrap = column.header == whole
+    for row in rows[1:]:
+        made.add_row(*(_cut(styled((" ".join(str(cell).split()), ""))) for cell in row))
+    return made
+
+
 def run_tree(steps: Sequence[Data]) -> RenderableType:
     """Return the steps of a run as a tree, what a program did inside the program."""
     count = f"{len(steps):,} step{'' if len(steps) == 1 else 's'}"

@@ -75,10 +75,15 @@ class Trials:
         scope: The scope of the steps inside.
         optimiser: The optimiser's class; None of an evaluation that nobody compiles with.
         compile_id: Names it.
+        student: The program that is compiled; None of an evaluation.
     """
 
-    def __init__(self, scope: str, optimiser: str | None, compile_id: str) -> None:
+    def __init__(
+        self, scope: str, optimiser: str | None, compile_id: str, student: Any = None
+    ) -> None:
         self.scope, self.optimiser, self.compile_id = scope, optimiser, compile_id
+        self.base = None if student is None else _hash(_state_of(student))
+        """The name of the state in which the student was given."""
         self._lock = ForkSafeLock()
         self._known: dict[str, Known] = {}
         self._seen: dict[tuple[int, str], Any] = {}
@@ -180,6 +185,7 @@ class Level:
         program: What an evaluation runs.
         evaluation: Names the evaluation.
         validates: Whether the optimiser says that it validates with it.
+        teaches: Whether it runs a teacher for demonstrations, and compares nothing.
     """
 
     trials: Trials
@@ -187,6 +193,7 @@ class Level:
     program: Any = None
     evaluation: str | None = None
     validates: bool = False
+    teaches: bool = False
     _candidate: Candidate | None = None
 
     @property
@@ -208,6 +215,7 @@ class Level:
         label: dict[str, Any] = dict.fromkeys(
             ("optimiser", "compile_id", "candidate", "split", "example", "evaluation")
         )
+        label |= {"teacher": False, "base": False}
         label.update(optimiser=self.trials.optimiser, compile_id=self.trials.compile_id)
         callers = list(dspy.settings.caller_modules or ())[self.callers :]
         outermost = callers[0] if callers else subject
@@ -228,6 +236,8 @@ class Level:
             split=self._split(known.splits),
             example=known.example or hashed,
             evaluation=candidate.evaluation,
+            teacher=self.teaches,
+            base=candidate.name == self.trials.base,
         )
         return label, key, candidate.state
 
@@ -260,7 +270,9 @@ class TrialMarker(BaseCallback):
     def on_compile_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         """Enter `compile:<optimiser>:<id>`, and have its metric tell what it says."""
         name = type(instance).__name__
-        level = self._enter(call_id, f"compile:{name}:{call_id}", name)
+        student = inputs.get("student")
+        level = self._enter(call_id, f"compile:{name}:{call_id}", name, student)
+        level.teaches = isinstance(instance, dspy.BootstrapFewShot)
         keywords: list[dict[str, Any]] = [
             each for each in inputs.values() if isinstance(each, dict)
         ]
@@ -305,9 +317,9 @@ class TrialMarker(BaseCallback):
                 del self._compiling[key]
                 optimiser.metric = metric_of(optimiser.metric)
 
-    def _enter(self, call_id: str, scope: str, optimiser: str | None) -> Level:
+    def _enter(self, call_id: str, scope: str, optimiser: str | None, student: Any = None) -> Level:
         outer = current_level()
-        trials = Trials(scope, optimiser, call_id) if outer is None else outer.trials
+        trials = Trials(scope, optimiser, call_id, student) if outer is None else outer.trials
         level = Level(trials, len(dspy.settings.caller_modules or ()))
         block = overriding(**{TRIALS: level})
         block.__enter__()

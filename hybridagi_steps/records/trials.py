@@ -1,8 +1,9 @@
 """Trials: what an optimiser or an evaluation tried, read back from the steps that it left.
 
 The steps of a trial run carry `metadata.trial`: `optimiser`, `compile_id`, `candidate` (a state of
-the program), `split`, `example` and `evaluation`. Its last step is marked, so that a table of
-candidates reads one step a run. Pure values: a memory brings the steps.
+the program), `split`, `example`, `evaluation`, and whether it ran as a `teacher` or as the `base`.
+Its last step is marked, so that a table of candidates reads one step a run. Pure values: a memory
+brings the steps.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from html import escape
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from hybridagi_steps.errors import InvalidQueryError
 from hybridagi_steps.records.agent_step import AgentStep
@@ -22,7 +23,7 @@ TRIAL_END = "trial_end"
 PROGRAM_STATE = "program_state"
 """Keys of metadata; the last two stand in the last step of a trial run, the state once a
 candidate."""
-_WIDTH = 60
+_NO_BREADTH = (False, False, 0)
 
 
 class TrialRun(NamedTuple):
@@ -41,11 +42,8 @@ class TrialRun(NamedTuple):
     """What the metric said in words."""
     evaluation: str
     created_at: datetime
-
-    @property
-    def counted(self) -> float | None:
-        """The score as optimisers count it: 0 of a run that failed; None leaves the run out."""
-        return 0.0 if self.score is None and self.error is not None else self.score
+    teacher: bool = False
+    """Whether it was to give demonstrations, not to be compared."""
 
     @property
     def failed(self) -> bool:
@@ -63,8 +61,12 @@ class TrialSummary:
     """The optimiser's class; None of a plain evaluation."""
     candidate: str
     """12 hexadecimal characters over the state of the program."""
-    base: bool
-    """Whether it was the first that was tried."""
+    base: bool | None
+    """Whether it is the student as `compile` was given it; None when that was never tried, and of a
+    plain evaluation."""
+    kind: Literal["full", "minibatch", "teacher"]
+    """`full` when its runs cover as many examples as any candidate's of this compilation;
+    `teacher` when it only gave demonstrations."""
     runs: list[TrialRun]
     """The runs of its widest evaluation: on `val` if there was one, else on most examples; of equal
     ones the last."""
@@ -75,19 +77,24 @@ class TrialSummary:
 
     @property
     def score(self) -> float | None:
-        """The mean score of its runs, as its optimiser counts; None when none was scored."""
-        counted = [run.counted for run in self.runs if run.counted is not None]
-        return sum(counted) / len(counted) if counted else None
+        """The mean score of those of its runs that have one; None when none has."""
+        scores = [run.score for run in self.runs if run.score is not None]
+        return sum(scores) / len(scores) if scores else None
 
     @property
     def percent(self) -> float | None:
-        """The same as `dspy.Evaluate` says it."""
-        return None if self.score is None else round(100 * self.score, 2)
+        """The same as `dspy.Evaluate` says it; None unless every run has a score."""
+        return None if self.score is None or self.unscored else round(100 * self.score, 2)
 
     @property
     def failed(self) -> list[str]:
         """The examples on which the program raised or got no point."""
         return [run.example for run in self.runs if run.failed]
+
+    @property
+    def unscored(self) -> list[str]:
+        """The examples for which the metric gave no number, or was not asked."""
+        return [run.example for run in self.runs if run.score is None]
 
     def __str__(self) -> str:
         lines = [_row_of(self)]
@@ -122,6 +129,13 @@ class Difference(NamedTuple):
     """The first step of `a` that `b` did not do; None when both did the same."""
     step_b: AgentStep | None
 
+    @property
+    def gain(self) -> float:
+        """How much better `b` did; 0 when one of the two has no score."""
+        if self.score_a is None or self.score_b is None:
+            return 0.0
+        return self.score_b - self.score_a
+
 
 @dataclass(frozen=True, slots=True)
 class TrialDiff:
@@ -135,12 +149,12 @@ class TrialDiff:
     @property
     def better(self) -> list[str]:
         """Examples on which `b` did better than `a`."""
-        return [each.example for each in self.examples if _of(each.score_b) > _of(each.score_a)]
+        return [each.example for each in self.examples if each.gain > 0]
 
     @property
     def worse(self) -> list[str]:
         """Examples on which `b` did worse than `a`."""
-        return [each.example for each in self.examples if _of(each.score_b) < _of(each.score_a)]
+        return [each.example for each in self.examples if each.gain < 0]
 
     def __str__(self) -> str:
         head = ["example", "a", "b", "hop", "a did", "b did"]
@@ -173,6 +187,7 @@ def summaries(
     tried: dict[tuple[str, str], list[TrialRun]] = defaultdict(list)
     optimisers: dict[str, str | None] = {}
     states: dict[tuple[str, str], dict[str, Any]] = {}
+    base: dict[str, str] = {}
     for step in ends:
         metadata = step.metadata or {}
         label, run_id = metadata.get(TRIAL), step.run_id
@@ -182,25 +197,29 @@ def summaries(
         optimisers[key[0]] = label.get("optimiser")  # pyright: ignore[reportUnknownMemberType]
         if PROGRAM_STATE in metadata:
             states[key] = metadata[PROGRAM_STATE]
+        if label.get("base"):  # pyright: ignore[reportUnknownMemberType]
+            base[key[0]] = key[1]
         tried[key].append(_run(label, step, run_id, feedback.get(run_id)))  # pyright: ignore[reportUnknownArgumentType]
-    first: dict[str, str] = {}
-    for compile_id, candidate in tried:
-        first.setdefault(compile_id, candidate)
+    widest = {key: _widest(runs) for key, runs in tried.items()}
+    newest = {compile_id: n for n, compile_id in enumerate(dict.fromkeys(key[0] for key in tried))}
+    most: dict[str, tuple[bool, bool, int]] = {}
+    for (compile_id, _), runs in widest.items():
+        most[compile_id] = max(_breadth(runs), most.get(compile_id, _NO_BREADTH))
     found = [
         TrialSummary(
-            compile_id=compile_id,
-            optimiser=optimisers[compile_id],
-            candidate=candidate,
-            base=first[compile_id] == candidate,
-            runs=_widest(runs),
-            all_runs=runs,
-            state=states.get((compile_id, candidate)),
+            compile_id=key[0],
+            optimiser=optimisers[key[0]],
+            candidate=key[1],
+            base=key[1] == base[key[0]] if key[0] in base else None,
+            kind=_kind(runs, most[key[0]]),
+            runs=runs,
+            all_runs=tried[key],
+            state=states.get(key),
         )
-        for (compile_id, candidate), runs in tried.items()
+        for key, runs in widest.items()
     ]
-    newest = {compile_id: n for n, compile_id in enumerate(first)}
-    order: Callable[[TrialSummary], Any] = lambda t: (-newest[t.compile_id], -_of(t.score))  # noqa: E731
-    return TrialTable(sorted(found, key=order))
+    found.sort(key=lambda t: (newest[t.compile_id], _breadth(t.runs), _of(t.score)), reverse=True)
+    return TrialTable(found)
 
 
 def compiled_in(step: AgentStep) -> str | None:
@@ -224,25 +243,31 @@ def compare_trials(memory: _TrialMemory, a: TrialSummary | str, b: TrialSummary 
 
     Returns:
         What each example's score was under both, and the first step in which the runs differ: what
-        was done or came of it, whatever its instructions were.
+        was done or came of it, whatever its instructions were. Repeats of an example are paired in
+        the order in which they ran.
 
     Raises:
-        InvalidQueryError: No trial of this memory has a candidate of that name.
+        InvalidQueryError: No trial of this memory has a candidate of that name, or it is no name.
     """
     known = memory.trials() if isinstance(a, str) or isinstance(b, str) else ()
-    one, two = (_named(known, each) if isinstance(each, str) else each for each in (a, b))
-    of_two = {run.example: run for run in two.runs}
+    one, two = (_named(known, each) for each in (a, b))
+    of_two: dict[str, list[TrialRun]] = defaultdict(list)
+    for run in reversed(two.runs):
+        of_two[run.example].append(run)
     found: list[Difference] = []
     for run in one.runs:
-        other = of_two.get(run.example)
-        if other is not None:
+        if of_two[run.example]:
+            other = of_two[run.example].pop()
             first = _first_difference(memory.run_steps(run.run_id), memory.run_steps(other.run_id))
-            found.append(Difference(run.example, run.counted, other.counted, *first))
-    found.sort(key=lambda each: -abs((each.score_a or 0.0) - (each.score_b or 0.0)))
+            found.append(Difference(run.example, run.score, other.score, *first))
+    found.sort(key=lambda each: -abs(each.gain))
     return TrialDiff(one, two, found)
 
 
-def _named(trials: Sequence[TrialSummary], candidate: str) -> TrialSummary:
+def _named(trials: Sequence[TrialSummary], candidate: object) -> TrialSummary:
+    """Return a candidate that is given itself, or by its name."""
+    if isinstance(candidate, TrialSummary):
+        return candidate
     for trial in trials:
         if trial.candidate == candidate:
             return trial
@@ -264,15 +289,30 @@ def _run(label: Mapping[str, Any], step: AgentStep, run_id: str, said: str | Non
         feedback=said,
         evaluation=str(label.get("evaluation")),
         created_at=step.created_at,
+        teacher=bool(label.get("teacher")),
     )
 
 
 def _widest(runs: Sequence[TrialRun]) -> list[TrialRun]:
-    """Return the runs of the evaluation that says most: on `val`, on most examples, the last."""
+    """Return the runs of the evaluation that covers most; of equal ones the last."""
     evaluations: dict[str, list[TrialRun]] = defaultdict(list)
     for run in runs:
         evaluations[run.evaluation].append(run)
-    return max(reversed(evaluations.values()), key=lambda e: (e[0].split == "val", len(e)))
+    return max(reversed(evaluations.values()), key=_breadth)
+
+
+def _breadth(runs: Sequence[TrialRun]) -> tuple[bool, bool, int]:
+    """Return how much an evaluation says: whether no teacher's, whether on `val`, how many runs."""
+    scored = sum(run.score is not None for run in runs)
+    return not runs[0].teacher, runs[0].split == "val", scored
+
+
+def _kind(
+    runs: Sequence[TrialRun], most: tuple[bool, bool, int]
+) -> Literal["full", "minibatch", "teacher"]:
+    if runs[0].teacher:
+        return "teacher"
+    return "full" if _breadth(runs) == most else "minibatch"
 
 
 def _first_difference(
@@ -308,10 +348,12 @@ _RUN_HEAD = ["example", "split", "score", "run", "feedback"]
 
 
 def _row_of(trial: TrialSummary) -> list[str]:
-    counts = (len(trial.runs), len(trial.failed), len(trial.all_runs))
-    kind, base = trial.optimiser or "Evaluate", "base" if trial.base else ""
-    named = [trial.compile_id[:8], kind, trial.candidate, base, _number(trial.score)]
-    return [*named, *map(str, counts)]
+    examples, missing = len(trial.runs), len(trial.unscored)
+    covered = f"{examples - missing}/{examples}" if missing else str(examples)
+    marks = ["base"] * bool(trial.base) + [trial.kind] * (trial.kind != "full")
+    named = [trial.compile_id[:8], trial.optimiser or "Evaluate", trial.candidate]
+    counts = [_number(trial.score), covered, str(len(trial.failed)), str(len(trial.all_runs))]
+    return [*named, ", ".join(marks), *counts]
 
 
 def _of(score: float | None) -> float:
@@ -323,8 +365,7 @@ def _number(score: float | None) -> str:
 
 
 def _text(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as a table of text, the first one its head."""
-    cells = [[" ".join(cell.split())[:_WIDTH] for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-    return "\n".join(lines)
+    """Return rows as a table as wide as the terminal, the first one its head."""
+    from hybridagi_steps.display.terminal import as_text, rows_table
+
+    return as_text(rows_table(rows, whole="candidate"))

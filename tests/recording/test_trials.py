@@ -31,7 +31,10 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::optuna.exceptions.ExperimentalWarning",
 )
 
-LABEL = {"optimiser", "compile_id", "candidate", "split", "example", "evaluation"}
+LABEL = {
+    *("optimiser", "compile_id", "candidate", "split", "example", "evaluation"),
+    *("teacher", "base"),
+}
 
 
 def examples(first: int, count: int, **more: Any) -> list[Any]:
@@ -444,3 +447,132 @@ def test_a_metric_that_raises_gives_no_point(memory: hs.StepMemory, lm: Scripted
     [failed] = [run for run in trial.runs if run.failed]
     assert (failed.score, failed.feedback) == (0.0, "ValueError: no verdict")
     assert trial.score == pytest.approx(5 / 6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_first_candidate_is_the_one_that_the_optimiser_returned(
+    memory: hs.StepMemory, lm: ScriptedLM, seed: int
+) -> None:
+    pytest.importorskip("optuna", reason="MIPROv2 searches with optuna (dspy[optuna])")
+    optimiser = dspy.MIPROv2(
+        metric=right,
+        auto=None,
+        num_candidates=6,
+        seed=seed,
+        num_threads=1,
+        max_bootstrapped_demos=0,
+        max_labeled_demos=0,
+        prompt_model=lm,
+        verbose=False,
+    )
+    val = examples(100, 12)
+    with hs.record(memory):
+        best = optimiser.compile(
+            Ask(), trainset=TRAIN, valset=val, num_trials=8, minibatch_size=2,
+            minibatch_full_eval_steps=8,
+        )  # fmt: skip
+    trials = memory.trials()
+    assert trials[0].percent == best.score
+    assert len(trials[0].runs) == len(val)
+    kinds = [trial.kind for trial in trials]
+    assert kinds == sorted(kinds), "those that were scored fully stand first"
+    assert {"full", "minibatch"} == set(kinds)
+    assert "minibatch" in str(trials)
+
+
+def test_a_teacher_is_no_candidate(memory: hs.StepMemory, lm: ScriptedLM) -> None:
+    optimiser = dspy.BootstrapFewShotWithRandomSearch(
+        metric=right, num_candidate_programs=2, num_threads=1, max_bootstrapped_demos=1
+    )
+    with hs.record(memory):
+        best = optimiser.compile(Ask(), trainset=TRAIN)
+    trials = memory.trials()
+    full = [trial for trial in trials if trial.kind == "full"]
+    assert [trial.kind for trial in trials] == ["full"] * len(full) + ["teacher"] * (
+        len(trials) - len(full)
+    )
+    assert len(trials) > len(full)
+    own = {each["score"] for each in best.candidate_programs}
+    assert {trial.percent for trial in full} == own
+    assert trials[0].percent == max(own)
+
+
+def test_the_base_is_the_student_as_it_was_given(memory: hs.StepMemory, lm: ScriptedLM) -> None:
+    student = Ask()
+    with hs.record(memory):
+        dspy.COPRO(metric=right, breadth=2, depth=1).compile(
+            student, trainset=TRAIN, eval_kwargs={"num_threads": 1}
+        )
+        dspy.BootstrapFewShot(metric=right, max_labeled_demos=2).compile(student, trainset=TRAIN)
+        dspy.Evaluate(devset=TRAIN, metric=right, num_threads=1)(student)
+    *_, evaluated = [trial for trial in memory.trials() if trial.optimiser is None]
+    copro = [trial for trial in memory.trials() if trial.optimiser == "COPRO"]
+    assert [trial.candidate for trial in copro if trial.base] == [evaluated.candidate]
+    assert {trial.base for trial in copro} == {True, False}
+    assert evaluated.base is None, "nothing was compiled"
+    [teacher] = [trial for trial in memory.trials() if trial.optimiser == "BootstrapFewShot"]
+    assert teacher.base is None, "the student itself was never tried"
+    assert teacher.kind == "teacher"
+
+
+def test_repeats_of_an_example_are_compared_one_by_one(
+    memory: hs.StepMemory, lm: ScriptedLM
+) -> None:
+    twins = [dspy.Example(question="coin?", answer=a).with_inputs("question") for a in "ab"]
+    scores = iter([1.0, 0.0])
+    with hs.record(memory):
+        dspy.Evaluate(devset=twins, metric=lambda *_: next(scores), num_threads=1)(Ask())
+    [trial] = memory.trials()
+    diff = hs.compare_trials(memory, trial, trial)
+    assert (diff.better, diff.worse, len(diff.examples)) == ([], [], 2)
+    assert [(each.score_a, each.score_b) for each in diff.examples] == [(1.0, 1.0), (0.0, 0.0)]
+
+
+def test_a_run_without_a_score_is_told_of(memory: hs.StepMemory, lm: ScriptedLM) -> None:
+    says = iter([1.0, float("nan"), 1.0])
+    with hs.record(memory):
+        dspy.Evaluate(devset=examples(0, 3), metric=lambda *_: next(says), num_threads=1)(Ask())
+    [trial] = memory.trials()
+    assert trial.score == 1.0
+    assert trial.percent is None
+    assert trial.unscored == [trial.runs[1].example]
+    assert "2/3" in str(memory.trials())
+
+
+def test_an_evaluation_that_was_broken_off_has_no_score(
+    memory: hs.StepMemory, lm: ScriptedLM
+) -> None:
+    class Failing(Ask):
+        def forward(self, question: str) -> Any:
+            raise RuntimeError("no idea")
+
+    evaluate = dspy.Evaluate(devset=TRAIN, metric=right, num_threads=1, max_errors=1)
+    with hs.record(memory), pytest.raises(Exception, match="cancelled"):
+        evaluate(Failing())
+    [trial] = memory.trials()
+    assert (trial.score, trial.percent) == (None, None)
+    assert trial.failed == trial.unscored == [run.example for run in trial.runs]
+
+
+def test_tables_are_harmless_and_as_wide_as_the_terminal(
+    memory: hs.StepMemory, lm: ScriptedLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    wild = dspy.Example(id="e\x1b[2J" + "e" * 90, question="x").with_inputs("question")
+    feedback = "\x1b[31mred\u202e \x07" + "words " * 50
+    for score in (0.0, 1.0):
+        metric = lambda *_, score=score: dspy.Prediction(score=score, feedback=feedback)  # noqa: E731
+        with hs.record(memory):
+            dspy.Evaluate(devset=[wild], metric=metric, num_threads=1)(Ask())
+    trials = memory.trials()
+    for shown in (trials, trials[0], hs.compare_trials(memory, trials[1], trials[0])):
+        lines = str(shown).splitlines()
+        assert all(line.isprintable() for line in lines)
+        assert max(map(len, lines)) <= 80
+        assert trials[0].candidate in str(shown)
+
+
+@pytest.mark.parametrize("unfit", [None, 7])
+def test_what_is_no_candidate_is_refused(memory: hs.StepMemory, unfit: Any) -> None:
+    with pytest.raises(InvalidQueryError, match=r"memory\.trials"):
+        hs.compare_trials(memory, unfit, "name")
