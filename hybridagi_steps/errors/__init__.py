@@ -204,8 +204,8 @@ class UnknownRevocationError(StepsError, KeyError):
 class UnknownRunError(StepsError, KeyError):
     """No run has this id."""
 
-    def __init__(self, run_id: str) -> None:
-        super().__init__(f"no run has the id {run_id!r}; memory.runs() lists them.")
+    def __init__(self, run_id: str, message: str | None = None) -> None:
+        super().__init__(message or f"no run has the id {run_id!r}; memory.runs() lists them.")
         self.run_id = run_id
 
 

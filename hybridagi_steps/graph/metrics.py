@@ -18,7 +18,22 @@ def answer_matches(example: dspy.Example, output: AgentOutput, trace: object = N
     """Return whether the run finished with the example's `answer`, compared as DSPy does.
 
     Case, punctuation and articles do not count; `answer` may be a list of right ones.
+
+    Raises:
+        InvalidSettingError: The example's `answer` is neither a text nor texts, or what is judged
+            comes from no `GraphInterpreter`.
     """
+    answer: Any = example.get("answer")
+    answers: Any = answer or [None] if isinstance(answer, list) else [answer]
+    if not all(isinstance(each, str) for each in answers):
+        raise InvalidSettingError(
+            f"answer_matches compares with an example's answer, a str or some, not {answer!r}."
+        )
+    if not hasattr(output, "finish_reason") or not hasattr(output, "final_answer"):
+        raise InvalidSettingError(
+            f"answer_matches judges what a GraphInterpreter gives, not a {type(output).__name__}; "
+            "for other programs there is dspy.evaluate.answer_exact_match."
+        )
     finished = output.finish_reason == "finished"
     said = dspy.Prediction(answer=output.final_answer)
     return finished and bool(dspy.evaluate.answer_exact_match(example, said, trace))

@@ -24,6 +24,8 @@ from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepSta
 
 TURN = "turn"
 """The key of metadata that says in which turn of a ReAct agent a tool was called, from 0."""
+UNSAID = "unsaid"
+"""The key of metadata that marks a tool which an agent called without saying why."""
 CLOSING = "closing"
 """The scope of the Action that ends a ReAct agent's loop: no recall shows it."""
 CHOSEN_FIELD = "output_field"
@@ -220,6 +222,8 @@ class CallSteps:
         step = replace(step, name=doing.name, purpose=purpose)
         if loop is not None:
             call.notes = {**call.notes, TURN: loop.turns - 1}
+            if not thought:
+                call.notes[UNSAID] = True
             if doing.name == loop.closing_tool and exception is None:
                 call.scope, call.outer_path = call.scope or CLOSING, None
         step_id = self._end_function(call, step, outputs, exception, thinking_ms=thinking_ms)

@@ -6,11 +6,11 @@ the memory that has them.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-from hybridagi_steps.errors import UnknownRunError
+from hybridagi_steps.errors import InvalidStepError, UnknownRunError
 from hybridagi_steps.memory import OPEN_MEMORIES, StepMemory
-from hybridagi_steps.recording.call_steps import TURN
+from hybridagi_steps.recording.call_steps import TURN, UNSAID
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 
 
@@ -25,11 +25,15 @@ def trajectory_of(step: AgentStep, memory: StepMemory | None = None) -> dict[str
     Returns:
         `thought_0`, `tool_name_0`, `tool_args_0`, `observation_0` and so on, as `dspy.ReAct` writes
         its trajectory; an error's observation has its type and message, no traceback. Empty before
-        the first turn, and of a step outside of any agent.
+        the first turn, and of a step outside of any agent. A turn in which the model only called a
+        tool has the thought `""`.
 
     Raises:
+        InvalidStepError: It is no step.
         UnknownRunError: No open memory has the step's run.
     """
+    if not isinstance(cast("object", step), AgentStep):
+        raise InvalidStepError(f"trajectory_of reads a step, such as memory.get(id), not {step!r}.")
     own = TURN in (step.metadata or {}) and step.step_type is AgentStepType.Action
     shown: dict[str, Any] = {}
     for turn in _turns_around(step, memory):
@@ -41,7 +45,7 @@ def trajectory_of(step: AgentStep, memory: StepMemory | None = None) -> dict[str
             outputs = turn.outputs or {}
             name, arguments = outputs.get("next_tool_name"), outputs.get("next_tool_args")
         shown |= {
-            f"thought_{number}": turn.purpose,
+            f"thought_{number}": "" if (turn.metadata or {}).get(UNSAID) else turn.purpose,
             f"tool_name_{number}": name,
             f"tool_args_{number}": arguments,
             f"observation_{number}": _observation(turn),
@@ -58,7 +62,10 @@ def _turns_around(step: AgentStep, memory: StepMemory | None) -> list[AgentStep]
             return [
                 s for s in run if s.program_id == step.program_id and TURN in (s.metadata or {})
             ]
-    raise UnknownRunError(step.run_id)
+    raise UnknownRunError(
+        step.run_id,
+        f"no open memory has the run {step.run_id!r}; open the one that it was recorded in.",
+    )
 
 
 def _turn(step: AgentStep) -> int:

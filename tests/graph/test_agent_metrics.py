@@ -46,6 +46,21 @@ def test_answers_match_as_dspy_compares_them() -> None:
     assert answer_matches(example("q", "London"), out) is False
 
 
+@pytest.mark.parametrize("answer", [5, None, [], ["Paris", 5]])
+def test_an_answer_that_is_no_text_is_refused(answer: Any) -> None:
+    out = GraphInterpreter(chain(say("Paris")), [Speak()])(query="q")
+    with pytest.raises(InvalidSettingError, match="a str or some"):
+        answer_matches(example("q", answer), out)
+    with pytest.raises(InvalidSettingError, match="a str or some"):
+        answer_matches(dspy.Example(query="q").with_inputs("query"), out)
+
+
+def test_what_no_graph_gave_is_refused() -> None:
+    said: Any = dspy.Prediction(answer="Paris")
+    with pytest.raises(InvalidSettingError, match="answer_exact_match"):
+        answer_matches(example("q"), said)
+
+
 def test_a_run_that_failed_matches_nothing() -> None:
     out = failing()(query="q")
     assert out.session.chat_history[-1].content == "Paris"

@@ -14,8 +14,8 @@ import pytest
 from recorder_programs import search
 
 import hybridagi_steps as hs
-from hybridagi_steps.errors import UnknownRunError
-from hybridagi_steps.testing import replay_lm, scripted_lm
+from hybridagi_steps.errors import InvalidStepError, UnknownRunError
+from hybridagi_steps.testing import ToolCall, replay_lm, scripted_lm
 
 
 def turn(thought: str, tool: str, **arguments: Any) -> dict[str, Any]:
@@ -107,3 +107,25 @@ def test_a_step_whose_run_is_nowhere_open_is_refused(memory: hs.StepMemory) -> N
         hs.trajectory_of(step)
     assert hs.trajectory_of(hs.AgentStep(step_type="Action")) == {}  # pyright: ignore[reportArgumentType]
     assert memory.find().steps == []
+
+
+def test_an_agent_that_says_nothing_has_no_thought(memory: hs.StepMemory) -> None:
+    lm = scripted_lm([[ToolCall("search", {"query": "x"})], [ToolCall("submit", {"answer": "y"})]])
+    agent = dspy.ReActV2("question -> answer", tools=[search])
+    with dspy.context(lm=lm), hs.record(memory) as run:
+        agent(question="?")
+    shown = hs.trajectory_of(run.steps.steps[-1])
+    assert shown["tool_name_0"] == "search"
+    assert [value for name, value in shown.items() if name.startswith("thought")] == ["", ""]
+
+
+def test_what_is_no_step_and_a_closed_memory_are_told_of() -> None:
+    agent = dspy.ReAct("question -> answer", tools=[search, fail])
+    with hs.StepMemory(":memory:", embedder="hashing") as memory:
+        with dspy.context(lm=scripted_lm(TURNS)), hs.record(memory) as run:
+            agent(question="?")
+        end: Any = run.steps.steps[-1]
+    with pytest.raises(UnknownRunError, match="no open memory"):
+        hs.trajectory_of(end)
+    with pytest.raises(InvalidStepError, match=r"memory\.get"):
+        hs.trajectory_of(end.id)
