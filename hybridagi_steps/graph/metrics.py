@@ -6,7 +6,7 @@ names the node and the error, which is what a reflecting optimiser such as GEPA 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import dspy
 
@@ -24,7 +24,7 @@ def answer_matches(example: dspy.Example, output: AgentOutput, trace: object = N
             comes from no `GraphInterpreter`.
     """
     answer: Any = example.get("answer")
-    answers: Any = answer or [None] if isinstance(answer, list) else [answer]
+    answers = cast("list[object]", answer or [None]) if isinstance(answer, list) else [answer]
     if not all(isinstance(each, str) for each in answers):
         raise InvalidSettingError(
             f"answer_matches compares with an example's answer, a str or some, not {answer!r}."
