@@ -233,6 +233,11 @@ class Register:
         """Return a run in flight."""
         return self._runs.get(run_id)
 
+    def in_session(self, session_id: str) -> ActiveRun | None:
+        """Return the run in flight in a session."""
+        with self._lock:
+            return self._runs.get(self._sessions.get(session_id, ""))
+
     def sessions(self) -> dict[str, str]:
         """Return the sessions of the runs in flight, by run id."""
         with self._lock:
@@ -240,10 +245,11 @@ class Register:
 
     def check_free(self, session_id: str) -> None:
         """Check that a session has no run."""
-        if (other := self._sessions.get(session_id)) is not None:
+        if session_id in self._sessions:
+            # Not which: it may be another user's.
             raise SequenceConflictError(
-                f"session {session_id!r} has a run in flight, {other}; wait for its end or cancel "
-                "it."
+                f"session {session_id!r} has a run in flight; wait for its end or cancel it: "
+                "active_runs() of its runner names it."
             )
 
     def add(self, run: ActiveRun) -> None:

@@ -18,7 +18,9 @@ from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import UnknownRunError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.event import StepEvent, StepEventType
+from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import Step
+from hybridagi_steps.running.active_run import register_of
 from hybridagi_steps.server.metrics import ServerMetrics
 from hybridagi_steps.server.settings import ServerSettings
 from hybridagi_steps.server.slots import Slots
@@ -26,6 +28,7 @@ from hybridagi_steps.server.sse import LiveRun
 from hybridagi_steps.server.views import run_data
 
 if TYPE_CHECKING:
+    from hybridagi_steps.running.hooks import RunInfo
     from hybridagi_steps.running.runner import StepRunner
 
 log = logging.getLogger("hybridagi_steps.server")
@@ -94,19 +97,45 @@ class RunHub:
         """Whether a run is in flight."""
         return run_id in self._live
 
-    def run_of_session(self, session_id: str) -> LiveRun | None:
-        """Return the run in flight in a session."""
-        return next((run for run in self._live.values() if run.session_id == session_id), None)
+    def run_that_answers(self, session_id: str, user_id: str | None, key: str) -> LiveRun | None:
+        """Return the run that a user began with an idempotency key, in flight or not long ago."""
+        for run in (*self._live.values(), *self._over.values()):
+            begun = run.begun_by
+            if begun and (run.session_id, begun.user_id, begun.key) == (session_id, user_id, key):
+                return run
+        return None
 
-    def run_that_answers(self, session_id: str, key: str) -> LiveRun | None:
-        """Return the run that was begun with an idempotency key, in flight or not long ago."""
-        runs = (*self._live.values(), *self._over.values())
-        begun = (run for run in runs if run.session_id == session_id and run.begun_by is not None)
-        return next((run for run in begun if run.begun_by and run.begun_by.key == key), None)
+    def active(self, run_id: str) -> RunInfo | None:
+        """Return what is known of a run in flight, also of one inside another."""
+        run = register_of(self._memory).find(run_id)
+        return None if run is None else run.info
 
-    def sessions_in_flight(self) -> dict[str, str]:
-        """Return the sessions of the runs in flight, those inside others too, by run id."""
-        return {} if self._runner is None else self._runner.active_runs()
+    def active_in(self, session_id: str) -> RunInfo | None:
+        """Return what is known of the run in flight in a session, also of one inside another."""
+        run = register_of(self._memory).in_session(session_id)
+        return None if run is None else run.info
+
+    async def end(self, meant: StepFilter) -> bool:
+        """Cancel the runs in flight of a filter's session, run and user; whether all have ended."""
+        runs = [run for run in self._live.values() if _is_meant(run, meant)]
+        for run in runs:
+            await self.runner.cancel(run.run_id)
+        late = asyncio.get_running_loop().time() + _LAST_WORDS_SECONDS
+        for run in runs:
+            while self.is_live(run.run_id):
+                left = late - asyncio.get_running_loop().time()
+                if left <= 0:
+                    return False
+                await asyncio.wait({run.change()}, timeout=left)
+        return True
+
+    def forget(self, meant: StepFilter) -> None:
+        """Forget the events and keys of the runs over of a filter's session, run and user.
+
+        What the store still has of them is read from there.
+        """
+        for run in [run for run in self._over.values() if _is_meant(run, meant)]:
+            self._over_bytes -= self._over.pop(run.run_id).size
 
     def check(self) -> None:
         """Refuse a run that would be one too many."""
@@ -168,7 +197,8 @@ class RunHub:
             async for event in events:
                 if run is None:
                     run = self._new_run(event.run_id, event.session_id)
-                    run.user_id = user_id
+                    active = self.active(run.run_id)
+                    run.user_id = user_id or (active and active.user_id)
                     self._live[run.run_id] = run
                     began.set_result(run)
                 run.publish(event)
@@ -195,6 +225,16 @@ class RunHub:
         self._over_bytes += run.size
         while self._over_bytes > self._settings.kept_bytes:
             self._over_bytes -= self._over.popitem(last=False)[1].size
+
+
+def _is_meant(run: LiveRun, meant: StepFilter) -> bool:
+    """Whether a run is of a filter's session, run and user, as far as it names them."""
+    asked = (
+        (meant.session_id, run.session_id),
+        (meant.run_id, run.run_id),
+        (meant.user_id, run.user_id),
+    )
+    return all(wanted in (None, value) for wanted, value in asked)
 
 
 def _broken(run: LiveRun, error: Exception) -> StepEvent:
@@ -233,10 +273,10 @@ def interrupted_run(memory: StepMemory, run_id: str) -> dict[str, Any]:
     return data
 
 
-def left_behind(memory: StepMemory, run_id: str) -> list[Step]:
-    """Return the messages of a run that stand at the end of a session; may block."""
+def left_behind(memory: StepMemory, run_id: str, user_id: str | None = None) -> list[Step]:
+    """Return the messages of a run that stand at the end of a user's session; may block."""
     store = memory.repository().store
-    for session in store.sessions(limit=_SESSIONS):
+    for session in store.sessions(limit=_SESSIONS, user_id=user_id):
         first = max(1, session.messages - _MESSAGES + 1)
         last = store.messages(session.session_id, first, session.messages)
         if own := [step for step in last if step.run_id == run_id]:

@@ -13,6 +13,7 @@ from fastapi import Depends, Request
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import NotAllowedError
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.server.metrics import ServerMetrics
 from hybridagi_steps.server.openai_form import Conversations
 from hybridagi_steps.server.run_hub import RunHub, left_behind
@@ -54,19 +55,29 @@ class Services:
             raise NotAllowedError(f"run {run_id!r} is another user's, or is not there.")
 
     def _is_known(self, caller: Caller, run_id: str) -> bool:
-        live, inside = self.hub.find(run_id), self.hub.sessions_in_flight()
-        if live is not None and live.user_id == caller.only_user:
+        """Whether a run is a user's, in memory as after a restart.
+
+        One that is another's is looked for as long as one that is not there.
+        """
+        live, active, store = self.hub.find(run_id), self.hub.active(run_id), self.repository.store
+        named = (live and live.user_id) or (active and active.user_id)
+        run = StepFilter(run_id=run_id, scope=EVERY_SCOPE)
+        own = run.model_copy(update={"user_id": caller.only_user})
+        steps, own_steps = len(store.rows(run)), len(store.rows(own))
+        if named == caller.only_user or (named is None and 0 < steps == own_steps):
             return True
-        session_id = live.session_id if live is not None else inside.get(run_id)
-        if session_id is None and (steps := self.memory.run_steps(run_id)):
-            return {step.user_id for step in steps} == {caller.only_user}
-        if session_id is None:
-            messages = left_behind(self.memory, run_id)
-            session_id = messages[0].session_id if messages else None
+        messages = left_behind(self.memory, run_id, caller.only_user)
+        found = live or active or next(iter(messages), None)
+        others = {named, *(message.user_id for message in messages)} - {None, caller.only_user}
+        if others or steps or found is None or found.session_id is None:
+            return False
+        return self.is_allowed(caller, found.session_id)
+
+    def is_allowed(self, caller: Caller, session_id: str) -> bool:
+        """Whether somebody may know a session; may block."""
         with suppress(NotAllowedError):
-            if session_id is not None:
-                self.sessions_of(caller).check_allowed(session_id)
-                return True
+            self.sessions_of(caller).check_allowed(session_id)
+            return True
         return False
 
     async def asked(self, name: str, call: Callable[[], T]) -> T:

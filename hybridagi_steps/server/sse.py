@@ -105,6 +105,8 @@ class KeyedMessage(NamedTuple):
     key: str
     message: dict[str, Any]
     """As a provider takes it."""
+    user_id: str | None = None
+    """Who said it: each user has keys of their own."""
 
 
 class LiveRun:

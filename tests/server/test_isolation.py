@@ -397,3 +397,89 @@ def test_a_step_kept_by_mcp_names_nothing_of_another_user(world: World) -> None:
     assert world.ask("bob", "GET", "/sessions/nobodys/steps").status_code == 403
     with pytest.raises(errors.InvalidSettingError, match="user_id"):
         create_mcp_server(memory, "")
+
+
+def spoken(world: World, user: str, session: str, text: str, **headers: str) -> str:
+    """Let a user say something; return the run."""
+    headers["Authorization"] = f"Bearer {TOKENS[user]}"
+    return world.served.chat(session, text, **headers)[0].data["run_id"]
+
+
+def run_statuses(world: World, user: str, run_id: str) -> set[int]:
+    """What a user hears of a run, whatever the route."""
+    asked = (("GET", ""), ("GET", "/events"), ("POST", "/cancel"))
+    return {world.ask(user, method, f"/runs/{run_id}{path}").status_code for method, path in asked}
+
+
+def all_of(session: str) -> dict[str, Any]:
+    """The body of a purge of a session."""
+    return {"where": {"session_id": session}}
+
+
+ERASURES: dict[str, tuple[str, str, Any]] = {
+    "session": ("DELETE", "/sessions/reused", None),
+    "purge of session": ("POST", "/purge", all_of("reused")),
+    "purge of user": ("POST", "/purge", {"where": {"user_id": "ann"}}),
+}
+
+
+@pytest.mark.parametrize("name", ERASURES)
+def test_what_is_erased_is_not_kept_with_its_run(world: World, name: str) -> None:
+    key = {"Idempotency-Key": "k"}
+    anns = spoken(world, "ann", "reused", "pin 4711", **key)
+    assert run_statuses(world, "ann", anns) == {200}
+    erased = world.ask("ann", *ERASURES[name])
+    assert erased.json()["erased"] > 0
+    bobs = spoken(world, "bob", "reused", "pin 4711", **key)
+    assert bobs != anns
+    assert run_statuses(world, "bob", anns) == {403}
+    assert run_statuses(world, "ann", anns) == {403}
+    assert world.served.client.get(f"/runs/{anns}/events").status_code == 404
+    assert run_statuses(world, "bob", bobs) == {200}
+
+
+def test_the_events_of_hidden_messages_are_as_after_a_restart(world: World) -> None:
+    run_id = spoken(world, "ann", "hides", "pin 4711")
+    assert world.ask("ann", "DELETE", "/sessions/hides/steps?start_seq=1").json()["deleted"] > 0
+
+    def shown(here: World) -> list[tuple[str, str, Any]]:
+        answer = here.ask("ann", "GET", f"/runs/{run_id}/events")
+        return [(e.id, e.kind, e.data.get("step_id")) for e in events_of(iter([answer.content]))]
+
+    with serving(world.memory, echo, {TOKENS["ann"]: Caller(OWN, "ann")}) as restarted:
+        assert shown(world) == shown(world._replace(served=restarted))
+
+
+def test_a_key_is_its_users(world: World) -> None:
+    client, key = world.served.client, {"Idempotency-Key": "k"}
+    runs = {
+        user: world.served.chat("shared", "hi", **key)[0].data["run_id"] for user in ("ann", "bob")
+    }
+    assert len({*runs.values()}) == 1  # an admin's, of nobody
+    of_user: list[str] = []
+    for user in ("ann", "bob", "ann"):
+        body = {"session_id": "common", "message": f"of {user}", "user_id": user}
+        with client.stream("POST", "/chat/stream/v2", json=body, headers=key) as answer:
+            assert answer.status_code == 200
+            of_user.append(next(events_of(answer.iter_bytes())).data["run_id"])
+    assert of_user[0] == of_user[2] != of_user[1]
+
+
+def test_a_run_in_anothers_session_is_its_users_before_and_after_a_restart(world: World) -> None:
+    client = world.served.client
+    spoken(world, "bob", "bobs", "hi")
+    body = {"session_id": "bobs", "message": "of ann", "user_id": "ann"}
+    with client.stream("POST", "/chat/stream/v2", json=body) as answer:
+        first, *_ = events_of(answer.iter_bytes())
+    run_id = first.data["run_id"]
+    callers = {TOKENS[user]: Caller(OWN, user) for user in TOKENS}
+    with serving(world.memory, echo, callers) as restarted:
+        for here in (world, world._replace(served=restarted)):
+            assert run_statuses(here, "bob", run_id) == {403}
+            assert run_statuses(here, "ann", run_id) == {200}
+
+
+def test_who_takes_up_anothers_turn_leaves_it_its_users(world: World) -> None:
+    answer = world.served.client.post(f"/sessions/{SESSION}/retry", json={"sequence": 1})
+    first, *_ = events_of(iter([answer.content]))
+    assert run_statuses(world, "ann", first.data["run_id"]) == {200}

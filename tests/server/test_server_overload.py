@@ -164,7 +164,7 @@ class TestWhoIsOneTooMany:
         with serving(memory, told, max_concurrency=1, max_queue=0) as served:
             chat = clients.submit(served.chat, "new", "hello")
             until(told.began.is_set)
-            (run,) = (served.services.hub.run_of_session("new"),)
+            run = served.services.hub.active_in("new")
             fill_up(served, slow, clients, most=1, queue=0)
             for path in ("/healthz", "/", "/static/app.js", "/metrics", "/openapi.json"):
                 assert served.client.get(path).status_code == 200, path

@@ -130,16 +130,16 @@ async def _keyed_run(
 ) -> LiveRun | None:
     """Begin a run unless this key began one before; return the run of the key."""
     admitted = partial(_admitted, shared.memory, session.session_id, message)
-    begun_by = KeyedMessage(key, await in_thread(admitted))
+    begun_by = KeyedMessage(key, await in_thread(admitted), session.user_id)
     # One at a time for each session: of two equal requests the second has to find the first's run.
     lock = _locks.setdefault((id(shared.hub), session.session_id), asyncio.Lock())
     async with lock:
-        known = shared.hub.run_that_answers(session.session_id, key)
+        known = shared.hub.run_that_answers(session.session_id, session.user_id, key)
         if known is not None and known.begun_by is not None:
             _check_same(session.session_id, known.begun_by, begun_by)
             if shared.hub.is_live(known.run_id):
                 return known
-        message_id = message_id_of(session.session_id, key)
+        message_id = message_id_of(session.session_id, key, session.user_id)
         stored = await in_thread(partial(_stored, shared.memory, session.session_id, message_id))
         if stored is not None and stored.run_id is not None:
             before = KeyedMessage(key, stored.to_message_dict())
@@ -155,9 +155,10 @@ async def _keyed_run(
         return run
 
 
-def message_id_of(session_id: str, key: str) -> str:
-    """Return the id of the message that is said with a key."""
-    return str(uuid5(NAMESPACE_URL, f"idempotency-key\n{session_id}\n{key}"))
+def message_id_of(session_id: str, key: str, user_id: str | None = None) -> str:
+    """Return the id of the message that a user says with a key: each has keys of their own."""
+    of_user = "" if user_id is None else f"\n{user_id}"
+    return str(uuid5(NAMESPACE_URL, f"idempotency-key\n{session_id}\n{key}{of_user}"))
 
 
 def _admitted(memory: StepMemory, session_id: str, message: shapes.Message) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -9,6 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query, Response
 from starlette.exceptions import HTTPException
 
+from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.context import ContextBuilder, Receipt
 from hybridagi_steps.errors import (
     SequenceConflictError,
@@ -26,6 +28,7 @@ from hybridagi_steps.server.schemas import SESSION, SessionId, answer
 from hybridagi_steps.server.security import PURGE
 from hybridagi_steps.server.services import Shared, Who
 from hybridagi_steps.server.slots import WorkRoute
+from hybridagi_steps.server.tokens import Caller
 from hybridagi_steps.server.views import filled
 from hybridagi_steps.sessions.branch_compare import BranchComparison, BranchSide, compare
 
@@ -46,6 +49,8 @@ _AIM = (
     "What older steps are searched for: what was done after a step like this session's newest one, "
     "the run that did this, or which tool can do this."
 )
+_OF_RUNS = {"session_id", "run_id", "user_id"}
+"""Conditions that mean runs as a whole, those in flight too."""
 Branch = Annotated[int, Query(ge=0, le=shapes.LARGEST_SEQUENCE, description="One of `attempts`.")]
 
 
@@ -116,11 +121,14 @@ async def read_step(shared: Shared, session_id: SessionId, sequence: At) -> Resp
     response_model=shapes.Deleted,
     responses=problems(404, 409),
 )
-async def delete_steps(shared: Shared, session_id: SessionId, start_seq: From) -> Response:
+async def delete_steps(
+    shared: Shared, caller: Who, session_id: SessionId, start_seq: From
+) -> Response:
     """Hide the messages from one on; they stay in `attempts` until the memory is vacuumed."""
-    _check_idle(shared, session_id)
+    _check_idle(shared, caller, session_id)
     store = shared.repository.store
     hidden = await shared.asked("delete", lambda: store.hide_from(session_id, start_seq))
+    shared.hub.forget(StepFilter(session_id=session_id))
     return answer({"deleted": hidden})
 
 
@@ -210,19 +218,20 @@ async def preview_context(
 @router.delete(
     "/sessions/{session_id}", response_model=shapes.Erasure, responses=problems(404, 409)
 )
-async def purge_session(shared: Shared, session_id: SessionId) -> Response:
+async def purge_session(shared: Shared, caller: Who, session_id: SessionId) -> Response:
     """Erase a session for good: messages, attempts, AgentSteps; what a fork reads stays with it.
 
     One with a slash in its id is erased by `/purge`: here that could be another route's path.
     """
-    _check_idle(shared, session_id)
+    _check_idle(shared, caller, session_id)
+    where = StepFilter(session_id=session_id)
 
     def erase() -> Erased:
-        if erased := shared.memory.purge({"session_id": session_id}):
+        if erased := shared.memory.purge(where):
             return erased
         raise UnknownSessionError(session_id)
 
-    return answer(_erasure(await shared.asked("purge", erase)))
+    return await _purged(shared, where, erase)
 
 
 @router.post(PURGE, response_model=shapes.Erasure, responses=problems(409, 415))
@@ -232,20 +241,28 @@ async def purge(shared: Shared, caller: Who, asked: shapes.PurgeAsked) -> Respon
     if not where.passes_everything:  # which is refused, whoever asks
         own = filled(user_id=caller.acts_as(where.user_id))
         where = StepFilter.of(where.model_dump(exclude_unset=True) | own)
-    if where.session_id is not None:
-        _check_idle(shared, where.session_id)
-    return answer(_erasure(await shared.asked("purge", lambda: shared.memory.purge(where))))
+    session_id = where.session_id
+    if session_id is not None and await in_thread(partial(shared.is_allowed, caller, session_id)):
+        _check_idle(shared, caller, session_id)
+    if where.conditions <= _OF_RUNS and not await shared.hub.end(where):
+        raise HTTPException(409, "a run of these is still in flight, though cancelled; ask again.")
+    return await _purged(shared, where, lambda: shared.memory.purge(where))
 
 
-def _erasure(erased: Erased) -> dict[str, Any]:
-    return {"erased": int(erased), **vars(erased)}
+async def _purged(shared: Shared, where: StepFilter, erase: Callable[[], Erased]) -> Response:
+    """Erase, from what the hub keeps of runs too, and say what was."""
+    erased = await shared.asked("purge", erase)
+    if erased or where.conditions <= _OF_RUNS:
+        shared.hub.forget(where)
+    return answer({"erased": int(erased), **vars(erased)})
 
 
-def _check_idle(shared: Shared, session_id: str) -> None:
-    if (run := shared.hub.run_of_session(session_id)) is not None:
-        raise HTTPException(
-            409, f"session {session_id!r} has a run in flight, {run.run_id}; cancel it first."
-        )
+def _check_idle(shared: Shared, caller: Caller, session_id: str) -> None:
+    """Check that no run is in flight in a session that the caller may know."""
+    if (run := shared.hub.active_in(session_id)) is not None:
+        own = caller.only_user in (None, run.user_id)
+        which = f", {run.run_id}; cancel it first." if own else "; it has to end first."
+        raise HTTPException(409, f"session {session_id!r} has a run in flight{which}")
 
 
 def _side(side: BranchSide) -> dict[str, Any]:
