@@ -80,6 +80,13 @@ class Services:
             return True
         return False
 
+    def check_new(self, caller: Caller, session_id: str) -> None:
+        """Check that somebody may write to a session, or begin it; may block."""
+        active = self.hub.active_in(session_id)
+        own = active is None or active.user_id == caller.only_user
+        # One that was erased while another's run goes on in it is not yet free.
+        self.sessions_of(caller).check_allowed(session_id, new=own)
+
     async def asked(self, name: str, call: Callable[[], T]) -> T:
         """Return what a blocking question to the store answers, timed under a name."""
         with self.metrics.queries.labels(name).time():

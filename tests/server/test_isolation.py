@@ -14,6 +14,7 @@ import asyncio
 import inspect
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import httpx
@@ -22,7 +23,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the server needs the extra `server`")
 pytest.importorskip("mcp", reason="the MCP server needs the extra `mcp`")
 
-from server_cases import Served, echo, events_of, serving
+from server_cases import Served, Told, echo, events_of, serving
 
 import hybridagi_steps as hs
 from hybridagi_steps import AgentSession, AgentStep, AgentStepType, StepMemory, StepRunner, errors
@@ -199,8 +200,6 @@ def test_another_users_session_does_not_go_on(world: World) -> None:
 
 
 def test_a_run_in_flight_is_its_users(world: World) -> None:
-    from server_cases import Told
-
     told = Told()
     runner = StepRunner(told, world.memory)
     callers = {TOKENS[user]: Caller(OWN, user) for user in TOKENS}
@@ -483,3 +482,85 @@ def test_who_takes_up_anothers_turn_leaves_it_its_users(world: World) -> None:
     answer = world.served.client.post(f"/sessions/{SESSION}/retry", json={"sequence": 1})
     first, *_ = events_of(iter([answer.content]))
     assert run_statuses(world, "ann", first.data["run_id"]) == {200}
+
+
+@contextmanager
+def in_flight(world: World, session: str) -> Iterator[tuple[World, str]]:
+    """Have a run of Ann's in flight in a session."""
+    told = Told()
+    callers = {TOKENS[user]: Caller(OWN, user) for user in TOKENS}
+    with serving(world.memory, StepRunner(told, world.memory), callers) as served:
+        body = {"session_id": session, "message": "go", "user_id": "ann"}
+        with served.client.stream("POST", "/chat/stream/v2", json=body) as answer:
+            run_id = next(events_of(answer.iter_bytes())).data["run_id"]
+            yield world._replace(served=served), run_id
+            told.end()
+
+
+def test_a_purge_tells_nothing_of_a_run_in_flight(world: World) -> None:
+    with in_flight(world, "live") as (here, run_id):
+        nothing = here.ask("bob", "POST", "/purge", all_of(NO_SESSION))
+        told = here.ask("bob", "POST", "/purge", all_of("live"))
+        assert (told.status_code, told.text) == (200, nothing.text)
+        refused = here.ask("ann", "POST", "/purge", all_of("live"))
+        assert refused.status_code == 409
+        assert run_id in refused.text
+
+
+def test_an_erased_session_is_not_free_while_a_run_goes_on_in_it(world: World) -> None:
+    spoken(world, "bob", "bobs", "hi")
+    with in_flight(world, "live") as (here, run_id):
+        world.memory.purge({"session_id": "live"})
+        for path, body in (
+            ("/chat/stream/v2", {"session_id": "live", "message": "hi"}),
+            ("/sessions/bobs/fork", {"sequence": 1, "new_session_id": "live"}),
+        ):
+            refused = here.ask("bob", "POST", path, body)
+            assert refused.status_code == 403
+            assert run_id not in refused.text
+
+
+def test_a_conflict_in_ones_own_session_does_not_name_anothers_run(world: World) -> None:
+    spoken(world, "bob", "bobs", "hi")
+    with in_flight(world, "bobs") as (here, run_id):
+        for method, path, body in (
+            ("POST", "/chat/stream/v2", {"session_id": "bobs", "message": "hi"}),
+            ("POST", "/sessions/bobs/retry", {"sequence": 1}),
+            ("DELETE", "/sessions/bobs", None),
+            ("DELETE", "/sessions/bobs/steps?start_seq=1", None),
+            ("POST", "/purge", all_of("bobs")),
+        ):
+            refused = here.ask("bob", method, path, body)
+            assert refused.status_code == 409, refused.text
+            assert run_id not in refused.text
+
+
+def test_erasing_a_user_ends_that_users_runs(world: World) -> None:
+    with in_flight(world, "live") as (here, run_id):
+        assert here.ask("ann", "POST", "/purge", {"where": {"user_id": "ann"}}).status_code == 200
+        assert run_statuses(here, "ann", run_id) == {403}
+        assert here.ask("bob", "POST", "/sessions/live/resume").status_code == 403
+    assert not [step for step in world.memory.iter_steps() if step.user_id == "ann"]
+    with pytest.raises(errors.UnknownSessionError):
+        world.memory.repository().store.session_owner("live")
+
+
+def test_one_that_is_anothers_is_looked_for_like_one_that_is_not_there(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = type(world.memory.repository().store)
+    asked: list[str] = []
+    for name in ("rows", "sessions", "messages", "get"):
+        call: Any = getattr(store, name)
+
+        def noted(*args: Any, _name: str = name, _call: Any = call, **more: Any) -> Any:
+            asked.append(_name)
+            return _call(*args, **more)
+
+        monkeypatch.setattr(store, name, noted)
+    ways: list[list[str]] = []
+    for run_id in (world.run_id, "no-run"):
+        asked.clear()
+        assert world.ask("bob", "GET", f"/runs/{run_id}").status_code == 403
+        ways.append([*asked])
+    assert ways[0] == ways[1] != []

@@ -66,8 +66,7 @@ async def chat(
     user_id, any_user = caller.acts_as(asked.user_id), caller.only_user is None
     session = AgentSession(asked.session_id or str(new_id()), user_id, as_any_user=any_user)
     if asked.session_id is not None:
-        sessions = shared.sessions_of(caller)
-        await in_thread(partial(sessions.check_allowed, asked.session_id, new=True))
+        await in_thread(partial(shared.check_new, caller, asked.session_id))
     if idempotency_key is not None:
         run = await _keyed_run(shared, session, asked.message, idempotency_key)
     else:

@@ -142,6 +142,8 @@ async def fork(
 ) -> Response:
     """Start a session that shares this one's messages up to one; nothing is copied."""
     with shared.metrics.queries.labels("fork").time():
+        if asked.new_session_id is not None:
+            await in_thread(partial(shared.check_new, caller, asked.new_session_id))
         sessions = shared.sessions_of(caller)
         made = await sessions.fork(session_id, asked.sequence, asked.new_session_id)
     shared.metrics.forks.inc()
