@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import signal
 import sys
 import threading
@@ -152,14 +153,20 @@ def _exported(
 
 
 def _known_tokens(token: str, file: str | None) -> dict[str, Caller]:
-    from hybridagi_steps.server.tokens import Caller, TokenScope, read_tokens
+    from hybridagi_steps.server.tokens import Caller, Tokens, TokenScope, read_tokens
 
     known: dict[str, Caller] = {}
     if file is not None:
         try:
             known = read_tokens(Path(file).read_text("utf-8"))
+            warn_if_open(file)
         except (OSError, UnicodeDecodeError) as error:
             raise typer.BadParameter(f"--tokens {file} cannot be read: {error}.") from error
+    if known and Tokens(known).caller(token.encode()) is not None:
+        raise typer.BadParameter(
+            f"--tokens {file} has the token of {TOKEN_VARIABLE}, an admin's; take its line "
+            "out, or set another one."
+        )
     return {**known, token: Caller(frozenset({TokenScope.ADMIN}))}
 
 
@@ -249,8 +256,11 @@ def add_token(
     ] = None,
 ) -> None:
     """Print a new token, once; the file gets its digest, and can be given to `serve --tokens`."""
-    from hybridagi_steps.server.tokens import Caller, Tokens, TokenScope, new_token
+    from hybridagi_steps.server.tokens import Caller, Tokens, TokenScope, check_word, new_token
 
+    for what, words in (("--user", [] if user is None else [user]), ("--namespace", namespace)):
+        for word in words or ():
+            check_word(what, word)
     try:
         scopes = frozenset(map(TokenScope, scope or ["read", "append"]))
     except ValueError as error:
@@ -258,9 +268,22 @@ def add_token(
     made, line = new_token(Caller(scopes, user, frozenset(namespace or ())))
     Tokens({made: Caller(scopes, user)})
     try:
-        kept = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(kept, "a", encoding="utf-8") as lines:
-            lines.write(f"{line}\n")
+        kept = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(kept, "r+b") as lines:
+            size = lines.seek(0, os.SEEK_END)
+            lines.seek(max(size - 1, 0))
+            ended = lines.read(1) in (b"", b"\n")
+            lines.write(f"{line}\n".encode() if ended else f"\n{line}\n".encode())
     except OSError as error:
         raise typer.BadParameter(f"{file} cannot be written: {error.strerror}.") from error
+    warn_if_open(file)
     typer.echo(made)
+
+
+def warn_if_open(file: str) -> None:
+    """Warn of a file of tokens that others on this machine may read."""
+    if os.name == "posix" and (mode := Path(file).stat().st_mode & 0o777) & 0o044:
+        typer.echo(
+            f"warning: others can read {file} (mode {mode:03o}): chmod 600 {shlex.quote(file)}",
+            err=True,
+        )

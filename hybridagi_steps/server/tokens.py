@@ -94,14 +94,21 @@ def read_tokens(text: str) -> dict[str, Caller]:
     """Read a file of tokens, one a line: `sha256:HEX read,append user=ann namespace=default`.
 
     A token may stand there as it is, too. Any number of namespaces may be named, or none.
+
+    Raises:
+        InvalidSettingError: A line says something else, or a token stands on two lines.
     """
     found: dict[str, Caller] = {}
+    lines: dict[bytes, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         try:
             if words := shlex.split(line, comments=True):
                 token, named, *more = words
                 found[token] = _read_caller(named, more)
-                _digest_of(token)
+                if (first := lines.setdefault(_digest_of(token), number)) != number:
+                    raise InvalidSettingError(
+                        f"it has the token of line {first}; take one of the two out."
+                    )
         except InvalidSettingError as error:
             raise InvalidSettingError(f"line {number} of the tokens: {error}") from error
         except ValueError as error:
@@ -110,6 +117,18 @@ def read_tokens(text: str) -> dict[str, Caller]:
                 f"with scopes of {', '.join(TokenScope)}; `hybridagi-steps token add` writes it."
             ) from error
     return found
+
+
+def check_word(what: str, value: str) -> None:
+    """Refuse what a line of tokens cannot hold, or nobody could see in it.
+
+    Raises:
+        InvalidSettingError: It is empty, or has white space or control characters.
+    """
+    if not value or not value.isprintable() or any(map(str.isspace, value)):
+        raise InvalidSettingError(
+            f"{what} is not empty, and has no white space or control characters: not {value!r:.80}."
+        )
 
 
 def new_token(caller: Caller) -> tuple[str, str]:

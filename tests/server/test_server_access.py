@@ -221,6 +221,13 @@ class TestTokens:
             read_tokens(line)
         assert "secret" not in str(refused.value)
 
+    def test_a_token_stands_on_one_line(self) -> None:
+        made, line = new_token(Caller(frozenset({TokenScope.READ}), "ann"))
+        with pytest.raises(errors.InvalidSettingError, match=r"line 3 .*line 1;") as refused:
+            read_tokens(f"{line}\n\n{made} read,append user=bob\n")
+        for secret in (made, line.split()[0].removeprefix("sha256:")):
+            assert secret not in str(refused.value)
+
     def test_the_documentation_says_how_long_one_is(self) -> None:
         page = Path(__file__).parents[2] / ".github" / "docs" / "server.md"
         said = " ".join(page.read_text("utf-8").split())

@@ -1,0 +1,78 @@
+"""`token add`, and what `serve` makes of its file: whole lines, one for each token."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the server needs the extra `server`")
+
+from typer.testing import CliRunner, Result
+
+from hybridagi_steps.cli.app import app
+from hybridagi_steps.server.tokens import Tokens, read_tokens
+
+
+def command(*words: str, token: str | None = None) -> Result:
+    """Run a command, with a token in the environment if one is given."""
+    return CliRunner().invoke(app, [*words], env={"HYBRIDAGI_STEPS_TOKEN": token})
+
+
+def add(file: Path, *words: str) -> Result:
+    """Add a token."""
+    return command("token", "add", str(file), *words)
+
+
+@pytest.mark.parametrize(
+    "user", ["", " ", "a b", "ann\n", "ann\tx", "a\x00", "a\u2028b", "a\x1b[0m"]
+)
+def test_a_user_that_no_line_can_hold_is_refused_before_anything_is_written(
+    tmp_path: Path, user: str
+) -> None:
+    file = tmp_path / "tokens.txt"
+    for words in (("--user", user), ("--user", "ann", "--namespace", user)):
+        refused = add(file, *words)
+        assert refused.exit_code != 0
+        assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    "before", ["", "# readers", "# readers\n", "abcdefghijklmnop read user=bob"]
+)
+def test_a_line_that_has_no_end_gets_one_first(tmp_path: Path, before: str) -> None:
+    file = tmp_path / "tokens.txt"
+    file.write_text(before)
+    file.chmod(0o600)
+    made = add(file, "--user", "ann").stdout.strip()
+    caller = Tokens(read_tokens(file.read_text())).caller(made.encode())
+    assert caller is not None
+    assert caller.user_id == "ann"
+    assert file.read_text().startswith(before)
+    assert "\n\n" not in file.read_text()
+
+
+def test_the_token_of_the_environment_stands_in_no_line(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.txt"
+    made = add(file, "--user", "ann").stdout.strip()
+    refused = command("serve", "--db", ":memory:", "--tokens", str(file), token=made)
+    assert refused.exit_code != 0
+    assert "HYBRIDAGI_STEPS_TOKEN" in refused.output
+    assert made not in refused.output
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems have no such modes")
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, True), (0o644, True)])
+def test_that_others_can_read_the_file_is_a_warning(
+    tmp_path: Path, mode: int, warned: bool
+) -> None:
+    file = tmp_path / "tokens.txt"
+    file.touch()
+    file.chmod(mode)
+    added = add(file, "--user", "ann")
+    assert added.exit_code == 0
+    assert ("chmod 600" in added.stderr) is warned
+    # It is said before anything can stop the start.
+    served = command("serve", "--db", ":memory:", "--tokens", str(file), token=added.stdout.strip())
+    assert ("chmod 600" in served.stderr) is warned
