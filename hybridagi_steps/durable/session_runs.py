@@ -47,6 +47,7 @@ from hybridagi_steps.running.execution import RunResult
 from hybridagi_steps.running.limits import AgentSession
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.running.starting import check_message, session_of
+from hybridagi_steps.sessions.session_checks import check_owner
 from hybridagi_steps.stores.address import is_server
 from hybridagi_steps.stores.body import encode_message
 from hybridagi_steps.stores.commits import check_names
@@ -138,19 +139,23 @@ class DurableRunner:
             message: What the user says. Of a memory that redacts, what is left of it: the queue
                 keeps that, and that is what the program answers. So with `inputs`.
             inputs: Further inputs of a DSPy program.
-            idempotency_key: Repeating one in a session returns the run that it first handed out.
+            idempotency_key: Repeating one in a session, for the same user, returns the run that
+                it first handed out.
 
         Raises:
             MessageError: The message is empty, or neither text nor parts.
+            NotAllowedError: The session is another's than the user whom it names.
             InvalidStepError: A name that no session, user or key has, or a message over 8 MiB.
             SequenceConflictError: The key handed out something else.
             InvalidSettingError: What is asked cannot be written as JSON.
         """
         order = order_of(session, message, inputs, self.memory.redact)
         text, run_id = order.to_json(), str(new_id())
+        await in_thread(partial(self._check_owner, order))
         if idempotency_key is not None:
             check_names(order.session_id, [], str(idempotency_key))
-            run_id = str(uuid5(NAMESPACE_URL, f"{order.session_id}\n{idempotency_key}"))
+            of_user = "" if order.user_id is None else f"\n{order.user_id}"
+            run_id = str(uuid5(NAMESPACE_URL, f"{order.session_id}\n{idempotency_key}{of_user}"))
         await in_thread(partial(self._enqueue, run_id, order.session_id, text))
         if idempotency_key is not None and (await self._standing(run_id)).order != order:
             raise SequenceConflictError(
@@ -258,6 +263,12 @@ class DurableRunner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _check_owner(self, order: Order) -> None:
+        """Refuse here what its worker would: a session that is another's."""
+        if order.user_id is not None and not order.as_any_user:
+            store = self.memory.repository().store
+            check_owner(store, order.session_id, order.user_id, new=True, nobodys=True)
+
     def _queue_database(self) -> QueueDatabase:
         return QueueDatabase.of(self.database, "a queue of runs")
 
@@ -303,7 +314,7 @@ def order_of(session: object, message: Any, inputs: object, redact: Redact | Non
     encode_message(kept)  # in the end nobody could store one that is too large
     if inputs is not None and not isinstance(inputs, Mapping):
         raise InvalidSettingError(f"inputs are values by name, not {inputs!r:.80}.")
-    order = Order(named.session_id, named.user_id, message, dict(inputs or {}))
+    order = Order(named.session_id, named.user_id, message, dict(inputs or {}), named.as_any_user)
     if redact is None:
         return order
     plain: dict[str, Any] = orjson.loads(order.to_json())["inputs"]

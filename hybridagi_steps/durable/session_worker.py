@@ -53,11 +53,20 @@ class Order:
     user_id: str | None
     message: str | list[dict[str, Any]]
     inputs: dict[str, Any]
+    as_any_user: bool = False
+
+    @property
+    def session(self) -> AgentSession:
+        """Where, and for whom."""
+        return AgentSession(self.session_id, self.user_id, as_any_user=self.as_any_user)
 
     def to_json(self) -> str:
         """Return it as JSON."""
+        values = asdict(self)
+        if not self.as_any_user:  # a worker of before knows no such member
+            del values["as_any_user"]
         try:
-            return orjson.dumps(asdict(self), option=orjson.OPT_SORT_KEYS).decode()
+            return orjson.dumps(values, option=orjson.OPT_SORT_KEYS).decode()
         except TypeError as error:
             raise InvalidSettingError(
                 f"message and inputs of a durable run must be JSON: {error}."
@@ -131,13 +140,12 @@ class SessionWorker:
             return {"data": _stored_ending(turn)}
         if await in_thread(partial(self._cancelled, [run_id])):
             return {"data": {"status": "cancelled", "termination_reason": "cancelled"}}
-        session = AgentSession(order.session_id, order.user_id)
         if last is None:
             events = self._runner.run_stream(
-                session, order.message, inputs=order.inputs, message_id=run_id
+                order.session, order.message, inputs=order.inputs, message_id=run_id
             )
         else:
-            events = self._runner.resume(session, inputs=order.inputs)
+            events = self._runner.resume(order.session, inputs=order.inputs)
         event: StepEvent | None = None
         async for event in events:
             self._active[run_id] = event.run_id

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,13 +26,14 @@ import pytest
 from provider_double import check_openai
 from runner_cases import SyncAgent, kinds, messages, thought
 
-from hybridagi_steps import RunHook, StepMemory, StepRunner
+from hybridagi_steps import AgentSession, RunHook, StepMemory, StepRunner
 from hybridagi_steps.durable.session_runs import DurableRunner, turn_of
 from hybridagi_steps.errors import (
     InvalidSettingError,
     InvalidStepError,
     MessageError,
     MissingExtraError,
+    NotAllowedError,
     SequenceConflictError,
     StepTooLargeError,
     StorageError,
@@ -336,6 +338,44 @@ def test_what_can_never_run_is_not_queued(
 ) -> None:
     with pytest.raises(error):
         asyncio.run(done.durable.submit(session, message, **more))
+
+
+def test_a_run_in_anothers_session_is_refused_when_handed_out(tmp_path: Path) -> None:
+    async def echo(messages: list[dict[str, Any]]) -> str:
+        return f"said {messages[-1]['content']}"
+
+    async def handed_out(durable: DurableRunner) -> str:
+        await durable.memory.repository(user_id="ann").append("anns", said("user", "mine"))
+        await durable.memory.repository(user_id="ann").append("anns", said("assistant", "yes"))
+        first = await durable.submit(AgentSession("new", "ann"), "go", idempotency_key="k")
+        for more in ({}, {"idempotency_key": "k"}, {"idempotency_key": "unused"}):
+            with pytest.raises(NotAllowedError):
+                await durable.submit(AgentSession("anns", "bob"), "me too", **more)
+        # A key is its user's: that Ann has used it is not told.
+        assert await durable.submit(AgentSession("new", "bob"), "x", idempotency_key="k") != first
+        assert await durable.submit(AgentSession("new", "ann"), "go", idempotency_key="k") == first
+        return await durable.submit(AgentSession("anns", "bob", as_any_user=True), "shared")
+
+    with (
+        StepMemory(tmp_path / "steps.db", embedder="hashing") as memory,
+        DurableRunner(StepRunner(echo, memory), poll_seconds=0.02) as durable,
+    ):
+        run_id, stop = asyncio.run(handed_out(durable)), threading.Event()
+        worker = threading.Thread(target=partial(durable.run_worker, stop))
+        worker.start()
+        try:
+            result = asyncio.run(durable.result(run_id))
+        finally:
+            stop.set()
+            worker.join()
+        assert result.status == "completed"
+        spoken = memory.repository().store.messages("anns")
+        assert [step.content for step in spoken][-2:] == ["shared", "said shared"]
+
+
+def said(role: str, content: str) -> dict[str, str]:
+    """A message."""
+    return {"role": role, "content": content}
 
 
 def test_a_process_is_one_worker(done: Done) -> None:
