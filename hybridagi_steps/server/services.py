@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Request
 
 from hybridagi_steps._concurrency import in_thread
-from hybridagi_steps.errors import NotAllowedError
+from hybridagi_steps.errors import NotAllowedError, UnknownSessionError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.server.metrics import ServerMetrics
@@ -77,6 +77,13 @@ class Services:
         """Whether somebody may know a session; may block."""
         with suppress(NotAllowedError):
             self.sessions_of(caller).check_allowed(session_id)
+            return True
+        return False
+
+    def is_there(self, session_id: str) -> bool:
+        """Whether a session has begun; may block."""
+        with suppress(UnknownSessionError):
+            self.repository.store.session_owner(session_id)
             return True
         return False
 

@@ -437,6 +437,17 @@ def test_what_is_erased_is_not_kept_with_its_run(world: World, name: str) -> Non
     assert run_statuses(world, "bob", bobs) == {200}
 
 
+def test_a_session_that_a_fork_reads_is_erased_with_an_answer(world: World) -> None:
+    fork = {"sequence": 2, "new_session_id": "fork"}
+    assert world.ask("ann", "POST", f"/sessions/{SESSION}/fork", fork).status_code == 200
+    erased = world.ask("ann", "DELETE", f"/sessions/{SESSION}")
+    assert erased.status_code == 200
+    assert {"erased", "unreached"} <= set(erased.json())
+    assert world.served.client.get(f"/sessions/{SESSION}/steps").status_code == 404
+    assert len(world.ask("ann", "GET", "/sessions/fork/steps").json()["steps"]) == 2
+    assert world.served.client.delete(f"/sessions/{SESSION}").status_code == 404
+
+
 def test_the_events_of_hidden_messages_are_as_after_a_restart(world: World) -> None:
     run_id = spoken(world, "ann", "hides", "pin 4711")
     assert world.ask("ann", "DELETE", "/sessions/hides/steps?start_seq=1").json()["deleted"] > 0
