@@ -77,6 +77,17 @@ def erase(store: StoreBackend, where: StepFilter, namespace: str, beside: Path |
     return Erased(count, unreached, len(left), _sessions_of(store, left))
 
 
+def is_stored(store: StoreBackend, where: StepFilter) -> bool:
+    """Whether anything is stored that a filter means."""
+    doomed = doomed_by(store, where)
+    return bool(
+        doomed.sessions
+        or doomed.messages
+        or _matching_messages(store, where)
+        or any(len(store.rows(each)) for each in meant_by(store, where))
+    )
+
+
 def erase_all(store: StoreBackend, namespace: str, beside: Path | None) -> Erased:
     """Delete everything of a namespace; what is in queues and states of workspaces, too."""
     plans = _plans_of(store.iter_steps(StepFilter(program="Orchestrator", scope=EVERY_SCOPE)))

@@ -187,7 +187,7 @@ class Erasure(Answer):
     erased: int
     """Messages and AgentSteps."""
     unreached: list[str]
-    """Files that may still hold some of it."""
+    """Files that may still hold some of it; a user's token is not told which."""
     messages_left: int
     """Messages that match and stay."""
     sessions_left: list[str]

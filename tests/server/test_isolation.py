@@ -575,3 +575,33 @@ def test_one_that_is_anothers_is_looked_for_like_one_that_is_not_there(
         assert world.ask("bob", "GET", f"/runs/{run_id}").status_code == 403
         ways.append([*asked])
     assert ways[0] == ways[1] != []
+
+
+@pytest.mark.parametrize(
+    "condition", [{"run_id": "no-run"}, {"session_id": "x"}, {"user_id": "bob"}]
+)
+def test_a_purge_of_nothing_touches_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, condition: dict[str, str]
+) -> None:
+    store = world.memory.repository().store
+    compacted: list[object] = []
+    monkeypatch.setattr(type(store), "compact", lambda own: compacted.append(own) or ())
+    world.memory.keep_learned("learned_rank", "{}")
+    body = {"where": condition}
+    assert world.ask("bob", "POST", "/purge", body).json()["erased"] == 0
+    assert (world.memory.learned("learned_rank"), compacted) == ("{}", [])
+    spoken(world, "bob", "x", "hi")
+    assert world.ask("bob", "POST", "/purge", {"where": {"user_id": "bob"}}).json()["erased"] > 0
+    assert (world.memory.learned("learned_rank"), len(compacted)) == (None, 1)
+
+
+def test_what_was_not_reached_shows_a_user_no_path(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = type(world.memory.repository().store)
+    monkeypatch.setattr(store, "compact", lambda _: ("/srv/steps.db",))
+    assert world.ask("ann", "POST", "/purge", all_of(SESSION)).json()["unreached"] == [
+        "a file of the server"
+    ]
+    purged = world.served.client.post("/purge", json={"where": {"user_id": "ann"}})
+    assert purged.json()["unreached"] == ["/srv/steps.db"]

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.context import ContextBuilder, Receipt
+from hybridagi_steps.erasure import erase, is_stored
 from hybridagi_steps.errors import (
     SequenceConflictError,
     UnknownSequenceError,
@@ -49,6 +50,8 @@ _AIM = (
     "What older steps are searched for: what was done after a step like this session's newest one, "
     "the run that did this, or which tool can do this."
 )
+_UNREACHED = "a file of the server"
+"""What a user hears instead of paths."""
 _OF_RUNS = {"session_id", "run_id", "user_id"}
 """Conditions that mean runs as a whole, those in flight too."""
 Branch = Annotated[int, Query(ge=0, le=shapes.LARGEST_SEQUENCE, description="One of `attempts`.")]
@@ -228,14 +231,14 @@ async def purge_session(shared: Shared, caller: Who, session_id: SessionId) -> R
     _check_idle(shared, caller, session_id)
     where = StepFilter(session_id=session_id)
 
-    def erase() -> Erased:
+    def purge_now() -> Erased:
         known = shared.is_there(session_id)
         erased = shared.memory.purge(where)
         if erased or known:  # where a fork reads all of it nothing counts as erased
             return erased
         raise UnknownSessionError(session_id)
 
-    return await _purged(shared, where, erase)
+    return await _purged(shared, caller, where, purge_now)
 
 
 @router.post(PURGE, response_model=shapes.Erasure, responses=problems(409, 415))
@@ -250,15 +253,28 @@ async def purge(shared: Shared, caller: Who, asked: shapes.PurgeAsked) -> Respon
         _check_idle(shared, caller, session_id)
     if where.conditions <= _OF_RUNS and not await shared.hub.end(where):
         raise HTTPException(409, "a run of these is still in flight, though cancelled; ask again.")
-    return await _purged(shared, where, lambda: shared.memory.purge(where))
+
+    def purge_own() -> Erased:
+        store, memory = shared.repository.store, shared.memory
+        if caller.only_user is None or where.passes_everything or is_stored(store, where):
+            return memory.purge(where)
+        # What all users share is left alone; runs of theirs may wait in a queue.
+        return erase(store, where, memory.namespace, None)
+
+    return await _purged(shared, caller, where, purge_own)
 
 
-async def _purged(shared: Shared, where: StepFilter, erase: Callable[[], Erased]) -> Response:
+async def _purged(
+    shared: Shared, caller: Caller, where: StepFilter, purge_now: Callable[[], Erased]
+) -> Response:
     """Erase, from what the hub keeps of runs too, and say what was."""
-    erased = await shared.asked("purge", erase)
+    erased = await shared.asked("purge", purge_now)
     if erased or where.conditions <= _OF_RUNS:
         shared.hub.forget(where)
-    return answer({"erased": int(erased), **vars(erased)})
+    said = {"erased": int(erased), **vars(erased)}
+    if erased.unreached and caller.only_user is not None:
+        said["unreached"] = [_UNREACHED]
+    return answer(said)
 
 
 def _check_idle(shared: Shared, caller: Caller, session_id: str) -> None:
