@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -496,7 +496,7 @@ def test_who_takes_up_anothers_turn_leaves_it_its_users(world: World) -> None:
 
 
 @contextmanager
-def in_flight(world: World, session: str) -> Iterator[tuple[World, str]]:
+def in_flight(world: World, session: str) -> Generator[tuple[World, str]]:
     """Have a run of Ann's in flight in a session."""
     told = Told()
     callers = {TOKENS[user]: Caller(OWN, user) for user in TOKENS}
@@ -585,7 +585,12 @@ def test_a_purge_of_nothing_touches_nothing(
 ) -> None:
     store = world.memory.repository().store
     compacted: list[object] = []
-    monkeypatch.setattr(type(store), "compact", lambda own: compacted.append(own) or ())
+
+    def compact(own: object) -> tuple[str, ...]:
+        compacted.append(own)
+        return ()
+
+    monkeypatch.setattr(type(store), "compact", compact)
     world.memory.keep_learned("learned_rank", "{}")
     body = {"where": condition}
     assert world.ask("bob", "POST", "/purge", body).json()["erased"] == 0
@@ -599,7 +604,11 @@ def test_what_was_not_reached_shows_a_user_no_path(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = type(world.memory.repository().store)
-    monkeypatch.setattr(store, "compact", lambda _: ("/srv/steps.db",))
+
+    def compact(_: object) -> tuple[str, ...]:
+        return ("/srv/steps.db",)
+
+    monkeypatch.setattr(store, "compact", compact)
     assert world.ask("ann", "POST", "/purge", all_of(SESSION)).json()["unreached"] == [
         "a file of the server"
     ]
