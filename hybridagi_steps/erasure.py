@@ -1,13 +1,8 @@
 """What a purge erases: steps, messages, and what files outside of the memory hold of them.
 
-A filter of only a session means everything of it: messages, attempts, AgentSteps, durable runs.
-What a fork of another session still reads stays with that fork. A filter of only a user means all
-that user said: whole sessions, and of sessions shared with others the messages that name that user,
-and of those that name nobody the turns that only that user's AgentSteps belong to; in forks, too.
-Where another session reads on, a message is replaced by a mark in its place, so that no sequence
-moves. Any further condition that leaves something out picks single AgentSteps, and those sessions
-of which everything matches. Other sessions keep their lines whole, and the answer says how many of
-their messages match.
+A filter of only a session means all of it; what a fork of it still reads stays with that fork. A
+filter of only a user means whole sessions, and of shared ones the messages that name that user or
+nobody, where that user's steps are alone. Any other picks AgentSteps, and sessions that all match.
 """
 
 from __future__ import annotations

@@ -348,9 +348,9 @@ def test_a_run_in_anothers_session_is_refused_when_handed_out(tmp_path: Path) ->
         await durable.memory.repository(user_id="ann").append("anns", said("user", "mine"))
         await durable.memory.repository(user_id="ann").append("anns", said("assistant", "yes"))
         first = await durable.submit(AgentSession("new", "ann"), "go", idempotency_key="k")
-        for more in ({}, {"idempotency_key": "k"}, {"idempotency_key": "unused"}):
+        for key in (None, "k", "unused"):
             with pytest.raises(NotAllowedError):
-                await durable.submit(AgentSession("anns", "bob"), "me too", **more)
+                await durable.submit(AgentSession("anns", "bob"), "me too", idempotency_key=key)
         # A key is its user's: that Ann has used it is not told.
         assert await durable.submit(AgentSession("new", "bob"), "x", idempotency_key="k") != first
         assert await durable.submit(AgentSession("new", "ann"), "go", idempotency_key="k") == first

@@ -1,8 +1,7 @@
 """Messages of sessions in a database: commit and read.
 
-A commit is one transaction: look the key up, check where the session ends, write the messages with
-the next sequences and the AgentSteps pinned to them. Who else writes waits in line at a lock of the
-back-end, so sequences have no gap and no duplicate under any number of threads and processes.
+A commit is one transaction: look the key up, check where the session ends, write the messages and
+their AgentSteps. Who else writes waits at a lock, so sequences have no gap and no duplicate.
 """
 
 from __future__ import annotations
