@@ -105,8 +105,11 @@ class Numbers:
         arrays: dict[str, Values | bytes] = {
             f"column {name}": columns[name].values for name in columns if name in _TYPES
         }
+        numbered = [name for name in columns if name not in _TYPES]
+        for name in numbered:
+            self.of(name)  # a column without rows may have no table yet
         for name, table in self._tables.items():
-            same = [one for one in columns if one not in _TYPES and self.of(one) is table]
+            same = [one for one in numbered if self.of(one) is table]
             used = np.zeros(len(table) + 1, np.bool_)  # the last for rows without a value
             for one in same:
                 used[columns[one].values] = True

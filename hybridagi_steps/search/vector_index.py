@@ -91,7 +91,7 @@ class FaissIndex:
         self._store = VectorStore(dimension)
         self._codes: ScanCodes | None = None
         self._build: CodeBuild | None = None
-        self._exact_rows = CODES_FROM_BYTES // (4 * dimension)
+        self._exact_rows = CODES_FROM_BYTES // (4 * max(1, dimension))  # 0 before the first vector
         self._scopes = Scopes(self._store, self._exact_rows)
         self._lock = ForkSafeLock()
 

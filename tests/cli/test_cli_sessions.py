@@ -40,7 +40,7 @@ def test_a_token_is_printed_once_and_kept_as_its_digest(
     from hybridagi_steps.server.tokens import Caller, Tokens, TokenScope, read_tokens
 
     file = tmp_path / "tokens.txt"
-    anns = printed(capsys, "token", "add", str(file), "--user", "ann", "--namespace", "a b").strip()
+    anns = printed(capsys, "token", "add", str(file), "--user", "ann", "--namespace", "a-b").strip()
     anybodys = printed(capsys, "token", "add", str(file), "--scope", "as-any-user").strip()
     assert file.stat().st_mode & 0o777 == 0o600
     kept = file.read_text()
@@ -48,7 +48,7 @@ def test_a_token_is_printed_once_and_kept_as_its_digest(
     assert anybodys not in kept
     known = Tokens(read_tokens(kept))
     scopes = frozenset({TokenScope.READ, TokenScope.APPEND})
-    assert known.caller(anns.encode()) == Caller(scopes, "ann", frozenset({"a b"}))
+    assert known.caller(anns.encode()) == Caller(scopes, "ann", frozenset({"a-b"}))
     assert known.caller(anybodys.encode()) == Caller(frozenset({TokenScope.AS_ANY_USER}))
     assert main(["token", "add", str(file)]) == 2
     assert "as-any-user" in capsys.readouterr().err
