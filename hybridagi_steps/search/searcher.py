@@ -212,7 +212,8 @@ class Searcher:
         """Whether who erases on another machine will know of the cache, or need not."""
         if isinstance(self._store, CachedApart):
             try:
-                self._store.note_cache()
+                with self._store.waiting(_BACKGROUND_SECONDS):
+                    self._store.note_cache()
             except StorageError as error:
                 log.debug("the index is not written to its cache now: %s", error)
                 return False
