@@ -1,0 +1,1 @@
+"""Learning from steps: examples, demonstrations, recall at call time, credit and outlook."""
