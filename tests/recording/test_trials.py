@@ -191,7 +191,9 @@ def test_the_table_of_candidates_has_the_optimisers_own_scores(
     assert base.state is not None
     [state] = base.state.values()
     assert state["instructions"] == "Given the fields `question`, produce the fields `answer`."
-    assert trials[0].score == max(trial.score or 0 for trial in trials)
+    widest = [trial for trial in trials if len(trial.runs) == len(trials[0].runs)]
+    assert len(trials[0].runs) == full, "not a lucky minibatch"
+    assert trials[0].score == max(trial.score or 0 for trial in widest)
     assert trials[0].candidate in str(trials)
 
 
