@@ -144,6 +144,9 @@ class CacheFile(Mapping[str, Array]):
         values.flags.writeable = False
         return values
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries  # a Mapping's own would read the array
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
@@ -181,8 +184,7 @@ class PagedArray:
         self._bytes = _bytes(self.room)
 
     def __len__(self) -> int:
-        """Rows of the file."""
-        return self._entry.shape[0]
+        return self._entry.shape[0]  # rows of the file
 
     @property
     def whole(self) -> bool:
@@ -216,10 +218,9 @@ def erase_cache(path: Path) -> None:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            if not path.exists():
-                return
-            os.truncate(path, 0)
-            _log.info("the cache %s was emptied, since it cannot be removed: %s", path, error)
+            if path.exists():
+                os.truncate(path, 0)
+                _log.info("the cache %s was emptied, since it cannot be removed: %s", path, error)
     except OSError as error:
         raise StorageError(
             f"what was deleted is gone from the memory, but {path} still holds words and vectors "
@@ -386,8 +387,7 @@ def _untouched(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     count = prod(shape)
     if not count or not hasattr(mmap, "MADV_NOHUGEPAGE"):  # which Linux alone has, and needs
         return np.empty(shape, dtype)
-    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    memory = mmap.mmap(-1, count * dtype.itemsize, flags=private)
+    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, dtype, count).reshape(shape)
 
