@@ -58,6 +58,7 @@ _ROUNDING = 1e-5
 _ONE = np.int32(1)
 _AT_ONCE = 2**13
 _ADDED_AT_ONCE = 1_000
+_NO_BYTES = np.empty(0, np.uint8)
 """Documents whose words are held as texts at a time: they take some fifty times their numbers."""
 
 _Positions = npt.NDArray[np.int64]
@@ -361,6 +362,7 @@ class LexicalIndex:
         words = arrays["terms"].tobytes().decode()
         names = words.split("\n") if words else []
         index._terms = _Terms(zip(names, range(len(names)), strict=True))
+        index._spelled = _Spelling(arrays["terms"])
         index._holding = arrays["holding"].copy()
         index._rows, index._lengths = arrays["rows"], arrays["lengths"]
         index.forward = ForwardIndex.from_arrays(_part("forward_", arrays))
@@ -412,10 +414,13 @@ def _part(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.
 
 
 class _Spelling:
-    """The bytes of all terms side by side, kept as terms are added."""
+    """The bytes of all terms side by side, kept as terms are added; at first those of lines."""
 
-    def __init__(self) -> None:
-        self.text, self.ends = np.empty(0, np.uint8), np.empty(0, np.int64)
+    def __init__(self, lines: npt.NDArray[np.uint8] = _NO_BYTES) -> None:
+        (breaks,) = (lines == ord("\n")).nonzero()
+        self.text = lines[lines != ord("\n")]
+        ends = np.append(breaks, len(lines))[: len(lines)]  # without lines there is no last one
+        self.ends = ends - np.arange(len(ends))
 
     def follow(self, terms: dict[str, int]) -> None:
         fresh = [*islice(reversed(terms), len(terms) - len(self.ends))]

@@ -152,6 +152,18 @@ def test_words_that_nothing_holds_any_more_are_forgotten() -> None:
     assert again.match(["shared"]).top(5)[0].tolist() == [2]
 
 
+@pytest.mark.parametrize("words", [[], ["a"], ["żółw", "日", "refund"]])
+def test_a_revived_index_spells_its_words_as_before(words: list[str]) -> None:
+    index = LexicalIndex()
+    index.add([Document(0, words)] if words else [])
+    again = LexicalIndex.from_arrays(index.to_arrays())
+    for more in ([], ["flight"]):
+        for each in (index, again):
+            each.add([Document(1, more)] if more else [])
+        for one, other in zip(index.spelling(), again.spelling(), strict=True):
+            assert one.tolist() == other.tolist()
+
+
 def common_words(documents: int) -> LexicalIndex:
     """Return an index of documents whose words are as common as Zipf has it."""
     chance = random.Random(3)
