@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 import hybridagi_steps as hs
-from hybridagi_steps.cli.app import app
+from hybridagi_steps.cli.app import application
 from hybridagi_steps.plots.step_map import MOST_POINTS
 from hybridagi_steps.records.filter_fields import FILTER_FIELDS
 from hybridagi_steps.records.json_values import MAX_DEPTH
@@ -140,15 +140,15 @@ def test_the_commands_do_what_the_documentation_says(
     calls = commands()
     assert {words[0] for words in calls} > {"demo", "search", "show", "import", "export", "purge"}
     for words in calls:
-        done = CliRunner().invoke(app, words)
+        done = CliRunner().invoke(application(), words)
         assert done.exit_code == 0, f"{shlex.join(words)}: {done.output}"
         assert "no steps found" not in done.output, shlex.join(words)
 
 
 def test_every_command_is_named() -> None:
     text = (DOCS / "command_line.md").read_text("utf-8")
-    known = [command.name for command in app.registered_commands]
-    known += [group.name for group in app.registered_groups]
+    known = [command.name for command in application().registered_commands]
+    known += [group.name for group in application().registered_groups]
     assert [name for name in known if f"hybridagi-steps {name}" not in text] == []
 
 

@@ -79,9 +79,9 @@ def test_the_pictures_load_quickly_and_are_of_one_width() -> None:
 def test_the_commands_of_the_readme_exist() -> None:
     from typer.testing import CliRunner
 
-    from hybridagi_steps.cli.app import app
+    from hybridagi_steps.cli.app import application
 
-    text = CliRunner().invoke(app, ["--help"]).output
+    text = CliRunner().invoke(application(), ["--help"]).output
     named = re.findall(r"`hybridagi-steps ([\w |]+)`", README)
     named += re.findall(r"^hybridagi-steps (\w+)", "\n".join(blocks("bash")), re.MULTILINE)
     commands = {word.strip() for line in named for word in line.split("|") if word.strip()}

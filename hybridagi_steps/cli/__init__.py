@@ -48,11 +48,11 @@ def main(arguments: Sequence[str] | None = None, app: Typer | None = None) -> in
 
 
 def _run(arguments: list[str], other: Typer | None) -> int:
-    from hybridagi_steps.cli.app import app
+    from hybridagi_steps.cli.app import application
     from hybridagi_steps.errors import StepsError
 
     try:
-        code = (other or app)(
+        code = (other or application(arguments[0] if arguments else None))(
             arguments,
             standalone_mode=False,
             prog_name=other.info.name if other else "hybridagi-steps",

@@ -1,23 +1,56 @@
-"""The commands put together. Nothing heavy is imported here or in the modules it names."""
+"""The commands put together: of those that a command line does not name, nothing is imported."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from hybridagi_steps import __version__
-from hybridagi_steps.cli import demo, exchange, plan, serve, sessions
-from hybridagi_steps.cli import maintenance as keeping
-from hybridagi_steps.cli import steps as reading
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Step memory for DSPy: find again what your programs did. "
-    "Start with `hybridagi-steps demo`.",
-)
+COMMANDS = {
+    "demo": "demo:demo",
+    "import": "exchange:import_steps",
+    "search": "steps:search",
+    "show": "steps:show",
+    "runs": "steps:runs",
+    "sessions": "sessions:sessions",
+    "fork": "sessions:fork",
+    "export": "exchange:export_steps",
+    "stats": "maintenance:stats",
+    "verify": "maintenance:verify",
+    "reembed": "maintenance:reembed",
+    "vacuum": "maintenance:vacuum",
+    "purge": "maintenance:purge",
+    "revoke": "maintenance:revoke",
+    "plan": "plan:plan",
+    "serve": "serve:serve",
+    "mcp": "serve:mcp",
+    "worker": "serve:worker",
+    "token": "token:token_app",
+}
+"""Where each command is."""
+
+
+def application(asked: str | None = None) -> typer.Typer:
+    """Return the command line, with the command asked for alone where there is one of that name."""
+    app = typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        help="Step memory for DSPy: find again what your programs did. "
+        "Start with `hybridagi-steps demo`.",
+    )
+    app.callback(invoke_without_command=True)(start)
+    for name in [asked] if asked in COMMANDS else COMMANDS:
+        module, _, attribute = COMMANDS[name].partition(":")
+        command = getattr(import_module(f"hybridagi_steps.cli.{module}"), attribute)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
+    return app
 
 
 def _version(asked: bool) -> None:
@@ -26,7 +59,6 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
 def start(
     context: typer.Context,
     version: Annotated[  # noqa: ARG001 - its callback answers it
@@ -37,24 +69,3 @@ def start(
     """Show the help when no command is named."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-app.command("demo")(demo.demo)
-app.command("import")(exchange.import_steps)
-app.command("search")(reading.search)
-app.command("show")(reading.show)
-app.command("runs")(reading.runs)
-app.command("sessions")(sessions.sessions)
-app.command("fork")(sessions.fork)
-app.command("export")(exchange.export_steps)
-app.command("stats")(keeping.stats)
-app.command("verify")(keeping.verify)
-app.command("reembed")(keeping.reembed)
-app.command("vacuum")(keeping.vacuum)
-app.command("purge")(keeping.purge)
-app.command("revoke")(keeping.revoke)
-app.command("plan")(plan.plan)
-app.command("serve")(serve.serve)
-app.command("mcp")(serve.mcp)
-app.command("worker")(serve.worker)
-app.add_typer(serve.token_app, name="token")

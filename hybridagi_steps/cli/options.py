@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -45,6 +47,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 def existing(db: str, namespace: str) -> AbstractContextManager[StepMemory]:
     """Open the memory in a file that is there, or on a server."""
+    if "numpy" not in sys.modules:  # whose threads are started with it, and here have no work
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from hybridagi_steps.stores.address import is_server
 
     if not is_server(db) and not Path(db).exists():

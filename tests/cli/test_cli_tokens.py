@@ -11,13 +11,13 @@ pytest.importorskip("fastapi", reason="the server needs the extra `server`")
 
 from typer.testing import CliRunner, Result
 
-from hybridagi_steps.cli.app import app
+from hybridagi_steps.cli.app import application
 from hybridagi_steps.server.tokens import Tokens, read_tokens
 
 
 def command(*words: str, token: str | None = None) -> Result:
     """Run a command, with a token in the environment if one is given."""
-    return CliRunner().invoke(app, [*words], env={"HYBRIDAGI_STEPS_TOKEN": token})
+    return CliRunner().invoke(application(), [*words], env={"HYBRIDAGI_STEPS_TOKEN": token})
 
 
 def add(file: Path, *words: str) -> Result:

@@ -744,7 +744,7 @@ class TestAbove:
     def test_the_command_line_takes_an_address(
         self, postgres_address: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from hybridagi_steps.cli.app import app
+        from hybridagi_steps.cli.app import application
 
         address = postgres_address.replace("postgres:@", f"postgres:{SECRET}@")
         with StepMemory(address) as memory:
@@ -756,7 +756,7 @@ class TestAbove:
             ["search", "refund"],
             ["purge", "--user", "u", "--yes"],
         ):
-            done = CliRunner().invoke(app, words)
+            done = CliRunner().invoke(application(), words)
             assert done.exit_code == 0, done.output
             assert SECRET not in done.output
         with StepMemory(address) as memory:

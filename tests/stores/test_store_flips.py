@@ -15,7 +15,7 @@ from store_files import made_old
 from typer.testing import CliRunner
 
 from hybridagi_steps import StepMemory
-from hybridagi_steps.cli.app import app
+from hybridagi_steps.cli.app import application
 from hybridagi_steps.embedders.hashing import HashingEmbedder
 from hybridagi_steps.errors import DamagedFileError, StepsError
 from hybridagi_steps.exchange import import_file, salvage_file
@@ -433,12 +433,12 @@ def test_a_salvage_reads_around_damaged_pages(whole: bytes, tmp_path: Path) -> N
 def test_the_command_says_what_is_not_whole(whole: bytes, tmp_path: Path) -> None:
     path, target = damaged_file(tmp_path, whole), tmp_path / "whole.jsonl"
     arguments = ["export", str(target), "--salvage", "--db", str(path)]
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(application(), arguments)
     assert (result.exit_code, result.stderr) == (0, f"46 steps written to {target}.\n")
     flip_text(path, "agent_step", "body", "id = 'step-7'")
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(application(), arguments)
     assert result.exit_code == 1
     assert "the step 'step-7' in row 8 is not whole" in result.stderr
     assert "45 steps written" in result.stderr
-    refused = CliRunner().invoke(app, [*arguments, "--run", "run-1"])
+    refused = CliRunner().invoke(application(), [*arguments, "--run", "run-1"])
     assert refused.exit_code == 2
