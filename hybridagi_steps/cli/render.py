@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from hybridagi_steps.display import terminal
@@ -18,6 +18,7 @@ from hybridagi_steps.display.terminal import plain, styled, table
 if TYPE_CHECKING:
     from hybridagi_steps.records.agent_step import AgentStep
     from hybridagi_steps.records.filters import StepHit
+    from hybridagi_steps.records.prompts import LMCall
     from hybridagi_steps.records.store_values import MessagePlace
 
 __all__ = [
@@ -51,10 +52,24 @@ def step_page(
     parents: Iterable[AgentStep],
     children: Iterable[AgentStep],
     place: MessagePlace | None = None,
+    calls: Sequence[LMCall] = (),
+    *,
+    whole: bool = False,
 ) -> RenderableType:
-    """Return everything about one step, or a message told as one."""
+    """Return everything about one step, or a message told as one.
+
+    Args:
+        step: The step.
+        parents: What led to it.
+        children: What followed.
+        place: Where the message stands.
+        calls: What the model saw, if that was kept.
+        whole: Whether all of that is shown.
+    """
     kin = [[step_data(each) for each in some] for some in (parents, children)]
-    return terminal.step_page(step_data(step), *kin, place=place)
+    page = terminal.step_page(step_data(step), *kin, place=place)
+    asked = [call.model_dump(mode="json", exclude_none=True) for call in calls]
+    return Group(page, terminal.prompt_page(asked, whole=whole)) if asked else page
 
 
 def step_data(step: AgentStep) -> dict[str, Any]:

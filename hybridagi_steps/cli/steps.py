@@ -70,11 +70,15 @@ def show(
     ],
     db: Db = DEFAULT_DB,
     namespace: Namespace = "default",
+    prompt: Annotated[
+        bool, typer.Option("--prompt", help="Show all that the model saw, where that was kept.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show a step or a session's message with its kin, or a run as a tree."""
     from hybridagi_steps.cli import render
     from hybridagi_steps.cli.finding import find, lineage
+    from hybridagi_steps.server.views import prompt_for
 
     with existing(db, namespace) as memory:
         found = find(memory, step_id)
@@ -85,6 +89,7 @@ def show(
                 render.console().print(render.run_tree(found))
             return
         parents, children = lineage(memory, found)
+        calls = prompt_for(memory, str(found.step.id))
     if as_json:
         place = {} if found.place is None else {"kind": "message", **found.place._asdict()}
         render.print_json(
@@ -92,11 +97,13 @@ def show(
                 "step": render.step_data(found.step),
                 "parents": [render.step_data(step) for step in parents],
                 "children": [render.step_data(step) for step in children],
+                "prompt": [call.model_dump(mode="json", exclude_none=True) for call in calls],
                 **place,
             }
         )
         return
-    render.console().print(render.step_page(found.step, parents, children, found.place))
+    page = render.step_page(found.step, parents, children, found.place, calls, whole=prompt)
+    render.console().print(page)
 
 
 def runs(

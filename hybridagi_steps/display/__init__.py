@@ -12,9 +12,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybridagi_steps.display.templates import render
-from hybridagi_steps.display.view import hit_view, plural, run_view, step_view, tree_view
+from hybridagi_steps.display.view import call_view, hit_view, plural, run_view, step_view, tree_view
 
-__all__ = ["context_html", "hits_html", "receipt_html", "runs_html", "step_html", "steps_html"]
+__all__ = [
+    "context_html",
+    "hits_html",
+    "prompt_html",
+    "receipt_html",
+    "runs_html",
+    "step_html",
+    "steps_html",
+]
 
 MAX_SHOWN = 200
 """Steps, hits or lines of a receipt shown at most; the rest is counted."""
@@ -89,6 +97,24 @@ def context_html(messages: Sequence[Mapping[str, Any]], receipt: Mapping[str, An
         receipt: Its plain data.
     """
     return _page([_message(message) for message in messages], receipt)
+
+
+def prompt_html(calls: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a model saw as HTML: of each call the messages, and last what came back.
+
+    Args:
+        calls: LMCalls as JSON data.
+    """
+    return "".join(
+        render(
+            "context",
+            title=title,
+            messages=[_message(message) for message in messages],
+            sections=[],
+            notes=[f"tools: {tools}"] if tools else [],
+        )
+        for title, messages, tools in map(call_view, calls)
+    )
 
 
 def _page(messages: list[dict[str, str]], receipt: Mapping[str, Any]) -> str:

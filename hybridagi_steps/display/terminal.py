@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from hybridagi_steps.display.view import StepView, hit_view, step_view, tree_view
+from hybridagi_steps.display.view import StepView, call_view, hit_view, step_view, tree_view
 
 Data = Mapping[str, Any]
 """A step, hit or run as plain data."""
@@ -101,6 +101,25 @@ def step_page(
     parts += [*_kin("after", parents), *_kin("before", children)]
     for name, text in view.sections:
         parts += [styled(("\n" + name, "dim bold")), Padding(Text(plain(text)), (0, 0, 0, 2))]
+    return Group(*parts)
+
+
+def prompt_page(calls: Sequence[Data], *, whole: bool = True) -> RenderableType:
+    """Return what a model saw, call by call, and what came back; or only how much that was."""
+    parts: list[RenderableType] = []
+    for call in calls:
+        title, messages, tools = call_view(call)
+        parts.append(styled(("\nwhat the model saw", "dim bold"), (f"  {title}", "dim")))
+        if tools:
+            parts.append(styled((f"  tools: {tools}", "dim")))
+        if not whole:
+            size = sum(len(str(message["content"])) for message in messages)
+            known = f"  {len(messages):,} messages, {size:,} characters; --prompt shows them"
+            parts.append(styled((known, "dim")))
+            continue
+        for message in messages:
+            parts.append(styled((f"  {message['role']}", "bold")))
+            parts.append(Padding(Text(plain(message["content"])), (0, 0, 0, 4)))
     return Group(*parts)
 
 

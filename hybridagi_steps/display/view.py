@@ -256,3 +256,31 @@ def _depth(step: str, enclosing: dict[str, str]) -> int:
 def _number(value: object) -> float | None:
     """Return a number of ordinary size, None for anything else."""
     return float(value) if isinstance(value, int | float) and abs(value) < _HUGE else None
+
+
+def call_view(call: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]], str]:
+    """Return an LMCall's title, its messages with what came back as the last, and its tools."""
+    settings = [f"{name} {value}" for name, value in call.get("settings", {}).items()]
+    title = " · ".join([str(call.get("lm") or "a language model"), *settings])
+    error = call.get("error")
+    answers: Any = [f"failed: {error}"] if error else call.get("completion") or []
+    several = cast("list[object]", answers if isinstance(answers, list) else [answers])
+    said = [{"role": "assistant", "content": _spoken(answer)} for answer in several]
+    sent = [
+        {**message, "content": _spoken(message.get("content", message.get("parts")))}
+        for message in call.get("messages", [])
+    ]
+    names = [(tool.get("function") or tool).get("name", "") for tool in call.get("tools", [])]
+    return title, [*sent, *said], ", ".join(names)
+
+
+def _spoken(content: object) -> object:
+    """Return the parts of a message as one text, where all of them are texts."""
+    parts = cast("list[object]", content) if isinstance(content, list) else [content]
+    texts: list[str] = []
+    for part in parts:
+        fields = cast("dict[str, Any]", part if isinstance(part, dict) else {})
+        if not fields or {*fields} - {"text", "type"} or "text" not in fields:
+            return cast("object", content)
+        texts.append(str(fields["text"]))
+    return "\n".join(texts)

@@ -96,9 +96,10 @@ class record:  # noqa: N801 - reads as a statement: with record(memory)
         user_id: Whose history it is; by default that of the enclosing run.
         tags: Kept in each step's metadata.
         scope: Marks the steps as trials, hidden unless asked for.
+        keep_prompts: Whether what models are sent and give is kept, too: `memory.prompt_of(id)`.
 
     Raises:
-        InvalidMemoryError: `memory` has no `add` and `run`.
+        InvalidMemoryError: `memory` has no `add` and `run`, or keeps no prompts.
         InvalidStepError: A label that no step can carry.
 
     Example:
@@ -112,9 +113,11 @@ class record:  # noqa: N801 - reads as a statement: with record(memory)
         user_id: str | None = None,
         tags: Mapping[str, Any] | None = None,
         scope: str | None = None,
+        *,
+        keep_prompts: bool = False,
     ) -> None:
-        self._memory = check_memory(memory)
-        self._labels = Labels.of(session_id, user_id, tags, scope)
+        self._memory = check_memory(memory, keep_prompts=keep_prompts)
+        self._labels = Labels.of(session_id, user_id, tags, scope, keep_prompts)
         self._entered: list[Block] = []
 
     def __enter__(self) -> RunHandle:

@@ -21,6 +21,7 @@ from hybridagi_steps.recording.react_loop import ReActLoop
 from hybridagi_steps.recording.step_writer import StepWriter
 from hybridagi_steps.recording.usage import Usage
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
+from hybridagi_steps.records.prompts import LMCall
 
 TURN = "turn"
 """The key of metadata that says in which turn of a ReAct agent a tool was called, from 0."""
@@ -51,6 +52,8 @@ class Doing:
     name: str
     usage: Usage = field(default_factory=Usage)
     loop: ReActLoop | None = None
+    prompts: list[LMCall] = field(default_factory=list[LMCall])
+    """What its models were sent and gave, where that is to be kept."""
     answer_text: str = ""
     """The text of the model's last answer."""
     trajectories: list[Trajectory] = field(default_factory=list[Trajectory])
@@ -193,7 +196,7 @@ class CallSteps:
                 doing: Doing = call.state
                 fields = shapes.output_fields(outputs)
                 fields["next_thought"] = fields.get("next_thought") or doing.answer_text
-                loop.think(call, arguments, fields, doing.usage)
+                loop.think(call, arguments, fields, doing.usage, doing.prompts)
                 return
             if "trajectory" in arguments:
                 arguments["trajectory"] = loop.trajectory()
@@ -213,7 +216,7 @@ class CallSteps:
         """Write what a tool gave; what closes a ReAct agent stands beside its path, not on it."""
         doing: Doing = call.state
         loop = _loop_around(call)
-        thought, thinking_ms = ("", 0.0) if loop is None else loop.act(doing.usage)
+        thought, thinking_ms = ("", 0.0) if loop is None else loop.act(doing.usage, doing.prompts)
         step = doing.function or FunctionStep("action", doing.name, doing.name)
         if loop is not None and loop.thought is not None:
             call.maker = loop.thought.maker
@@ -302,6 +305,7 @@ class CallSteps:
             metrics=doing.usage.metrics(
                 spent + thinking_ms, spent if doing.kind in ("tool", "function") else None
             ),
+            prompts=doing.prompts,
             stored=stored,
         )
         if tail is None:
@@ -322,6 +326,7 @@ class CallSteps:
             thought.outputs,
             follows=followed,
             metrics=thought.usage.metrics(thought.duration_ms),
+            prompts=thought.prompts,
             maker=thought.maker,
             notes={TURN: loop.turns - 1},
         )

@@ -23,7 +23,7 @@ from uuid import UUID
 from weakref import WeakSet
 
 from hybridagi_steps._concurrency import ForkSafeLock
-from hybridagi_steps.errors import InvalidStepError
+from hybridagi_steps.errors import InvalidSettingError, InvalidStepError
 from hybridagi_steps.recording_hooks import Recalled
 from hybridagi_steps.records.message import new_id
 from hybridagi_steps.validation import check_id
@@ -178,6 +178,7 @@ class Labels:
     user_id: str | None = None
     scope: str | None = None
     tags: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    keep_prompts: bool = False
 
     @classmethod
     def of(
@@ -186,15 +187,18 @@ class Labels:
         user_id: str | None,
         tags: Mapping[str, Any] | None,
         scope: str | None,
+        keep_prompts: bool = False,
     ) -> Labels:
         """Return labels that every step can carry: a step that is refused would be lost."""
+        if not isinstance(keep_prompts, bool):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+            raise InvalidSettingError(f"keep_prompts is True or False, not {keep_prompts!r:.80}.")
         names = {"session_id": session_id, "user_id": user_id, "scope": scope}
         for name, value in names.items():
             if value is not None:
                 check_id(name, value)
         if tags is not None and not isinstance(tags, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
             raise InvalidStepError(f"tags are a mapping, not {type(tags).__name__}.")
-        return cls(session_id, user_id, scope, dict(tags or {}))
+        return cls(session_id, user_id, scope, dict(tags or {}), keep_prompts)
 
     def over(self, outer: Labels) -> Labels:
         """Return these labels where they say something, else those of `outer`."""
@@ -203,6 +207,7 @@ class Labels:
             user_id=self.user_id if self.user_id is not None else outer.user_id,
             scope=self.scope if self.scope is not None else outer.scope,
             tags={**outer.tags, **self.tags},
+            keep_prompts=self.keep_prompts or outer.keep_prompts,
         )
 
 

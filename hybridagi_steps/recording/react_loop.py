@@ -13,6 +13,7 @@ import dspy
 
 from hybridagi_steps.recording.call_tree import Call, Maker
 from hybridagi_steps.recording.usage import Usage
+from hybridagi_steps.records.prompts import LMCall
 
 _CLOSING_TOOLS: dict[Any, str] = {dspy.ReAct: "finish", dspy.ReActV2: "submit"}
 _TRAJECTORY_FIELDS = {"finish": "trajectory", "submit": "history"}
@@ -28,6 +29,7 @@ class Thought:
     arguments: dict[str, Any]
     outputs: dict[str, Any]
     usage: Usage
+    prompts: list[LMCall]
     duration_ms: float
     maker: Maker
     acted: bool = False
@@ -60,9 +62,14 @@ class ReActLoop:
         return None
 
     def think(
-        self, call: Call, arguments: dict[str, Any], outputs: dict[str, Any], usage: Usage
+        self,
+        call: Call,
+        arguments: dict[str, Any],
+        outputs: dict[str, Any],
+        usage: Usage,
+        prompts: list[LMCall],
     ) -> None:
-        """Begin a turn with what a call of the predictor gave and what that cost."""
+        """Begin a turn with what a call of the predictor was asked, gave and cost."""
         self.turns += 1
         text = outputs.get("next_thought")
         self.thought = Thought(
@@ -70,14 +77,15 @@ class ReActLoop:
             arguments={key: value for key, value in arguments.items() if key not in _CONTEXT},
             outputs={key: value for key, value in outputs.items() if key != "next_thought"},
             usage=usage,
+            prompts=prompts,
             duration_ms=call.elapsed_ms,
             maker=call.maker,
         )
 
-    def act(self, usage: Usage) -> tuple[str, float]:
+    def act(self, usage: Usage, prompts: list[LMCall]) -> tuple[str, float]:
         """Note that a tool ran; return its purpose and the milliseconds spent on thinking.
 
-        What thinking cost is added to `usage` of the first tool of a turn.
+        What thinking was asked and cost is added to `prompts` and `usage` of a turn's first tool.
         """
         thought = self.thought
         if thought is None:
@@ -86,6 +94,7 @@ class ReActLoop:
             return thought.text, 0.0
         thought.acted = True
         usage.add(thought.usage)
+        prompts[:0] = thought.prompts
         return thought.text, thought.duration_ms
 
     def idle_thought(self) -> Thought | None:

@@ -35,10 +35,11 @@ class Recorded(dspy.Module):
         user_id: Whose history it is.
         tags: Kept in each step's metadata.
         scope: Marks the steps as trials, hidden unless asked for.
+        keep_prompts: Whether what models are sent and give is kept, too: `memory.prompt_of(id)`.
 
     Raises:
         InvalidSettingError: `program` is no instance of `dspy.Module`.
-        InvalidMemoryError: `memory` has no `add` and `run`.
+        InvalidMemoryError: `memory` has no `add` and `run`, or keeps no prompts.
         InvalidStepError: A label that no step can carry.
     """
 
@@ -54,11 +55,12 @@ class Recorded(dspy.Module):
         user_id: str | None = None,
         tags: Mapping[str, Any] | None = None,
         scope: str | None = None,
+        keep_prompts: bool = False,
     ) -> None:
         super().__init__()
         self.program = _checked(program)
-        self.memory = check_memory(memory)
-        self.labels = Labels.of(session_id, user_id, tags, scope)
+        self.memory = check_memory(memory, keep_prompts=keep_prompts)
+        self.labels = Labels.of(session_id, user_id, tags, scope, keep_prompts)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program and record it."""

@@ -43,8 +43,10 @@ from hybridagi_steps.recording.call_tree import (
     current_strand,
     settle,
 )
+from hybridagi_steps.recording.prompts import request_of, with_answer
 from hybridagi_steps.recording.scopes import current_scope
 from hybridagi_steps.recording.step_writer import (
+    KeepPrompts,
     Memory,
     StepWriter,
     check_memory,
@@ -57,6 +59,7 @@ from hybridagi_steps.recording.usage import Usage, UsageListener
 from hybridagi_steps.recording_hooks import Recalled, listen
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import new_id
+from hybridagi_steps.records.prompts import LMCall
 from hybridagi_steps.records.trials import PROGRAM_STATE, TRIAL_END
 
 P = ParamSpec("P")
@@ -98,12 +101,12 @@ class CallObserver(Protocol):
 class _Recording:
     """What recorders of one memory share: the calls in flight and the way to the memory."""
 
-    def __init__(self, memory: Memory, keep: Callable[[AgentStep], Any] | None = None) -> None:
+    def __init__(self, writer: StepWriter) -> None:
         self.observer: CallObserver | None = None
         self.tree = CallTree()
-        self.writer = StepWriter(memory, keep)
-        self.steps = CallSteps(self.writer)
-        self.models: dict[str, tuple[Any, UsageListener | None]] = {}
+        self.writer = writer
+        self.steps = CallSteps(writer)
+        self.models: dict[str, tuple[Any, UsageListener | None, LMCall | None]] = {}
 
 
 class StepRecorder(BaseCallback):
@@ -118,12 +121,13 @@ class StepRecorder(BaseCallback):
         user_id: Whose history it is.
         tags: Kept in each step's metadata.
         scope: Marks steps as trials, hidden unless asked for.
+        keep_prompts: Whether what models are sent and give is kept, too: `memory.prompt_of(id)`.
 
     Attributes:
         errors: What recording failed at; empty when all is well.
 
     Raises:
-        InvalidMemoryError: `memory` has no `add` and `run`.
+        InvalidMemoryError: `memory` has no `add` and `run`, or keeps no prompts.
         InvalidStepError: A label that no step can carry.
     """
 
@@ -135,8 +139,10 @@ class StepRecorder(BaseCallback):
         user_id: str | None = None,
         tags: Mapping[str, Any] | None = None,
         scope: str | None = None,
+        keep_prompts: bool = False,
     ) -> None:
-        self._begin(_Recording(check_memory(memory)), Labels.of(session_id, user_id, tags, scope))
+        labels = Labels.of(session_id, user_id, tags, scope, keep_prompts)
+        self._begin(_Recording(StepWriter(check_memory(memory, keep_prompts=keep_prompts))), labels)
 
     def _begin(self, shared: _Recording, labels: Labels, run: Run | None = None) -> None:
         self.errors: list[RecordingError] = [] if run is None else run.problems
@@ -194,7 +200,9 @@ class StepRecorder(BaseCallback):
     def of_new_run(cls, memory: Memory, labels: Labels) -> StepRecorder:
         """Return a recorder of one run that begins here."""
         settle()
-        return cls._made(_Recording(memory), labels, Run(_strand(), [], current_level()))
+        return cls._made(
+            _Recording(StepWriter(memory)), labels, Run(_strand(), [], current_level())
+        )
 
     def observed_by(self, observer: CallObserver) -> None:
         """Tell `observer` of the calls that this recorder sees, and all that share them."""
@@ -202,13 +210,18 @@ class StepRecorder(BaseCallback):
 
     @classmethod
     def handing_to(
-        cls, keep: Callable[[AgentStep], Any], memory: Memory, labels: Labels
+        cls,
+        keep: Callable[[AgentStep], Any],
+        memory: Memory,
+        labels: Labels,
+        keep_prompts: KeepPrompts,
     ) -> StepRecorder:
         """Return a recorder of one new run that hands its steps to `keep` in place of storing them.
 
         They are as they would have been stored; whatever joins the run on `memory` joins this one.
         """
-        return cls._made(_Recording(memory, keep), labels, Run(_strand(), []))
+        shared = _Recording(StepWriter(memory, keep, keep_prompts))
+        return cls._made(shared, labels, Run(_strand(), []))
 
     @classmethod
     def _made(cls, shared: _Recording, labels: Labels, run: Run | None) -> StepRecorder:
@@ -311,14 +324,17 @@ class StepRecorder(BaseCallback):
         else:
             taken = self._pass_through(call_id)
         if taken or observer is not None:
-            self._shared.models[call_id] = instance, UsageListener.if_needed()
+            call = self._shared.tree.get(call_id)
+            kept = call is not None and call.labels.keep_prompts
+            request = request_of(instance, inputs) if kept else None
+            self._shared.models[call_id] = instance, UsageListener.if_needed(), request
 
     @_guarded
     def on_lm_end(
         self, call_id: str, outputs: object, exception: BaseException | None = None
     ) -> None:
         """Add what it cost to the step it was asked for."""
-        model, listener = self._shared.models.pop(call_id, (None, None))
+        model, listener, request = self._shared.models.pop(call_id, (None, None, None))
         call = self._shared.tree.pop(call_id, None)
         if listener is not None:
             listener.close()
@@ -327,6 +343,8 @@ class StepRecorder(BaseCallback):
         usage, text = Usage.of_call(model, outputs, listener), shapes.answer_text(outputs)
         if call is not None and isinstance(call.state, Doing):
             call.state.add_answer(usage, text)
+            if request is not None:
+                call.state.prompts.append(with_answer(request, outputs, exception))
             if call.subject is ASKED and call.call_id == call_id:
                 self._shared.steps.end(call, shapes.answer_of_model(outputs), exception)
         if (observer := self._shared.observer) is not None:
@@ -541,4 +559,5 @@ def _strand() -> Strand:
 
 def _reopened(memory: Memory, labels: Labels) -> StepRecorder:
     names = {"session_id": labels.session_id, "user_id": labels.user_id, "scope": labels.scope}
-    return StepRecorder(memory, tags=labels.tags, **names)
+    kept = labels.keep_prompts
+    return StepRecorder(memory, tags=labels.tags, keep_prompts=kept, **names)

@@ -21,6 +21,7 @@ from hybridagi_steps.recording_hooks import Recalled
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, repaired
 from hybridagi_steps.records.json_values import unvalidated
 from hybridagi_steps.records.message import StepMetrics, utc_now
+from hybridagi_steps.records.prompts import LMCall
 from hybridagi_steps.records.provenance import RECALLED, WITHIN
 from hybridagi_steps.records.redaction import Redact, redacted_fields
 
@@ -43,12 +44,21 @@ class Memory(Protocol):
         ...
 
 
-def check_memory(memory: Memory) -> Memory:
-    """Return `memory` if steps can be recorded into it."""
-    able = callable(getattr(memory, "add", None)) and callable(getattr(memory, "run", None))
+KeepPrompts = Callable[[Mapping[UUID, Sequence[LMCall]]], Any]
+"""Takes what models were asked, by the ids of stored steps."""
+
+
+def check_memory(memory: Memory, *, keep_prompts: bool = False) -> Memory:
+    """Return `memory` if steps can be recorded into it, with their prompts if these are wanted."""
+    asked = ["add", "run", *(["keep_prompts"] if keep_prompts else [])]
+    able = all(callable(getattr(memory, name, None)) for name in asked)
     if isinstance(memory, type) or not able:
-        raise InvalidMemoryError(memory, "add()", "run()")
+        raise InvalidMemoryError(memory, *(f"{name}()" for name in asked))
     return memory
+
+
+def _no_prompts(_: Mapping[UUID, Sequence[LMCall]]) -> None:
+    """Take the place of what a memory lacks that was never asked to keep prompts."""
 
 
 class _OfThread(threading.local):
@@ -62,11 +72,20 @@ class StepWriter:
     Args:
         memory: Where steps go; its `redact`, if it has one, is applied before.
         keep: Takes each step in place of the memory; False says that it did not.
+        keep_prompts: Takes what models were asked for a step, likewise.
     """
 
-    def __init__(self, memory: Memory, keep: Callable[[AgentStep], Any] | None = None) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        keep: Callable[[AgentStep], Any] | None = None,
+        keep_prompts: KeepPrompts | None = None,
+    ) -> None:
         self.memory = memory
         self._keep = keep or memory.add
+        self._keep_prompts: KeepPrompts = keep_prompts or getattr(
+            memory, "keep_prompts", _no_prompts
+        )
         self.thread = _OfThread()
 
     def copy_inputs(self, call: Call) -> None:
@@ -93,6 +112,7 @@ class StepWriter:
         metrics: StepMetrics | None = None,
         maker: Maker | None = None,
         notes: Mapping[str, Any] | None = None,
+        prompts: Sequence[LMCall] = (),
         stored: bool = True,
     ) -> Tail | None:
         """Store one step of `call`, or only show it to its watcher; return it if it was stored."""
@@ -134,6 +154,8 @@ class StepWriter:
             tail = shown if stored else None
             if call.attempt is not None and tail is not None:
                 call.attempt.append(written)
+            if prompts and tail is not None:
+                self._write_prompts(run, tail.step_id, prompts)
         except Exception as error:
             note_problem(run.problems, f"the {step_type.value} was not stored", error)
         finally:
@@ -141,6 +163,12 @@ class StepWriter:
             if call.watch is not None and written is not None:
                 call.watch(written, tail is not None)
         return tail
+
+    def _write_prompts(self, run: Run, step_id: UUID, prompts: Sequence[LMCall]) -> None:
+        try:
+            self._keep_prompts({step_id: prompts})
+        except Exception as error:
+            note_problem(run.problems, "a prompt was not kept", error)
 
     def set_apart(self, run: Run, steps: Sequence[AgentStep], scope: str) -> None:
         """Move stored steps to a scope, and those that their keeper still holds."""

@@ -1,4 +1,4 @@
-"""Listings: lists of hits and of runs that draw themselves in notebooks and terminals.
+"""Listings: lists of hits, runs and LM calls that draw themselves in notebooks and terminals.
 
 They are lists: indexed, sliced, compared and passed on like any other.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from hybridagi_steps.records.filters import StepHit
+from hybridagi_steps.records.prompts import LMCall
 from hybridagi_steps.records.store_values import RunSummary
 
 
@@ -53,3 +54,24 @@ class Runs(list[RunSummary]):
         from hybridagi_steps.display import runs_html
 
         return runs_html([run._asdict() for run in self])
+
+
+class LMCalls(list[LMCall]):
+    """What a model saw for a step, call by call."""
+
+    def __str__(self) -> str:
+        """The messages, and what came back."""
+        from hybridagi_steps.display.terminal import as_text, prompt_page
+
+        return as_text(prompt_page(self._shown())) if self else "no prompt was kept"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Show them in a notebook."""
+        from hybridagi_steps.display import prompt_html
+
+        return prompt_html(self._shown()) if self else "<p>no prompt was kept</p>"
+
+    def _shown(self) -> list[dict[str, object]]:
+        return [call.model_dump(mode="json", exclude_none=True) for call in self]

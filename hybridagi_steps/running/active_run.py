@@ -54,8 +54,8 @@ class ActiveRun:
         hooks: Sequence[object],
         parent: ActiveRun | None,
     ) -> None:
-        labels = Labels.of(line.session_id, user_id, None, None)
-        self.recorder = StepRecorder.handing_to(self._keep, line.memory, labels)
+        labels = Labels.of(line.session_id, user_id, None, None, config.keep_prompts)
+        self.recorder = StepRecorder.handing_to(self._keep, line.memory, labels, line.keep_prompts)
         recorded = self.recorder.run
         assert recorded is not None  # noqa: S101 - handing_to gives one
         self._recorded, self.line, self.config, self.parent = recorded, line, config, parent

@@ -80,6 +80,9 @@ class StepRunnerConfig:
     termination_summary: bool = False
     """Whether a run that hit a limit ends with one more LM call that sums up what was done."""
 
+    keep_prompts: bool = False
+    """Whether what models are sent and give is kept beside the AgentSteps: `memory.prompt_of`."""
+
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from hybridagi_steps.errors import DuplicateStepError, SequenceConflictError, UnknownSessionError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.prompts import LMCall
 from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.sessions.lines import History, history_of, look_at, only_user
 
@@ -46,6 +47,7 @@ class SessionWriter:
         """Held by who stores something."""
         self._lock = threading.Lock()
         self._waiting: list[AgentStep] = []
+        self._prompts: dict[UUID, Sequence[LMCall]] = {}
         self._known: set[str] = set()
         self._ends: dict[str | None, AgentStep] = {}
         self.last_id: UUID | str | None = None
@@ -127,6 +129,11 @@ class SessionWriter:
                 self.writing.release()
         return True
 
+    def keep_prompts(self, prompts: Mapping[UUID, Sequence[LMCall]]) -> None:
+        """Keep what models were asked for AgentSteps, until these are stored."""
+        with self._lock:
+            self._prompts.update(prompts)
+
     def knows(self, step_id: UUID | str) -> bool:
         """Tell whether an AgentStep with this id was ever kept."""
         return str(step_id) in self._known
@@ -145,13 +152,15 @@ class SessionWriter:
             try:
                 if self.lost is not None:
                     raise self.lost
-                return self._write(messages, steps)
+                stored = self._write(messages, steps)
             except BaseException as error:
                 if isinstance(error, _LOST):
                     self.lost = error
                 with self._lock:
                     self._waiting = [*steps, *self._waiting]
                 raise
+            self._store_prompts()
+            return stored
 
     def rescue(self) -> list[Exception]:
         """Store AgentSteps that a refused commit left, each by itself; return what is refused.
@@ -171,6 +180,7 @@ class SessionWriter:
             except Exception as error:
                 if self.lost is None or not isinstance(error, DuplicateStepError):
                     refused.append(error)
+        self._store_prompts()
         return refused
 
     def close(self) -> None:
@@ -191,6 +201,18 @@ class SessionWriter:
             taken = [step for step in self._waiting if step is not stays]
             self._waiting = [step for step in self._waiting if step is stays]
             return taken
+
+    def _store_prompts(self) -> None:
+        """Store the prompts of AgentSteps that wait no more; without them the run goes on."""
+        with self._lock:
+            waiting = {step.id for step in self._waiting}
+            ready = {name: calls for name, calls in self._prompts.items() if name not in waiting}
+            self._prompts = {name: self._prompts[name] for name in self._prompts if name in waiting}
+        try:
+            if ready:
+                self.memory.keep_prompts(ready)
+        except Exception as error:
+            _log.warning("prompts of %d steps were not kept: %s", len(ready), error)
 
     def _write(self, messages: Sequence[Step], steps: Sequence[AgentStep]) -> list[Step]:
         stored = self.repository.commit_now(

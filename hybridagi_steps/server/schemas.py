@@ -24,6 +24,7 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.prompts import LMCall
 from hybridagi_steps.records.run import RunMetrics
 from hybridagi_steps.records.store_values import Attempt, SessionSummary
 from hybridagi_steps.validation import MAX_ID_LENGTH
@@ -260,6 +261,12 @@ class WholeRun(Answer):
     metrics: RunMetrics
 
 
+class PromptKept(Answer):
+    """What the model saw for a step, in the order of its calls; empty where none was kept."""
+
+    calls: list[LMCall]
+
+
 class Cancelled(Answer):
     """Whether a run was in flight and is being stopped."""
 
@@ -311,8 +318,10 @@ register_url_convertor("anything", AnyText())
 
 SESSION = "/sessions/{session_id:anything}"
 RUN = "/runs/{run_id:anything}"
+STEP = "/steps/{step_id:anything}"
 SessionId = Annotated[str, Path(description="The session's id.")]
 RunId = Annotated[str, Path(description="The run's id.")]
+StepId = Annotated[str, Path(description="The step's id.")]
 
 
 def answer(value: object, status: int = 200) -> Response:

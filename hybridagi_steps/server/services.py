@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Request
 
 from hybridagi_steps._concurrency import in_thread
-from hybridagi_steps.errors import NotAllowedError, UnknownSessionError
+from hybridagi_steps.errors import NotAllowedError, UnknownSessionError, UnknownStepError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.server.metrics import ServerMetrics
@@ -21,6 +21,7 @@ from hybridagi_steps.server.security import CALLER
 from hybridagi_steps.server.settings import ServerSettings
 from hybridagi_steps.server.slots import Slots
 from hybridagi_steps.server.tokens import Caller
+from hybridagi_steps.server.views import named
 from hybridagi_steps.sessions.repository import SessionRepository
 
 T = TypeVar("T")
@@ -53,6 +54,15 @@ class Services:
         """Check that somebody may know a run, in flight or stored; may block."""
         if caller.only_user is not None and not self._is_known(caller, run_id):
             raise NotAllowedError(f"run {run_id!r} is another user's, or is not there.")
+
+    def check_step(self, caller: Caller, step_id: str) -> None:
+        """Check that somebody may know a step or message; may block."""
+        if caller.only_user is not None:
+            try:
+                named(self.memory, step_id, {"user_id": caller.only_user})
+            except UnknownStepError:
+                refused = f"step {step_id!r} is another user's, or is not there."
+                raise NotAllowedError(refused) from None
 
     def _is_known(self, caller: Caller, run_id: str) -> bool:
         """Whether a run is a user's, in memory as after a restart.
@@ -113,15 +123,17 @@ async def caller_of(request: Request) -> Caller:
 
 
 async def check_path(request: Request) -> None:
-    """Refuse a session or a run in a request's path that is not the caller's."""
+    """Refuse a session, a run or a step in a request's path that is not the caller's."""
     caller: Caller | None = request.scope.get(CALLER)
     if caller is None or caller.only_user is None:
         return
-    services, named = await services_of(request), request.path_params
-    if (session_id := named.get("session_id")) is not None:
+    services, given = await services_of(request), request.path_params
+    if (session_id := given.get("session_id")) is not None:
         await in_thread(partial(services.sessions_of(caller).check_allowed, session_id))
-    if (run_id := named.get("run_id")) is not None:
+    if (run_id := given.get("run_id")) is not None:
         await in_thread(partial(services.check_run, caller, run_id))
+    if (step_id := given.get("step_id")) is not None:
+        await in_thread(partial(services.check_step, caller, step_id))
 
 
 Shared = Annotated[Services, Depends(services_of)]

@@ -14,6 +14,7 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.protocols import MessageIndex
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter, StepHit
+from hybridagi_steps.records.prompts import LMCall
 from hybridagi_steps.records.run import RunMetrics
 from hybridagi_steps.records.step_identity import is_end
 from hybridagi_steps.records.store_values import SEVERAL_USERS, MessagePlace, RunSummary
@@ -70,6 +71,11 @@ def named(memory: StepMemory, step_id: str, where: Where = None) -> Named:
     if found is None or not _may_know(found.step, StepFilter.of(where)):
         raise UnknownStepError(step_id)
     return found
+
+
+def prompt_for(memory: StepMemory, step_id: str) -> list[LMCall]:
+    """Return what the model saw for a step; a message has nothing of it."""
+    return memory.prompt_of(step_id) if named(memory, step_id).place is None else []
 
 
 def _stored(memory: StepMemory, step_id: str) -> Named | None:

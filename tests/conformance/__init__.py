@@ -1,4 +1,4 @@
-"""Contracts of branches, derived data, revocations and edges; every back-end runs all of them.
+"""Contracts of branches, derived data, revocations, prompts and edges; every back-end runs all.
 
 Those of steps, runs, filters, sessions and administration are in the package, in
 `hybridagi_steps.testing.conformance`.
@@ -6,5 +6,5 @@ Those of steps, runs, filters, sessions and administration are in the package, i
 
 import pytest
 
-for _part in ("derived", "branch", "revocation", "edge"):
+for _part in ("derived", "branch", "revocation", "prompt", "edge"):
     pytest.register_assert_rewrite(f"{__name__}.{_part}_contract")

@@ -92,6 +92,7 @@ ROUTES: dict[tuple[str, str], list[Asked]] = {
     ("GET", "/v1/models"): [Asked("/v1/models", refused=False)],
     ("GET", "/runs"): [Asked("/runs", refused=False)],
     ("GET", "/runs/{run_id}"): [Asked("/runs/{run}")],
+    ("GET", "/steps/{step_id}/prompt"): [Asked("/steps/{step}/prompt")],
     ("GET", "/runs/{run_id}/events"): [Asked("/runs/{run}/events")],
     ("POST", "/runs/{run_id}/cancel"): [Asked("/runs/{run}/cancel")],
     ("POST", "/runs/{run_id}/consent"): [
@@ -151,19 +152,20 @@ def test_every_route_says_what_another_user_gets(world: World) -> None:
 def test_a_route_tells_another_user_nothing(world: World, method: str, asked: Asked) -> None:
     before = world.everything()
 
-    def told(session: str, run: str) -> tuple[int, str]:
-        names = {"{session}": session, "{run}": run}
+    def told(session: str, run: str, step: str) -> tuple[int, str]:
+        names = {"{session}": session, "{run}": run, "{step}": step}
         text = json.dumps([asked.path, asked.body])
         for name, value in names.items():
             text = text.replace(name, value)
         path, body = json.loads(text)
         answer = world.ask("bob", method, path, body)
-        return answer.status_code, answer.text.replace(session, "S").replace(run, "R")
+        said = answer.text.replace(session, "S").replace(run, "R").replace(step, "T")
+        return answer.status_code, said
 
-    status, text = told(SESSION, world.run_id)
+    status, text = told(SESSION, world.run_id, world.step_id)
     assert status == (403 if asked.refused else 200), text
     assert SECRET not in text
-    assert told(NO_SESSION, "no-run") == (status, text)
+    assert told(NO_SESSION, "no-run", "no-step") == (status, text)
     assert world.everything() == before
 
 
@@ -172,6 +174,7 @@ def test_the_owner_is_served(world: World) -> None:
         for asked in all_:
             if method == "GET" and asked.path != "/metrics" and "compare" not in asked.path:
                 path = asked.path.replace("{session}", SESSION).replace("{run}", world.run_id)
+                path = path.replace("{step}", world.step_id)
                 answer = world.ask("ann", method, path)
                 assert answer.status_code == 200, (path, answer.text)
     hits = world.ask("ann", "GET", f"/search?q={SECRET}").json()["hits"]

@@ -1,4 +1,4 @@
-"""Routes of runs: list, look into, follow, stop, and answer what one asks."""
+"""Routes of runs: list, look into, follow, stop, answer what one asks; a step's prompt."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.problems import problems
 from hybridagi_steps.server.routes.sessions import Limit, Offset
 from hybridagi_steps.server.run_hub import interrupted_run
-from hybridagi_steps.server.schemas import RUN, RunId, answer
+from hybridagi_steps.server.schemas import RUN, STEP, RunId, StepId, answer
 from hybridagi_steps.server.services import Shared, Who
 from hybridagi_steps.server.slots import JsonRoute, WorkRoute
 from hybridagi_steps.server.sse import EventStream, streams
-from hybridagi_steps.server.views import filled, listed_run, run_data, titles
+from hybridagi_steps.server.views import filled, listed_run, prompt_for, run_data, titles
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
 work_router = APIRouter(tags=["runs"], route_class=WorkRoute)
@@ -96,6 +96,16 @@ async def read_run(shared: Shared, run_id: RunId) -> Response:
         return answer({**lost, "titles": {}, "live": False})
     data = run_data(run_id, steps, run and run.session_id)
     return answer({**data, "titles": titles(steps), "live": shared.hub.is_live(run_id)})
+
+
+@work_router.get(STEP + "/prompt", response_model=shapes.PromptKept, responses=problems(404))
+async def read_prompt(shared: Shared, step_id: StepId) -> Response:
+    """Return what the model saw: each request that a step stands for, and what came back.
+
+    There are none of a step that was recorded without them, or asked no model.
+    """
+    calls = await shared.asked("prompt", lambda: prompt_for(shared.memory, step_id))
+    return answer({"calls": calls})
 
 
 async def _check_known(shared: Shared, request: Request, run_id: str) -> None:

@@ -25,6 +25,7 @@ from hybridagi_steps.stores.postgres.steps import KEYS, LEFTOVERS, PostgresSteps
 from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, AdminTables
 from hybridagi_steps.stores.sql.checked_tables import add_checksums
 from hybridagi_steps.stores.sql.derived import DerivedTables, StepLink
+from hybridagi_steps.stores.sql.prompts import PROMPT_INVARIANTS
 from hybridagi_steps.stores.sql.tables import Connection, many
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
 
@@ -32,9 +33,11 @@ _INVARIANTS = {
     **INVARIANTS,
     "words of a step that is gone or another user's": LEFTOVERS,
     **BRANCH_INVARIANTS,
+    **PROMPT_INVARIANTS,
 }
 _TABLES = """agent_step run step_text embedding tombstone stale_text branch session message
-    append_key message_token revocation revoked namespace""".split()  # noqa: SIM905 - names read better so
+    append_key message_token revocation revoked prompt prompt_part prompt_use
+    namespace""".split()  # noqa: SIM905 - names read better so
 _BYTES = """SELECT CAST(coalesce(sum(pg_total_relation_size(c.oid)), 0) AS BIGINT)
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = ? AND c.relkind = 'r'"""

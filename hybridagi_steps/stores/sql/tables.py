@@ -239,6 +239,9 @@ FORGET_NAMESPACE = (
     "DELETE FROM embedding WHERE namespace = :namespace",
     "DELETE FROM stale_text WHERE namespace = :namespace",
     "DELETE FROM run WHERE namespace = :namespace",
+    "DELETE FROM prompt WHERE namespace = :namespace",
+    "DELETE FROM prompt_part WHERE namespace = :namespace",
+    "DELETE FROM prompt_use WHERE namespace = :namespace",
     "DELETE FROM agent_step WHERE namespace = :namespace",
     "DELETE FROM append_key WHERE namespace = :namespace",
     """DELETE FROM message_token WHERE message_row IN

@@ -21,7 +21,8 @@ from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.checksums import vector_checksum
 from hybridagi_steps.stores.commits import refuse_twice
-from hybridagi_steps.stores.sql.steps import READ_STEPS, StepReading
+from hybridagi_steps.stores.sql.prompts import PromptTables
+from hybridagi_steps.stores.sql.steps import READ_STEPS
 from hybridagi_steps.stores.sql.tables import Connection, Encoded, many, remove_empty_runs, runs_of
 
 _ENDS_OF_SESSIONS = """SELECT s.id, s.branch_id, 1 + coalesce(
@@ -40,7 +41,7 @@ _MARK = """INSERT INTO stale_text (namespace, row) SELECT namespace, row FROM st
     WHERE row IN (SELECT value FROM json_each(?)) ON CONFLICT DO NOTHING"""
 
 
-class StepWriting(StepReading):
+class StepWriting(PromptTables):
     """Implements what `StepStore` writes; see protocols.py for the contract."""
 
     _forget_rows: tuple[str, ...]
@@ -70,8 +71,10 @@ class StepWriting(StepReading):
             return []
         with self._db.writing() as connection:
             ids = [step_id for step_id, _, _ in encoded]
+            prompts = self._prompts_that_stay(connection, encoded) if replace else {}
             runs, pins = self._remove_old(connection, ids) if replace else ([], {})
             rows = self._insert_all(connection, encoded, pins)
+            self._insert_prompts(connection, prompts)
             remove_empty_runs(connection, self._namespace, runs)
         return rows
 
@@ -149,6 +152,7 @@ class StepWriting(StepReading):
         """Remove steps with all that was derived from them; their runs stay."""
         if not rows:
             return
+        self._forget_prompts_in(connection, rows)
         shown = self._showing(connection, rows)
         values = {"namespace": self._namespace, "rows": many(rows)}
         for statement in self._forget_rows:

@@ -1,0 +1,30 @@
+"""LMCall: one request to a language model and what came back, as a recorder kept it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class LMCall(BaseModel):
+    """What a language model was sent and gave; JSON data, without keys and addresses of providers.
+
+    Pictures, sounds and files stand as a few words.
+    """
+
+    model_config = ConfigDict(use_attribute_docstrings=True, frozen=True)
+
+    lm: str | None = None
+    """The model's name, as DSPy names it."""
+    messages: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
+    """What was sent, oldest first; a prompt that was a text is one message of the user."""
+    tools: list[Any] = Field(default_factory=list[Any])
+    """Schemas of the tools that it might call."""
+    settings: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Temperature, most tokens, answer format and the like, where they were set."""
+    completion: Any = None
+    """What came back, before any adapter read it: a list of texts, or of objects that hold `text`,
+    `tool_calls`, `reasoning_content`; None when the call failed."""
+    error: str | None = None
+    """What it failed with."""
