@@ -176,7 +176,7 @@ class StepMemory(Scoring, Prompting):
         self._appended += added
         if self._appended >= START_AT:
             self._appended = 0
-            self._search.work_off()
+            self.searcher.work_off()
 
     def repository(self, *, user_id: str | None = None) -> SessionRepository:
         """Return the sessions of this memory, for async callers; or those of one user."""
@@ -329,7 +329,7 @@ class StepMemory(Scoring, Prompting):
     ) -> list[AgentStep]:
         """Do as `get` does, as a plain list and without loading DSPy."""
         wanted = id_texts(ids)
-        return self._search.with_vectors(wanted) if vectors else self._open_store.get(wanted)
+        return self.searcher.with_vectors(wanted) if vectors else self._open_store.get(wanted)
 
     def find(
         self,
@@ -420,7 +420,7 @@ class StepMemory(Scoring, Prompting):
             InvalidFilterError: An unknown key in `where`.
             EmbedderError: The embedder failed; `mode="lexical"` works without it.
         """
-        hits = self._search.search(
+        hits = self.searcher.search(
             query,
             k,
             for_recall(where),
@@ -445,11 +445,11 @@ class StepMemory(Scoring, Prompting):
         if progress is not None:
             pending = self._open_store.stats()
             total = int(pending["pending_texts"]) + int(pending["pending_vectors"])
-        for count in self._search.catch_up():
+        for count in self.searcher.catch_up():
             done += count
             if progress is not None:
                 progress(done, max(done, total))
-        self._search.save()
+        self.searcher.save()
 
     def reembed(
         self,
@@ -552,7 +552,8 @@ class StepMemory(Scoring, Prompting):
         return self._store
 
     @property
-    def _search(self) -> Searcher:
+    def searcher(self) -> Searcher:
+        """What answers searches, for other rooms of this package."""
         self._check_open()
         with self._lock if self._pid == os.getpid() else threading.RLock():
             if self._searcher is None or self._pid != os.getpid():
@@ -580,7 +581,7 @@ class StepMemory(Scoring, Prompting):
         from hybridagi_steps.sessions.lines import forget_history
 
         forget_history(self._open_store)
-        self._search.forget_cache()
+        self.searcher.forget_cache()
 
 
 def _step_list(steps: list[AgentStep]) -> AgentStepList:

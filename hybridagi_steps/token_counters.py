@@ -54,13 +54,25 @@ _WEIGHTS: tuple[tuple[bytes, float], ...] = (
     (_all_but(_FOREIGN), 0.50),
 )
 _MARK_WEIGHT = 0.57
-_SWITCHES: tuple[tuple[re.Pattern[str], float], ...] = (
-    (re.compile(r"(?<=[0-9])[A-Za-z]|(?<=[A-Za-z])[0-9]"), 0.65),
-    (re.compile(r"(?<=[a-z])[A-Z]"), 1.4),
-    (re.compile(r"(?<=[A-Z])[A-Z]"), 0.45),
-    (re.compile(r"[\U00010000-\U0010ffff\u2600-\u27bf\ufe0f]"), 0.7),
+_KINDS = bytes(
+    68 if 48 <= b < 58 else 76 if 97 <= b < 123 else 85 if 65 <= b < 91 else 32 for b in range(256)
 )
+"""Of each byte its kind: D a digit, L a small letter, U a capital, a blank anything else."""
+_DIGIT_SWITCH, _CAMEL, _CAPITALS, _EMOJI = 0.65, 1.4, 0.45, 0.7
 """What no vocabulary has words for: ids and hashes switch between kinds of letters; emoji."""
+_IS_EMOJI = re.compile(r"[\U00010000-\U0010ffff\u2600-\u27bf\ufe0f]")
+
+
+def _oddities(text: str, data: bytes) -> float:
+    """Return the tokens that switches between kinds of letters, capitals and emoji add."""
+    kinds = data.translate(_KINDS)
+    camel = kinds.count(b"LU")
+    switches = sum(map(kinds.count, (b"DL", b"DU", b"LD", b"UD")))
+    # Capitals but for the first of each run of them.
+    runs = camel + kinds.count(b"DU") + kinds.count(b" U") + kinds.startswith(b"U")
+    emoji = 0 if text.isascii() else len(_IS_EMOJI.findall(text))
+    capitals = kinds.count(b"U") - runs
+    return _DIGIT_SWITCH * switches + _CAMEL * camel + _CAPITALS * capitals + _EMOJI * emoji
 
 
 class EstimatingCounter:
@@ -81,7 +93,7 @@ class EstimatingCounter:
             found = len(data.translate(None, others))
             marks -= found
             tokens += weight * found
-        tokens += sum(weight * len(kind.findall(text)) for kind, weight in _SWITCHES)
+        tokens += _oddities(text, data)
         return max(1, round(tokens + _MARK_WEIGHT * marks)) if data else 0
 
 

@@ -44,7 +44,7 @@ from hybridagi_steps.messages.provider_out import (
     media_notes,
     openai_messages,
 )
-from hybridagi_steps.messages.units import Unit, unit_text
+from hybridagi_steps.messages.units import Unit
 from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.recording_hooks import note_steps
 from hybridagi_steps.records.agent_step import AgentStep
@@ -233,7 +233,7 @@ class ContextBuilder:
         receipt = Receipt(self.budget, self.counter.counter_id, cache_weight=self.cache_weight)
         if system and system.strip():
             cost = self._count.message({"role": "system", "content": system})
-            receipt.kept.append(ReceiptEntry("system", "the system prompt", cost))
+            receipt.keep(ReceiptEntry("system", "the system prompt", cost))
         layout = self._laid_out(units, costs, room, query, source, receipt)
         layout.report(receipt, source, self._count)
         if layout.recalled is not None:
@@ -350,11 +350,13 @@ class ContextBuilder:
             self.memory,
             *recallable(self.memory, source, self.where),
             layout.shown_ids(source),
-            {word for unit in layout.shown for word in words(unit_text(unit))},
+            layout.shown,
             receipt.notes,
             self.aim,
             newest_step(self.memory, source) if self.aim == "next" else None,
         )
+        if self.memory is not None:
+            older.locate(self.memory.repository().store, layout.shown)
         firsts = dependencies(layout.tail[-2:], older)
         needed = list(islice(firsts, min(self.k or _NEEDED, _NEEDED)))
         most, known = self.k or sys.maxsize, {step.id for step in needed}
@@ -366,14 +368,14 @@ class ContextBuilder:
 
         width = min(most, max(_LEAST_FETCHED, room // _TYPICAL_TOKENS))
         while True:
-            steps, more = found(query, width, older, search)
+            steps, more = found(query, width, older, search, source.messages)
             every = chain(needed, filter(new, steps))
             made = filled(every, room, most + len(needed), wanted, self._count.text)
             if made.full or not more or len(made.steps) >= most or width >= _MOST_RECALLED:
                 break
             width = min(width * 4, _MOST_RECALLED)
         if (best := made.left_out) is not None:
-            receipt.next_best = ReceiptEntry(best.id, best.why, best.whole_tokens, best.rank)
+            receipt.next_best = ReceiptEntry(best.id, best.why(), best.whole_tokens, best.rank)
         if not made.steps:
             return None
         text = {"content": block_text(made.steps)}

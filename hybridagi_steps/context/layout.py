@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from hybridagi_steps.context.compaction import summarised
-from hybridagi_steps.context.quoting import Filled, block_text
-from hybridagi_steps.context.receipt import Receipt, ReceiptEntry
+from hybridagi_steps.context.quoting import Filled, Recalled, block_text
+from hybridagi_steps.context.receipt import Receipt, ReceiptEntry, add_entry
 from hybridagi_steps.context.sources import Source
 from hybridagi_steps.messages.provider_out import OPENING
 from hybridagi_steps.messages.units import SYNTHETIC, Unit, flat
@@ -113,7 +113,7 @@ class Layout:
         """Write down what is shown and what is not."""
         if self.opening:
             why = "a conversation begins with a user"
-            receipt.kept.append(ReceiptEntry("opening", why, counter.message(OPENING_MESSAGE)))
+            receipt.keep(ReceiptEntry("opening", why, counter.message(OPENING_MESSAGE)))
         last = len(self.units) - 1
         for place in (*self.front, *range(self.start, last)):
             self._keep(receipt, source, place, self._why(place))
@@ -134,7 +134,7 @@ class Layout:
             for message, tokens in zip(self.units[place].messages, self.costs[place], strict=True):
                 entry = source.entry(message, why, tokens)
                 if entry.id not in quoted and message.id not in quoted:
-                    _add(dropped, entry)
+                    add_entry(dropped, entry)
         return dropped
 
     def shown_ids(self, source: Source) -> set[str]:
@@ -147,7 +147,7 @@ class Layout:
     def _keep(self, receipt: Receipt, source: Source, place: int, why: str) -> None:
         unit = self.units[place]
         for message, tokens in zip(unit.messages, self.costs[place], strict=True):
-            _add(receipt.kept, source.entry(message, why, tokens))
+            receipt.keep(source.entry(message, why, tokens))
         receipt.notes += [f"{unit.messages[0].id}: {note}" for note in unit.notes]
 
     def _why(self, place: int) -> str:
@@ -248,21 +248,16 @@ def _report_recalled(receipt: Receipt, recalled: Quoted) -> None:
     """Write down what is quoted, what the newest messages need before what was found."""
     frame = recalled.tokens - sum(step.tokens for step in recalled.found.steps)
     for step in recalled.found.steps:
-        cut = f", cut from {step.whole_tokens:,} tokens" if step.cut else ""
-        why = f"recalled: {step.why}{cut}"
         tokens = step.tokens
         if frame < 0:  # the marks are shared by neighbours, and parts are counted apart
             tokens, frame = max(0, tokens + frame), min(0, tokens + frame)
-        receipt.kept.append(ReceiptEntry(step.id, why, tokens, step.rank))
-    receipt.kept.append(ReceiptEntry("recalled", "marks what was recalled as data", frame))
+        receipt.keep(ReceiptEntry(step.id, "", tokens, step.rank), partial(_why_quoted, step))
+    receipt.keep(ReceiptEntry("recalled", "marks what was recalled as data", frame))
 
 
-def _add(entries: list[ReceiptEntry], entry: ReceiptEntry) -> None:
-    """Add an entry; neighbours about one step become one."""
-    if entries and entries[-1].id == entry.id and entries[-1].why == entry.why:
-        entries[-1] = entry._replace(tokens=entries[-1].tokens + entry.tokens)
-    else:
-        entries.append(entry)
+def _why_quoted(step: Recalled) -> str:
+    cut = f", cut from {step.whole_tokens:,} tokens" if step.cut else ""
+    return f"recalled: {step.why()}{cut}"
 
 
 _JUMPS_PER_BUDGET = 4

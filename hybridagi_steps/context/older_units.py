@@ -7,13 +7,14 @@ the last one, however long the session is. One build at a time has it, another m
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
 from hybridagi_steps.messages.agent_steps import shown_steps
 from hybridagi_steps.messages.units import Unit, unit_text
+from hybridagi_steps.protocols import MessageIndex, StoreBackend
 from hybridagi_steps.records.excerpts import identifier_set, words
 from hybridagi_steps.search.bm25 import Document, LexicalIndex
 
@@ -29,6 +30,9 @@ class OlderUnits:
         self._units: dict[int, Unit] = {}
         self._naming: defaultdict[str, set[int]] = defaultdict(set)
         self._showing: defaultdict[str, set[int]] = defaultdict(set)
+        self._message_ids: dict[int, str] = {}
+        self._located: set[str] = set()
+        self._unlocated: list[str] = []
 
     def hold(self, units: Sequence[Unit]) -> None:
         """Hold these units and no others.
@@ -43,7 +47,23 @@ class OlderUnits:
                 place_sets[key].discard(unit.place)
         self._words.remove(np.array([unit.place for unit in gone], np.int64))
         self._words.add(self._taken_in(unit) for unit in new)
+        self._unlocated += [message.id for unit in new for message in unit.messages]
         self._units = wanted
+
+    def locate(self, store: StoreBackend, others: Iterable[Unit]) -> None:
+        """Learn in which rows of a store the messages of these units and of others stand."""
+        if not isinstance(store, MessageIndex):
+            return
+        ids = [*self._unlocated, *(message.id for unit in others for message in unit.messages)]
+        if new := [each for each in ids if each not in self._located]:
+            rows = store.rows_of_messages(new)
+            self._message_ids |= {row: message_id for message_id, row in rows.items()}
+            self._located.update(new)
+        self._unlocated = []
+
+    def message_in(self, row: int) -> str | None:
+        """Return the id of the message of this session that stands in a row of the store."""
+        return self._message_ids.get(row)
 
     def by_words(self, query: str, limit: int) -> list[Unit]:
         """Return units that share the rarest words with a query, best first."""

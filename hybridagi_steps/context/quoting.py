@@ -43,7 +43,8 @@ class Recalled:
     made: datetime
     of: AgentStep | Unit
     """The step, or the unit of this session, that is quoted."""
-    why: str
+    why: Callable[[], str]
+    """Says why it was found, if somebody asks."""
     line: tuple[str, str | None]
     """The run or session it stands in."""
     span: tuple[int, int]
@@ -52,6 +53,8 @@ class Recalled:
     """Where it comes from, in a few words; None when it is of the user whose context this is."""
     rank: int | None = None
     """Its place among what was found, from 1; None of what the newest messages need."""
+    whole: str = ""
+    """What it says, uncut and inert."""
     text: str = ""
     """What is quoted of it."""
     mark: str = ""
@@ -150,7 +153,7 @@ def _different(found: Iterable[Recalled], kept: Sequence[Recalled]) -> Iterator[
     texts: set[str] = set()
     held: set[tuple[object, int]] = set()
     for step in found:
-        step.text = inert(step.said())
+        step.whole = step.text = inert(step.said())
         if step.text in texts:
             continue
         texts.add(step.text)
@@ -181,13 +184,13 @@ def block_text(steps: Sequence[Recalled]) -> str:
 
 def _fit(step: Recalled, room: int, wanted: Collection[str], count: Count) -> bool:
     """Cut a step's text if it is too long; False, and as it was, if too little would be left."""
-    whole, had = inert(step.said()), (step.text, step.tokens)
+    had = step.text, step.tokens
     if not step.whole_tokens:
-        step.whole_tokens = count(f"{step.mark}\n{whole}\n")
+        step.whole_tokens = count(f"{step.mark}\n{step.whole}\n")
     if step.whole_tokens <= room:
-        step.text, step.tokens = whole, step.whole_tokens
+        step.text, step.tokens = step.whole, step.whole_tokens
         return True
-    length = int(_SLACK * len(whole) * room / step.whole_tokens)
+    length = int(_SLACK * len(step.whole) * room / step.whole_tokens)
     least = max(_LEAST_TOKENS, min(_ALWAYS_WHOLE, step.whole_tokens // _MOST_CUT))
     while room >= least and length >= _LEAST_TOKENS:
         step.text = inert(step.said(length, wanted))

@@ -9,25 +9,31 @@ dependency: it comes before what was found. How much of it all is quoted is the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
 
 from hybridagi_steps.context.older_units import OlderUnits
 from hybridagi_steps.context.quoting import Recalled
 from hybridagi_steps.errors import EmbedderError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.agent_steps import shown_steps
+from hybridagi_steps.messages.message_steps import message_steps
 from hybridagi_steps.messages.parts import json_text
 from hybridagi_steps.messages.units import SYNTHETIC, Unit, unit_text
-from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.excerpts import identifiers, words
-from hybridagi_steps.records.filters import StepFilter, StepHit
+from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.json_reading import text_of
+from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.step_identity import given_answer
 from hybridagi_steps.search.formulas import Aim
+from hybridagi_steps.search.ranking import RankedRow
+from hybridagi_steps.search.searcher import Found
+from hybridagi_steps.validation import for_recall
 
 _RANK_OFFSET = 60
 _OVERFETCH = 20
@@ -39,6 +45,7 @@ _WHOSE = (
 )
 _SAME_WORDS = 0.1
 """A step is worth recalling if more than this share of its words is not shown."""
+_SHARES_WORDS = "shares words with what is done now".__str__
 _QUERY_REQUEST, _QUERY_LAST = 300, 400
 
 _LEAST_NAME, _MOST_NAMES = 4, 100
@@ -61,6 +68,13 @@ def _is_said(unit: Unit) -> bool:
     return not (unit.messages[0].metadata or {}).get(SYNTHETIC)
 
 
+class _Hit(NamedTuple):
+    """What a search of the memory found, and the answer that it gives as others may."""
+
+    recalled: Recalled
+    answer: str | None = None
+
+
 class _Situation(NamedTuple):
     """A question and the steps so far, as a memory takes them for `next`; needs no DSPy."""
 
@@ -80,49 +94,86 @@ class Search:
     """Whether of them only those may be that name no user."""
     shown_ids: set[str]
     """Messages and steps that are shown as they are."""
-    shown_words: set[str]
-    """Words that are shown as they are."""
+    shown: Sequence[Unit]
+    """What is shown as it is."""
     notes: list[str]
     """Receives what could not be done."""
     aim: Aim | None = None
     """What the search is for, as `memory.search` has it."""
     state: AgentStep | None = None
     """The newest recorded step: that after which `next` asks what was done."""
+    _shown_words: set[str] | None = None
 
-    def hits(self, query: str, k: int) -> tuple[list[StepHit], bool]:
-        """Return steps of the memory that are not shown, best first, and whether there are more."""
+    def hits(
+        self, query: str, k: int, older: OlderUnits, line: Sequence[Step]
+    ) -> tuple[list[Recalled], bool]:
+        """Return steps of the memory that are not shown, best first, and whether there are more.
+
+        What the session itself said is at hand: nothing of it is read.
+        """
         if self.memory is None:
             return [], False
         wanted = k + min(len(self.shown_ids), _OVERFETCH)
         while True:
-            hits = self._found(self.memory, query, wanted)
-            own = [hit for hit in hits if not self.of_nobody or hit.step.user_id is None]
-            new = [hit for hit in own if id_text(hit.step.id) not in self.shown_ids]
-            others, more = len(hits) - len(own), len(hits) >= wanted
+            rows, others, new = self._ranked(self.memory, query, wanted), 0, list[_Hit]()
+            read = self._read(self.memory, rows, older)
+            for row in rows:
+                found = read.get(row.row)
+                if found is None:
+                    message_id = older.message_in(row.row) or ""
+                    unit = older.showing(message_id)
+                    if unit and message_id not in self.shown_ids:
+                        why = partial(_why_own, row, line, unit, message_id)
+                        new.append(_Hit(recalled_unit(unit, why)))
+                elif self.of_nobody and found.step.user_id is not None:
+                    others += 1
+                elif id_text(found.step.id) not in self.shown_ids:
+                    new.append(self._hit(found, older))
+            more = len(rows) >= wanted
             if len(new) >= k or not others or not more or wanted >= _MOST_FETCHED:
                 break
             wanted = min(wanted * _WIDER, _MOST_FETCHED)
         if others:
             self._note(_WHOSE)
-        return new[:k], more or len(new) > k
+        return _repeats_last(new[:k]), more or len(new) > k
 
-    def _found(self, memory: StepMemory, query: str, k: int) -> list[StepHit]:
-        asked, options = self._asked(query)
-        with unnoted():  # what is quoted of it is noted
-            try:
-                return memory.search(asked, k, where=self.where, **options)
-            except EmbedderError as error:
-                self._note(f"searched by words only: {error}")
-                return memory.search(asked, k, where=self.where, mode="lexical", **options)
+    def _read(
+        self, memory: StepMemory, rows: Sequence[RankedRow], older: OlderUnits
+    ) -> dict[int, Found]:
+        """Return what stands in rows by row, but for messages that are at hand."""
+        said = {row.row: older.message_in(row.row) or "" for row in rows}
+        unknown = [
+            row
+            for row in rows
+            if not older.showing(said[row.row]) and said[row.row] not in self.shown_ids
+        ]
+        return {one.hit.row: one for one in memory.searcher.read(unknown, self.where.session_id)}
 
-    def _asked(self, query: str) -> tuple[Any, dict[str, Any]]:
+    def _hit(self, found: Found, older: OlderUnits) -> _Hit:
+        why = partial(_why, found)
+        if unit := older.showing(id_text(found.step.id)):
+            recalled = recalled_unit(unit, why)
+        else:
+            recalled = _recalled_hit(found, why, self.where.user_id)
+        return _Hit(recalled, given_answer(found.step) if found.place is None else None)
+
+    def _ranked(self, memory: StepMemory, query: str, k: int) -> list[RankedRow]:
+        asked, aim = self._asked(query)
+        where, search = for_recall(self.where), memory.searcher.ranked
+        try:
+            return search(asked, k, where, mode="hybrid", aim=aim)
+        except EmbedderError as error:
+            self._note(f"searched by words only: {error}")
+            return search(asked, k, where, mode="lexical", aim=aim)
+
+    def _asked(self, query: str) -> tuple[object, Aim | None]:
         """Return what the memory is asked, and with which aim."""
         if self.aim != "next":
-            return query, {} if self.aim is None else {"aim": self.aim}
+            return query, self.aim
         if self.state is None:
             self._note("searched without aim='next': no step is recorded of this conversation yet")
-            return query, {}
-        return _Situation(query, [self.state]), {"aim": self.aim}
+            return query, None
+        return _Situation(query, [self.state]), self.aim
 
     def _note(self, note: str) -> None:
         if note not in self.notes:
@@ -132,10 +183,14 @@ class Search:
         """Whether a step has words that are not shown."""
         values = [step.purpose, *step.arguments.values(), *(step.outputs or {}).values()]
         said = set(words(" ".join(map(json_text, values))))
-        return len(said - self.shown_words) > _SAME_WORDS * len(said)
+        if self._shown_words is None:
+            self._shown_words = {word for unit in self.shown for word in words(unit_text(unit))}
+        return len(said - self._shown_words) > _SAME_WORDS * len(said)
 
 
-def found(query: str, k: int, older: OlderUnits, search: Search) -> tuple[list[Recalled], bool]:
+def found(
+    query: str, k: int, older: OlderUnits, search: Search, line: Sequence[Step]
+) -> tuple[list[Recalled], bool]:
     """Return up to k older steps that matter most for a query, and whether there are more.
 
     Args:
@@ -143,41 +198,49 @@ def found(query: str, k: int, older: OlderUnits, search: Search) -> tuple[list[R
         k: Most steps wanted.
         older: The session's units that are not shown.
         search: Where else to look.
+        line: The session's messages.
     """
     if not query.strip() or k < 1:
         return [], False
     ranked: dict[str, tuple[float, Recalled]] = {}
 
-    def rank(step: Recalled, place: int) -> None:
-        known = ranked.get(step.id, (0.0, step))
-        ranked[step.id] = (known[0] + 1 / (_RANK_OFFSET + place), known[1])
+    def rank(steps: Iterable[Recalled]) -> None:
+        for place, step in enumerate(steps):
+            known = ranked.get(step.id, (0.0, step))
+            ranked[step.id] = (known[0] + 1 / (_RANK_OFFSET + place), known[1])
 
-    for place, unit in enumerate(older.by_words(query, 2 * k)):
-        rank(recalled_unit(unit, "shares words with what is done now"), place)
-    hits, more = search.hits(query, k)
-    for place, hit in enumerate(_repeats_last(hits)):
-        unit = older.showing(id_text(hit.step.id))
-        why = f"similar: {hit.why}" if hit.why else "similar"
-        if unit:
-            rank(recalled_unit(unit, why), place)
-        else:
-            rank(_recalled_hit(hit, why, search.where.user_id), place)
+    rank(recalled_unit(unit, _SHARES_WORDS) for unit in older.by_words(query, 2 * k))
+    hits, more = search.hits(query, k, older, line)
+    rank(hits)
     best = [step for _, step in sorted(ranked.values(), key=lambda scored: -scored[0])]
     for place, step in enumerate(best, start=1):
         step.rank = place
     return best[:k], more or len(best) > k
 
 
-def _repeats_last(hits: Sequence[StepHit]) -> list[StepHit]:
-    """Return hits with answers that a better one gives too behind all others."""
-    first: list[StepHit] = []
-    repeats: list[StepHit] = []
+def _repeats_last(hits: Sequence[_Hit]) -> list[Recalled]:
+    """Return what was found, with answers that a better one gives too behind all others."""
+    first: list[Recalled] = []
+    repeats: list[Recalled] = []
     answers: set[str] = set()
-    for hit in hits:
-        answer = given_answer(hit.step) if hit.kind == "step" else None
-        (repeats if answer in answers else first).append(hit)
+    for recalled, answer in hits:
+        (repeats if answer in answers else first).append(recalled)
         answers |= {answer} if answer else set()
     return first + repeats
+
+
+def _why(found: Found) -> str:
+    why = found.why()
+    return f"similar: {why}" if why else "similar"
+
+
+def _why_own(row: RankedRow, line: Sequence[Step], unit: Unit, message_id: str) -> str:
+    """Return why a message of the session itself was found."""
+    at = next(n for n in range(unit.place, -1, -1) if line[n].id == message_id)
+    turns = (n for n in range(at, -1, -1) if line[n].is_user_step())
+    start = next(islice(turns, 1, None), 0)  # of the turn before its own
+    step = message_steps(line[start : at + 1])[-1].step
+    return "similar" if step is None else _why(Found(row, step, None))
 
 
 def dependencies(newest: Sequence[Unit], older: OlderUnits) -> Iterator[Recalled]:
@@ -193,13 +256,13 @@ def dependencies(newest: Sequence[Unit], older: OlderUnits) -> Iterator[Recalled
     for name in dict.fromkeys(used[:_MOST_NAMES]):
         if (unit := older.first_naming(name)) is None:
             continue
-        step = recalled_unit(unit, f"first named {name[:60]}")
+        step = recalled_unit(unit, f"first named {name[:60]}".__str__)
         if step.id not in taken:
             taken.add(step.id)
             yield step
 
 
-def recalled_unit(unit: Unit, why: str) -> Recalled:
+def recalled_unit(unit: Unit, why: Callable[[], str]) -> Recalled:
     """Return a unit of the session as something to quote."""
     first = unit.messages[0]
     step_id = next(iter(shown_steps(first)), first.id)
@@ -208,14 +271,14 @@ def recalled_unit(unit: Unit, why: str) -> Recalled:
     return Recalled(step_id, first.run_id, first.created_at, unit, why, line, span)
 
 
-def _recalled_hit(hit: StepHit, why: str, user_id: str | None) -> Recalled:
-    step = hit.step
+def _recalled_hit(found: Found, why: Callable[[], str], user_id: str | None) -> Recalled:
+    step, place = found.step, found.place
     origin = None if step.user_id == user_id else "another user"
     if (source := source_of(step.metadata)) is not None:
         origin = f"imported: {source}"
     line, span = ("run", step.run_id), (step.hop, step.hop)
-    if hit.sequence is not None:  # a message of a session, with the one that it answers
-        line = ("session", hit.session_id)
-        span = (hit.sequence - (2 if step.purpose and step.outputs else 1), hit.sequence - 1)
+    if place is not None:  # a message of a session, with the one that it answers
+        line = ("session", place.session_id)
+        span = (place.sequence - (2 if step.purpose and step.outputs else 1), place.sequence - 1)
     step_id = id_text(step.id)
     return Recalled(step_id, step.run_id, step.created_at, step, why, line, span, origin)

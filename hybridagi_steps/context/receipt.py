@@ -39,8 +39,6 @@ class Receipt:
     """Tokens there were."""
     counter_id: str
     """Who counted; begins with `estimate:` if nobody knows."""
-    kept: list[ReceiptEntry] = field(default_factory=list[ReceiptEntry])
-    """What is in the context, in order; their tokens add up to all of it."""
     next_best: ReceiptEntry | None = None
     """What the next tokens would have bought: the best that was found and is not there, or cut, and
     what it costs whole."""
@@ -52,10 +50,35 @@ class Receipt:
     """What a cached token costs beside a fresh one."""
     notes: list[str] = field(default_factory=list[str])
     """What was repaired, and what could not be done."""
+    _kept: list[ReceiptEntry] = field(default_factory=list[ReceiptEntry], repr=False)
+    _reasons: dict[int, Callable[[], str]] = field(
+        default_factory=dict[int, "Callable[[], str]"], repr=False, compare=False
+    )
     _dropped: list[ReceiptEntry] = field(default_factory=list[ReceiptEntry], repr=False)
     _to_list: list[Callable[[], Iterable[ReceiptEntry]]] = field(
         default_factory=list["Callable[[], Iterable[ReceiptEntry]]"], repr=False, compare=False
     )
+
+    @property
+    def kept(self) -> list[ReceiptEntry]:
+        """What is in the context, in order; their tokens add up to all of it."""
+        while self._reasons:
+            place, reason = self._reasons.popitem()
+            self._kept[place] = self._kept[place]._replace(why=reason())
+        return self._kept
+
+    def keep(self, entry: ReceiptEntry, reason: Callable[[], str] | None = None) -> None:
+        """Add what is in the context; neighbours about one message become one.
+
+        Args:
+            entry: Its line.
+            reason: Says why it is in, when somebody asks; else `entry` does.
+        """
+        if reason is not None:
+            self._reasons[len(self._kept)] = reason
+            self._kept.append(entry)
+        else:
+            add_entry(self._kept, entry)
 
     @property
     def dropped(self) -> list[ReceiptEntry]:
@@ -71,7 +94,7 @@ class Receipt:
     @property
     def tokens(self) -> int:
         """Tokens of the whole context; no provider's form of it has more."""
-        return sum(entry.tokens for entry in self.kept)
+        return sum(entry.tokens for entry in self._kept)
 
     @property
     def weighted_tokens(self) -> int:
@@ -117,6 +140,14 @@ class Receipt:
         from hybridagi_steps.display import receipt_html
 
         return receipt_html(self.shown())
+
+
+def add_entry(entries: list[ReceiptEntry], entry: ReceiptEntry) -> None:
+    """Add an entry; neighbours about one step become one."""
+    if entries and entries[-1].id == entry.id and entries[-1].why == entry.why:
+        entries[-1] = entry._replace(tokens=entries[-1].tokens + entry.tokens)
+    else:
+        entries.append(entry)
 
 
 def _ranked(entry: ReceiptEntry) -> str:

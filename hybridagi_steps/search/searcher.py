@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 
@@ -83,6 +83,24 @@ _BACKGROUND_SECONDS = 0.25
 log = logging.getLogger("hybridagi_steps")
 
 
+class Found(NamedTuple):
+    """A row of an answer and what stands in it."""
+
+    hit: RankedRow
+    step: AgentStep
+    place: MessagePlace | None
+    """Where a message is read; None of a step."""
+
+    def why(self) -> str:
+        """Return what matched, in words."""
+        return reason(self.hit, self.step)
+
+
+def reason(hit: RankedRow, step: AgentStep) -> str:
+    """Return why a step was found, in words."""
+    return hit.why(own_stems(step, hit.glimpsed_words) if hit.glimpsed_words else ())
+
+
 class Searcher:
     """Searches one store."""
 
@@ -122,7 +140,47 @@ class Searcher:
         aim: Aim | None = None,
     ) -> list[StepHit]:
         """Do what `StepMemory.search` says."""
-        asked = [self._redacted(item) for item in _checked(query, k, mode, expand, min_score, aim)]
+        if expand is not None and expand not in get_args(Expand):
+            raise InvalidQueryError(
+                f"expand is one of {', '.join(get_args(Expand))}; got {expand!r}."
+            )
+        ranked, hidden = self._ranked(query, k, where, mode, min_score, aim, bool(expand))
+        return self._hits(ranked, expand, where, hidden)
+
+    def ranked(
+        self, query: object, k: int, where: StepFilter, *, mode: Mode, aim: Aim | None
+    ) -> list[RankedRow]:
+        """Return what a search finds before it is read: `read` says what stands in these rows."""
+        return self._ranked(query, k, where, mode, None, aim)[0]
+
+    def read(self, ranked: Sequence[RankedRow], session_id: str | None = None) -> list[Found]:
+        """Return the steps of rows, those that are gone left out.
+
+        Args:
+            ranked: The rows.
+            session_id: Where messages are read, if that session has them.
+        """
+        read = self._store.read([hit.row for hit in ranked])
+        steps = dict(zip(read, self._with_questions(list(read.values())), strict=True))
+        places = self._places([row for row in steps if row >= MESSAGE_ROWS], session_id)
+        return [
+            Found(hit, step, places.get(hit.row))
+            for hit in ranked
+            if (step := steps.get(hit.row)) is not None
+            and (hit.row in places or hit.row < MESSAGE_ROWS)
+        ]
+
+    def _ranked(
+        self,
+        query: object,
+        k: int,
+        where: StepFilter,
+        mode: Mode,
+        min_score: float | None,
+        aim: Aim | None,
+        and_hidden: bool = False,
+    ) -> tuple[list[RankedRow], Hidden | None]:
+        asked = [self._redacted(item) for item in _checked(query, k, mode, min_score, aim)]
         state = self._redacted(_state(query, aim)) if aim == "next" else None
         with self._patience.shared():
             held = self._caught_up(vectors=mode != "lexical")
@@ -147,11 +205,10 @@ class Searcher:
                     aim=aim,
                     min_score=min_score,
                 )
-                return found, self._index.filters.hidden() if expand else None
+                return found, self._index.filters.hidden() if and_hidden else None
 
             with self._indexed():
-                hits, hidden = self._index.trusted(ranked)
-        return self._hits(hits, expand, where, hidden)
+                return self._index.trusted(ranked)
 
     def catch_up(self) -> Iterator[int]:
         """Index and save all that is pending now; yield how many steps each batch had."""
@@ -371,9 +428,6 @@ class Searcher:
         where: StepFilter,
         hidden: Hidden | None,
     ) -> list[StepHit]:
-        read = self._store.read([hit.row for hit in ranked])
-        steps = dict(zip(read, self._with_questions(list(read.values())), strict=True))
-        places = self._places([row for row in steps if row >= MESSAGE_ROWS], where.session_id)
         around = self._around(expand, where, hidden)
         return [
             StepHit.model_construct(
@@ -382,15 +436,14 @@ class Searcher:
                 parts=hit.parts,
                 dense_score=hit.dense,
                 lexical_score=hit.lexical,
-                why=hit.why(own_stems(step, hit.glimpsed_words) if hit.glimpsed_words else ()),
+                why=found.why(),
                 context=around(hit.row, step, place),
                 kind="step" if place is None else "message",
                 session_id=step.session_id if place is None else place.session_id,
                 sequence=None if place is None else place.sequence,
             )
-            for hit in ranked
-            if (step := steps.get(hit.row)) is not None
-            and ((place := places.get(hit.row)) is not None or hit.row < MESSAGE_ROWS)
+            for found in self.read(ranked, where.session_id)
+            for hit, step, place in (found,)
         ]
 
     def _around(
@@ -430,7 +483,6 @@ def _checked(
     query: object,
     k: int,
     mode: str,
-    expand: str | None,
     min_score: float | None,
     aim: str | None = None,
 ) -> list[str | AgentStep]:
@@ -441,8 +493,6 @@ def _checked(
         raise InvalidQueryError(f"mode is one of {', '.join(get_args(Mode))}; got {mode!r}.")
     if aim is not None and aim not in get_args(Aim):
         raise InvalidQueryError(f"aim is one of {', '.join(get_args(Aim))}, or None; got {aim!r}.")
-    if expand is not None and expand not in get_args(Expand):
-        raise InvalidQueryError(f"expand is one of {', '.join(get_args(Expand))}; got {expand!r}.")
     if min_score is not None and not is_number(min_score):
         raise InvalidQueryError(f"min_score is a number, such as 0.5; got {min_score!r}.")
     asked = list(_flat(query))

@@ -300,14 +300,14 @@ class TestRecall:
         self, memory: StepMemory, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         memory.add(AgentStep(step_type=AgentStepType.Action, inputs={"purpose": "cancel booking"}))
-        search = memory.search
+        search = memory.searcher.ranked
 
         def failing(*args: Any, mode: str = "hybrid", **options: Any) -> Any:
             if mode != "lexical":
                 raise EmbedderError("the server is down")
             return search(*args, mode=mode, **options)
 
-        monkeypatch.setattr(memory, "search", failing)
+        monkeypatch.setattr(memory.searcher, "ranked", failing)
         context = ContextBuilder(memory).build(steps=[say("user", "cancel booking")])
         assert "cancel booking" in context.messages[0]["content"]
         assert "searched by words only: the server is down" in context.receipt.notes

@@ -15,8 +15,9 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages import from_messages, to_messages
 from hybridagi_steps.messages.units import message_units
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
-from hybridagi_steps.records.filters import StepHit
+from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import MessageRole, Step
+from hybridagi_steps.search.ranking import RankedRow
 from hybridagi_steps.sessions.lines import forget_history
 
 START = datetime(2026, 3, 1, 9, tzinfo=UTC)
@@ -124,13 +125,13 @@ class TestTheBudget:
         self, hotels: StepMemory, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         asked: list[int] = []
-        search = hotels.search
+        search = hotels.searcher.ranked
 
-        def counted(query: Any, k: int, **options: Any) -> list[StepHit]:
+        def counted(query: Any, k: int, *args: Any, **options: Any) -> list[RankedRow]:
             asked.append(k)
-            return search(query, k, **options)
+            return search(query, k, *args, **options)
 
-        monkeypatch.setattr(hotels, "search", counted)
+        monkeypatch.setattr(hotels.searcher, "ranked", counted)
         ContextBuilder(hotels, 500, counter=words_counted).build(steps=ASKED)
         assert len(asked) <= 2
         assert sum(asked) < 100
@@ -340,11 +341,11 @@ class TestAim:
         """Return a list that gets what the memory is asked, and with which options."""
         seen: list[Any] = []
 
-        def answered(query: Any, k: int, **options: Any) -> list[StepHit]:
+        def answered(query: Any, k: int, where: StepFilter, **options: Any) -> list[RankedRow]:
             seen.append((query, options))
             return []
 
-        monkeypatch.setattr(memory, "search", answered)
+        monkeypatch.setattr(memory.searcher, "ranked", answered)
         return seen
 
     def test_is_handed_to_the_memory(
@@ -354,7 +355,7 @@ class TestAim:
         ContextBuilder(memory, aim="tool").build(steps=ASKED)
         ContextBuilder(memory).build(steps=ASKED)
         assert seen[0][0] == "Which hotel had a pool?"
-        assert (seen[0][1]["aim"], "aim" in seen[1][1]) == ("tool", False)
+        assert [options["aim"] for _, options in seen] == ["tool", None]
 
     def test_next_starts_from_the_newest_recorded_step(
         self, memory: StepMemory, monkeypatch: pytest.MonkeyPatch
@@ -376,7 +377,7 @@ class TestAim:
     ) -> None:
         seen = self.asked(memory, monkeypatch)
         context = ContextBuilder(memory, aim="next").build(steps=ASKED)
-        assert "aim" not in seen[0][1]
+        assert seen[0][1]["aim"] is None
         assert any("searched without aim='next'" in note for note in context.receipt.notes)
 
     @pytest.mark.parametrize("aim", ["next", "episode", "tool"])
@@ -439,6 +440,31 @@ class TestTheIndexOfOlderUnits:
         assert index.showing(units[3].messages[0].id) is None
         assert units[3] not in index.by_words("order A-377", 9)
         assert len(index.by_words("order", 20)) == 8
+
+    def test_what_the_session_said_is_not_read_again(
+        self, memory: StepMemory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither to rank it nor to quote it; the receipt names the reasons of a search."""
+        store, read = memory.repository().store, list[int]()
+        answers = [said(f"Order A-{n} was sent to the harbour.", 1) for n in range(40)]
+        asked = [said(f"Where did order A-{n} go?", 0) for n in range(40)]
+        pairs = zip(asked, answers, strict=True)
+        store.commit("talk", [message for pair in pairs for message in pair])
+        query = "which parcels did we deliver at the seaside?"  # by meaning, in no same words
+        reasons = {f"similar: {hit.why}" for hit in memory.search(query, 80)}
+
+        def noted(rows: Any) -> dict[int, AgentStep]:
+            read.extend(rows)
+            return real(rows)
+
+        real = type(store).read.__get__(store)
+        monkeypatch.setattr(store, "read", noted)
+        context = ContextBuilder(memory, budget=800).build(session_id="talk", query=query)
+        assert read == []
+        whys = [entry.why for entry in context.receipt.kept if entry.rank is not None]
+        found = {why.removeprefix("recalled: ").partition(", cut")[0] for why in whys}
+        assert found
+        assert found <= reasons
 
 
 def said(text: str, number: int) -> Step:

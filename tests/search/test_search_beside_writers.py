@@ -146,8 +146,8 @@ def test_what_is_done_in_the_background_ends(
     memory.add([step(f"before-{n}") for n in range(3)])
     with monkeypatch.context() as patch:
         busy_writer(memory, *READS)(patch)
-        memory._search.work_off()
-        thread = memory._search._background._thread
+        memory.searcher.work_off()
+        thread = memory.searcher._background._thread
         assert thread is not None
         thread.join(60)
         assert not thread.is_alive()
@@ -239,7 +239,7 @@ class TestHeldFile:
         with StepMemory(path) as memory, StepMemory(path) as other:
             memory.search("refund")
             memory.add(step("gone", outputs={"result": "zebra"}))
-            follow = memory._search._follow
+            follow = memory.searcher._follow
             began: list[int] = []
 
             def delete_first() -> None:
@@ -249,10 +249,10 @@ class TestHeldFile:
                 follow()
 
             with monkeypatch.context() as patch:
-                patch.setattr(memory._search, "_follow", delete_first)
+                patch.setattr(memory.searcher, "_follow", delete_first)
                 patch.setattr(memory._store, "save_derived", self._busy)
                 assert found(memory, "zebra", mode="lexical") == set()
-            assert len(memory._search._index.columns) == 3
+            assert len(memory.searcher._index.columns) == 3
 
     def _busy(self, *_: Any, **__: Any) -> int:
         raise StorageBusyError("somebody else writes")
@@ -309,7 +309,7 @@ class TestHeldFile:
         with StepMemory(path, timeout_seconds=2.0) as memory:
             found(memory, "refund")
             memory.add(step("news"))
-            searcher = memory._search
+            searcher = memory.searcher
             turn, index = searcher._deriver._turn, searcher._lock
             with turn, index:  # others derive, others search
                 given_back = threading.Timer(0.5, turn.release)

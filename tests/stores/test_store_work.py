@@ -185,8 +185,8 @@ def test_an_index_is_kept_only_of_what_a_power_loss_leaves(memory: StepMemory, w
     """Else the cache says that it has rows which were taken back and numbered anew."""
     memory.add([made(n) for n in range(2_000, 4_200)])
     statements = work.of(memory.flush)
-    assert memory._search._index._cache is not None  # pyright: ignore[reportPrivateUsage]
-    assert Path(f"{memory._search._index._cache}").exists()  # pyright: ignore[reportPrivateUsage]
+    assert memory.searcher._index._cache is not None  # pyright: ignore[reportPrivateUsage]
+    assert Path(f"{memory.searcher._index._cache}").exists()  # pyright: ignore[reportPrivateUsage]
     last = max(n for n, text in enumerate(statements) if text.startswith("COMMIT"))
     begun = max(n for n, text in enumerate(statements[:last]) if text.startswith("BEGIN IMMEDIATE"))
     assert "UPDATE meta" in statements[begun + 1]
