@@ -48,6 +48,12 @@ def owner(of_run: Set[str], of_sessions: Set[str]) -> str | Set[str] | None:
     return users if len(users) > 1 else next(iter(users), None)
 
 
+def distinct(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return each number once, ascending. np.unique loads masked arrays first, all of them."""
+    ordered = np.sort(numbers)
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+
+
 class TextRow(NamedTuple):
     """The words of a step, ready for the lexical index."""
 
@@ -134,7 +140,7 @@ class Hidden(NamedTuple):
     def under(self, scope: str | None) -> Rows:
         """Return the rows that a scope leaves out."""
         if scope is None:
-            return np.union1d(self.abandoned, self.revoked)
+            return distinct(np.concatenate([self.abandoned, self.revoked]))
         return self.revoked[:0] if scope in (EVERY_SCOPE, REVOKED) else self.revoked
 
 

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hybridagi_steps.records.store_values import distinct
+
 Places = npt.NDArray[np.int64]
 """Positions of documents."""
 Counts = npt.NDArray[np.float64]
@@ -248,7 +250,7 @@ def phrase_counts(words: Words, slots: Slots, asked: Slots) -> Counts:
     """Count pairs of terms that follow each other in `asked`, where a document has them so."""
     width = int(asked.max(initial=-1)) + 1
     whole = (asked[:-1] >= 0) & (asked[1:] >= 0)
-    pairs = np.unique((asked[:-1] * width + asked[1:])[whole])
+    pairs = distinct((asked[:-1] * width + asked[1:])[whole])
     begins = ((slots[:-1] >= 0) & (slots[1:] >= 0)).nonzero()[0]
     begins = begins[words.document[begins] == words.document[begins + 1]]
     made = slots[begins] * width + slots[begins + 1]
@@ -266,7 +268,7 @@ def piece_counts(
     words: Words, terms: Sequence[str], spelling: Spelling, slots: TermSlots
 ) -> Counts:
     """Count the pieces that words share with `terms`; words shorter than a piece have none."""
-    sought = np.unique(np.concatenate([_pieces(term.encode()) for term in ("", *terms)]))
+    sought = distinct(np.concatenate([_pieces(term.encode()) for term in ("", *terms)]))
     if not len(sought) or not len(words.ids):
         return np.zeros((len(words.lengths), len(sought)))
     used = np.zeros(len(spelling[1]), np.bool_)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.records.step_text import tokens
-from hybridagi_steps.records.store_values import FloatVector, Rows
+from hybridagi_steps.records.store_values import FloatVector, Rows, distinct
 from hybridagi_steps.search.bm25 import (
     LexicalIndex,
     Match,
@@ -119,7 +119,7 @@ class ScoreParts:
         full = any(len(rows) >= pool for rows in found)
         if self.state is not None and not formula.weights.keys().isdisjoint(_OF_STATE):
             found.append(self._after_the_state(pool, self.state))
-        return np.unique(np.concatenate(found)), full
+        return distinct(np.concatenate(found)), full
 
     def _after_the_state(self, pool: int, state: AskedText) -> Rows:
         alike: list[Rows] = []
@@ -128,11 +128,11 @@ class ScoreParts:
             if state.vector is not None:
                 nearest = shard.vectors.search(state.vector[None], pool, rows=self.scope.rows)
                 alike.append(nearest[0].rows)
-        return self.visible(self.index.columns.children(np.unique(np.concatenate(alike)))[0])
+        return self.visible(self.index.columns.children(distinct(np.concatenate(alike)))[0])
 
     def visible(self, rows: Rows) -> Rows:
         """Return those of `rows` that may be found, ascending."""
-        rows = np.unique(rows[rows != NO_ROW])
+        rows = distinct(rows[rows != NO_ROW])
         return rows[self._may_show(rows)]
 
     def values(self, rows: Rows, names: Iterable[str]) -> dict[str, Scores]:
@@ -220,7 +220,7 @@ class ScoreParts:
     def _tool_words(self, rows: Rows) -> Scores:
         """Score one document per tool, its first steps; weights by how many tools have a word."""
         tools = self.index.filters.numbers("tool", rows)
-        named = np.unique(tools[tools >= 0])
+        named = distinct(tools[tools >= 0])
         if not len(named):
             return np.zeros(len(rows))
         firsts = [
@@ -275,7 +275,7 @@ class ScoreParts:
 
         What may not be shown comes last: it takes the place of nothing that may.
         """
-        children, parents = self.index.columns.children(np.unique(rows))
+        children, parents = self.index.columns.children(distinct(rows))
         order = np.lexsort((~self._may_show(children), parents))
         children, parents = children[order], parents[order]
         first = np.searchsorted(parents, rows)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from hybridagi_steps.protocols import Rows, TextRow
 from hybridagi_steps.records.step_text import SpokenTurn
+from hybridagi_steps.records.store_values import distinct
 
 NO_ROW = -1
 """Stands where a step has no parent, or a row is not held."""
@@ -113,7 +114,7 @@ class StepColumns:
 
     def with_purposes(self, hashes: Rows) -> Rows:
         """Return all rows whose purpose hash is one of these."""
-        return np.unique(self._column("rows")[self._having("purpose_hashes", hashes)])
+        return distinct(self._column("rows")[self._having("purpose_hashes", hashes)])
 
     def parents(self, rows: Rows) -> Rows:
         """Return each row's parent row, `NO_ROW` where there is none."""
