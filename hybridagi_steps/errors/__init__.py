@@ -55,6 +55,7 @@
     ├── WorkspaceError (OSError)               a path outside the workspace, or no such file
     │   └── CommandNotAllowedError             a command that the workspace does not allow
     ├── LimitReachedError (RuntimeError)       steps, time, tokens or money ran out
+    ├── RunFailedError (RuntimeError)          a run of a session ended without completing
     └── MissingExtraError (ImportError)        an optional dependency is not installed
 
 Foreign exceptions are translated where they enter and kept as `__cause__`.
@@ -63,6 +64,7 @@ Foreign exceptions are translated where they enter and kept as `__cause__`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 __all__ = [
     "ArtifactConflictError",
@@ -104,6 +106,7 @@ __all__ = [
     "ReadOnlyStorageError",
     "RecordingError",
     "RerankerError",
+    "RunFailedError",
     "SequenceConflictError",
     "StepTooDeepError",
     "StepTooLargeError",
@@ -448,6 +451,17 @@ class LimitReachedError(StepsError, RuntimeError):
     def __init__(self, message: str, *, limit: str) -> None:
         super().__init__(message)
         self.limit = limit
+
+
+class RunFailedError(StepsError, RuntimeError):
+    """A run of a session failed or was cancelled; `result`, a RunResult, is what there is of it.
+
+    What the program raised is the `__cause__`, with its traceback.
+    """
+
+    def __init__(self, message: str, result: Any) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class NotAllowedError(StepsError, PermissionError):

@@ -85,6 +85,8 @@ class ActiveRun:
         )
         self.threads = Threads(recorded.id)
         self.stopped: Stop | None = None
+        self.error: BaseException | None = None
+        """What it failed with, once it has ended."""
         self.when_ended: Callable[[], None]
         """Called before the final event; set by who starts the run."""
         self.spoke = False

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 import dspy
 
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.context import ContextBuilder
-from hybridagi_steps.errors import LimitReachedError, MessageError
+from hybridagi_steps.errors import LimitReachedError, MessageError, RunFailedError
 from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.recording.step_shapes import error_fields
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
-from hybridagi_steps.records.event import StepEventType
-from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.event import StepEvent, StepEventType
+from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.running.active_run import ActiveRun
 from hybridagi_steps.running.answering import Messages, Prompt, answer, with_session
 from hybridagi_steps.running.model_events import SpendingCallback
@@ -72,9 +74,32 @@ class RunResult(NamedTuple):
         content = self.answer.content if self.answer is not None else None
         return content if isinstance(content, str) else ""
 
+    @classmethod
+    async def of(
+        cls, events: AsyncGenerator[StepEvent], look: Callable[[StepEvent], object]
+    ) -> Self:
+        """Read a run to its end; `look` is given each event."""
+        answer: Step | None = None
+        event: StepEvent | None = None
+        async with aclosing(events):
+            async for event in events:
+                look(event)
+                if event.snapshot is not None and event.snapshot.role is MessageRole.ASSISTANT:
+                    answer = event.snapshot
+        assert event is not None  # noqa: S101 - a stream has a first event and a last
+        return cls(event.run_id, answer, event.data or {})
 
-class NestedRunError(RuntimeError):
-    """An agent that was used as a tool did not complete."""
+    def checked(self, raised: BaseException | None = None) -> Self:
+        """Return the result of a run that completed; of another one raise RunFailedError."""
+        if self.status == "completed":
+            return self
+        shown: dict[str, str] = self.data.get("error") or {}
+        why = f": {shown['type']}: {shown['message']}" if shown else ""
+        raise RunFailedError(
+            f"run {self.run_id} {self.status} ({self.reason}){why.rstrip('.')}. What it said and "
+            "did until then is the `result` of this error.",
+            self,
+        ) from raised
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +307,7 @@ async def _close(run: ActiveRun, ending: Ending) -> None:
         "branch_id": run.line.branch_id,
         "last_sequence": run.line.last,
     }
+    run.error = ending.error
     if ending.error is not None:
         data["error"] = shown_error(ending.error, run.line.memory.redact)
         run.events.error("run", ending.error)

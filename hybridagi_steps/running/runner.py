@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
 from functools import partial
 from typing import Any, NoReturn, Self
 
@@ -25,9 +24,9 @@ from hybridagi_steps.errors import (
     UnknownSessionError,
 )
 from hybridagi_steps.records.event import StepEvent, StepEventType
-from hybridagi_steps.records.message import MessageRole, Step
+from hybridagi_steps.records.message import Step
 from hybridagi_steps.running.active_run import RUN, ActiveRun, register_of
-from hybridagi_steps.running.execution import NestedRunError, RunResult, execute
+from hybridagi_steps.running.execution import RunResult, execute
 from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.program_adapter import Agent
 from hybridagi_steps.running.starting import (
@@ -89,7 +88,7 @@ class StepRunner:
         input_field: str | None = None,
         output_field: str | None = None,
         tools: Sequence[Any] = (),
-        agent: Any = None,
+        agent: object = None,
         repository: Any = None,
     ) -> None:
         program = agent if program is None else program
@@ -165,9 +164,24 @@ class StepRunner:
         message: Message,
         *,
         inputs: Mapping[str, Any] | None = None,
+        raise_on_failure: bool = True,
     ) -> RunResult:
-        """Say something in a session and wait for the end; see `run_stream`."""
-        return await _read(self.run_stream(session, message, inputs=inputs))
+        """Say something in a session and wait for the end; see `run_stream`.
+
+        Raises:
+            RunFailedError: The run failed, or was cancelled; its `result` is what there is of it.
+                `raise_on_failure=False` returns that.
+        """
+        runs: dict[str, ActiveRun | None] = {}
+
+        def keep(event: StepEvent) -> None:
+            runs.setdefault(event.run_id, self._register.find(event.run_id))
+
+        result = await RunResult.of(self.run_stream(session, message, inputs=inputs), keep)
+        if not raise_on_failure:
+            return result
+        run = runs[result.run_id]
+        return result.checked(None if run is None else run.error)
 
     def as_tool(self, name: str, description: str) -> dspy.Tool:
         """Return a `dspy.Tool` that asks this agent, each time in a new session.
@@ -187,10 +201,8 @@ class StepRunner:
                     data = {"nested_run_id": event.run_id, **(event.data or {})}
                     parent.events.emit(event.type, data)
 
-            result = await _read(self.run_stream(AgentSession(user_id=user_id), message), pass_on)
-            if result.status != "completed":
-                raise NestedRunError(f"{name} did not complete: {result.reason}.")
-            return result.text
+            events = self.run_stream(AgentSession(user_id=user_id), message)
+            return (await RunResult.of(events, pass_on)).checked().text
 
         return dspy.Tool(ask, name=name, desc=description)
 
@@ -341,20 +353,6 @@ class StepRunner:
                 limit="max_depth",
             )
         return parent
-
-
-async def _read(events: Events, look: Callable[[StepEvent], None] | None = None) -> RunResult:
-    """Read a run to its end; `look` is given each event."""
-    answer: Step | None = None
-    event: StepEvent | None = None
-    async with aclosing(events):
-        async for event in events:
-            if look is not None:
-                look(event)
-            if event.snapshot is not None and event.snapshot.role is MessageRole.ASSISTANT:
-                answer = event.snapshot
-    assert event is not None  # noqa: S101 - a stream has a first event and a last
-    return RunResult(event.run_id, answer, event.data or {})
 
 
 def retry_from_sequence(

@@ -73,6 +73,7 @@ STATUS: Mapping[type[StepsError], int] = {
     errors.NotAllowedError: 403,
     errors.WorkspaceError: 422,
     errors.LimitReachedError: 429,
+    errors.RunFailedError: 500,
     errors.MissingExtraError: 501,
 }
 """The status of each class and of what inherits from it; the nearest class counts."""

@@ -98,8 +98,8 @@ def named_step(user: str | None, session: str, run: str = "r") -> hs.AgentStep:
     return hs.AgentStep(step_type=kind, user_id=user, session_id=session, run_id=run)
 
 
-def echo(question: str) -> str:
-    return question
+def echo(messages: list[dict[str, Any]]) -> str:
+    return messages[-1]["content"]
 
 
 def refused(call: Any) -> None:
