@@ -32,6 +32,8 @@ SAID_BY = "said_by"
 """Metadata key of what a message tells: who spoke, as `{"purpose": name, "result": name}`."""
 
 _PURPOSE, _RESULT, _VALUE, _VALUES = 300, 150, 60, 8
+_ASKED = 300
+"""Characters of each input of a predictor: those tell its calls apart."""
 _SPOKEN = 600
 """Characters of what somebody says in a conversation."""
 _PARENT_PURPOSE, _PARENT_RESULT = 100, 80
@@ -109,12 +111,14 @@ def _text(step: AgentStep, cut: _Cut, values: int | None) -> str:
     spoken = step.program == CHAT or (kind == "Action" and not step.tool and not step.arguments)
     purpose = cut(step.purpose, _SPOKEN if spoken else _PURPOSE)
     outcome = _outcome(step, cut, _SPOKEN if spoken else _RESULT)
+    given = _ASKED if step.predictor else _VALUE
     if step.tool:
         called = f"{_words(step.tool)} ({_pairs(step.arguments, cut, _VALUE, values)})"
         return f"{purpose} | {called} -> {outcome}"
     if kind == "Decision":
-        options = cut(inputs.get("options", ""), _RESULT)
-        return f"{purpose} | {options} -> {cut(outputs.get('choice'), _RESULT)}"
+        options, choice = cut(inputs.get("options", ""), _RESULT), outputs.get("choice")
+        asked = f" ({_pairs(step.arguments, cut, given, values)})" if step.arguments else ""
+        return f"{purpose} | {options}{asked} -> {cut(choice, _RESULT)}"
     if kind == "ProgramCall":
         called = f"{_words(step.program or '')} ({_pairs(step.arguments, cut, _PURPOSE, values)})"
         # A program's purpose is the same in every call: arguments, where there are any, tell more.
@@ -128,7 +132,7 @@ def _text(step: AgentStep, cut: _Cut, values: int | None) -> str:
         ended = f"{_words(step.program or '')}{asked} -> {outcome}"
         told_by_arguments = step.arguments and values is not None
         return ended if told_by_arguments or not purpose else f"{purpose} | {ended}"
-    return f"{purpose} | {_pairs(step.arguments, cut, _VALUE, values)} -> {outcome}"
+    return f"{purpose} | {_pairs(step.arguments, cut, given, values)} -> {outcome}"
 
 
 def window_text(step: AgentStep, parent: AgentStep | None) -> str:
