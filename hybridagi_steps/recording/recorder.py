@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol
+from uuid import UUID
 
 import dspy
 from dspy.dsp.utils.settings import thread_local_overrides
@@ -41,6 +42,7 @@ from hybridagi_steps.recording.call_tree import (
     Strand,
     Tried,
     current_strand,
+    parent_and_joins,
     settle,
 )
 from hybridagi_steps.recording.prompts import request_of, with_answer
@@ -170,6 +172,17 @@ class StepRecorder(BaseCallback):
     def user_id(self) -> str | None:
         """Whose steps it writes, those of the runs it has joined included; None if nobody's."""
         return self._labels.user_id
+
+    @property
+    def active_scope(self) -> str | None:
+        """The scope of what begins here, None in the user's own history."""
+        return self._scope_below(self._parent())
+
+    @property
+    def step_before(self) -> UUID | None:
+        """The id of the step that the running call follows."""
+        call = self._parent()
+        return None if call is None else parent_and_joins(call.followed)[0]
 
     @property
     def calls_in_flight(self) -> int:

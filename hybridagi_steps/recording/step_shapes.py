@@ -34,6 +34,8 @@ _SCOPE_CANCELLED = "Cancelled via cancel scope"
 """How anyio's message begins."""
 REASONING = ("reasoning", "rationale")
 _PLAIN = (str, int, float, bool, type(None))
+STEP_ID, RUN_ID = "dspy_step_id", "dspy_run_id"
+"""Under these keys an example that is made of a step names it; DSPy shows none of them."""
 _CALL_OPTIONS = ("signature", "demos", "config", "lm", "_trace")
 
 
@@ -126,10 +128,11 @@ def predict_arguments(predict: object, inputs: Mapping[str, Any]) -> dict[str, A
 
 def steps_in_demos(predict: Any, inputs: Mapping[str, Any]) -> dict[str, str | None]:
     """Return the steps in a predictor's demos, which stand in its prompt, each with its run."""
-    demos = (inputs.get("kwargs") or {}).get("demos", predict.demos)
-    values = [value for demo in demos or () for value in dict(demo).values()]
+    demos = (inputs.get("kwargs") or {}).get("demos", predict.demos) or ()
+    values = [value for demo in demos for value in dict(demo).values()]
     held = [value for value in values if not isinstance(value, _PLAIN)]
-    return steps_held(held) if held else {}
+    made_of = {str(demo[STEP_ID]): demo.get(RUN_ID) for demo in demos if demo.get(STEP_ID)}
+    return made_of | (steps_held(held) if held else {})
 
 
 def signature_of(predict: Any, inputs: Mapping[str, Any]) -> Any:
@@ -139,11 +142,12 @@ def signature_of(predict: Any, inputs: Mapping[str, Any]) -> Any:
 
 
 def maker_of(predict: Any, inputs: Mapping[str, Any]) -> Maker:
-    """Return how a predictor is named in the steps of a call that begins now."""
+    """Return how a predictor is named in the steps of a call that begins now, or goes on here."""
     key = signature_key(signature_of(predict, inputs))
-    programs = [caller for caller in dspy.settings.caller_modules or () if not _is_shell(caller)]
+    callers = [caller for caller in dspy.settings.caller_modules or () if caller is not predict]
+    programs = [caller for caller in callers if not _is_shell(caller)]
     if not programs:
-        return Maker(type(predict).__name__, key)
+        return Maker(_kind_of(predict), key)
     outermost, known = programs[0], _NAMES.get(predict)
     if known is None or known[0]() is not outermost:
         known = _NAMES[predict] = ref(outermost), _path_of(predict, programs)
@@ -160,7 +164,12 @@ def _path_of(predict: object, programs: Sequence[Any]) -> str:
         for path, known in program.named_predictors():
             if known is predict:
                 return _fitting(f"{type(program).__name__}.{path}")
-    return _fitting(f"{type(programs[0]).__name__}.{type(predict).__name__}")
+    return _fitting(f"{type(programs[0]).__name__}.{_kind_of(predict)}")
+
+
+def _kind_of(predict: object) -> str:
+    """Return the class of a predictor, or the one that it stands for."""
+    return getattr(predict, "told_as", None) or type(predict).__name__
 
 
 def _fitting(name: str) -> str:
