@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     from hybridagi_steps.messages.agent_steps import to_agent_steps, to_messages
     from hybridagi_steps.messages.provider_in import from_messages
     from hybridagi_steps.messages.provider_out import to_provider
+    from hybridagi_steps.optimize.bootstrap import BootstrapFromMemory
+    from hybridagi_steps.optimize.demos import steps_to_demos
+    from hybridagi_steps.optimize.examples import steps_to_examples, to_finetune
+    from hybridagi_steps.optimize.exclusion import exclude
+    from hybridagi_steps.optimize.with_experience import KNNSteps, WithExperience
     from hybridagi_steps.planning.executor import StepExecutor
     from hybridagi_steps.planning.generator import PlanGenerator
     from hybridagi_steps.planning.orchestrator import Orchestrator, run_step_executor
@@ -91,10 +96,12 @@ __all__ = [
     "AgentStep",
     "AgentStepList",
     "AgentStepType",
+    "BootstrapFromMemory",
     "Context",
     "ContextBuilder",
     "DurableRunner",
     "GraphInterpreter",
+    "KNNSteps",
     "LMStepReranker",
     "MessageRole",
     "NativeChatAdapter",
@@ -136,6 +143,7 @@ __all__ = [
     "StepsJSONAdapter",
     "StepsXMLAdapter",
     "ToolRequest",
+    "WithExperience",
     "Workspace",
     "active_run_ids",
     "annotate",
@@ -145,6 +153,7 @@ __all__ = [
     "edit_from_sequence",
     "embedders",
     "errors",
+    "exclude",
     "fork_session",
     "from_messages",
     "get_context_summary",
@@ -160,7 +169,10 @@ __all__ = [
     "rerankers",
     "retry_from_sequence",
     "run_step_executor",
+    "steps_to_demos",
+    "steps_to_examples",
     "to_agent_steps",
+    "to_finetune",
     "to_messages",
     "to_provider",
     "token_counter",
@@ -174,10 +186,12 @@ _HOMES: dict[str, str | None] = {
     "AgentStep": "records.agent_step",
     "AgentStepList": "dspy_types",
     "AgentStepType": "records.agent_step",
+    "BootstrapFromMemory": "optimize.bootstrap",
     "Context": "context.builder",
     "ContextBuilder": "context.builder",
     "DurableRunner": "durable.session_runs",
     "GraphInterpreter": "graph.interpreter",
+    "KNNSteps": "optimize.with_experience",
     "LMStepReranker": "programs.reranking",
     "MessageRole": "records.message",
     "NativeChatAdapter": "programs.adapters",
@@ -219,6 +233,7 @@ _HOMES: dict[str, str | None] = {
     "StepsJSONAdapter": "programs.adapters",
     "StepsXMLAdapter": "programs.adapters",
     "ToolRequest": "running.limits",
+    "WithExperience": "optimize.with_experience",
     "Workspace": "workspace.workspace",
     "active_run_ids": "recording",
     "annotate": "recording",
@@ -228,6 +243,7 @@ _HOMES: dict[str, str | None] = {
     "edit_from_sequence": "running.runner",
     "embedders": None,
     "errors": None,
+    "exclude": "optimize.exclusion",
     "fork_session": "sessions.repository",
     "from_messages": "messages.provider_in",
     "get_context_summary": "context.session_messages",
@@ -243,7 +259,10 @@ _HOMES: dict[str, str | None] = {
     "rerankers": None,
     "retry_from_sequence": "running.runner",
     "run_step_executor": "planning.orchestrator",
+    "steps_to_demos": "optimize.demos",
+    "steps_to_examples": "optimize.examples",
     "to_agent_steps": "messages.agent_steps",
+    "to_finetune": "optimize.examples",
     "to_messages": "messages.agent_steps",
     "to_provider": "messages.provider_out",
     "token_counter": "token_counters",

@@ -92,7 +92,8 @@ _Texts = Annotated[list[str] | None, BeforeValidator(_one_or_more)]
 _Types = Annotated[list[AgentStepType] | None, BeforeValidator(_one_or_more)]
 _Statuses = Annotated[list[StepStatus] | None, BeforeValidator(_one_or_more)]
 _Kinds = Annotated[list[Kind] | None, BeforeValidator(_one_or_more)]
-_Score = Annotated[float | None, BeforeValidator(_no_boolean), Field(allow_inf_nan=False)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Score = Annotated[_Finite | None, BeforeValidator(_no_boolean)]
 _Time = Annotated[
     datetime | None,
     BeforeValidator(from_local),

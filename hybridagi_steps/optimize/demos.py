@@ -1,0 +1,255 @@
+"""Steps as demonstrations of a predictor: typed, whole, once each, and with their provenance.
+
+A step is used as it is or not at all: one that failed, that was cut or repaired when it was stored,
+or that does not fit the signature as it is today is left out and counted by reason. Where it comes
+from is kept under the keys that DSPy keeps to itself, so that no prompt shows it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import dspy
+import orjson
+from dspy.adapters.utils import parse_value
+from pydantic import ValidationError
+
+from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.optimize.exclusion import Exclusions, Fence, Ties, exclusions, narrowed
+from hybridagi_steps.optimize.react_turns import (
+    NEXT_TOOL,
+    TRAJECTORY,
+    is_turn,
+    shown_trajectory,
+    turn_fields,
+)
+from hybridagi_steps.recording.call_steps import CHOSEN_FIELD
+from hybridagi_steps.recording.recorded_program import ProgramShell
+from hybridagi_steps.recording.step_shapes import REASONING, RUN_ID, STEP_ID, signature_key
+from hybridagi_steps.recording_hooks import unnoted
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
+from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.step_text import text_hash
+from hybridagi_steps.validation import Where, whole_number
+
+_FIRST_PAGE = 1_000
+_EVERYTHING = 2**62
+LeftOut = Counter[str]
+"""How many steps were not used, by reason."""
+
+
+class LeftOutError(ValueError):
+    """A step that is no demonstration; never leaves this package."""
+
+
+class Examples(list[dspy.Example]):
+    """Examples made of steps, the newest first.
+
+    Attributes:
+        left_out: How many steps were not used, by reason.
+    """
+
+    def __init__(self, found: Iterable[dspy.Example] = (), left_out: LeftOut | None = None) -> None:
+        super().__init__(found)
+        self.left_out = LeftOut() if left_out is None else left_out
+
+
+class Demos(dict[str, list[dspy.Example]]):
+    """Demonstrations by the name of their predictor, the newest first.
+
+    Attributes:
+        left_out: How many steps were not used, by reason.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left_out = LeftOut()
+
+
+def steps_to_demos(
+    memory: StepMemory,
+    program: dspy.Module,
+    *,
+    where: Where = None,
+    min_score: float | None = None,
+    exclude: Exclusions = None,
+    per_predictor: int | None = None,
+) -> Demos:
+    """Return what a program's predictors did well, as demonstrations.
+
+    Args:
+        memory: Where its runs are.
+        program: Whose predictors and signatures count, as they are now.
+        where: Which steps may be used; by default the user's own history.
+        min_score: Least score of a step or its run; a step without one is not used then.
+        exclude: What `hs.exclude` names.
+        per_predictor: Most demonstrations of each.
+
+    Returns:
+        Examples by the predictor's name in the program, the newest first; of near duplicates (same
+        outputs, and inputs that differ in case and white space only) the newest stands. `left_out`
+        counts the others by reason.
+
+    Raises:
+        InvalidSettingError: `program` is no `dspy.Module`, or a limit below 1.
+        InvalidFilterError: An unknown key in `where`.
+    """
+    if not isinstance(program, dspy.Module):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+        raise InvalidSettingError(f"steps_to_demos takes a dspy.Module, not {program!r:.80}.")
+    limit = _EVERYTHING if per_predictor is None else whole_number("per_predictor", per_predictor, 1)
+    found = Demos()
+    for name, predict in program.named_predictors():
+        steps = steps_of(memory, predictor_name(program, name), predict, where, min_score, exclude)
+        found[name] = collapsed(demos_of(steps, predict.signature, memory, found.left_out), limit)
+    return found
+
+
+def predictor_name(program: dspy.Module, name: str) -> str:
+    """Return how steps name a predictor of a program that is called by itself."""
+    shown = unwrapped(program)
+    return "Predict" if isinstance(shown, dspy.Predict) else f"{type(shown).__name__}.{name}"
+
+
+def unwrapped(program: dspy.Module) -> dspy.Module:
+    """Return the program in the shells that add no step."""
+    shown: Any = program
+    while isinstance(shown, ProgramShell):
+        shown = shown.program
+    return shown
+
+
+def steps_of(
+    memory: StepMemory,
+    predictor: str,
+    predict: Any,
+    where: Where,
+    min_score: float | None,
+    exclude: Exclusions,
+) -> Iterator[AgentStep]:
+    """Yield the steps of a predictor, the newest first; of none, those of its signature."""
+    asked = {"predictors": [predictor]}, {"signatures": [signature_key(predict.signature)]}
+    for each in asked:
+        steps = newest(memory, where, min_score, exclude, **each)
+        if (first := next(steps, None)) is not None:
+            yield first
+            yield from steps
+            return
+
+
+def newest(
+    memory: StepMemory,
+    where: Where,
+    min_score: float | None,
+    exclude: Exclusions,
+    **keys: object,
+) -> Iterator[AgentStep]:
+    """Yield the steps that may be learned from, the newest first."""
+    excluded = exclusions(exclude)
+    asked = narrowed(where, excluded).and_(StepFilter(min_score=min_score, **keys))
+    examples = frozenset[str]().union(*(each.examples for each in excluded))
+    fence = Fence(memory, None) if examples else None
+    offset, limit = 0, _FIRST_PAGE
+    while asked is not None:
+        with unnoted():
+            page = memory.find(asked, limit=limit, offset=offset, newest_first=True).steps
+        out = fence.tied(page, Ties(examples=examples)) if fence is not None else ()
+        yield from (step for step in page if not out or (step.run_id or str(step.id)) not in out)
+        if len(page) < limit:
+            return
+        offset, limit = offset + limit, _EVERYTHING
+
+
+def demos_of(
+    steps: Iterable[AgentStep], signature: Any, memory: StepMemory, left_out: LeftOut
+) -> Iterator[dspy.Example]:
+    """Yield the demonstrations that steps are; count those that are none."""
+    for step in steps:
+        try:
+            yield demo_of(step, signature, memory)
+        except LeftOutError as reason:
+            left_out[str(reason)] += 1
+
+
+def demo_of(step: AgentStep, signature: Any, memory: StepMemory) -> dspy.Example:
+    """Return a step as a demonstration for a signature.
+
+    Raises:
+        LeftOutError: It failed, is not whole, or does not fit; the text is the reason.
+    """
+    check_whole(step)
+    if step.signature is not None and step.signature != signature_key(signature):
+        raise LeftOutError("another signature")
+    given = _fields_of(step, signature, memory)
+    typed = {name: typed_value(name, field.annotation, given) for name, field in _fields(signature)}
+    return with_provenance(step, typed).with_inputs(*signature.input_fields)
+
+
+def check_whole(step: AgentStep) -> None:
+    """Refuse a step that failed, or of which something is missing."""
+    metadata = step.metadata or {}
+    if step.status != "ok":
+        raise LeftOutError(f"status {step.status}")
+    if metadata.get("truncated"):
+        raise LeftOutError("truncated")
+    if any(str(note).startswith(("inputs", "outputs")) for note in metadata.get("repairs") or ()):
+        raise LeftOutError("repaired")
+
+
+def with_provenance(step: AgentStep, fields: Mapping[str, Any]) -> dspy.Example:
+    """Return an example that knows the step that it is made of."""
+    return dspy.Example(**fields, **{STEP_ID: id_text(step.id), RUN_ID: step.run_id})
+
+
+def typed_value(name: str, annotation: Any, given: Mapping[str, Any]) -> Any:
+    """Return a stored value as a signature's field has it."""
+    if name not in given:
+        raise LeftOutError(f"no {name}")
+    value = given[name]
+    if annotation is str:
+        if not isinstance(value, str):
+            raise LeftOutError(f"{name} does not validate")
+        return value
+    try:
+        return parse_value(value, annotation)
+    except (ValidationError, ValueError, TypeError, SyntaxError) as error:
+        raise LeftOutError(f"{name} does not validate") from error
+
+
+def collapsed(examples: Iterable[dspy.Example], limit: int = _EVERYTHING) -> list[dspy.Example]:
+    """Return the first of each that say the same, at most so many."""
+    found: dict[tuple[int, int], dspy.Example] = {}
+    for example in examples:
+        sides = (_told(example.inputs().toDict()), _told(example.labels().toDict()))
+        found.setdefault(sides, example)
+        if len(found) >= limit:
+            break
+    return list(found.values())
+
+
+def _told(fields: Mapping[str, Any]) -> int:
+    shown = {key: value for key, value in fields.items() if key not in (STEP_ID, RUN_ID)}
+    options = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
+    return text_hash(orjson.dumps(shown, default=str, option=options).decode())
+
+
+def _fields(signature: Any) -> list[tuple[str, Any]]:
+    return [*signature.fields.items()]
+
+
+def _fields_of(step: AgentStep, signature: Any, memory: StepMemory) -> dict[str, Any]:
+    """Return what a predictor was asked and gave, by the names of its fields."""
+    if is_turn(step):
+        if NEXT_TOOL not in signature.output_fields:
+            raise LeftOutError("a turn of ReActV2")
+        return turn_fields(step, memory)
+    asked, outputs = dict(step.arguments), dict(step.outputs or {})
+    if isinstance(asked.get(TRAJECTORY), dict) and TRAJECTORY in signature.input_fields:
+        asked[TRAJECTORY] = shown_trajectory(step, memory)
+    if step.step_type is AgentStepType.Decision and "choice" in outputs:
+        chosen = (step.metadata or {}).get(CHOSEN_FIELD)
+        closed = [name for name in signature.output_fields if name not in REASONING]
+        outputs[str(chosen or closed[0])] = outputs.pop("choice")
+    return {**asked, **outputs}

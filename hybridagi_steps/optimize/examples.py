@@ -1,0 +1,176 @@
+"""Runs as data: examples for a trainset, and conversations for fine-tuning."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import dspy
+import orjson
+
+from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.optimize.demos import (
+    Examples,
+    LeftOut,
+    LeftOutError,
+    check_whole,
+    collapsed,
+    newest,
+    steps_to_demos,
+    unwrapped,
+    with_provenance,
+)
+from hybridagi_steps.optimize.exclusion import Exclusions
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
+from hybridagi_steps.records.step_identity import BOOKKEEPING
+from hybridagi_steps.validation import Where, whole_number
+
+_AT_ONCE = 500
+_EVERYTHING = 2**62
+
+
+def steps_to_examples(
+    memory: StepMemory,
+    program: str | dspy.Module,
+    outputs: Sequence[str] | None = None,
+    *,
+    where: Where = None,
+    min_score: float | None = None,
+    exclude: Exclusions = None,
+    limit: int | None = None,
+) -> Examples:
+    """Return what a program was asked and what it answered, as examples for DSPy.
+
+    Args:
+        memory: Where its runs are.
+        program: The class of the program, as its ProgramCalls name it, or the program.
+        outputs: Names of the outputs that an example must have; None: all but its trajectory.
+        where: Which ends of the program may be used; by default the user's own history.
+        min_score: Least score of the run; one without a score is not used then.
+        exclude: What `hs.exclude` names.
+        limit: Most examples.
+
+    Returns:
+        Examples with their inputs marked, the newest first; of near duplicates (same outputs, and
+        inputs that differ in case and white space only) the newest stands. `left_out` counts the
+        others by reason; `dspy_step_id` and `dspy_run_id` say where one comes from.
+
+    Raises:
+        InvalidSettingError: `program` is neither, `outputs` is one text, or `limit` is below 1.
+        InvalidFilterError: An unknown key in `where`.
+    """
+    name = program if isinstance(program, str) else _class_of(program)
+    if isinstance(outputs, str):
+        raise InvalidSettingError(f"outputs is a list of names, such as [{outputs!r}].")
+    most = _EVERYTHING if limit is None else whole_number("limit", limit, 1)
+    left_out = LeftOut()
+    found = _examples(memory, name, outputs, left_out, where, min_score, exclude)
+    return Examples(collapsed(found, most), left_out)
+
+
+def to_finetune(
+    memory: StepMemory,
+    path: str | os.PathLike[str],
+    program: dspy.Module,
+    *,
+    where: Where = None,
+    min_score: float | None = None,
+    exclude: Exclusions = None,
+    per_predictor: int | None = None,
+) -> int:
+    """Write what a program's predictors did well as conversations, one JSON object a line.
+
+    Each line is `{"messages": […]}`, as `dspy.BootstrapFinetune` makes its data and OpenAI's API
+    takes it. The file is written whole or not at all.
+
+    Args:
+        memory: Where the program's runs are.
+        path: The file; replaced if it is there.
+        program: Whose predictors, signatures and instructions count, as they are now.
+        where: As for `steps_to_demos`, and so all that follows.
+        min_score: Least score of a step or its run.
+        exclude: What `hs.exclude` names.
+        per_predictor: Most lines of each predictor.
+
+    Returns:
+        How many lines were written.
+
+    Raises:
+        InvalidSettingError: `program` is no `dspy.Module`, or a limit below 1.
+        InvalidFilterError: An unknown key in `where`.
+        OSError: The file cannot be written.
+    """
+    demos = steps_to_demos(
+        memory,
+        program,
+        where=where,
+        min_score=min_score,
+        exclude=exclude,
+        per_predictor=per_predictor,
+    )
+    adapter: Any = dspy.settings.adapter or dspy.ChatAdapter()
+    target, count = Path(path), 0
+    partial = target.with_name(f"{target.name}.part")
+    with partial.open("wb") as file:
+        for name, predict in program.named_predictors():
+            for demo in demos[name]:
+                sides = {"inputs": dict(demo.inputs()), "outputs": dict(demo.labels())}
+                told = adapter.format_finetune_data(predict.signature, demos=[], **sides)
+                file.write(orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE))
+                count += 1
+    partial.replace(target)
+    return count
+
+
+def _class_of(program: object) -> str:
+    if not isinstance(program, dspy.Module):
+        raise InvalidSettingError(
+            f'program is the name of a class, such as "Agent", or a program, not {program!r:.80}.'
+        )
+    return type(unwrapped(program)).__name__
+
+
+def _examples(
+    memory: StepMemory,
+    program: str,
+    outputs: Sequence[str] | None,
+    left_out: LeftOut,
+    where: Where,
+    min_score: float | None,
+    exclude: Exclusions,
+) -> Iterator[dspy.Example]:
+    ends = newest(
+        memory,
+        where,
+        min_score,
+        exclude,
+        program=program,
+        step_types=[AgentStepType.ProgramEnd],
+    )
+    while page := list(islice(ends, _AT_ONCE)):
+        calls = memory.get_steps(sorted({str(end.program_id) for end in page}))
+        by_id = {id_text(call.id): call for call in calls}
+        for end in page:
+            try:
+                yield _example(end, by_id.get(str(end.program_id)), outputs)
+            except LeftOutError as reason:
+                left_out[str(reason)] += 1
+
+
+def _example(end: AgentStep, call: AgentStep | None, outputs: Sequence[str] | None) -> dspy.Example:
+    if call is None or not call.arguments:
+        raise LeftOutError("no inputs")
+    for step in (end, call):
+        check_whole(step)
+    given = {key: value for key, value in (end.outputs or {}).items() if key not in BOOKKEEPING}
+    wanted = [*given] if outputs is None else outputs
+    if missing := [name for name in wanted if name not in given]:
+        raise LeftOutError(f"no {missing[0]}")
+    answered = {name: given[name] for name in wanted if name not in call.arguments}
+    if not answered:
+        raise LeftOutError("no outputs")
+    return with_provenance(end, {**call.arguments, **answered}).with_inputs(*call.arguments)

@@ -1,0 +1,375 @@
+"""Recall at call time: what past steps a predictor's prompt is given, and what is told of it.
+
+One search, no write, no model. It asks for steps of the same predictor that did something in a like
+state, ranks them by what was done before and how it ended, and keeps what fits the budget. Whatever
+goes wrong leaves the program as it is without a memory, and is said once.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import dspy
+
+from hybridagi_steps.dspy_types import QueryWithSteps
+from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.optimize.demos import LeftOutError, demo_of
+from hybridagi_steps.optimize.exclusion import Exclusion, Fence, Group, Ties
+from hybridagi_steps.optimize.react_turns import NEXT_TOOL
+from hybridagi_steps.recording.call_steps import CLOSING
+from hybridagi_steps.recording.call_tree import Maker
+from hybridagi_steps.recording.recorder import active_recorders, active_run_ids
+from hybridagi_steps.recording.scopes import current_scope
+from hybridagi_steps.recording.step_shapes import (
+    STEP_ID,
+    maker_of,
+    predict_arguments,
+    purpose_of,
+    signature_of,
+)
+from hybridagi_steps.recording.trials import current_level, example_key
+from hybridagi_steps.recording.values import plain
+from hybridagi_steps.recording_hooks import active_user_id, tell, unnoted
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
+from hybridagi_steps.records.filters import StepFilter, StepHit
+from hybridagi_steps.records.step_text import own_text
+from hybridagi_steps.token_counters import token_counter
+
+SAME_BEFORE = 0.5
+"""What it adds to a step's score that the step before it did what the step before this call did."""
+POOL = 24
+"""Hits that are looked at, at least; eight for each demonstration wanted."""
+_MOST_FETCHED = 2_000
+_LIKE, _ATTEMPTS, _FEWEST = 0.5, 4, 3
+"""Attempts are told of that score at least this share of the best one; so many; not of fewer."""
+_FEEDBACK = 80
+_FAILED = 0.5
+_MARKS = re.compile(r"\[\[ ?## ?|## ?\]\]|[\x00-\x1f\x7f-\x9f]+")
+_log = logging.getLogger("hybridagi_steps")
+
+
+class RecalledDemo(NamedTuple):
+    """One step that stood in a prompt as a demonstration."""
+
+    step_id: str
+    run_id: str | None
+    predictor: str
+    """The predictor that was shown it, as steps name it."""
+    score: float
+    """What it was ranked by."""
+    reason: str
+    """Why it was found, in words."""
+    tokens: int
+
+
+class Receipt(list[RecalledDemo]):
+    """What was recalled for one call of a program, of each predictor the best last.
+
+    Attributes:
+        warnings: Lines that its instructions were given.
+        over_budget: Ids of steps that would have been shown, had there been room.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warnings: list[str] = []
+        self.over_budget: list[str] = []
+
+    @property
+    def ids(self) -> list[str]:
+        """The steps' ids."""
+        return [demo.step_id for demo in self]
+
+    def __str__(self) -> str:
+        lines = [f"{each.predictor} {each.score:.2f} {each.step_id}: {each.reason}" for each in self]
+        return "\n".join([*lines, *self.warnings]) or "nothing was recalled"
+
+
+@dataclass(slots=True, eq=False)
+class OutermostCall:
+    """The call of a program that has experience."""
+
+    experience: Experience
+    inputs: Mapping[str, Any] | None
+    """What the outermost program was asked; None when that is another one."""
+    receipt: Receipt
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OutermostCall:
+        return self
+
+
+class Shown(NamedTuple):
+    """What a prompt is given."""
+
+    demos: list[dspy.Example] = []  # noqa: RUF012 - a default of a tuple
+    warning: str | None = None
+
+
+class _Candidate(NamedTuple):
+    score: float
+    hit: StepHit
+    reason: str
+
+
+@dataclass(eq=False)
+class Experience:
+    """Where a program recalls from, and how; shared by its copies."""
+
+    memory: StepMemory | None
+    k: int
+    where: StepFilter
+    prefer: float
+    group: Group | None
+    exclude: tuple[Exclusion, ...]
+    max_tokens: int
+    warn: bool
+    on_error: Literal["plain", "raise"]
+    _said: set[str] = field(default_factory=set[str])
+    _fence: Fence | None = None
+    _out: dict[Ties, set[str]] = field(default_factory=dict[Ties, set[str]])
+    """Of ties that were asked for the runs that have them."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Experience:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_said": set[str](), "_fence": None, "_out": {}}
+
+    def shown(self, predict: dspy.Predict, kwargs: dict[str, Any], call: OutermostCall) -> Shown:
+        """Return what a predictor's prompt is given for a call, and write the receipt."""
+        try:
+            return self._shown(predict, kwargs, call)
+        except Exception as error:
+            if self.on_error == "raise":
+                raise
+            self._say(f"nothing is recalled, since recall failed: {type(error).__name__}: {error}")
+            return Shown()
+
+    def _shown(self, predict: dspy.Predict, kwargs: dict[str, Any], call: OutermostCall) -> Shown:
+        if self.memory is None:
+            return self._nothing("it has no memory")
+        ties = self._ties(self.memory, call)
+        if ties is None:
+            return Shown()
+        ranked = self._ranked(self.memory, predict, kwargs, ties)
+        maker = maker_of(predict, {"kwargs": kwargs})
+        signature: Any = signature_of(predict, {"kwargs": kwargs})
+        own = {demo.get(STEP_ID) for demo in kwargs.get("demos", predict.demos) or ()}
+        found = list[tuple[RecalledDemo, dspy.Example]]()
+        for score, hit, reason in ranked:
+            if len(found) >= self.k:
+                break
+            try:
+                demo = demo_of(hit.step, signature, self.memory)
+            except LeftOutError:
+                continue
+            step_id = id_text(hit.step.id)
+            if step_id not in own:
+                told = RecalledDemo(
+                    step_id, hit.step.run_id, str(maker.predictor), score, reason, _tokens(demo)
+                )
+                found.append((told, demo))
+        if not ranked:
+            self._say("nothing is recalled, since the memory has no step of this predictor yet")
+        while sum(told.tokens for told, _ in found) > self.max_tokens:
+            call.receipt.over_budget.append(found.pop()[0].step_id)
+        warning = _warning(ranked) if self.warn else None
+        tell({told.step_id: told.run_id for told, _ in found})
+        call.receipt += [told for told, _ in reversed(found)]
+        call.receipt.warnings += [] if warning is None else [warning]
+        return Shown([demo for _, demo in reversed(found)], warning)
+
+    def _ranked(
+        self, memory: StepMemory, predict: dspy.Predict, kwargs: dict[str, Any], ties: Ties
+    ) -> list[_Candidate]:
+        """Return past steps of a predictor, the best first; of none, those of its signature."""
+        maker = maker_of(predict, {"kwargs": kwargs})
+        state = _step_before(memory)
+        asked = predict_arguments(predict, {"kwargs": kwargs})
+        text = _query(purpose_of(predict), asked, maker)
+        question = text if state is None else QueryWithSteps(queries=text, steps=[state])  # pyright: ignore[reportArgumentType]
+        signature: Any = signature_of(predict, {"kwargs": kwargs})
+        scopes = [None, CLOSING] if NEXT_TOOL in signature.output_fields else [None]
+        for keys in ({"predictors": maker.predictor, "signatures": maker.signature},
+                     {"signatures": maker.signature}):
+            hits = [
+                hit for scope in scopes for hit in self._hits(memory, question, keys, scope, ties)
+            ]
+            if hits:
+                return self._scored(memory, hits, state)
+        return []
+
+    def _hits(
+        self,
+        memory: StepMemory,
+        question: Any,
+        keys: Mapping[str, Any],
+        scope: str | None,
+        ties: Ties,
+    ) -> list[StepHit]:
+        """Return the nearest steps that may be seen: those of tied runs do not even vote."""
+        where = self._where(memory, keys, scope)
+        out = self._out.setdefault(ties, set()) if any(ties) else set[str]()
+        limit = max(POOL, 8 * self.k)
+        aim: Any = "next" if isinstance(question, QueryWithSteps) else None
+        while where is not None:
+            asked = where.and_(StepFilter(exclude_run_id=sorted(out))) if out else where
+            with unnoted():
+                hits = memory.search(question, limit, where=asked, aim=aim)
+            if not any(ties):
+                return list(hits)
+            tied = self._fenced(memory).tied([hit.step for hit in hits], ties)
+            runs = {hit.step.run_id for hit in hits} & tied
+            if not runs:
+                return [hit for hit in hits if hit.step.run_id is not None]
+            out |= {run for run in runs if run is not None}
+            if 2 * len(tied) > len(hits):
+                limit = min(4 * limit, _MOST_FETCHED)
+        return []
+
+    def _where(
+        self, memory: StepMemory, keys: Mapping[str, Any], scope: str | None
+    ) -> StepFilter | None:
+        """Return the filter of a search: the user's, of his own steps, without the runs under way.
+
+        None when no step can pass all of it.
+        """
+        asked = self.where
+        if scope is not None and asked.scope is None:
+            asked = asked.model_copy(update={"scope": scope})
+        found = asked.and_(StepFilter(kinds="step", **keys))
+        user_id = active_user_id(memory)
+        if found is not None and user_id is not None and not found.says_whose:
+            found = found.and_(StepFilter(user_id=user_id))
+        under_way = active_run_ids(memory)
+        if found is not None and under_way:
+            found = found.and_(StepFilter(exclude_run_id=under_way))
+        return found
+
+    def _scored(
+        self, memory: StepMemory, hits: Sequence[StepHit], state: AgentStep | None
+    ) -> list[_Candidate]:
+        before = _parents(memory, hits) if state is not None else {}
+        done = None if state is None else _done(state)
+        ranked: list[_Candidate] = []
+        for hit in hits:
+            parent = before.get(str(hit.step.parent_id))
+            same = done is not None and parent is not None and _done(parent) == done
+            rated = 0.0 if hit.step.score is None else min(max(hit.step.score, 0.0), 1.0) - 0.5
+            score = hit.score + SAME_BEFORE * same + self.prefer * rated
+            reason = "; ".join(filter(None, [hit.why, f"after {done[0]} too" if same and done else ""]))
+            ranked.append(_Candidate(score, hit, reason))
+        return sorted(ranked, key=lambda each: -each.score)
+
+    def _ties(self, memory: StepMemory, call: OutermostCall) -> Ties | None:
+        """Return whose steps this call may not see; None: nobody's may be seen."""
+        named = frozenset[str]().union(*(each.examples for each in self.exclude))
+        if not in_scope():
+            return Ties(examples=named)
+        if self.group is None:
+            return self._closed(
+                "it runs in an evaluation, a compilation or a scope: give WithExperience a group, "
+                "such as group=lambda inputs: inputs['task_id'], that says which runs know each "
+                'other\'s answers, or group="inputs" if only equal inputs do'
+            )
+        if call.inputs is None:
+            return self._closed("in a scope WithExperience has to be the outermost program")
+        own = self._fenced(memory).group_of(call.inputs)
+        if own is None:
+            return self._closed("group gave nothing for what the program was asked")
+        return Ties(frozenset([own]), named | _own_example(memory, call.inputs))
+
+    def _fenced(self, memory: StepMemory) -> Fence:
+        if self._fence is None:
+            self._fence = Fence(memory, self.group)
+        return self._fence
+
+    def _nothing(self, why: str) -> Shown:
+        self._say(f"nothing is recalled, since {why}")
+        return Shown()
+
+    def _closed(self, why: str) -> None:
+        self._say(f"nothing is recalled, since {why}")
+
+    def _say(self, what: str) -> None:
+        """Warn, once."""
+        kind = what[:_FEEDBACK]
+        if kind not in self._said:
+            self._said.add(kind)
+            _log.warning("WithExperience: %s.", what)
+
+
+def in_scope() -> bool:
+    """Whether what runs here is a trial: no everyday use, whose answers may all be seen."""
+    if current_scope() is not None:
+        return True
+    return any(recorder.active_scope is not None for recorder in active_recorders())
+
+
+def _own_example(memory: StepMemory, inputs: Mapping[str, Any]) -> frozenset[str]:
+    """Return how steps name the example that is tried here."""
+    level, key = current_level(), example_key(inputs)
+    known = None if level is None else level.trials.known(key)
+    redacted = key if memory.redact is None else example_key(inputs, memory.redact)
+    return frozenset([redacted if known is None or known.example is None else known.example])
+
+
+def _step_before(memory: StepMemory) -> AgentStep | None:
+    """Return the step after which a predictor is called, if it is being recorded here."""
+    for recorder in active_recorders():
+        step_id = recorder.step_before if recorder.memory is memory else None
+        if step_id is not None:
+            found = memory.get_steps([step_id])
+            return found[0] if found else None
+    return None
+
+
+def _query(purpose: str, asked: Mapping[str, Any], maker: Maker) -> str:
+    """Return what the step would say that this call will leave."""
+    inputs = {"purpose": purpose, "arguments": plain(dict(asked), [])}
+    kind = AgentStepType.Action
+    return own_text(AgentStep(step_type=kind, inputs=inputs, predictor=maker.predictor))
+
+
+def _parents(memory: StepMemory, hits: Iterable[StepHit]) -> dict[str, AgentStep]:
+    ids = {str(hit.step.parent_id) for hit in hits if hit.step.parent_id is not None}
+    return {id_text(step.id): step for step in memory.get_steps(sorted(ids))}
+
+
+def _done(step: AgentStep) -> tuple[str, Any]:
+    """Return what a step did: a tool or predictor, and what it chose."""
+    named = step.tool or step.predictor or step.program or str(step.step_type)
+    return named, (step.outputs or {}).get("choice")
+
+
+def _tokens(demo: dspy.Example) -> int:
+    shown = "\n".join(f"{key}: {value}" for key, value in demo.items())
+    return token_counter().count(shown)
+
+
+def _warning(ranked: Sequence[_Candidate]) -> str | None:
+    """Return a line on like attempts, if at least half of them failed."""
+    if not ranked:
+        return None
+    best = max(each.hit.score for each in ranked)
+    like = [each.hit for each in ranked if each.hit.score >= _LIKE * best][:_ATTEMPTS]
+    failed = [hit for hit in like if _has_failed(hit.step)]
+    if len(like) < _FEWEST or 2 * len(failed) < len(like):
+        return None
+    said = next((text for hit in failed if (text := _said_of(hit))), "")
+    told = f"{len(failed)} of {len(like)} similar attempts failed here"
+    return f"{told}: {said}" if said else f"{told}."
+
+
+def _has_failed(step: AgentStep) -> bool:
+    return step.status == "error" or (step.score is not None and step.score < _FAILED)
+
+
+def _said_of(hit: StepHit) -> str:
+    error: Any = (hit.step.outputs or {}).get("error")
+    said = hit.feedback or (error.get("message") if isinstance(error, dict) else "")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return " ".join(_MARKS.sub(" ", str(said or "")).split())[:_FEEDBACK]

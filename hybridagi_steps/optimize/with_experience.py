@@ -1,0 +1,270 @@
+"""WithExperience: a program whose predictors see what worked in a like state before.
+
+It is a copy of the program in a shell that adds no step. Each predictor of exactly the class
+`dspy.Predict` becomes one that asks the memory before it asks the model; names, signatures,
+demonstrations and saved state stay as DSPy has them, so optimisers, threads, asyncio and copies
+take it for the program itself. `KNNSteps` is the same as a teleprompter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import dspy
+from dspy.teleprompt.teleprompt import Teleprompter
+from dspy.utils.exceptions import AdapterParseError
+
+from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError
+from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.optimize.exclusion import (
+    Exclusion,
+    Exclusions,
+    Group,
+    checked_group,
+    exclusions,
+    narrowed,
+)
+from hybridagi_steps.optimize.recall import Experience, OutermostCall, Receipt, Shown
+from hybridagi_steps.recording.recorded_program import ProgramShell, checked_program
+from hybridagi_steps.recording.scopes import overriding
+from hybridagi_steps.recording.step_shapes import RUN_ID, STEP_ID, module_arguments
+from hybridagi_steps.recording.trials import current_level
+from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.validation import Where, is_number, whole_number
+
+_CALL = "hybridagi_steps_experience"
+"""The setting of DSPy, carried into threads and tasks, that holds the `OutermostCall`."""
+_last: ContextVar[Receipt | None] = ContextVar("hybridagi_steps_last_recall", default=None)
+_log = logging.getLogger("hybridagi_steps")
+
+
+class DemoSource(NamedTuple):
+    """Where one demonstration of a predictor comes from."""
+
+    origin: Literal["memory", "bootstrapped", "given"]
+    """A step of a memory; a run that an optimiser made; or somebody's example."""
+    step_id: str | None = None
+    run_id: str | None = None
+
+
+class LearnedProgram(ProgramShell):
+    """A program that says where its demonstrations come from."""
+
+    def __init__(self, program: dspy.Module) -> None:
+        super().__init__()
+        self.program = program
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program."""
+        return self.program(*args, **kwargs)
+
+    async def aforward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program asynchronously."""
+        return await self.program.acall(*args, **kwargs)
+
+    def provenance(self) -> dict[str, list[DemoSource]]:
+        """Return where the fixed demonstrations of each predictor come from, in their order.
+
+        What `WithExperience` recalls besides them is told by `last_recall` and `metadata.recalled`.
+        """
+        named: list[tuple[str, Any]] = self.named_predictors()
+        return {name: [_source(demo) for demo in predict.demos] for name, predict in named}
+
+
+class ExperiencedPredict(dspy.Predict):
+    """A predictor that asks a memory before it asks the model."""
+
+    told_as = "Predict"
+    """The class that steps name it by."""
+    experience: Experience
+
+    def forward(self, **kwargs: Any) -> Any:
+        """Predict with what is recalled."""
+        call: OutermostCall | None = dspy.settings.get(_CALL)
+        if call is None or call.experience is not self.experience:
+            return super().forward(**kwargs)
+        shown = self.experience.shown(self, kwargs, call)
+        with _own_signature(self, kwargs):
+            return super().forward(**_with(self, kwargs, shown))
+
+    async def aforward(self, **kwargs: Any) -> Any:
+        """Predict asynchronously; the search runs in a thread."""
+        call: OutermostCall | None = dspy.settings.get(_CALL)
+        if call is None or call.experience is not self.experience:
+            return await super().aforward(**kwargs)
+        shown = await asyncio.to_thread(self.experience.shown, self, kwargs, call)
+        with _own_signature(self, kwargs):
+            return await super().aforward(**_with(self, kwargs, shown))
+
+
+class WithExperience(LearnedProgram):
+    """A program that recalls, for each call of a predictor, what was done in a like state.
+
+    The demonstrations stand after the predictor's own, the best one last. What is recalled are ok
+    steps of the same predictor and signature, else of the same signature, in the user's own
+    history; runs under way are left out. Inside an evaluation, a compilation or a recording with a
+    scope nothing is recalled unless `group` is given; then no step of the call's own group, of the
+    same example, and of a run that descends from one of these is ever seen, nor does it vote.
+
+    Args:
+        program: Any program; it is copied.
+        memory: Where to recall from; None recalls nothing.
+        k: Most demonstrations a call is given, at least 1.
+        where: Which steps may be recalled.
+        min_score: Least score of a step or its run; for memories that are poisoned or well scored.
+        prefer: How much a score above or below .5 counts in the ranking.
+        group: Says which runs know each other's answers: a function of the inputs of the outermost
+            program, as JSON has them, or "inputs" if only equal inputs do.
+        exclude: What `hs.exclude` names.
+        max_tokens: What the demonstrations of one call may take; the worst are dropped first.
+        warn: Whether the instructions of a call say so when half of the like attempts failed.
+        on_error: `plain` runs the program as without memory when recall fails; `raise` raises.
+
+    Raises:
+        InvalidSettingError: `program` is no `dspy.Module`, or another argument means nothing.
+        InvalidMemoryError: `memory` is no step memory.
+        InvalidFilterError: An unknown key in `where`, or something else in `exclude`.
+    """
+
+    own_names: ClassVar[frozenset[str]] = ProgramShell.own_names | {"experience"}
+
+    def __init__(
+        self,
+        program: dspy.Module,
+        memory: StepMemory | None,
+        k: int = 3,
+        *,
+        where: Where = None,
+        min_score: float | None = None,
+        prefer: float = 0.05,
+        group: Group | None = None,
+        exclude: Exclusions = (),
+        max_tokens: int = 1500,
+        warn: bool = True,
+        on_error: Literal["plain", "raise"] = "plain",
+    ) -> None:
+        inner = checked_program(program, "WithExperience")
+        inner = inner.program if isinstance(inner, WithExperience) else inner
+        if memory is not None and not isinstance(memory, StepMemory):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+            raise InvalidMemoryError(memory, "search()", "get_steps()", "run_steps()")
+        if not is_number(prefer):
+            raise InvalidSettingError(f"prefer is a number, such as 0.05, not {prefer!r:.80}.")
+        if on_error not in ("plain", "raise"):
+            raise InvalidSettingError(f'on_error is "plain" or "raise", not {on_error!r:.80}.')
+        excluded = exclusions(exclude)
+        self.experience = Experience(
+            memory,
+            whole_number("k", k, 1),
+            narrowed(where, (*excluded, Exclusion(StepFilter(min_score=min_score)))),
+            prefer,
+            checked_group(group),
+            excluded,
+            whole_number("max_tokens", max_tokens, 0),
+            warn,
+            on_error,
+        )
+        super().__init__(_experienced(inner.deepcopy(), self.experience))
+
+    @property
+    def memory(self) -> StepMemory | None:
+        """Where it recalls from."""
+        return self.experience.memory
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program, its predictors with what they recall."""
+        with self._called(args, kwargs):
+            return self.program(*args, **kwargs)
+
+    async def aforward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it asynchronously."""
+        with self._called(args, kwargs):
+            return await self.program.acall(*args, **kwargs)
+
+    def last_recall(self) -> Receipt:
+        """Return what was recalled for the last call in this thread or task, of each predictor."""
+        return _last.get() or Receipt()
+
+    @contextmanager
+    def _called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Generator[None]:
+        receipt, inputs = Receipt(), None
+        if self._is_outermost():
+            inputs = module_arguments(self.program, {"args": args, "kwargs": kwargs})
+        _last.set(receipt)
+        with overriding(**{_CALL: OutermostCall(self.experience, inputs, receipt)}):
+            yield
+
+    def _is_outermost(self) -> bool:
+        """Whether no other program of a trial stands around it."""
+        level, callers = current_level(), list(dspy.settings.caller_modules or ())
+        around = callers[level.callers if level is not None else 0 :]
+        outside = around[: around.index(self)] if self in around else []
+        return all(isinstance(each, ProgramShell) for each in outside)
+
+
+class KNNSteps(Teleprompter):
+    """A teleprompter that gives a program experience: `WithExperience` under its usual face.
+
+    Nothing is run; each call of the compiled program asks the model once.
+
+    Args:
+        memory: Where to recall from.
+        k: Most demonstrations a call is given.
+        options: What else `WithExperience` takes.
+    """
+
+    def __init__(self, memory: StepMemory | None, k: int = 3, **options: Any) -> None:
+        super().__init__()
+        self.memory, self.k, self.options = memory, k, options
+
+    def compile(self, student: dspy.Module, **_: Any) -> WithExperience:
+        """Return the student with experience; whatever sets are given is not looked at."""
+        compiled = WithExperience(student, self.memory, self.k, **self.options)
+        compiled._compiled = True  # noqa: SLF001 - DSPy's own mark, which optimisers set
+        return compiled
+
+
+def _experienced(program: dspy.Module, experience: Experience) -> dspy.Module:
+    """Give each plain predictor of a program experience, and say which ones are left alone."""
+    others: list[str] = []
+    for name, predict in program.named_sub_modules(dspy.Predict):
+        if type(predict) in (dspy.Predict, ExperiencedPredict):
+            predict.__class__ = ExperiencedPredict
+            predict.experience = experience
+        else:
+            others.append(f"{name.removeprefix('self.')} ({type(predict).__name__})")
+    if others:
+        _log.warning("WithExperience: these predictors recall nothing: %s.", ", ".join(others))
+    return program
+
+
+def _with(predict: dspy.Predict, kwargs: Mapping[str, Any], shown: Shown) -> dict[str, Any]:
+    """Return what a predictor is called with, and what it is shown."""
+    own = [*(kwargs.get("demos", predict.demos) or ())]
+    given = {**kwargs, "demos": [*own, *shown.demos]}
+    if shown.warning is not None:
+        signature: Any = kwargs.get("signature", predict.signature)
+        signature = dspy.Signature(signature) if isinstance(signature, str) else signature
+        told = f"{signature.instructions}\n{shown.warning}"
+        given["signature"] = signature.with_instructions(told)
+    return given
+
+
+@contextmanager
+def _own_signature(predict: dspy.Predict, kwargs: Mapping[str, Any]) -> Generator[None]:
+    """Let an answer that cannot be parsed name the predictor's signature, by which GEPA finds it."""
+    try:
+        yield
+    except AdapterParseError as error:
+        error.signature = kwargs.get("signature", predict.signature)
+        raise
+
+
+def _source(demo: Any) -> DemoSource:
+    if demo.get(STEP_ID):
+        return DemoSource("memory", demo[STEP_ID], demo.get(RUN_ID))
+    return DemoSource("bootstrapped" if demo.get("augmented") else "given")
