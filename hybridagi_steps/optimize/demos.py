@@ -99,7 +99,9 @@ def steps_to_demos(
     """
     if not isinstance(program, dspy.Module):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
         raise InvalidSettingError(f"steps_to_demos takes a dspy.Module, not {program!r:.80}.")
-    limit = _EVERYTHING if per_predictor is None else whole_number("per_predictor", per_predictor, 1)
+    limit = (
+        _EVERYTHING if per_predictor is None else whole_number("per_predictor", per_predictor, 1)
+    )
     found = Demos()
     for name, predict in program.named_predictors():
         steps = steps_of(memory, predictor_name(program, name), predict, where, min_score, exclude)
@@ -222,14 +224,15 @@ def collapsed(examples: Iterable[dspy.Example], limit: int = _EVERYTHING) -> lis
     """Return the first of each that say the same, at most so many."""
     found: dict[tuple[int, int], dspy.Example] = {}
     for example in examples:
-        sides = (_told(example.inputs().toDict()), _told(example.labels().toDict()))
+        sides = (told_hash(example.inputs().toDict()), told_hash(example.labels().toDict()))
         found.setdefault(sides, example)
         if len(found) >= limit:
             break
     return list(found.values())
 
 
-def _told(fields: Mapping[str, Any]) -> int:
+def told_hash(fields: Mapping[str, Any]) -> int:
+    """Return a hash of fields that is blind to case, white space and provenance."""
     shown = {key: value for key, value in fields.items() if key not in (STEP_ID, RUN_ID)}
     options = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
     return text_hash(orjson.dumps(shown, default=str, option=options).decode())

@@ -63,12 +63,12 @@ def steps_to_examples(
         InvalidSettingError: `program` is neither, `outputs` is one text, or `limit` is below 1.
         InvalidFilterError: An unknown key in `where`.
     """
-    name = program if isinstance(program, str) else _class_of(program)
+    name = program if isinstance(program, str) else class_of(program)
     if isinstance(outputs, str):
         raise InvalidSettingError(f"outputs is a list of names, such as [{outputs!r}].")
     most = _EVERYTHING if limit is None else whole_number("limit", limit, 1)
     left_out = LeftOut()
-    found = _examples(memory, name, outputs, left_out, where, min_score, exclude)
+    found = ended_runs(memory, name, outputs, left_out, where, min_score, exclude)
     return Examples(collapsed(found, most), left_out)
 
 
@@ -126,7 +126,12 @@ def to_finetune(
     return count
 
 
-def _class_of(program: object) -> str:
+def class_of(program: object) -> str:
+    """Return how ProgramCalls name a program.
+
+    Raises:
+        InvalidSettingError: It is no program.
+    """
     if not isinstance(program, dspy.Module):
         raise InvalidSettingError(
             f'program is the name of a class, such as "Agent", or a program, not {program!r:.80}.'
@@ -134,7 +139,7 @@ def _class_of(program: object) -> str:
     return type(unwrapped(program)).__name__
 
 
-def _examples(
+def ended_runs(
     memory: StepMemory,
     program: str,
     outputs: Sequence[str] | None,
@@ -143,6 +148,7 @@ def _examples(
     min_score: float | None,
     exclude: Exclusions,
 ) -> Iterator[dspy.Example]:
+    """Yield a program's runs as examples, the newest first; count those that are none."""
     ends = newest(
         memory,
         where,

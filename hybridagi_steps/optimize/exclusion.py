@@ -111,7 +111,9 @@ class Ties(NamedTuple):
 
     def with_any_of(self, other: Ties) -> bool:
         """Whether two have anything in common."""
-        return not (self.groups.isdisjoint(other.groups) and self.examples.isdisjoint(other.examples))
+        return not (
+            self.groups.isdisjoint(other.groups) and self.examples.isdisjoint(other.examples)
+        )
 
     def __or__(self, other: Ties) -> Ties:  # type: ignore[override]
         return Ties(self.groups | other.groups, self.examples | other.examples)

@@ -85,7 +85,9 @@ class Receipt(list[RecalledDemo]):
         return [demo.step_id for demo in self]
 
     def __str__(self) -> str:
-        lines = [f"{each.predictor} {each.score:.2f} {each.step_id}: {each.reason}" for each in self]
+        lines = [
+            f"{each.predictor} {each.score:.2f} {each.step_id}: {each.reason}" for each in self
+        ]
         return "\n".join([*lines, *self.warnings]) or "nothing was recalled"
 
 
@@ -194,8 +196,10 @@ class Experience:
         question = text if state is None else QueryWithSteps(queries=text, steps=[state])  # pyright: ignore[reportArgumentType]
         signature: Any = signature_of(predict, {"kwargs": kwargs})
         scopes = [None, CLOSING] if NEXT_TOOL in signature.output_fields else [None]
-        for keys in ({"predictors": maker.predictor, "signatures": maker.signature},
-                     {"signatures": maker.signature}):
+        for keys in (
+            {"predictors": maker.predictor, "signatures": maker.signature},
+            {"signatures": maker.signature},
+        ):
             hits = [
                 hit for scope in scopes for hit in self._hits(memory, question, keys, scope, ties)
             ]
@@ -261,7 +265,9 @@ class Experience:
             same = done is not None and parent is not None and _done(parent) == done
             rated = 0.0 if hit.step.score is None else min(max(hit.step.score, 0.0), 1.0) - 0.5
             score = hit.score + SAME_BEFORE * same + self.prefer * rated
-            reason = "; ".join(filter(None, [hit.why, f"after {done[0]} too" if same and done else ""]))
+            reason = "; ".join(
+                filter(None, [hit.why, f"after {done[0]} too" if same and done else ""])
+            )
             ranked.append(_Candidate(score, hit, reason))
         return sorted(ranked, key=lambda each: -each.score)
 

@@ -1,0 +1,246 @@
+"""BootstrapFromMemory: a teleprompter whose demonstrations are runs that were recorded before.
+
+Nothing is run and no model is asked. Of each predictor's past steps it takes some that differ: as
+many different outputs as there is room for, and inputs far from one another; the same ones for the
+same seed. What a validation example knows is fenced off as in a trial.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import dspy
+from dspy.teleprompt.teleprompt import Teleprompter
+
+from hybridagi_steps.errors import InvalidMemoryError
+from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.optimize.demos import (
+    LeftOut,
+    collapsed,
+    demos_of,
+    predictor_name,
+    steps_of,
+    told_hash,
+)
+from hybridagi_steps.optimize.examples import class_of, ended_runs
+from hybridagi_steps.optimize.exclusion import (
+    Exclusions,
+    Fence,
+    Group,
+    Ties,
+    checked_group,
+    exclusions,
+    narrowed,
+)
+from hybridagi_steps.optimize.with_experience import LearnedProgram
+from hybridagi_steps.recording.recorded_program import checked_program
+from hybridagi_steps.recording.step_shapes import RUN_ID
+from hybridagi_steps.recording.trials import example_key, read_score
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.step_text import tokens
+from hybridagi_steps.validation import Where, whole_number
+
+_LOOKED_AT = 2_000
+"""Newest steps of a predictor, and newest runs of a program, that are looked at."""
+_SHORTEST_ANSWER = 3
+_log = logging.getLogger("hybridagi_steps")
+
+
+class BootstrapFromMemory(Teleprompter):
+    """Gives predictors demonstrations from stored runs; asks no model.
+
+    Args:
+        memory: Where the runs are.
+        max_demos: Most demonstrations of each predictor, at least 1.
+        where: Which steps may be used; by default the user's own history.
+        min_score: Least score of a step or its run; one without a score is not used then.
+        metric: Scores stored runs again, of the example of the trainset with the same inputs and
+            what the run gave; runs without a point are not used. One for which it gives None or
+            NaN, or raises, stays unscored.
+        group: Says which runs know the answers of validation examples, as `WithExperience` has it.
+            Without it only runs with equal inputs are tied, and steps that hold an answer which a
+            single example has are left out besides.
+        exclude: What `hs.exclude` names.
+        seed: Which of many equally good choices is made.
+
+    Raises:
+        InvalidSettingError: An argument that means nothing.
+        InvalidMemoryError: `memory` is no step memory.
+        InvalidFilterError: An unknown key in `where`, or something else in `exclude`.
+    """
+
+    def __init__(
+        self,
+        memory: StepMemory,
+        max_demos: int = 8,
+        *,
+        where: Where = None,
+        min_score: float | None = None,
+        metric: Callable[..., Any] | None = None,
+        group: Group | None = None,
+        exclude: Exclusions = (),
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if not isinstance(memory, StepMemory):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+            raise InvalidMemoryError(memory, "find()", "get_steps()", "run_steps()")
+        self.memory, self.max_demos = memory, whole_number("max_demos", max_demos, 1)
+        self.exclude = exclusions(exclude)
+        self.where, self.min_score = narrowed(where, ()), min_score
+        self.metric, self.group, self.seed = metric, checked_group(group), seed
+
+    def compile(
+        self,
+        student: dspy.Module,
+        *,
+        trainset: Sequence[dspy.Example] = (),
+        valset: Sequence[dspy.Example] | None = None,
+        **_: Any,
+    ) -> LearnedProgram:
+        """Return a copy of the student with demonstrations.
+
+        Args:
+            student: Any program.
+            trainset: Examples whose labels `metric` needs.
+            valset: Examples that the program will be judged by: no demonstration knows them.
+
+        Returns:
+            The copy; its `provenance()` says where each demonstration comes from.
+        """
+        compiled = checked_program(student, "BootstrapFromMemory").deepcopy()
+        judged, left_out = self._judged(compiled, trainset), LeftOut()
+        fence = _Validation(self.memory, self.group, valset or ())
+        for name, predict in compiled.named_predictors():
+            steps = steps_of(
+                self.memory,
+                predictor_name(compiled, name),
+                predict,
+                self.where,
+                self.min_score if self.metric is None else None,
+                self.exclude,
+            )
+            demos = demos_of(islice(steps, _LOOKED_AT), predict.signature, self.memory, left_out)
+            usable = [demo for demo in demos if self._passes(judged.get(str(demo.get(RUN_ID))))]
+            predict.demos = _spread(collapsed(fence.passed(usable)), self.max_demos, self.seed)
+        if left_out:
+            _log.info("BootstrapFromMemory: left out %s.", dict(left_out))
+        if not any(predict.demos for predict in compiled.predictors()):
+            _log.warning(
+                "BootstrapFromMemory: no stored step can be used; the program is as before."
+            )
+        compiled = compiled if isinstance(compiled, LearnedProgram) else LearnedProgram(compiled)
+        compiled._compiled = True  # noqa: SLF001 - DSPy's own mark, which optimisers set
+        return compiled
+
+    def _passes(self, score: float | None) -> bool:
+        """Whether a run with such a score by the metric may be used."""
+        if self.metric is None:
+            return True
+        if score is None:
+            return self.min_score is None
+        return score > 0 if self.min_score is None else score >= self.min_score
+
+    def _judged(
+        self, program: dspy.Module, trainset: Iterable[dspy.Example]
+    ) -> dict[str, float | None]:
+        """Return what the metric says of each run; of one that it cannot judge None."""
+        if self.metric is None:
+            return {}
+        labelled = {example_key(dict(each.inputs())): each for each in trainset}
+        judged: dict[str, float | None] = {}
+        for run in islice(self._runs(program), _LOOKED_AT):
+            asked = labelled.get(example_key(dict(run.inputs())), run.inputs())
+            given = dspy.Prediction(**dict(run.labels()))
+            try:
+                score, _ = read_score(self.metric(asked, given))
+            except Exception as error:  # any a metric may raise: the run stays unscored
+                _log.debug("the metric fails on a stored run: %s", type(error).__name__)
+                score = None
+            judged.setdefault(str(run[RUN_ID]), score)
+        return judged
+
+    def _runs(self, program: dspy.Module) -> Iterator[dspy.Example]:
+        """Return the program's runs; a predictor's own are its steps."""
+        asked = (self.where, None, self.exclude)
+        [*predictors] = program.named_predictors()
+        if len(predictors) == 1 and predictor_name(program, predictors[0][0]) == "Predict":
+            predict = predictors[0][1]
+            steps = steps_of(self.memory, "Predict", predict, *asked)
+            return demos_of(steps, predict.signature, self.memory, LeftOut())
+        return ended_runs(self.memory, class_of(program), None, LeftOut(), *asked)
+
+
+class _Validation:
+    """Keeps what knows a validation example out of demonstrations."""
+
+    def __init__(
+        self, memory: StepMemory, group: Group | None, valset: Sequence[dspy.Example]
+    ) -> None:
+        self._memory = memory
+        self._fence = Fence(memory, group or "inputs")
+        asked = [dict(each.inputs()) for each in valset]
+        groups = (self._fence.group_of(inputs) for inputs in asked)
+        named = (example.get("id") for example in valset)
+        self._ties = Ties(
+            frozenset(group for group in groups if group is not None),
+            frozenset(str(name) for name in named if name is not None),
+        )
+        self._answers = set[str]() if group is not None else _telling_answers(valset)
+
+    def passed(self, demos: Sequence[dspy.Example]) -> list[dspy.Example]:
+        """Return demonstrations of runs that know no validation example."""
+        if not any(self._ties):
+            return [*demos]
+        runs = {str(demo.get(RUN_ID)) for demo in demos}
+        out = self._fence.tied(self._last_steps(runs), self._ties)
+        clean = (demo for demo in demos if demo.get(RUN_ID) and demo[RUN_ID] not in out)
+        return [demo for demo in clean if not self._tells(demo)]
+
+    def _last_steps(self, runs: Iterable[str]) -> Iterator[AgentStep]:
+        for run_id in sorted(runs):
+            yield from self._memory.run_steps(run_id)[-1:]
+
+    def _tells(self, demo: dspy.Example) -> bool:
+        said = " ".join(map(str, demo.values()))
+        return any(answer in said for answer in self._answers)
+
+
+def _telling_answers(valset: Sequence[dspy.Example]) -> set[str]:
+    """Return labels that a single example has: who reads one knows that example's answer."""
+    labels = [str(value) for example in valset for value in example.labels().values()]
+    return {text for text in labels if labels.count(text) == 1 and len(text) >= _SHORTEST_ANSWER}
+
+
+def _spread(demos: Sequence[dspy.Example], most: int, seed: int) -> list[dspy.Example]:
+    """Choose demonstrations: one of each output in turn, each far from those that are chosen.
+
+    Reference: Gonzalez 1985, "Clustering to minimize the maximum intercluster distance".
+    """
+    order = [*demos]
+    random.Random(seed).shuffle(order)  # noqa: S311 - a choice that can be repeated, no secret
+    words = [frozenset(tokens(" ".join(map(str, demo.inputs().values())))) for demo in order]
+    outputs: dict[int, list[int]] = {}
+    for place, demo in enumerate(order):
+        outputs.setdefault(told_hash(demo.labels().toDict()), []).append(place)
+    nearest = [math.inf] * len(order)
+    chosen: list[int] = []
+    waiting = sorted(outputs.values(), key=len, reverse=True)
+    while waiting and len(chosen) < most:
+        for places in waiting[: most - len(chosen)]:
+            taken = max(places, key=lambda place: nearest[place])
+            places.remove(taken)
+            chosen.append(taken)
+            for place, known in enumerate(words):
+                nearest[place] = min(nearest[place], _apart(words[taken], known))
+        waiting = [places for places in waiting if places]
+    return [order[place] for place in chosen]
+
+
+def _apart(one: frozenset[str], other: frozenset[str]) -> float:
+    """Return the Jaccard distance of two sets of words."""
+    return 1 - len(one & other) / len(one | other) if one or other else 0.0
