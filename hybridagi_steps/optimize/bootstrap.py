@@ -86,13 +86,13 @@ class BootstrapFromMemory(Teleprompter):
         exclude: Exclusions = (),
         seed: int = 0,
     ) -> None:
-        super().__init__()
         if not isinstance(memory, StepMemory):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
             raise InvalidMemoryError(memory, "find()", "get_steps()", "run_steps()")
         self.memory, self.max_demos = memory, whole_number("max_demos", max_demos, 1)
         self.exclude = exclusions(exclude)
         self.where, self.min_score = narrowed(where, ()), min_score
-        self.metric, self.group, self.seed = metric, checked_group(group), seed
+        self.metric, self.seed = metric, seed
+        self.group: Group | None = checked_group(group)
 
     def compile(
         self,
@@ -134,8 +134,7 @@ class BootstrapFromMemory(Teleprompter):
                 "BootstrapFromMemory: no stored step can be used; the program is as before."
             )
         compiled = compiled if isinstance(compiled, LearnedProgram) else LearnedProgram(compiled)
-        compiled._compiled = True  # noqa: SLF001 - DSPy's own mark, which optimisers set
-        return compiled
+        return compiled.as_compiled()
 
     def _passes(self, score: float | None) -> bool:
         """Whether a run with such a score by the metric may be used."""

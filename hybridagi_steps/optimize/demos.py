@@ -8,12 +8,12 @@ from is kept under the keys that DSPy keeps to itself, so that no prompt shows i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import dspy
 import orjson
-from dspy.adapters.utils import parse_value
+from dspy.adapters import utils as adapter_utils  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import ValidationError
 
 from hybridagi_steps.errors import InvalidSettingError
@@ -37,6 +37,7 @@ from hybridagi_steps.validation import Where, whole_number
 
 _FIRST_PAGE = 1_000
 _EVERYTHING = 2**62
+_parse_value: Callable[[Any, Any], Any] = vars(adapter_utils)["parse_value"]
 LeftOut = Counter[str]
 """How many steps were not used, by reason."""
 
@@ -99,9 +100,8 @@ def steps_to_demos(
     """
     if not isinstance(program, dspy.Module):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
         raise InvalidSettingError(f"steps_to_demos takes a dspy.Module, not {program!r:.80}.")
-    limit = (
-        _EVERYTHING if per_predictor is None else whole_number("per_predictor", per_predictor, 1)
-    )
+    most = _EVERYTHING if per_predictor is None else per_predictor
+    limit = whole_number("per_predictor", most, 1)
     found = Demos()
     for name, predict in program.named_predictors():
         steps = steps_of(memory, predictor_name(program, name), predict, where, min_score, exclude)
@@ -202,7 +202,7 @@ def check_whole(step: AgentStep) -> None:
 
 def with_provenance(step: AgentStep, fields: Mapping[str, Any]) -> dspy.Example:
     """Return an example that knows the step that it is made of."""
-    return dspy.Example(**fields, **{STEP_ID: id_text(step.id), RUN_ID: step.run_id})
+    return dspy.Example({**fields, STEP_ID: id_text(step.id), RUN_ID: step.run_id})
 
 
 def typed_value(name: str, annotation: Any, given: Mapping[str, Any]) -> Any:
@@ -215,7 +215,7 @@ def typed_value(name: str, annotation: Any, given: Mapping[str, Any]) -> Any:
             raise LeftOutError(f"{name} does not validate")
         return value
     try:
-        return parse_value(value, annotation)
+        return _parse_value(value, annotation)
     except (ValidationError, ValueError, TypeError, SyntaxError) as error:
         raise LeftOutError(f"{name} does not validate") from error
 
@@ -233,7 +233,7 @@ def collapsed(examples: Iterable[dspy.Example], limit: int = _EVERYTHING) -> lis
 
 def told_hash(fields: Mapping[str, Any]) -> int:
     """Return a hash of fields that is blind to case, white space and provenance."""
-    shown = {key: value for key, value in fields.items() if key not in (STEP_ID, RUN_ID)}
+    shown = {key: value for key, value in fields.items() if not key.startswith("dspy_")}
     options = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
     return text_hash(orjson.dumps(shown, default=str, option=options).decode())
 

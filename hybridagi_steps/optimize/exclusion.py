@@ -207,7 +207,7 @@ class Fence:
         if self.group is None:
             return None
         try:
-            found = example_key(inputs) if self.group == "inputs" else self.group(inputs)
+            found = example_key(inputs) if isinstance(self.group, str) else self.group(inputs)
             hash(found)
         except Exception as error:  # any a user's function may raise: such a run is out
             _log.debug("group fails on the inputs of a run: %s", type(error).__name__)

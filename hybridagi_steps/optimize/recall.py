@@ -11,13 +11,13 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import dspy
 
 from hybridagi_steps.dspy_types import QueryWithSteps
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.optimize.demos import LeftOutError, demo_of
+from hybridagi_steps.optimize.demos import LeftOutError, demo_of, told_hash
 from hybridagi_steps.optimize.exclusion import Exclusion, Fence, Group, Ties
 from hybridagi_steps.optimize.react_turns import NEXT_TOOL
 from hybridagi_steps.recording.call_steps import CLOSING
@@ -25,6 +25,7 @@ from hybridagi_steps.recording.call_tree import Maker
 from hybridagi_steps.recording.recorder import active_recorders, active_run_ids
 from hybridagi_steps.recording.scopes import current_scope
 from hybridagi_steps.recording.step_shapes import (
+    RECALLED_IDS,
     STEP_ID,
     maker_of,
     predict_arguments,
@@ -46,7 +47,7 @@ POOL = 24
 _MOST_FETCHED = 2_000
 _LIKE, _ATTEMPTS, _FEWEST = 0.5, 4, 3
 """Attempts are told of that score at least this share of the best one; so many; not of fewer."""
-_FEEDBACK = 80
+_FEEDBACK, _MOST_ECHOES = 80, 50_000
 _FAILED = 0.5
 _MARKS = re.compile(r"\[\[ ?## ?|## ?\]\]|[\x00-\x1f\x7f-\x9f]+")
 _log = logging.getLogger("hybridagi_steps")
@@ -107,7 +108,8 @@ class OutermostCall:
 class Shown(NamedTuple):
     """What a prompt is given."""
 
-    demos: list[dspy.Example] = []  # noqa: RUF012 - a default of a tuple
+    demos: list[Any]
+    """The predictor's own demonstrations and those that were recalled, the best one last."""
     warning: str | None = None
 
 
@@ -130,60 +132,109 @@ class Experience:
     max_tokens: int
     warn: bool
     on_error: Literal["plain", "raise"]
-    _said: set[str] = field(default_factory=set[str])
+    _said: bool = False
     _fence: Fence | None = None
     _out: dict[Ties, set[str]] = field(default_factory=dict[Ties, set[str]])
     """Of ties that were asked for the runs that have them."""
+    _echoes: dict[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
+    """Of what predictors were asked and gave in trials: the steps recalled before that."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Experience:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_said": set[str](), "_fence": None, "_out": {}}
+        return {**vars(self), "_said": False, "_fence": None, "_out": {}}
 
     def shown(self, predict: dspy.Predict, kwargs: dict[str, Any], call: OutermostCall) -> Shown:
         """Return what a predictor's prompt is given for a call, and write the receipt."""
+        own = [*(kwargs.get("demos", predict.demos) or ())]
         try:
-            return self._shown(predict, kwargs, call)
+            memory, ties = self.memory, None
+            if memory is None:
+                self._say("it has no memory")
+            else:
+                ties = self._ties(memory, call)
+            if memory is None or ties is None:
+                return Shown(own)
+            own = self._untied(memory, predict, own, ties)
+            ranked = self._ranked(memory, predict, kwargs, ties)
+            demos = self._chosen(memory, predict, kwargs, ranked, call.receipt, own)
+            if not demos:
+                self._say("the memory has no step yet that could be shown to this predictor")
+            warning = _warning(ranked) if self.warn else None
         except Exception as error:
             if self.on_error == "raise":
                 raise
-            self._say(f"nothing is recalled, since recall failed: {type(error).__name__}: {error}")
-            return Shown()
+            self._say(f"recall failed: {type(error).__name__}: {error}")
+            return Shown(own)
+        call.receipt.warnings += [] if warning is None else [warning]
+        return Shown([*own, *demos], warning)
 
-    def _shown(self, predict: dspy.Predict, kwargs: dict[str, Any], call: OutermostCall) -> Shown:
-        if self.memory is None:
-            return self._nothing("it has no memory")
-        ties = self._ties(self.memory, call)
-        if ties is None:
-            return Shown()
-        ranked = self._ranked(self.memory, predict, kwargs, ties)
-        maker = maker_of(predict, {"kwargs": kwargs})
+    def remember(self, asked: Mapping[str, Any], given: Any, call: OutermostCall) -> None:
+        """Note what was recalled before a predictor gave something in a trial.
+
+        Optimisers make demonstrations of that, which then may repeat what was recalled.
+        """
+        if call.receipt and isinstance(given, dspy.Prediction) and in_scope():
+            if len(self._echoes) >= _MOST_ECHOES:
+                del self._echoes[next(iter(self._echoes))]
+            self._echoes[told_hash({**asked, **dict(given)})] = tuple(call.receipt.ids)
+
+    def mark_echoes(self, predict: Any, demos: Iterable[Any]) -> None:
+        """Let demonstrations that an optimiser made of trials say what those had recalled."""
+        names = [*predict.signature.fields]
+        for demo in demos if self._echoes else ():
+            told = told_hash({name: demo[name] for name in names if name in demo})
+            if (recalled := self._echoes.get(told)) is not None:
+                demo[RECALLED_IDS] = [*recalled]
+
+    def _untied(
+        self, memory: StepMemory, predict: dspy.Predict, own: list[Any], ties: Ties
+    ) -> list[Any]:
+        """Return a predictor's own demonstrations without those that know the call's answer."""
+        self.mark_echoes(predict, own)
+        if not any(ties):
+            return own
+        kept: list[Any] = []
+        for demo in own:
+            step_id = demo.get(STEP_ID)
+            ids = [*(demo.get(RECALLED_IDS) or ()), *([step_id] if step_id else [])]
+            steps = memory.get_steps(ids)
+            if len(steps) == len(ids) and not self._fenced(memory).tied(steps, ties):
+                kept.append(demo)
+        return kept
+
+    def _chosen(
+        self,
+        memory: StepMemory,
+        predict: dspy.Predict,
+        kwargs: dict[str, Any],
+        ranked: Sequence[_Candidate],
+        receipt: Receipt,
+        own: Sequence[Any],
+    ) -> list[dspy.Example]:
+        """Return the best steps as demonstrations, the best one last, and note them."""
         signature: Any = signature_of(predict, {"kwargs": kwargs})
-        own = {demo.get(STEP_ID) for demo in kwargs.get("demos", predict.demos) or ()}
-        found = list[tuple[RecalledDemo, dspy.Example]]()
+        predictor = str(maker_of(predict, {"kwargs": kwargs}).predictor)
+        known = {demo.get(STEP_ID) for demo in own}
+        found: list[tuple[RecalledDemo, dspy.Example]] = []
         for score, hit, reason in ranked:
+            step_id, run_id = id_text(hit.step.id), hit.step.run_id
             if len(found) >= self.k:
                 break
+            if step_id in known:
+                continue
             try:
-                demo = demo_of(hit.step, signature, self.memory)
+                demo = demo_of(hit.step, signature, memory)
             except LeftOutError:
                 continue
-            step_id = id_text(hit.step.id)
-            if step_id not in own:
-                told = RecalledDemo(
-                    step_id, hit.step.run_id, str(maker.predictor), score, reason, _tokens(demo)
-                )
-                found.append((told, demo))
-        if not ranked:
-            self._say("nothing is recalled, since the memory has no step of this predictor yet")
+            told = RecalledDemo(step_id, run_id, predictor, score, reason, _tokens(demo))
+            found.append((told, demo))
         while sum(told.tokens for told, _ in found) > self.max_tokens:
-            call.receipt.over_budget.append(found.pop()[0].step_id)
-        warning = _warning(ranked) if self.warn else None
+            receipt.over_budget.append(found.pop()[0].step_id)
         tell({told.step_id: told.run_id for told, _ in found})
-        call.receipt += [told for told, _ in reversed(found)]
-        call.receipt.warnings += [] if warning is None else [warning]
-        return Shown([demo for _, demo in reversed(found)], warning)
+        receipt += [told for told, _ in reversed(found)]
+        return [demo for _, demo in reversed(found)]
 
     def _ranked(
         self, memory: StepMemory, predict: dspy.Predict, kwargs: dict[str, Any], ties: Ties
@@ -277,16 +328,16 @@ class Experience:
         if not in_scope():
             return Ties(examples=named)
         if self.group is None:
-            return self._closed(
+            return self._say(
                 "it runs in an evaluation, a compilation or a scope: give WithExperience a group, "
                 "such as group=lambda inputs: inputs['task_id'], that says which runs know each "
                 'other\'s answers, or group="inputs" if only equal inputs do'
             )
         if call.inputs is None:
-            return self._closed("in a scope WithExperience has to be the outermost program")
+            return self._say("in a scope WithExperience has to be the outermost program")
         own = self._fenced(memory).group_of(call.inputs)
         if own is None:
-            return self._closed("group gave nothing for what the program was asked")
+            return self._say("group gave nothing for what the program was asked")
         return Ties(frozenset([own]), named | _own_example(memory, call.inputs))
 
     def _fenced(self, memory: StepMemory) -> Fence:
@@ -294,19 +345,11 @@ class Experience:
             self._fence = Fence(memory, self.group)
         return self._fence
 
-    def _nothing(self, why: str) -> Shown:
-        self._say(f"nothing is recalled, since {why}")
-        return Shown()
-
-    def _closed(self, why: str) -> None:
-        self._say(f"nothing is recalled, since {why}")
-
-    def _say(self, what: str) -> None:
-        """Warn, once."""
-        kind = what[:_FEEDBACK]
-        if kind not in self._said:
-            self._said.add(kind)
-            _log.warning("WithExperience: %s.", what)
+    def _say(self, why: str) -> None:
+        """Warn, once a program."""
+        if not self._said:
+            self._said = True
+            _log.warning("WithExperience: nothing is recalled, since %s.", why)
 
 
 def in_scope() -> bool:
@@ -376,6 +419,7 @@ def _has_failed(step: AgentStep) -> bool:
 
 
 def _said_of(hit: StepHit) -> str:
-    error: Any = (hit.step.outputs or {}).get("error")
-    said = hit.feedback or (error.get("message") if isinstance(error, dict) else "")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return " ".join(_MARKS.sub(" ", str(said or "")).split())[:_FEEDBACK]
+    error = (hit.step.outputs or {}).get("error")
+    message = cast("Mapping[str, object]", error).get("message") if isinstance(error, dict) else ""
+    said = str(hit.feedback or message or "")
+    return " ".join(_MARKS.sub(" ", said).split())[:_FEEDBACK]

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import dspy
 from dspy.teleprompt.teleprompt import Teleprompter
@@ -32,11 +32,18 @@ from hybridagi_steps.optimize.exclusion import (
 from hybridagi_steps.optimize.recall import Experience, OutermostCall, Receipt, Shown
 from hybridagi_steps.recording.recorded_program import ProgramShell, checked_program
 from hybridagi_steps.recording.scopes import overriding
-from hybridagi_steps.recording.step_shapes import RUN_ID, STEP_ID, module_arguments
+from hybridagi_steps.recording.step_shapes import (
+    RECALLED_IDS,
+    RUN_ID,
+    STEP_ID,
+    module_arguments,
+    predict_arguments,
+)
 from hybridagi_steps.recording.trials import current_level
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.validation import Where, is_number, whole_number
 
+_Predict: Any = dspy.Predict
 _CALL = "hybridagi_steps_experience"
 """The setting of DSPy, carried into threads and tasks, that holds the `OutermostCall`."""
 _last: ContextVar[Receipt | None] = ContextVar("hybridagi_steps_last_recall", default=None)
@@ -50,6 +57,8 @@ class DemoSource(NamedTuple):
     """A step of a memory; a run that an optimiser made; or somebody's example."""
     step_id: str | None = None
     run_id: str | None = None
+    recalled: tuple[str, ...] = ()
+    """Ids of the steps that an optimiser's run had recalled before it gave this."""
 
 
 class LearnedProgram(ProgramShell):
@@ -66,6 +75,11 @@ class LearnedProgram(ProgramShell):
     async def aforward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program asynchronously."""
         return await self.program.acall(*args, **kwargs)
+
+    def as_compiled(self) -> Self:
+        """Return it, marked as optimisers mark what they have made."""
+        self._compiled = True
+        return self
 
     def provenance(self) -> dict[str, list[DemoSource]]:
         """Return where the fixed demonstrations of each predictor come from, in their order.
@@ -85,21 +99,30 @@ class ExperiencedPredict(dspy.Predict):
 
     def forward(self, **kwargs: Any) -> Any:
         """Predict with what is recalled."""
-        call: OutermostCall | None = dspy.settings.get(_CALL)
-        if call is None or call.experience is not self.experience:
-            return super().forward(**kwargs)
+        call = self._call()
+        if call is None:
+            return _Predict.forward(self, **kwargs)
         shown = self.experience.shown(self, kwargs, call)
         with _own_signature(self, kwargs):
-            return super().forward(**_with(self, kwargs, shown))
+            given = _Predict.forward(self, **_with(self, kwargs, shown))
+        self.experience.remember(predict_arguments(self, {"kwargs": kwargs}), given, call)
+        return given
 
     async def aforward(self, **kwargs: Any) -> Any:
         """Predict asynchronously; the search runs in a thread."""
-        call: OutermostCall | None = dspy.settings.get(_CALL)
-        if call is None or call.experience is not self.experience:
-            return await super().aforward(**kwargs)
+        call = self._call()
+        if call is None:
+            return await _Predict.aforward(self, **kwargs)
         shown = await asyncio.to_thread(self.experience.shown, self, kwargs, call)
         with _own_signature(self, kwargs):
-            return await super().aforward(**_with(self, kwargs, shown))
+            given = await _Predict.aforward(self, **_with(self, kwargs, shown))
+        self.experience.remember(predict_arguments(self, {"kwargs": kwargs}), given, call)
+        return given
+
+    def _call(self) -> OutermostCall | None:
+        """Return the call of the program that this is part of; alone it recalls nothing."""
+        call: OutermostCall | None = dspy.settings.get(_CALL)
+        return call if call is not None and call.experience is self.experience else None
 
 
 class WithExperience(LearnedProgram):
@@ -185,6 +208,12 @@ class WithExperience(LearnedProgram):
         with self._called(args, kwargs):
             return await self.program.acall(*args, **kwargs)
 
+    def dump_state(self, *args: Any, **options: Any) -> dict[str, Any]:
+        """Return the program's state; its demonstrations say what they may repeat."""
+        for predict in self.predictors():
+            self.experience.mark_echoes(predict, predict.demos)
+        return super().dump_state(*args, **options)
+
     def last_recall(self) -> Receipt:
         """Return what was recalled for the last call in this thread or task, of each predictor."""
         return _last.get() or Receipt()
@@ -200,7 +229,7 @@ class WithExperience(LearnedProgram):
 
     def _is_outermost(self) -> bool:
         """Whether no other program of a trial stands around it."""
-        level, callers = current_level(), list(dspy.settings.caller_modules or ())
+        level, callers = current_level(), list[Any](dspy.settings.caller_modules or ())
         around = callers[level.callers if level is not None else 0 :]
         outside = around[: around.index(self)] if self in around else []
         return all(isinstance(each, ProgramShell) for each in outside)
@@ -218,14 +247,12 @@ class KNNSteps(Teleprompter):
     """
 
     def __init__(self, memory: StepMemory | None, k: int = 3, **options: Any) -> None:
-        super().__init__()
         self.memory, self.k, self.options = memory, k, options
 
     def compile(self, student: dspy.Module, **_: Any) -> WithExperience:
         """Return the student with experience; whatever sets are given is not looked at."""
         compiled = WithExperience(student, self.memory, self.k, **self.options)
-        compiled._compiled = True  # noqa: SLF001 - DSPy's own mark, which optimisers set
-        return compiled
+        return compiled.as_compiled()
 
 
 def _experienced(program: dspy.Module, experience: Experience) -> dspy.Module:
@@ -234,7 +261,7 @@ def _experienced(program: dspy.Module, experience: Experience) -> dspy.Module:
     for name, predict in program.named_sub_modules(dspy.Predict):
         if type(predict) in (dspy.Predict, ExperiencedPredict):
             predict.__class__ = ExperiencedPredict
-            predict.experience = experience
+            cast("ExperiencedPredict", predict).experience = experience
         else:
             others.append(f"{name.removeprefix('self.')} ({type(predict).__name__})")
     if others:
@@ -244,8 +271,7 @@ def _experienced(program: dspy.Module, experience: Experience) -> dspy.Module:
 
 def _with(predict: dspy.Predict, kwargs: Mapping[str, Any], shown: Shown) -> dict[str, Any]:
     """Return what a predictor is called with, and what it is shown."""
-    own = [*(kwargs.get("demos", predict.demos) or ())]
-    given = {**kwargs, "demos": [*own, *shown.demos]}
+    given = {**kwargs, "demos": shown.demos}
     if shown.warning is not None:
         signature: Any = kwargs.get("signature", predict.signature)
         signature = dspy.Signature(signature) if isinstance(signature, str) else signature
@@ -256,15 +282,16 @@ def _with(predict: dspy.Predict, kwargs: Mapping[str, Any], shown: Shown) -> dic
 
 @contextmanager
 def _own_signature(predict: dspy.Predict, kwargs: Mapping[str, Any]) -> Generator[None]:
-    """Let an answer that cannot be parsed name the predictor's signature, by which GEPA finds it."""
+    """Let an answer that cannot be parsed name the signature by which GEPA finds its predictor."""
     try:
         yield
     except AdapterParseError as error:
-        error.signature = kwargs.get("signature", predict.signature)
+        vars(error)["signature"] = kwargs.get("signature", predict.signature)
         raise
 
 
 def _source(demo: Any) -> DemoSource:
     if demo.get(STEP_ID):
         return DemoSource("memory", demo[STEP_ID], demo.get(RUN_ID))
-    return DemoSource("bootstrapped" if demo.get("augmented") else "given")
+    origin = "bootstrapped" if demo.get("augmented") else "given"
+    return DemoSource(origin, recalled=tuple(demo.get(RECALLED_IDS) or ()))

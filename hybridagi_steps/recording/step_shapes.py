@@ -34,8 +34,9 @@ _SCOPE_CANCELLED = "Cancelled via cancel scope"
 """How anyio's message begins."""
 REASONING = ("reasoning", "rationale")
 _PLAIN = (str, int, float, bool, type(None))
-STEP_ID, RUN_ID = "dspy_step_id", "dspy_run_id"
-"""Under these keys an example that is made of a step names it; DSPy shows none of them."""
+STEP_ID, RUN_ID, RECALLED_IDS = "dspy_step_id", "dspy_run_id", "dspy_recalled"
+"""Under these keys an example names the step that it is made of, or those that were in the prompt
+of the run that it is made of; DSPy shows none of them."""
 _CALL_OPTIONS = ("signature", "demos", "config", "lm", "_trace")
 
 
@@ -132,7 +133,8 @@ def steps_in_demos(predict: Any, inputs: Mapping[str, Any]) -> dict[str, str | N
     values = [value for demo in demos for value in dict(demo).values()]
     held = [value for value in values if not isinstance(value, _PLAIN)]
     made_of = {str(demo[STEP_ID]): demo.get(RUN_ID) for demo in demos if demo.get(STEP_ID)}
-    return made_of | (steps_held(held) if held else {})
+    echoed = {step_id: None for demo in demos for step_id in demo.get(RECALLED_IDS) or ()}
+    return echoed | made_of | (steps_held(held) if held else {})
 
 
 def signature_of(predict: Any, inputs: Mapping[str, Any]) -> Any:
