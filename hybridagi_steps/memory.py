@@ -430,7 +430,7 @@ class StepMemory(Scoring, Prompting):
             aim=aim,
         )
         note_steps(step for hit in hits for step in (hit.step, *hit.context))
-        return StepHits(hits).with_feedback(self._open_store.feedback_on)
+        return StepHits(hits).with_feedback(self._feedback_on)
 
     # -- keeping
 

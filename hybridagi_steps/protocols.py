@@ -321,8 +321,8 @@ class StepStore(IndexedStore, Protocol):
         """Set scores of steps where they are, all or none; UnknownStepError: an id is of none."""
         ...
 
-    def feedback_on(self, run_ids: Sequence[str]) -> dict[str, str]:
-        """Return what was said of runs in words; runs of which nothing was said are missing."""
+    def run_scores(self, run_ids: Sequence[str]) -> dict[str, tuple[float, str | None]]:
+        """Return runs' scores, with what was said of each in words; unscored ones are missing."""
         ...
 
     def identity(self) -> StoreIdentity:

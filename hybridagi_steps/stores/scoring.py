@@ -7,7 +7,7 @@ own. A memory is one of these: what it stores in is told by the memory.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from hybridagi_steps.protocols import StoreBackend
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
@@ -49,6 +49,16 @@ class Scoring(ABC):
             check_score(value)
         self._open_store.score_steps({one_id(name): float(v) for name, v in scores.items()})
 
+    def run_scores(self, run_ids: Iterable[StepId]) -> dict[str, float]:
+        """Return how good runs were, whatever single steps of theirs are scored; by run id."""
+        found = self._open_store.run_scores([one_id(run_id) for run_id in run_ids])
+        return {run_id: score for run_id, (score, _) in found.items()}
+
+    def _feedback_on(self, run_ids: Sequence[str]) -> dict[str, str]:
+        """Return what was said of runs in words; runs of which nothing was said are missing."""
+        found = self._open_store.run_scores(run_ids)
+        return {run_id: said for run_id, (_, said) in found.items() if said is not None}
+
     def trials(self, compile_id: str | None = None) -> TrialTable:
         """Return what was tried inside `compile` and `Evaluate`: of each candidate how it did.
 
@@ -61,4 +71,4 @@ class Scoring(ABC):
         """
         marked = StepFilter(metadata={TRIAL_END: True}, scope=EVERY_SCOPE)
         ends = self._open_store.iter_steps(marked)
-        return summaries(ends, compile_id, self._open_store.feedback_on)
+        return summaries(ends, compile_id, self._feedback_on)

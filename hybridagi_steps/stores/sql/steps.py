@@ -193,16 +193,15 @@ class StepReading(Tables):
             checksum = row_checksum(*key, value, feedback)
             connection.execute(_SCORE_RUN, (*key, value, feedback, checksum))
 
-    def feedback_on(self, run_ids: Sequence[str]) -> dict[str, str]:
-        """Return what was said of runs in words."""
+    def run_scores(self, run_ids: Sequence[str]) -> dict[str, tuple[float, str | None]]:
+        """Return the scores of runs, with what was said of them in words."""
         asked = list(dict.fromkeys(filter(is_storable, run_ids)))
         if not asked:
             return {}
         self._catch_up()
         with self._db.reading() as connection:
             found = connection.execute(_RUN_SCORES, (self._namespace, many(asked))).fetchall()
-        said = ((run_id, self._score(run_id, *values)[1]) for run_id, *values in found)
-        return {run_id: feedback for run_id, feedback in said if feedback is not None}
+        return {run_id: self._score(run_id, *values) for run_id, *values in found}
 
     def _rows_of(self, connection: Connection, ids: Sequence[str]) -> dict[str, int]:
         asked = many([step_id for step_id in ids if is_storable(step_id)])

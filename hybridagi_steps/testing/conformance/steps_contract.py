@@ -211,8 +211,9 @@ class RunContract:
         store.append([step(id=name, run_id=name) for name in "abc"])
         store.score_run("a", 0.5, "so so")
         store.score_run("b", 0.5, None)
-        assert store.feedback_on(["a", "b", "c", "unknown", "\ud800", "a"]) == {"a": "so so"}
-        assert store.feedback_on([]) == {}
+        found = store.run_scores(["a", "b", "c", "unknown", "\ud800", "a"])
+        assert found == {"a": (0.5, "so so"), "b": (0.5, None)}
+        assert store.run_scores([]) == {}
 
     def test_steps_are_scored_where_they_are(self, store: StepStore) -> None:
         store.append([step(id="a", run_id="r", vector=[1.0, 0.0]), step(id="b", run_id="r")])

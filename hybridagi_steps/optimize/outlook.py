@@ -1,0 +1,221 @@
+"""Outlook: how past runs went in which a like step was taken in a like state; no model is asked.
+
+A step is compared by what was known when it was planned (what was asked, the step before, its
+purpose) and what was planned (tool and arguments), never by what came of it: so a run under way and
+a step that is only planned are judged like a finished one. Of the nearest past steps with the same
+action it counts those whose run ended well. That is a share of a few neighbours and as good as the
+past is like the present; `reliability` measures it on the memory's own history.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from hybridagi_steps.dspy_types import QueryWithSteps
+from hybridagi_steps.errors import InvalidQueryError
+from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.optimize.stored_runs import GOOD, action_of, check_memory, steps_given
+from hybridagi_steps.recording_hooks import unnoted
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
+from hybridagi_steps.records.filters import StepFilter, StepHit
+from hybridagi_steps.records.step_text import cut, own_text
+from hybridagi_steps.validation import Steps, Where, whole_number
+
+FEWEST = 3
+"""Scored neighbours below which there is no share."""
+_LOWEST, _PARENT = 3, 400
+_CHOICES = 4
+"""How many times k decisions are looked at for k with the same choice, which no filter knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutlook:
+    """What followed where the like of one step was done before."""
+
+    step: AgentStep
+    action: str
+    """Its tool, else what was chosen, else its predictor."""
+    chance: float | None
+    """Share of the scored neighbours whose run ended well; None: there are fewer than three."""
+    neighbours: tuple[StepHit, ...]
+    """The most similar past steps with the same action, nearest first, scored or not."""
+    agreement: dict[str, float]
+    """Shares of what was done in like states, the most common first."""
+    well: int
+    """How many of the scored neighbours were in runs that ended well."""
+    scored: int
+    """How many neighbours were in scored runs."""
+
+    def __str__(self) -> str:
+        if self.chance is None:
+            return f"step {self.step.hop} {self.action}: {self.scored} scored neighbours"
+        return (
+            f"step {self.step.hop} {self.action} {self.chance:.2f} ({self.well} of {self.scored})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """How the like of some steps went before. Prints as two lines."""
+
+    steps: tuple[StepOutlook, ...]
+    """One for each step that does something, in their order."""
+
+    @property
+    def chance(self) -> float | None:
+        """Mean of the steps' chances; None: no step has one."""
+        known = [step.chance for step in self.steps if step.chance is not None]
+        return fmean(known) if known else None
+
+    @property
+    def agreement(self) -> dict[str, float]:
+        """What was done in states like that of the last step, as shares."""
+        return self.steps[-1].agreement if self.steps else {}
+
+    @property
+    def lowest(self) -> list[StepOutlook]:
+        """The three steps with the lowest chance, lowest first."""
+        known = [step for step in self.steps if step.chance is not None]
+        return sorted(known, key=lambda step: step.chance or 0.0)[:_LOWEST]
+
+    def __str__(self) -> str:
+        if self.chance is None:
+            return (
+                "chance unknown: fewer than three similar steps of scored runs\n"
+                f"done in like states: {_shares(self.agreement) or 'nothing known'}"
+            )
+        counted = sum(step.chance is not None for step in self.steps)
+        return (
+            f"chance {self.chance:.2f}, the mean of {counted} of {len(self.steps)} steps; "
+            f"done in like states: {_shares(self.agreement) or 'nothing known'}\n"
+            f"lowest: {'; '.join(map(str, self.lowest))}"
+        )
+
+
+def outlook(
+    memory: StepMemory, steps: Steps, *, k: int = 8, exclude: Iterable[Where] | Where = ()
+) -> Outlook:
+    """Tell how past runs went that did the like of these steps in like states.
+
+    Args:
+        memory: Where the past is: the user's own history, without the runs of `steps`.
+        steps: A finished run, one under way, or a single step, which need not be stored: one that
+            is only planned names its `parent_id` and has no outputs.
+        k: How many neighbours are asked for each step.
+        exclude: Filters; what matches one of them is not seen.
+
+    Returns:
+        The outlook. Steps that name a user see that user's past only. What it is made of is not
+        noted as recalled: whoever hands neighbours on to a prompt says so with `note_recalled`.
+
+    Raises:
+        InvalidQueryError: `k` is no whole number above zero.
+        InvalidMemoryError: This is no memory.
+        InvalidStepError: These are no steps.
+    """
+    check_memory(memory)
+    whole_number("k", k, 1, InvalidQueryError)
+    given = steps_given(steps)
+    unseen = {step.run_id for step in given if step.run_id is not None}
+    out = [StepFilter.of(each) for each in _several(exclude)]
+    return Outlook(tuple(step_outlooks(memory, given, k, out, unseen)))
+
+
+def step_outlooks(
+    memory: StepMemory,
+    given: Sequence[AgentStep],
+    k: int,
+    exclude: Sequence[StepFilter],
+    unseen: Collection[str],
+) -> list[StepOutlook]:
+    """Return the outlook of each step that does something; runs `unseen` are left out."""
+    parents = _parents(memory, given)
+    found: list[tuple[AgentStep, str, list[StepHit], dict[str, float]]] = []
+    with unnoted():
+        for step in given:
+            action = action_of(step)
+            if action is None:
+                continue
+            seen = StepFilter(
+                exclude_run_id=sorted(unseen),
+                exclude=list(exclude) or None,
+                step_types=step.step_type,
+                kinds="step",
+                **({} if step.user_id is None else {"user_id": step.user_id}),
+            )
+            parent = parents.get(id_text(step.parent_id)) if step.parent_id else None
+            near = _same_action(memory, step, parent, seen, k)
+            found.append((step, action, near, _agreement(memory, step, parent, seen, k)))
+    ended = memory.run_scores({str(hit.step.run_id) for _, _, near, _ in found for hit in near})
+    made: list[StepOutlook] = []
+    for step, action, near, agreement in found:
+        scores = [_score(hit.step, ended) for hit in near]
+        known = [score >= GOOD for score in scores if score is not None]
+        chance = sum(known) / len(known) if len(known) >= FEWEST else None
+        counts = sum(known), len(known)
+        made.append(StepOutlook(step, action, chance, tuple(near), agreement, *counts))
+    return made
+
+
+def _same_action(
+    memory: StepMemory, step: AgentStep, parent: AgentStep | None, seen: StepFilter, k: int
+) -> list[StepHit]:
+    """Return the steps nearest to what was planned that did the same."""
+    text = own_text(step.model_copy(update={"outputs": None}))
+    if parent is not None:
+        text = f"{text} | {cut(own_text(parent), _PARENT)}"
+    if step.step_type == AgentStepType.Decision:
+        hits = memory.search(text, _CHOICES * k, where=seen)
+        return [hit for hit in hits if action_of(hit.step) == action_of(step)][:k]
+    same = {"tools": step.tool} if step.tool else {"predictors": step.predictor}
+    return memory.search(text, k, where=seen.model_copy(update=_listed(same)))
+
+
+def _agreement(
+    memory: StepMemory, step: AgentStep, parent: AgentStep | None, seen: StepFilter, k: int
+) -> dict[str, float]:
+    """Return the shares of what was done in the k states most like that of a step."""
+    inputs = {key: value for key, value in (step.inputs or {}).items() if key != "tool"}
+    if step.tool:
+        inputs["arguments"] = {}  # those of a tool are part of what was done
+    else:
+        seen = seen.model_copy(update=_listed({"predictors": step.predictor}))
+    state = own_text(step.model_copy(update={"inputs": inputs, "outputs": None}))
+    if parent is None:
+        hits = memory.search(state, k, where=seen) if state.strip(" |->") else []
+    else:
+        text = f"{state} | {cut(own_text(parent), _PARENT)}"
+        query = QueryWithSteps.from_hits(text, [StepHit(step=parent, score=1.0)])
+        hits = memory.search(query, k, where=seen, aim="next")
+    done = Counter(action for hit in hits if (action := action_of(hit.step)) is not None)
+    return {action: count / done.total() for action, count in done.most_common()}
+
+
+def _parents(memory: StepMemory, given: Sequence[AgentStep]) -> dict[str, AgentStep]:
+    """Return the steps before some steps by id, those that are not among them from the memory."""
+    known = {id_text(step.id): step for step in given}
+    wanted = {id_text(step.parent_id) for step in given if step.parent_id is not None}
+    stored = memory.get_steps(sorted(wanted - known.keys()))
+    return known | {id_text(step.id): step for step in stored}
+
+
+def _score(step: AgentStep, ended: dict[str, float]) -> float | None:
+    """Return how a step's run ended; of a run without a score how the step itself was scored."""
+    return ended.get(str(step.run_id), step.score)
+
+
+def _listed(condition: dict[str, str | None]) -> dict[str, list[str]]:
+    return {key: [value] for key, value in condition.items() if value is not None}
+
+
+def _several(exclude: Iterable[Where] | Where) -> list[Where]:
+    if exclude is None or isinstance(exclude, StepFilter):
+        return [] if exclude is None else [exclude]
+    return [exclude] if isinstance(exclude, dict) else list(exclude)  # pyright: ignore[reportReturnType]
+
+
+def _shares(agreement: dict[str, float]) -> str:
+    return ", ".join(f"{action} {share:.0%}" for action, share in list(agreement.items())[:3])

@@ -1,0 +1,63 @@
+"""Stored runs as whatever learns from them reads them: a user's own history, run by run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+from hybridagi_steps.errors import InvalidMemoryError, InvalidStepError
+from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.recording_hooks import unnoted
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.validation import Steps, Where, for_recall
+
+GOOD = 0.5
+"""The least score of a run that ended well."""
+_EVERYTHING = 2**62
+
+
+def runs_of(memory: StepMemory, where: Where = None) -> dict[str, list[AgentStep]]:
+    """Return the steps that match by run, runs in the order they began, steps by hop.
+
+    Trial runs and what is revoked are left out unless `where` names their scope.
+    """
+    check_memory(memory)
+    runs: dict[str, list[AgentStep]] = {}
+    with unnoted():
+        found = memory.find(for_recall(where), limit=_EVERYTHING).steps
+    for step in found:
+        if step.run_id is not None:
+            runs.setdefault(step.run_id, []).append(step)
+    for steps in runs.values():
+        steps.sort(key=lambda step: step.hop)
+    return runs
+
+
+def check_memory(memory: object) -> None:
+    """Refuse what is no memory."""
+    if not isinstance(memory, StepMemory):
+        raise InvalidMemoryError(f"a StepMemory is wanted, not {type(memory).__name__}.")
+
+
+def steps_given(steps: Steps) -> list[AgentStep]:
+    """Return one step, several, or those that something holds, as a list.
+
+    Raises:
+        InvalidStepError: Something else was given.
+    """
+    if isinstance(steps, AgentStep):
+        return [steps]
+    held: object = getattr(steps, "steps", steps)
+    if isinstance(held, str | bytes | dict) or not isinstance(held, Iterable):
+        raise InvalidStepError(f"AgentSteps are wanted, not {type(steps).__name__}.")
+    found = list(cast("Iterable[AgentStep]", held))
+    if odd := [each for each in found if not isinstance(each, AgentStep)]:  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+        raise InvalidStepError(f"AgentSteps are wanted, not {type(odd[0]).__name__}.")
+    return found
+
+
+def action_of(step: AgentStep) -> str | None:
+    """Return what a step did, in a word: its tool, else what it chose, else its predictor."""
+    if step.step_type == AgentStepType.Decision:
+        return str((step.outputs or {}).get("choice", "")) or None
+    return (step.tool or step.predictor) if step.step_type == AgentStepType.Action else None
