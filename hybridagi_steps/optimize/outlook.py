@@ -10,12 +10,12 @@ past is like the present; `reliability` measures it on the memory's own history.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from hybridagi_steps.dspy_types import QueryWithSteps
-from hybridagi_steps.errors import InvalidQueryError
+from hybridagi_steps.errors import InvalidFilterError, InvalidQueryError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.optimize.stored_runs import GOOD, action_of, check_memory, steps_given
 from hybridagi_steps.recording_hooks import unnoted
@@ -96,7 +96,7 @@ class Outlook:
 
 
 def outlook(
-    memory: StepMemory, steps: Steps, *, k: int = 8, exclude: Iterable[Where] | Where = ()
+    memory: StepMemory, steps: Steps, *, k: int = 8, exclude: Iterable[Where] = ()
 ) -> Outlook:
     """Tell how past runs went that did the like of these steps in like states.
 
@@ -112,6 +112,7 @@ def outlook(
         noted as recalled: whoever hands neighbours on to a prompt says so with `note_recalled`.
 
     Raises:
+        InvalidFilterError: `exclude` holds something else than filters.
         InvalidQueryError: `k` is no whole number above zero.
         InvalidMemoryError: This is no memory.
         InvalidStepError: These are no steps.
@@ -119,9 +120,10 @@ def outlook(
     check_memory(memory)
     whole_number("k", k, 1, InvalidQueryError)
     given = steps_given(steps)
-    unseen = {step.run_id for step in given if step.run_id is not None}
-    out = [StepFilter.of(each) for each in _several(exclude)]
-    return Outlook(tuple(step_outlooks(memory, given, k, out, unseen)))
+    if isinstance(exclude, StepFilter | Mapping):
+        raise InvalidFilterError("exclude is a list of filters: exclude=[{…}].")
+    out = [StepFilter.of(each) for each in exclude]
+    return Outlook(tuple(step_outlooks(memory, given, k, out, ())))
 
 
 def step_outlooks(
@@ -131,8 +133,14 @@ def step_outlooks(
     exclude: Sequence[StepFilter],
     unseen: Collection[str],
 ) -> list[StepOutlook]:
-    """Return the outlook of each step that does something; runs `unseen` are left out."""
+    """Return the outlook of each step that does something; no run `unseen` or its own is seen."""
     parents = _parents(memory, given)
+    own = {step.run_id for step in given} | {
+        parents[id_text(step.parent_id)].run_id
+        for step in given
+        if step.run_id is None and step.parent_id and id_text(step.parent_id) in parents
+    }
+    own = {run_id for run_id in own if run_id is not None}
     found: list[tuple[AgentStep, str, list[StepHit], dict[str, float]]] = []
     with unnoted():
         for step in given:
@@ -140,7 +148,7 @@ def step_outlooks(
             if action is None:
                 continue
             seen = StepFilter(
-                exclude_run_id=sorted(unseen),
+                exclude_run_id=sorted({*unseen, *own}),
                 exclude=list(exclude) or None,
                 step_types=step.step_type,
                 kinds="step",
@@ -170,8 +178,8 @@ def _same_action(
     if step.step_type == AgentStepType.Decision:
         hits = memory.search(text, _CHOICES * k, where=seen)
         return [hit for hit in hits if action_of(hit.step) == action_of(step)][:k]
-    same = {"tools": step.tool} if step.tool else {"predictors": step.predictor}
-    return memory.search(text, k, where=seen.model_copy(update=_listed(same)))
+    name = "tools" if step.tool else "predictors"
+    return memory.search(text, k, where=seen.model_copy(update={name: [action_of(step)]}))
 
 
 def _agreement(
@@ -181,15 +189,16 @@ def _agreement(
     inputs = {key: value for key, value in (step.inputs or {}).items() if key != "tool"}
     if step.tool:
         inputs["arguments"] = {}  # those of a tool are part of what was done
-    else:
-        seen = seen.model_copy(update=_listed({"predictors": step.predictor}))
+    elif step.predictor is not None:
+        seen = seen.model_copy(update={"predictors": [step.predictor]})
     state = own_text(step.model_copy(update={"inputs": inputs, "outputs": None}))
-    if parent is None:
-        hits = memory.search(state, k, where=seen) if state.strip(" |->") else []
-    else:
+    hits: Sequence[StepHit] = ()
+    if parent is not None:
         text = f"{state} | {cut(own_text(parent), _PARENT)}"
         query = QueryWithSteps.from_hits(text, [StepHit(step=parent, score=1.0)])
         hits = memory.search(query, k, where=seen, aim="next")
+    elif state.strip(" |->"):
+        hits = memory.search(state, k, where=seen)
     done = Counter(action for hit in hits if (action := action_of(hit.step)) is not None)
     return {action: count / done.total() for action, count in done.most_common()}
 
@@ -205,16 +214,6 @@ def _parents(memory: StepMemory, given: Sequence[AgentStep]) -> dict[str, AgentS
 def _score(step: AgentStep, ended: dict[str, float]) -> float | None:
     """Return how a step's run ended; of a run without a score how the step itself was scored."""
     return ended.get(str(step.run_id), step.score)
-
-
-def _listed(condition: dict[str, str | None]) -> dict[str, list[str]]:
-    return {key: [value] for key, value in condition.items() if value is not None}
-
-
-def _several(exclude: Iterable[Where] | Where) -> list[Where]:
-    if exclude is None or isinstance(exclude, StepFilter):
-        return [] if exclude is None else [exclude]
-    return [exclude] if isinstance(exclude, dict) else list(exclude)  # pyright: ignore[reportReturnType]
 
 
 def _shares(agreement: dict[str, float]) -> str:

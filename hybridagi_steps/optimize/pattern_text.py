@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import get_args
 
 from lark import Lark, Token, Tree
-from lark.exceptions import UnexpectedInput, UnexpectedToken
+from lark.exceptions import UnexpectedInput
 
 from hybridagi_steps.errors import InvalidQueryError
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
@@ -122,7 +122,8 @@ def read_pattern(text: str) -> Pattern:
     try:
         tree = _parser().parse(text)  # pyright: ignore[reportUnknownMemberType] - typed in part
     except UnexpectedInput as error:
-        ended = isinstance(error, UnexpectedToken) and error.token.type == "$END"
+        found: object = getattr(error, "token", None)
+        ended = getattr(found, "type", None) == "$END"
         place = "at the end" if ended else f"at column {error.column}"
         raise InvalidQueryError(
             f"the pattern {json.dumps(text[:80])} does not parse {place}; one that does is "

@@ -6,8 +6,8 @@ share of good ones among the rest, so that even a share without any information 
 below chance. The area under the curve therefore ranks by the distance to the share of what was left
 in; bins and calibration error take the shares as they are.
 
-References: Guo et al. 2017, "On Calibration of Modern Neural Networks" (expected calibration error);
-Hanley and McNeil 1982, "The meaning and use of the area under a ROC curve".
+References: Guo et al. 2017, "On Calibration of Modern Neural Networks" (calibration error); Hanley
+and McNeil 1982, "The meaning and use of the area under a ROC curve".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Bin(NamedTuple):
 
     low: float
     high: float
-    count: int
+    predictions: int
     predicted: float
     """Mean of what was predicted."""
     observed: float
@@ -69,7 +69,7 @@ class Calibration:
     def ece(self) -> float | None:
         """Expected calibration error, 0..1: mean distance of predicted and observed shares."""
         count = len(self.predicted)
-        gaps = (each.count * abs(each.predicted - each.observed) for each in self.bins)
+        gaps = (each.predictions * abs(each.predicted - each.observed) for each in self.bins)
         return sum(gaps) / count if count else None
 
     @property

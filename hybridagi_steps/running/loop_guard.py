@@ -75,7 +75,7 @@ class LoopGuard(RunHook):
         for loop in loops:
             self._note(run.run_id, loop)
 
-    def on_run_end(self, run: RunInfo, *_: object) -> None:
+    def on_run_end(self, run: RunInfo, status: str, data: dict[str, Any]) -> None:  # noqa: ARG002 - the hook's face
         """Forget the run."""
         for known in (self._calls, self._hops, self._told):
             known.pop(run.run_id, None)

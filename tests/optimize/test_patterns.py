@@ -20,7 +20,7 @@ def call(
 ) -> hs.AgentStep:
     arguments = more.pop("arguments", {"query": tool})
     return hs.AgentStep(
-        step_type="Action",
+        step_type=hs.AgentStepType.Action,
         inputs={"tool": tool, "arguments": arguments, "purpose": more.pop("purpose", "")},
         outputs=None if result is None else {"result": result},
         run_id=run,
@@ -106,11 +106,11 @@ def test_real_runs_loop_where_agents_were_stuck() -> None:
         ("b | c -> error", {0, 2}),
         ("a -> b? -> error", {0}),
         ("a -> c* -> x", {2}),
-        ("error -> a", set()),
-        ("`error`", set()),
+        ("error -> a", set[int]()),
+        ("`error`", set[int]()),
         ('"x"', {0, 2}),
         ("Action+ -> error", {0, 2}),
-        ("Decision", set()),
+        ("Decision", set[int]()),
     ],
 )
 def test_runs_are_found_by_what_followed_what(pattern: str, found: set[int]) -> None:

@@ -38,7 +38,7 @@ def test_a_run_that_repeats_itself_is_stopped(memory: hs.StepMemory) -> None:
     guard = hs.LoopGuard("stop")
     events = run(StepRunner(stuck(9), memory, tools=[look], hooks=[guard]), "chat", "?")
     assert kinds(events)[-1] in ("run_failed", "run_cancelled")
-    said = (events[-1].data or {})["error"]
+    said: dict[str, str] = events[-1].data["error"]
     assert said["type"] == "RunVetoed"
     assert said["message"] == "the run repeats itself: look gave the same result 2 times."
     assert len([e for e in kinds(events) if e == "tool_call_completed"]) <= 2
