@@ -49,6 +49,9 @@ from hybridagi_steps.stores import address_text, open_store
 from hybridagi_steps.stores.address import is_server, lasting_address, shown_address
 from hybridagi_steps.stores.prompts import Prompting
 from hybridagi_steps.stores.scoring import Scoring
+
+
+from hybridagi_steps.stores.hygiene import Hygiene
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
 from hybridagi_steps.validation import (
     StepId,
@@ -75,6 +78,9 @@ OPEN_MEMORIES: WeakSet[StepMemory] = WeakSet()
 
 
 class StepMemory(Scoring, Prompting):
+
+
+class StepMemory(Hygiene):
     """Past steps, durable and searchable.
 
     Example:
