@@ -41,6 +41,13 @@ if TYPE_CHECKING:
     from hybridagi_steps.optimize.examples import steps_to_examples, to_finetune
     from hybridagi_steps.optimize.exclusion import exclude
     from hybridagi_steps.optimize.with_experience import KNNSteps, WithExperience
+
+
+    from hybridagi_steps.optimize.credit import credit
+    from hybridagi_steps.optimize.feedback import trajectory_feedback
+    from hybridagi_steps.optimize.outlook import outlook
+    from hybridagi_steps.optimize.patterns import common_sequences, find_loops, find_runs
+    from hybridagi_steps.optimize.reliability import reliability
     from hybridagi_steps.planning.executor import StepExecutor
     from hybridagi_steps.planning.generator import PlanGenerator
     from hybridagi_steps.planning.orchestrator import Orchestrator, run_step_executor
@@ -76,6 +83,7 @@ if TYPE_CHECKING:
     from hybridagi_steps.records.trials import compare_trials
     from hybridagi_steps.running.hooks import RunHook
     from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig, ToolRequest
+    from hybridagi_steps.running.loop_guard import LoopGuard
     from hybridagi_steps.running.runner import StepRunner, edit_from_sequence, retry_from_sequence
     from hybridagi_steps.running.stopping import RunVetoed
     from hybridagi_steps.running.tool_calls import idempotent
