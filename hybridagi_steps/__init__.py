@@ -165,8 +165,6 @@ __all__ = [
     "embedders",
     "errors",
     "exclude",
-
-
     "find_loops",
     "find_runs",
     "fork_session",
@@ -265,8 +263,6 @@ _HOMES: dict[str, str | None] = {
     "embedders": None,
     "errors": None,
     "exclude": "optimize.exclusion",
-
-
     "find_loops": "optimize.patterns",
     "find_runs": "optimize.patterns",
     "fork_session": "sessions.repository",
