@@ -37,17 +37,15 @@ if TYPE_CHECKING:
     from hybridagi_steps.messages.provider_in import from_messages
     from hybridagi_steps.messages.provider_out import to_provider
     from hybridagi_steps.optimize.bootstrap import BootstrapFromMemory
+    from hybridagi_steps.optimize.credit import credit
     from hybridagi_steps.optimize.demos import steps_to_demos
     from hybridagi_steps.optimize.examples import steps_to_examples, to_finetune
     from hybridagi_steps.optimize.exclusion import exclude
-    from hybridagi_steps.optimize.with_experience import KNNSteps, WithExperience
-
-
-    from hybridagi_steps.optimize.credit import credit
     from hybridagi_steps.optimize.feedback import trajectory_feedback
     from hybridagi_steps.optimize.outlook import outlook
     from hybridagi_steps.optimize.patterns import common_sequences, find_loops, find_runs
     from hybridagi_steps.optimize.reliability import reliability
+    from hybridagi_steps.optimize.with_experience import KNNSteps, WithExperience
     from hybridagi_steps.planning.executor import StepExecutor
     from hybridagi_steps.planning.generator import PlanGenerator
     from hybridagi_steps.planning.orchestrator import Orchestrator, run_step_executor
