@@ -25,7 +25,7 @@ from hybridagi_steps.stores.postgres.steps import KEYS, LEFTOVERS, PostgresSteps
 from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, AdminTables
 from hybridagi_steps.stores.sql.checked_tables import add_checksums
 from hybridagi_steps.stores.sql.derived import DerivedTables, StepLink
-from hybridagi_steps.stores.sql.prompts import PROMPT_INVARIANTS
+from hybridagi_steps.stores.sql.prompt_tables import PROMPT_INVARIANTS
 from hybridagi_steps.stores.sql.tables import Connection, many
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
 

@@ -21,7 +21,7 @@ from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.checksums import vector_checksum
 from hybridagi_steps.stores.commits import refuse_twice
-from hybridagi_steps.stores.sql.prompts import PromptTables
+from hybridagi_steps.stores.sql.prompt_tables import PromptTables
 from hybridagi_steps.stores.sql.steps import READ_STEPS
 from hybridagi_steps.stores.sql.tables import Connection, Encoded, many, remove_empty_runs, runs_of
 

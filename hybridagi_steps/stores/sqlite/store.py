@@ -19,7 +19,7 @@ from hybridagi_steps.protocols import Durability
 from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, AdminTables
 from hybridagi_steps.stores.sql.checked_tables import add_checksums
 from hybridagi_steps.stores.sql.derived import DerivedTables, StepLink
-from hybridagi_steps.stores.sql.prompts import PROMPT_INVARIANTS
+from hybridagi_steps.stores.sql.prompt_tables import PROMPT_INVARIANTS
 from hybridagi_steps.stores.sql.tables import Connection
 from hybridagi_steps.stores.sqlite.database import Database
 from hybridagi_steps.stores.sqlite.in_memory import IN_MEMORY, InMemoryDatabase
