@@ -140,7 +140,7 @@ class CacheFile(Mapping[str, Array]):
         """Return an array; raise DamagedCacheError if it is not what was written."""
         entry = self._entries[name]
         values = np.empty(entry.shape, entry.dtype)
-        entry.read(self._file, _bytes(values), 0, len(entry.checksums))
+        entry.read(self._file, _bytes(values), 0)
         values.flags.writeable = False
         return values
 
@@ -164,24 +164,23 @@ class CacheFile(Mapping[str, Array]):
         }
         return found
 
-    def paged(self, name: str) -> PagedArray:
-        """Return an array of which nothing is read yet."""
-        return PagedArray(self._file, self._entries[name])
+    def paged(self, name: str, made: Callable[[Array], Array]) -> PagedArray:
+        """Return a matrix of float32 of which nothing is read yet; `made` makes them of rows."""
+        return PagedArray(self._file, self._entries[name], made)
 
 
 class PagedArray:
-    """An array of a file, read page by page as its rows are asked for, with room to grow behind it.
+    """A matrix of a file, read page by page as its rows are asked for, with room to grow behind it.
 
     The memory is private to this process, and takes no more of it than what has been read.
     """
 
-    def __init__(self, file: _OpenFile, entry: _Entry) -> None:
-        self._file, self._entry = file, entry
+    def __init__(self, file: _OpenFile, entry: _Entry, made: Callable[[Array], Array]) -> None:
+        self._file, self._entry, self._made = file, entry, made
         self._missing = np.ones(len(entry.checksums), np.bool_)
         count, *rest = entry.shape
-        self.room: Array = _untouched((count + count // _ROOM, *rest), entry.dtype)
+        self.room: Array = _untouched((count + count // _ROOM, *rest), np.dtype(np.float32))
         """Rows of the file, and behind them those that nobody has written yet."""
-        self._bytes = _bytes(self.room)
 
     def __len__(self) -> int:
         return self._entry.shape[0]  # rows of the file
@@ -208,7 +207,10 @@ class PagedArray:
                 asked = asked[asked < len(self._missing)]
             pages = sorted({*asked[self._missing[asked]].tolist()})
         for first, last in _runs(pages):
-            self._entry.read(self._file, self._bytes, first, last)
+            part = slice(first * per_page, min(last * per_page, len(self)))
+            values = np.empty((part.stop - part.start, *self._entry.shape[1:]), self._entry.dtype)
+            self._entry.read(self._file, _bytes(values), first)
+            self.room[part] = self._made(values)
             self._missing[first:last] = False
 
 
@@ -276,19 +278,17 @@ class _Entry(NamedTuple):
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    nbytes: int
     start: int
     rows_per_page: int
     page_bytes: int
     checksums: list[int]
 
-    def read(self, file: _OpenFile, into: memoryview, first: int, last: int) -> None:
-        """Read and compare pages, from `first` to before `last`, into where they belong."""
+    def read(self, file: _OpenFile, into: memoryview, first: int) -> None:
+        """Read and compare the pages from `first` on that fill a buffer."""
         size = self.page_bytes
-        begin, end = first * size, min(last * size, self.nbytes)
-        file.read_into(into[begin:end], self.start + begin)
-        for page in range(first, last):
-            if crc32(into[page * size : min((page + 1) * size, end)]) != self.checksums[page]:
+        file.read_into(into, self.start + first * size)
+        for page, start in enumerate(range(0, len(into), size), first):
+            if crc32(into[start : start + size]) != self.checksums[page]:
                 raise DamagedCacheError("the checksum of a page does not fit: it is damaged")
 
 
@@ -375,7 +375,7 @@ def _entries(
         start += _padding(start)
         (rows, size), nbytes = _page(dtype, shape), dtype.itemsize * prod(shape)
         first, at = at, at + -(-nbytes // size)
-        found[each["name"]] = _Entry(dtype, shape, nbytes, start, rows, size, checksums[first:at])
+        found[each["name"]] = _Entry(dtype, shape, start, rows, size, checksums[first:at])
         start += nbytes
     if start + _padding(start) != length or at != len(checksums):
         raise ValueError(f"its arrays end at {start:,} of {length:,}")

@@ -59,6 +59,7 @@ from hybridagi_steps.records.store_values import (
     TextRow,
     VectorRow,
 )
+from hybridagi_steps.search.vector_rows import shortened
 from hybridagi_steps.stores.waiting import Patience, taken
 
 TEXT_BATCH = 1_000
@@ -250,7 +251,7 @@ class Deriver:
 
 
 def _vector_rows(pending: Mapping[int, Told], embedder: Embedder) -> list[VectorRow]:
-    """Return the embeddings of steps; what is not to be found has none."""
+    """Return the embeddings of steps as whole numbers; what is not to be found has none."""
     found = [(row, item.step, item.own) for row, item in pending.items() if item.step is not None]
     rows = [
         VectorRow(row, 0, None, scoped=False) for row, item in pending.items() if item.step is None
@@ -259,10 +260,12 @@ def _vector_rows(pending: Mapping[int, Told], embedder: Embedder) -> list[Vector
         return rows
     distinct = list(dict.fromkeys(text for *_, text in found))
     vectors, usable = embed_documents(embedder, distinct)
+    kept = np.zeros_like(vectors)
+    kept[usable] = shortened(vectors[usable])
     place = {text: number for number, text in enumerate(distinct)}
     for row, step, text in found:
         number = place[text]
-        vector = vectors[number] if usable[number] else None
+        vector = kept[number] if usable[number] else None
         rows.append(VectorRow(row, text_hash(text), vector, scoped=step.scope is not None))
     return rows
 

@@ -36,8 +36,10 @@ from hybridagi_steps.search.vector_rows import (
     Scopes,
     VectorStore,
     exact_similarities,
+    packed,
     products,
     unit_rows,
+    unpacked,
 )
 
 if TYPE_CHECKING:
@@ -205,7 +207,7 @@ class FaissIndex:
             store, codes = self._store, self._codes
             arrays: dict[str, npt.NDArray[Any]] = {
                 "rows": store.rows,
-                "vectors": store.vectors,
+                "vectors": packed(store.vectors),
                 "alive": store.alive.copy(),
             }
             return arrays if codes is None else arrays | codes.to_arrays()
@@ -220,7 +222,11 @@ class FaissIndex:
         """
         if missing := {"rows", "vectors", "alive"} - arrays.keys():
             raise DamagedFileError(f"the cached index lacks {', '.join(sorted(missing))}.")
-        vectors = arrays.paged("vectors") if isinstance(arrays, CacheFile) else arrays["vectors"]
+        vectors = (
+            arrays.paged("vectors", unpacked)
+            if isinstance(arrays, CacheFile)
+            else arrays["vectors"]
+        )
         store = VectorStore.restore(arrays["rows"], vectors, arrays["alive"])
         index = cls(dimension)
         index._store, index._scopes = store, Scopes(store, index._exact_rows)

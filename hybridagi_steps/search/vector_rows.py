@@ -10,7 +10,7 @@ where new ones go.
 from __future__ import annotations
 
 from math import inf, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ Mask = npt.NDArray[np.bool_]
 
 _FIRST_CAPACITY = 256
 _WIDEST_TABLE = 32
+_AT_ONCE = 2**14
+_LARGEST = np.iinfo(np.int16).max
 
 
 def unit_rows(vectors: npt.ArrayLike, dimension: int, *, where: str) -> FloatMatrix:
@@ -48,6 +50,33 @@ def unit_rows(vectors: npt.ArrayLike, dimension: int, *, where: str) -> FloatMat
         raise _without_direction(int(np.flatnonzero(~usable)[0]), len(matrix), where)
     units = np.empty(matrix.shape, np.float32)
     return np.divide(matrix, lengths[:, None], out=units, casting="same_kind")
+
+
+def shortened(vectors: FloatMatrix) -> npt.NDArray[np.int16]:
+    """Return usable vectors in whole numbers of two bytes, the largest of each as large as can be.
+
+    Sums of their squares are exact, so they become the same unit rows wherever that is done.
+    """
+    largest = np.abs(vectors).max(axis=1, keepdims=True).astype(np.float64)
+    return np.rint(vectors * (_LARGEST / largest)).astype(np.int16)
+
+
+def packed(units: FloatMatrix) -> npt.NDArray[np.int16] | FloatMatrix:
+    """Return unit rows as `shortened` does if `unpacked` gives the same back, else as they are."""
+    short = np.empty(units.shape, np.int16)
+    for start in range(0, len(units), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        short[part] = shortened(units[part])
+        if not np.array_equal(unpacked(short[part]), units[part]):
+            return units
+    return short
+
+
+def unpacked(stored: npt.NDArray[Any]) -> FloatMatrix:
+    """Return the unit rows that `packed` was given."""
+    if stored.dtype != np.int16:
+        return stored
+    return unit_rows(stored.astype(np.float32), stored.shape[1], where="cached vector")
 
 
 def _without_direction(place: int, count: int, where: str) -> InvalidVectorError:
@@ -79,7 +108,7 @@ class VectorStore:
     def restore(cls, rows: Rows, vectors: FloatMatrix | PagedArray, alive: Mask) -> VectorStore:
         """Take over arrays that `rows`, `vectors` and `alive` gave earlier, without a copy."""
         unread = vectors if isinstance(vectors, PagedArray) else None
-        matrix = vectors.room if isinstance(vectors, PagedArray) else vectors
+        matrix = vectors.room if isinstance(vectors, PagedArray) else unpacked(vectors)
         fits = (
             (rows.dtype, matrix.dtype, alive.dtype) == (np.int64, np.float32, np.bool_)
             and (rows.ndim, matrix.ndim, alive.ndim) == (1, 2, 1)

@@ -8,6 +8,7 @@ has none until `vacuum`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
 
@@ -15,9 +16,11 @@ import numpy as np
 import orjson
 
 from hybridagi_steps.errors import DamagedFileError
+from hybridagi_steps.records.store_values import FloatVector
 
 REMEDY = "`hybridagi-steps export --salvage` writes all that is whole; or restore a backup"
 _DIFFERS = "its checksum differs"
+_LARGEST = np.iinfo(np.int16).max
 
 
 class ChecksumError(ValueError):
@@ -58,18 +61,33 @@ def damaged(what: str, why: object = _DIFFERS) -> DamagedFileError:
     return DamagedFileError(f"{what} is not as it was written ({why}); {REMEDY}.")
 
 
+def vector_blob(vector: Sequence[float] | FloatVector) -> bytes:
+    """Return a vector as bytes, little endian: float32, or whole numbers as int16 and a zero byte.
+
+    The embedder's come as such numbers; an odd length tells them apart.
+    """
+    single = np.asarray(vector, dtype="<f4")
+    with np.errstate(invalid="ignore"):
+        short = single.clip(-_LARGEST, _LARGEST).astype("<i2")
+    return short.tobytes() + b"\0" if (short == single).all() else single.tobytes()
+
+
 def vector_checksum(row: int, text_hash: int, given: int, blob: bytes | None) -> int:
-    """Return the checksum of an embedding, float32 as bytes."""
+    """Return the checksum of an embedding, given as `vector_blob` says."""
     return crc32(blob or b"", row_checksum(row, text_hash, given))
 
 
 def checked_vector(
     row: int, text_hash: int, given: int, blob: bytes | None, checksum: int | None
-) -> np.ndarray[tuple[int], np.dtype[np.float32]] | None:
+) -> FloatVector | None:
     """Return the vector in a row, if it is the one that was written; None where there is none."""
     try:
         if checksum not in (None, vector_checksum(row, text_hash, given, blob)):
             raise ChecksumError
-        return None if blob is None else np.frombuffer(blob, dtype="<f4")
+        if blob is None:
+            return None
+        if len(blob) % 2:
+            return np.frombuffer(blob, "<i2", len(blob) // 2).astype(np.float32)
+        return np.frombuffer(blob, "<f4")
     except (ValueError, TypeError) as error:
         raise damaged(f"the embedding of row {row}", error) from error

@@ -27,6 +27,7 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
 from hybridagi_steps.search.step_index import StepIndex
+from hybridagi_steps.search.vector_rows import unpacked
 from hybridagi_steps.stores import open_store
 from tests.benchmarks import CHECKOUT
 from tests.benchmarks.conditions import conditions, counts
@@ -240,7 +241,7 @@ def _index_alone(path: Path, queries: Sequence[str]) -> dict[str, Any]:
 
 def _beside_numpy(index: StepIndex, queries: FloatMatrix, rows: Rows | None) -> dict[str, Any]:
     arrays = index.own.vectors.to_arrays()
-    held, matrix = arrays["rows"], np.array(arrays["vectors"])
+    held, matrix = arrays["rows"], unpacked(np.array(arrays["vectors"]))
     passing = None if rows is None else np.isin(held, rows)
     ours, theirs = cycle(queries), cycle(queries)
 

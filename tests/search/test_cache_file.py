@@ -30,6 +30,7 @@ from hybridagi_steps.search.index_cache import (
     save_cache,
 )
 from hybridagi_steps.search.vector_index import FaissIndex
+from hybridagi_steps.search.vector_rows import shortened
 
 HEADER: dict[str, Any] = {
     "store": "a1",
@@ -335,6 +336,22 @@ def test_an_index_reads_only_the_vectors_it_looks_at_each_once(
     assert reads.bytes == vectors.nbytes
     again.add(np.arange(30_000, 50_000), vectors)
     assert again.search(vectors[:1], 2)[0].rows.tolist() == [0, 30_000]
+
+
+def test_vectors_in_whole_numbers_are_cached_in_two_bytes_each_and_answer_the_same(
+    path: Path, vectors: FloatMatrix
+) -> None:
+    index = FaissIndex(256)
+    index.add(np.arange(20_000), shortened(vectors))
+    assert index.to_arrays()["vectors"].nbytes == vectors.nbytes / 2
+    again = revived(path, index)
+    for query in vectors[:20] + vectors[20:40]:
+        [expected], [found] = index.search(query[None], 10), again.search(query[None], 10)
+        np.testing.assert_array_equal(found.rows, expected.rows)
+        np.testing.assert_array_equal(found.scores, expected.scores)
+    again.add([20_000], vectors[:1])
+    whole = revived(path, again)
+    np.testing.assert_array_equal(whole.to_arrays()["vectors"], again.to_arrays()["vectors"])
 
 
 def test_whatever_happens_to_a_file_in_use_changes_no_answer(

@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from store_files import filled
 
+from hybridagi_steps import StepMemory
+from hybridagi_steps.embedders import HashingEmbedder
 from hybridagi_steps.errors import (
     DiskFullError,
     DuplicateStepError,
@@ -97,6 +99,28 @@ def test_processes_may_create_and_fill_one_file_together(path: Path) -> None:
             run = store.find(StepFilter(run_id=f"w{n}"), limit=99)
             assert ids(run) == [f"w{n}-{m}" for m in range(25)]
         assert store.verify() == []
+
+
+def test_vectors_of_the_embedder_take_two_bytes_a_number_and_older_ones_are_read(
+    path: Path,
+) -> None:
+    said = ["refund the ticket to Oslo", "search flights to Madrid", "upgrade the seat"]
+    steps = [step(id=str(n), inputs={"purpose": words}) for n, words in enumerate(said)]
+    with StepMemory(path, embedder=HashingEmbedder(64)) as memory:
+        memory.add(steps)
+        expected = [(hit.step.id, hit.score) for hit in memory.search("flights to Oslo")]
+        [rounded] = memory.get_steps([steps[1].id], vectors=True)
+    [exact] = HashingEmbedder(64).embed_documents(["search flights to Madrid"])
+    assert rounded.vector == pytest.approx(exact.tolist(), abs=3e-5)
+    with closing(sqlite3.connect(path)) as file, file:
+        assert {*file.execute("SELECT length(vector) FROM embedding")} == {(2 * 64 + 1,)}
+        for n, vector in enumerate(HashingEmbedder(64).embed_documents(said), 1):
+            older = (vector.astype("<f4").tobytes(), n)
+            file.execute("UPDATE embedding SET vector = ?, checksum = NULL WHERE row = ?", older)
+    with StepMemory(path, embedder=HashingEmbedder(64)) as memory:
+        again = memory.search("flights to Oslo")
+    assert [hit.step.id for hit in again] == [name for name, _ in expected]
+    assert [hit.score for hit in again] == pytest.approx([score for _, score in expected], abs=1e-4)
 
 
 def test_a_file_of_another_kind_is_refused_untouched(path: Path) -> None:

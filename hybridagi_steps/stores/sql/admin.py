@@ -121,7 +121,7 @@ INVARIANTS = {
         JOIN namespace n ON n.id = s.namespace WHERE s.row <= n.vectors_through AND NOT EXISTS
         (SELECT 1 FROM embedding e WHERE e.row = s.row)""",
     "an embedding of another length than it says": """SELECT row FROM embedding
-        WHERE vector IS NOT NULL AND length(vector) <> coalesce(4 * dimension, -1)""",
+        WHERE NOT coalesce(length(vector) IN (4 * dimension, 2 * dimension + 1), vector IS NULL)""",
     "words of another scope than their step's": """SELECT t.row FROM step_text t
         JOIN step_view k ON k.namespace = t.namespace AND k.row = t.row
         WHERE t.scoped <> (k.scope IS NOT NULL)""",

@@ -14,8 +14,6 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from hybridagi_steps.errors import DamagedFileError, EmbedderMismatchError, StorageBusyError
 from hybridagi_steps.protocols import NEWEST
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
@@ -40,6 +38,7 @@ from hybridagi_steps.stores.checksums import (
     checked_vector,
     damaged,
     row_checksum,
+    vector_blob,
     vector_checksum,
 )
 from hybridagi_steps.stores.sql.lineage import in_range
@@ -464,7 +463,7 @@ class DerivedTables(MessageUnits):
     def _vector_values(self, saved: VectorRow) -> tuple[int | bytes | None, ...]:
         key = (self._namespace, int(saved.row))
         vector, words = saved.vector, int(saved.text_hash)
-        blob = None if vector is None else np.asarray(vector, dtype="<f4").tobytes()
+        blob = None if vector is None else vector_blob(vector)
         checksum = vector_checksum(int(saved.row), words, 0, blob)
         return (None if vector is None else len(vector), words, blob, checksum, *key)
 

@@ -241,7 +241,9 @@ class StepReading(Tables):
             for row, *embedding in connection.execute(_VECTORS, asked):
                 vector = checked_vector(row, *embedding)
                 if vector is not None and row in steps:
-                    steps[row].vector = vector.tolist()
+                    given = embedding[1]
+                    length = 1.0 if given else np.linalg.norm(vector)  # as an embedder gives it
+                    steps[row].vector = (vector / length).tolist()
         unscored = {step.run_id for step in steps.values() if step.score is None and step.run_id}
         if unscored:
             scores = self._run_scores(connection, unscored)

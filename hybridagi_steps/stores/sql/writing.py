@@ -12,14 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
-import numpy as np
-
 from hybridagi_steps.errors import InvalidStepError, UnknownStepError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.step_text import own_text, text_hash
 from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.stores.body import encode_body
-from hybridagi_steps.stores.checksums import vector_checksum
+from hybridagi_steps.stores.checksums import vector_blob, vector_checksum
 from hybridagi_steps.stores.commits import refuse_twice
 from hybridagi_steps.stores.sql.prompt_tables import PromptTables
 from hybridagi_steps.stores.sql.steps import READ_STEPS
@@ -33,8 +31,8 @@ _NOWHERE = (None, None)
 _PINS = """SELECT id, branch_id, sequence FROM agent_step
     WHERE branch_id IS NOT NULL AND row IN (SELECT value FROM json_each(?))"""
 _INSERT_GIVEN = """INSERT INTO embedding
-    (namespace, row, model, dimension, text_hash, given, scoped, vector, checksum)
-    VALUES (?, ?, (SELECT embedder FROM namespace WHERE id = ?), ?, ?, 1, ?, ?, ?)"""
+    (namespace, row, dimension, text_hash, given, scoped, vector, checksum)
+    VALUES (?, ?, ?, ?, 1, ?, ?, ?)"""
 _RESCORED = "UPDATE namespace SET branches_moved = branches_moved + 1 WHERE id = ?"
 """Followers that keep scores learn from it that they may be others since."""
 _MARK = """INSERT INTO stale_text (namespace, row) SELECT namespace, row FROM step_text
@@ -141,12 +139,11 @@ class StepWriting(PromptTables):
             connection.executemany(_INSERT_GIVEN, given)
 
     def _given(self, row: int, step: AgentStep) -> tuple[Any, ...]:
-        vector = np.asarray(step.vector, dtype="<f4")
+        vector = step.vector or []
         scoped, words = step.scope is not None, text_hash(own_text(step))
-        key = (self._namespace, row, self._namespace)
-        blob = vector.tobytes()
+        blob = vector_blob(vector)
         checksum = vector_checksum(row, words, 1, blob)
-        return (*key, len(vector), words, scoped, blob, checksum)
+        return (self._namespace, row, len(vector), words, scoped, blob, checksum)
 
     def _forget(self, connection: Connection, rows: Sequence[int]) -> None:
         """Remove steps with all that was derived from them; their runs stay."""

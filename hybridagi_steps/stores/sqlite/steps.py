@@ -208,20 +208,17 @@ _SAVE_TEXT = """INSERT OR REPLACE INTO step_text
     SELECT s.namespace, s.row, ?, ?, ?, ?, ?, json_extract(s.body, '$.scope') IS NOT NULL
     FROM step_json s WHERE +s.namespace = ? AND s.row = ?"""
 _SAVE_VECTOR = """INSERT OR IGNORE INTO embedding
-    (namespace, row, model, dimension, text_hash, given, vector, checksum, scoped)
-    SELECT s.namespace, s.row, n.embedder, ?, ?, 0, ?, ?,
-        json_extract(s.body, '$.scope') IS NOT NULL
-    FROM step_json s JOIN namespace n ON n.id = +s.namespace
-    WHERE +s.namespace = ? AND s.row = ?"""
+    (namespace, row, dimension, text_hash, given, vector, checksum, scoped)
+    SELECT s.namespace, s.row, ?, ?, 0, ?, ?, json_extract(s.body, '$.scope') IS NOT NULL
+    FROM step_json s WHERE +s.namespace = ? AND s.row = ?"""
 _SAVE_MESSAGE_TEXT = f"""INSERT OR REPLACE INTO step_text
     (namespace, row, parent_row, tokens, text_hash, purpose_hash, checksum, scoped)
     SELECT m.namespace, m.row + {MESSAGE_ROWS}, ?, ?, ?, ?, ?, 0
     FROM message m WHERE +m.namespace = ? AND m.row = ? - {MESSAGE_ROWS}"""  # noqa: S608 - no value in it
 _SAVE_MESSAGE_VECTOR = f"""INSERT OR IGNORE INTO embedding
-    (namespace, row, model, dimension, text_hash, given, vector, checksum, scoped)
-    SELECT m.namespace, m.row + {MESSAGE_ROWS}, n.embedder, ?, ?, 0, ?, ?, 0
-    FROM message m JOIN namespace n ON n.id = +m.namespace
-    WHERE +m.namespace = ? AND m.row = ? - {MESSAGE_ROWS}"""  # noqa: S608 - no value in it
+    (namespace, row, dimension, text_hash, given, vector, checksum, scoped)
+    SELECT m.namespace, m.row + {MESSAGE_ROWS}, ?, ?, 0, ?, ?, 0
+    FROM message m WHERE +m.namespace = ? AND m.row = ? - {MESSAGE_ROWS}"""  # noqa: S608 - no value in it
 _GONE = "row IN (SELECT value FROM json_each(:rows))"
 _RAISE_FLOOR = """UPDATE meta SET value = max(value, coalesce(
     (SELECT max(row) FROM agent_step), 0)) WHERE key = 'row_floor'"""
