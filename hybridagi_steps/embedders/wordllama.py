@@ -10,9 +10,11 @@ Reference: https://github.com/dleemiller/WordLlama (MIT), model l2_supercat, 256
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +33,11 @@ HalfMatrix = npt.NDArray[np.float16]
 MAX_CHARS = 32_768
 """What stands beyond is not read: an average over more tokens says nothing more."""
 _MODEL = "l2_supercat_256"
+_SPACE = "\u2581"
+_JOINING = ("  ", _SPACE, "<s>", "</s>", "<unk>")
+_WORDS = 50_000
+_LONGEST_WORD = 100
+"""Characters of a word whose tokens are remembered; so they take no more than some megabytes."""
 _DIMENSION = 256
 _KINDS = {"F16": "<f2", "F32": "<f4"}
 
@@ -40,6 +47,20 @@ class _Model(NamedTuple):
     tokenizer: Tokenizer
     half: HalfMatrix
     """One vector per token as the file has it, float16, shape (vocabulary, d)."""
+    of_word: Callable[[str], list[int]]
+    """Returns the tokens of a word, which it remembers."""
+
+    def tokens(self, text: str) -> list[int]:
+        """Return the tokens of a text as the tokenizer does, word by word where that is the same.
+
+        No token has a space behind another character, so none reaches over the end of a word; but
+        spaces side by side may join, and marks of the tokenizer's own are no words.
+        """
+        words = text.split(" ")
+        if not words[0] or any(part in text for part in _JOINING) or _is_long(words):
+            return self.tokenizer.encode(text, add_special_tokens=False).ids
+        found = [*chain.from_iterable(map(self.of_word, words))]
+        return found if words[-1] else [*found, self.tokenizer.token_to_id(_SPACE)]
 
 
 class WordLlamaEmbedder:
@@ -80,8 +101,7 @@ class WordLlamaEmbedder:
         for vector, text in zip(vectors, texts, strict=True):
             # A lone surrogate cannot pass into the tokenizer; one text at a time starts no threads.
             readable = text[:MAX_CHARS].encode("utf-8", "replace").decode("utf-8")
-            tokens = model.tokenizer.encode(readable, add_special_tokens=False).ids
-            if tokens:
+            if tokens := model.tokens(readable):
                 table[tokens].astype(np.float32, copy=False).mean(axis=0, out=vector)
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         return np.divide(vectors, lengths, out=vectors, where=lengths > 0)
@@ -117,7 +137,19 @@ def load_model() -> _Model:
     tokenizer.no_truncation()
     digest = sha256(weights)
     digest.update(vocabulary)
-    return _Model(f"wordllama/{_MODEL}@{digest.hexdigest()[:12]}", tokenizer, half)
+    name = f"wordllama/{_MODEL}@{digest.hexdigest()[:12]}"
+    return _Model(name, tokenizer, half, _remembering(tokenizer))
+
+
+def _remembering(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    def tokens(word: str) -> list[int]:
+        return tokenizer.encode(word, add_special_tokens=False).ids
+
+    return lru_cache(_WORDS)(tokens)
+
+
+def _is_long(words: Sequence[str]) -> bool:
+    return max(map(len, words)) > _LONGEST_WORD
 
 
 def _table(file: npt.NDArray[np.uint8]) -> npt.NDArray[np.floating[Any]]:

