@@ -215,12 +215,13 @@ class StepMemory(Hygiene, Prompting):
             rewrite them; `messages_left` counts messages that match and stay, in `sessions_left`.
 
         Raises:
-            InvalidFilterError: No condition that leaves anything out; `clear` deletes everything.
+            InvalidFilterError: No condition that picks anything; `clear` deletes everything.
         """
         store, asked = self._open_store, StepFilter.of(where)
-        if asked.passes_everything:
+        if asked.picks_nothing:
             raise InvalidFilterError(
-                "purge needs at least one condition that leaves something out; clear() deletes all."
+                "purge needs a condition that picks something, besides any `exclude`; clear() "
+                "deletes all."
             )
         try:
             store.forget_learned()

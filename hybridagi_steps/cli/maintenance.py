@@ -99,7 +99,7 @@ def purge(
     from hybridagi_steps.cli import render
     from hybridagi_steps.erasure import doomed_by, meant_by
 
-    if where.passes_everything:
+    if where.picks_nothing:
         raise typer.BadParameter("purge needs a filter: --run, --session, --user, --until, …")
     with existing(db, namespace) as memory:
         if not yes:

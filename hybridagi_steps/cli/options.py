@@ -103,7 +103,7 @@ def with_filter(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-_REPEATABLE = ("texts", "choices", "json")
+_REPEATABLE = ("texts", "choices", "json", "filters")
 
 
 def _option(field: FilterField) -> inspect.Parameter:
@@ -134,6 +134,8 @@ def _conditions(asked: Mapping[str, Any]) -> dict[str, Any]:
             value = _date(field.option, value)
         elif field.kind == "json":
             value = dict(_pair(field.option, text) for text in value)
+        elif field.kind == "filters":
+            value = [_filter(field.option, text) for text in value]
         read[field.name] = value
     return read
 
@@ -146,6 +148,16 @@ def _date(option: str, text: str) -> datetime:
         raise typer.BadParameter(
             f"{option}: {text!r} is no date; write 2026-01-31 or 2026-01-31T10:00 (UTC)."
         ) from error
+
+
+def _filter(option: str, text: str) -> dict[str, Any]:
+    """Read a filter: KEY=VALUE, or several conditions as a JSON object."""
+    if not text.lstrip().startswith("{"):
+        return dict([_pair(option, text)])
+    try:
+        return json.loads(text, parse_constant=_no_number)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {text!r} is no JSON object.") from error
 
 
 _PYTHONS_OWN = {"True": True, "False": False, "None": None}

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Kind = Literal["text", "texts", "choice", "choices", "number", "time", "json"]
+Kind = Literal["text", "texts", "choice", "choices", "number", "time", "json", "filters"]
 """What a condition is given: one text or any of several; one or any of some words; a number; a
-time; keys with plain values."""
+time; keys with plain values; filters."""
 
 StepKey = str
 """Names a value of a step that filters compare and that never changes: what a `FilterField` names,
@@ -138,6 +138,13 @@ FILTER_FIELDS = (
         "What is searched: `step`, `message` (of sessions), or both, as without it. "
         "Where steps are listed, `message` alone is an error.",
         metavar="KIND",
+    ),
+    FilterField(
+        "exclude",
+        "--exclude",
+        "filters",
+        "Not what matches this filter, or any of these; without a scope in every one.",
+        metavar="KEY=VALUE",
     ),
 )
 """In the order in which they are listed."""

@@ -129,10 +129,7 @@ class StepFilter(BaseModel):
     signatures: _Texts = None
     trust: Trust | None = None
     kinds: _Kinds = None
-    exclude: Annotated[list[StepFilter] | None, BeforeValidator(_filters)] = Field(
-        default=None,
-        description="Not what matches this filter, or any of these; without a scope in every one.",
-    )
+    exclude: Annotated[list[StepFilter] | None, BeforeValidator(_filters)] = None
 
     def __init__(self, **conditions: object) -> None:
         """Make a filter.
@@ -173,6 +170,12 @@ class StepFilter(BaseModel):
     def passes_everything(self) -> bool:
         """Whether no condition leaves any step out; trial runs are not counted as left out."""
         return self.conditions <= {"kinds"} and "step" in (self.kinds or ["step"])
+
+    @property
+    def picks_nothing(self) -> bool:
+        """Whether it only says what to leave out, if anything: no filter to erase by."""
+        rest = self.model_copy(update={"exclude": None, "exclude_run_id": None})
+        return rest.passes_everything
 
     @property
     def conditions(self) -> set[str]:

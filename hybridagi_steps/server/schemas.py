@@ -179,7 +179,7 @@ class PurgeAsked(Asked):
     """What to erase."""
 
     where: dict[str, Any]
-    """The keys of a StepFilter; some condition has to leave something out."""
+    """The keys of a StepFilter; some condition besides `exclude` has to pick something."""
 
 
 class Erasure(Answer):

@@ -194,6 +194,22 @@ def test_every_filter_has_its_option(run: Run, command: str) -> None:
     assert [field.option for field in FILTER_FIELDS if f"{field.option} " not in offered] == []
 
 
+def test_exclude_is_one_condition_or_several_as_json(run: Run, filled: str) -> None:
+    def ids(*more: str) -> set[str]:
+        asked = ("search", "refund", "--db", filled, "-k", "30", "--json", *more)
+        return {hit["step"]["id"] for hit in json.loads(run(*asked).out)}
+
+    first = "tau-airline-40-0"
+    both = json.dumps({"run_id": first, "step_types": "ProgramEnd"})
+    shown = ids("--run", first)
+    assert ids("--run", first, "--exclude", f"run_id={first}") == set()
+    ends = ids("--run", first, "--type", "ProgramEnd")
+    assert ends
+    assert ids("--run", first, "--exclude", both, "--exclude", "status=error") <= shown - ends
+    refused(run("search", "refund", "--db", filled, "--exclude", "{no"), "no JSON object")
+    refused(run("search", "refund", "--db", filled, "--exclude", "colour=red"), "colour")
+
+
 def test_steps_like_one_leave_that_one_out(run: Run, filled: str) -> None:
     given = "tau-airline-40-0:3"
     hits = json.loads(run("search", "--like", given, "--db", filled, "-k", "2", "--json").out)
@@ -305,6 +321,7 @@ def test_reembed_changes_the_embedder(run: Run) -> None:
 def test_purge_needs_a_filter_and_a_yes(run: Run) -> None:
     run("import", DATA)
     refused(run("purge", "--yes"), "needs a filter")
+    refused(run("purge", "--yes", "--exclude", "until=1970-01-01"), "needs a filter")
     refused(run("purge", "--run", "tau-airline-40-0"), "10 steps would be erased", "--yes")
     assert json.loads(run("stats", "--json").out)["steps"] == 848
     assert run("purge", "--run", "tau-airline-40-0", "--yes").out.startswith(

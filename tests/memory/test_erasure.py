@@ -77,6 +77,26 @@ def texts(repo: SessionRepository, session: str) -> list[Any]:
     return [message.content for message in run(repo.get_steps(session))]
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        {},
+        {"exclude": []},
+        {"exclude": {"until": "1970-01-01"}},
+        {"exclude_run_id": ["none"], "scope": "*", "kinds": ["step", "message"]},
+    ],
+)
+def test_a_purge_that_only_leaves_something_out_is_refused(
+    memory: StepMemory, where: dict[str, Any]
+) -> None:
+    memory.add([step("ann"), step("bob")])
+    with pytest.raises(InvalidFilterError, match="picks something"):
+        memory.purge(where)
+    assert len([*memory.iter_steps()]) == 2
+    assert memory.purge({"until": "2100-01-01", "exclude": {"user_id": "bob"}}) == 1
+    assert [left.user_id for left in memory.iter_steps()] == ["bob"]
+
+
 def check_gone(memory: StepMemory, tmp_path: Path, *words: str) -> None:
     """Nothing in any file says these words, and what is left holds together."""
     assert memory.verify() == []

@@ -580,6 +580,14 @@ def test_one_that_is_anothers_is_looked_for_like_one_that_is_not_there(
     assert ways[0] == ways[1] != []
 
 
+def test_a_purge_that_only_leaves_something_out_is_refused(world: World) -> None:
+    before = world.memory.stats()["steps"]
+    body = {"where": {"exclude": {"until": "1970-01-01"}}}
+    refused = world.ask("ann", "POST", "/purge", body)
+    assert (refused.status_code, world.memory.stats()["steps"]) == (422, before)
+    assert "picks something" in refused.json()["detail"]
+
+
 @pytest.mark.parametrize(
     "condition", [{"run_id": "no-run"}, {"session_id": "x"}, {"user_id": "bob"}]
 )

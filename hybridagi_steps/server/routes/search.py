@@ -37,20 +37,34 @@ JsonText = Annotated[
         },
     ),
 ]
+FilterText = Annotated[
+    str,
+    Field(
+        max_length=1_000,
+        json_schema_extra={
+            "contentMediaType": "application/json",
+            "contentSchema": {"type": "object"},
+        },
+    ),
+]
 _KINDS: dict[str, Any] = {
     "text": Text | None,  # pyright: ignore[reportOperatorIssue] - a type as a value
     "texts": list[Text] | None,
     "json": JsonText | None,  # pyright: ignore[reportOperatorIssue] - likewise
+    "filters": list[FilterText] | None,
 }
 """What a query parameter is where it is not what `StepFilter` takes."""
+
+
+_LISTS = {field.name for field in FILTER_FIELDS if field.kind in ("texts", "choices", "filters")}
 
 
 def _parameter(field: FilterField) -> tuple[Any, Any]:
     """Return a field of a filter as a query parameter: its type and what is known of it."""
     said = field.help
-    if field.kind in ("texts", "choices"):
+    if field.name in _LISTS:
         said = f"{said.removesuffix('.')}; repeat it for several."
-    elif field.kind == "json":
+    if field.kind in ("json", "filters"):
         said = f"{said.removesuffix('.')}, as a JSON object."
     kind: object = StepFilter.model_fields[field.name].rebuild_annotation()
     return _KINDS.get(field.kind, kind), Field(default=None, description=said)
@@ -86,12 +100,15 @@ class SearchAsked(_Conditions):
         conditions = self.model_dump(include={*_PARAMETERS}, exclude_none=True)
         conditions |= filled(user_id=caller.acts_as(conditions.get("user_id")))
         for field in FILTER_FIELDS:
-            if field.kind == "json" and field.name in conditions:
+            if field.name not in conditions:
+                continue
+            if field.kind == "json":
                 conditions[field.name] = _object(field.name, conditions[field.name])
+            elif field.kind == "filters":
+                conditions[field.name] = [
+                    _object(field.name, text) for text in conditions[field.name]
+                ]
         return StepFilter.of(conditions)
-
-
-_LISTS = {field.name for field in FILTER_FIELDS if field.kind in ("texts", "choices")}
 
 
 class _SearchRoute(WorkRoute):

@@ -245,7 +245,7 @@ async def purge_session(shared: Shared, caller: Who, session_id: SessionId) -> R
 async def purge(shared: Shared, caller: Who, asked: shapes.PurgeAsked) -> Response:
     """Erase what a filter means, for good, as `StepMemory.purge` does; needs the scope `delete`."""
     where = StepFilter.of(asked.where)
-    if not where.passes_everything:  # which is refused, whoever asks
+    if not where.picks_nothing:  # which is refused, whoever asks
         own = filled(user_id=caller.acts_as(where.user_id))
         where = StepFilter.of(where.model_dump(exclude_unset=True) | own)
     session_id = where.session_id
@@ -256,7 +256,7 @@ async def purge(shared: Shared, caller: Who, asked: shapes.PurgeAsked) -> Respon
 
     def purge_own() -> Erased:
         store, memory = shared.repository.store, shared.memory
-        if caller.only_user is None or where.passes_everything or is_stored(store, where):
+        if caller.only_user is None or where.picks_nothing or is_stored(store, where):
             return memory.purge(where)
         # What all users share is left alone; runs of theirs may wait in a queue.
         return erase(store, where, memory.namespace, None)
