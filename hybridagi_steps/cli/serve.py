@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from hybridagi_steps.memory import StepMemory
     from hybridagi_steps.running.runner import StepRunner
-    from hybridagi_steps.server.tokens import Caller
+    from hybridagi_steps.server.tokens import Tokens
 
 TOKEN_VARIABLE = "HYBRIDAGI_STEPS_TOKEN"  # noqa: S105 - the name of a variable
 DEFAULT_PORT = 8377
@@ -85,10 +85,9 @@ def serve(
     from hybridagi_steps.server.process import leave_soon, listening_socket, page_address
     from hybridagi_steps.server.process import serve as serve_app
     from hybridagi_steps.server.program_loading import load_runner
-    from hybridagi_steps.server.tokens import Tokens
 
     token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
-    known = Tokens(_known_tokens(token, tokens))
+    known = _known_tokens(token, tokens)
     settings = ServerSettings(
         allowed_hosts=(*LOOPBACK_NAMES, host, *(allow_host or ())),
         max_streams=max_streams,
@@ -149,23 +148,24 @@ def _exported(
         export.close()
 
 
-def _known_tokens(token: str, file: str | None) -> dict[str, Caller]:
+def _known_tokens(token: str, file: str | None) -> Tokens:
     from hybridagi_steps.cli.token import warn_if_open
-    from hybridagi_steps.server.tokens import Caller, Tokens, TokenScope, read_tokens
+    from hybridagi_steps.server.tokens import Caller, TokenFile, Tokens, TokenScope, read_tokens
 
-    known: dict[str, Caller] = {}
-    if file is not None:
-        try:
-            known = read_tokens(Path(file).read_text("utf-8"))
-            warn_if_open(file)
-        except (OSError, UnicodeDecodeError) as error:
-            raise typer.BadParameter(f"--tokens {file} cannot be read: {error}.") from error
+    admin = {token: Caller(frozenset({TokenScope.ADMIN}))}
+    if file is None:
+        return Tokens(admin)
+    try:
+        known = read_tokens(Path(file).read_text("utf-8"))
+        warn_if_open(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"--tokens {file} cannot be read: {error}.") from error
     if known and Tokens(known).caller(token.encode()) is not None:
         raise typer.BadParameter(
             f"--tokens {file} has the token of {TOKEN_VARIABLE}, an admin's; take its line "
             "out, or set another one."
         )
-    return {**known, token: Caller(frozenset({TokenScope.ADMIN}))}
+    return TokenFile(Path(file), admin)
 
 
 def _say(token: str, address: str, *, has_program: bool) -> None:

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import secrets
 import shlex
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from enum import StrEnum
+from pathlib import Path
 from typing import NamedTuple
 
 from hybridagi_steps.errors import InvalidSettingError, NotAllowedError
 from hybridagi_steps.records.store_values import SEVERAL_USERS
+
+log = logging.getLogger("hybridagi_steps.server")
 
 SHORTEST_TOKEN = 16
 """Characters; what is shorter can be guessed."""
@@ -88,6 +93,40 @@ class Tokens:
             if hmac.compare_digest(digest, wanted):
                 found = caller
         return found
+
+
+class TokenFile(Tokens):
+    """The tokens of a file as it is now, and those that are known always.
+
+    While the file is missing or a line of it says something else, none of its tokens is known.
+
+    Args:
+        path: The file; it is read again when a token is asked for and it has changed.
+        always: What else is known.
+    """
+
+    def __init__(self, path: Path, always: Mapping[str, Caller]) -> None:
+        super().__init__(always)
+        self._path, self._always = path, always
+        self._seen: tuple[int, ...] | None = ()
+
+    def caller(self, token: bytes) -> Caller | None:
+        """Return whose a token is; None when nobody knows it."""
+        if (state := self._state()) != self._seen:
+            self._seen, read = state, dict[str, Caller]()
+            try:
+                read = read_tokens(self._path.read_text("utf-8"))
+            except (OSError, UnicodeDecodeError, InvalidSettingError) as error:
+                log.error("no token of %s is known until it is mended: %s", self._path, error)
+            super().__init__({**read, **self._always})
+        return super().caller(token)
+
+    def _state(self) -> tuple[int, ...] | None:
+        """Return what is another when the file is; None where there is none."""
+        with suppress(OSError):
+            found = self._path.stat()
+            return found.st_ino, found.st_mtime_ns, found.st_size
+        return None
 
 
 def read_tokens(text: str) -> dict[str, Caller]:

@@ -12,7 +12,7 @@ pytest.importorskip("fastapi", reason="the server needs the extra `server`")
 from typer.testing import CliRunner, Result
 
 from hybridagi_steps.cli.app import application
-from hybridagi_steps.server.tokens import Tokens, read_tokens
+from hybridagi_steps.server.tokens import Caller, TokenFile, Tokens, TokenScope, read_tokens
 
 
 def command(*words: str, token: str | None = None) -> Result:
@@ -76,3 +76,30 @@ def test_that_others_can_read_the_file_is_a_warning(
     # It is said before anything can stop the start.
     served = command("serve", "--db", ":memory:", "--tokens", str(file), token=added.stdout.strip())
     assert ("chmod 600" in served.stderr) is warned
+
+
+def test_a_token_is_known_as_long_as_its_line_stands_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever takes a line out locks its bearer out at once, without a restart."""
+    file, admin = tmp_path / "tokens.txt", Caller(frozenset({TokenScope.ADMIN}))
+    first = add(file, "--user", "ann").stdout.strip().encode()
+    known = TokenFile(file, {"the-token-of-the-operator": admin})
+
+    def user(token: bytes) -> str | None:
+        caller = known.caller(token)
+        return caller and caller.user_id
+
+    assert user(first) == "ann"
+    second = add(file, "--user", "bob").stdout.strip().encode()
+    assert (user(first), user(second)) == ("ann", "bob")
+    file.write_text(file.read_text().splitlines()[1] + "\n")
+    assert (user(first), user(second)) == (None, "bob")
+    for broken in ("neither token nor scope\n", None):
+        file.write_text(broken) if broken else file.unlink()
+        assert user(second) is None
+        assert known.caller(b"the-token-of-the-operator") == admin
+    assert caplog.text.count("until it is mended") == 2
+    assert "line 1" in caplog.text
+    third = add(file, "--user", "eve").stdout.strip().encode()
+    assert user(third) == "eve"
