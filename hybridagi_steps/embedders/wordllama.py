@@ -135,7 +135,7 @@ def load_model() -> _Model:
         ) from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    digest = sha256(weights)
+    digest = sha256(weights.data)
     digest.update(vocabulary)
     name = f"wordllama/{_MODEL}@{digest.hexdigest()[:12]}"
     return _Model(name, tokenizer, half, _remembering(tokenizer))

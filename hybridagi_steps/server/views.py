@@ -104,8 +104,6 @@ def run_data(
     run_id: str, steps: Sequence[AgentStep], session_id: str | None = None
 ) -> dict[str, Any]:
     """Return a run, its steps by hop, and what they cost; `session_id` is for want of theirs."""
-    metrics = RunMetrics.of(*(step.metrics for step in steps if step.metrics is not None))
-    metrics.duration_ms = _own_time(steps)
     times = [step.created_at.isoformat() for step in steps]
     first = steps[0] if steps else None
     summary = RunSummary(
@@ -124,8 +122,15 @@ def run_data(
     return {
         "run": listed_run(summary),
         "steps": without_vectors(steps),
-        "metrics": metrics.model_dump(mode="json", exclude_none=True),
+        "metrics": run_metrics(steps).model_dump(mode="json", exclude_none=True),
     }
+
+
+def run_metrics(steps: Sequence[AgentStep]) -> RunMetrics:
+    """Return what the steps of a run cost together, and how long it took."""
+    metrics = RunMetrics.of(*(step.metrics for step in steps if step.metrics is not None))
+    metrics.duration_ms = _own_time(steps)
+    return metrics
 
 
 def _own_time(steps: Sequence[AgentStep]) -> float | None:

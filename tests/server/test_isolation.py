@@ -361,14 +361,21 @@ def test_no_tool_of_mcp_tells_another_users_steps(world: World) -> None:
                 await told("search_steps", query=SECRET, where={"user_id": "ann"}),
             ],
             "get_run": [await told("get_run", run_id=world.run_id)],
+            "get_step": [await told("get_step", step_id=world.step_id)],
             "add_step": [await told("add_step", step_type="Action", inputs={"purpose": "mine"})],
         }
         assert listed == set(asked)
+        listed_runs, *_ = await server.read_resource("steps://runs")
+        assert world.run_id not in str(listed_runs)
+        with pytest.raises(Exception, match="Error creating resource"):
+            await server.read_resource(f"steps://runs/{world.run_id}")
+        assert SECRET not in str(await server.get_prompt("recall", {"task": "anything"}))
         return asked
 
     answers = asyncio.run(ask())
     assert SECRET not in str(answers["search_steps"][0]) + str(answers["get_run"])
-    assert all("refused" in text for text in (*answers["search_steps"][1:], *answers["get_run"]))
+    refused = (*answers["search_steps"][1:], *answers["get_run"], *answers["get_step"])
+    assert all("refused" in text for text in refused)
     own = [step.user_id for step in world.memory.iter_steps() if step.purpose == "mine"]
     assert own == ["bob"]
 
