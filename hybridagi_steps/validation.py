@@ -86,7 +86,9 @@ def _admitted(step: AgentStep, redact: Redact | None) -> AgentStep:
     fields = vars(step)
     for name in ID_FIELDS:
         value = fields.get(name)
-        if value is not None and type(value) is not UUID:
+        if value is None or type(value) is UUID:
+            continue
+        if type(value) is not str or not 0 < len(value) <= MAX_ID_LENGTH or not value.isprintable():
             _check_id(step, name, value)
     if (parent := fields.get("parent_id")) is not None and _is_same(parent, fields["id"]):
         step = without_parent(step)
@@ -125,12 +127,10 @@ def _is_same(one: UUID | str, other: UUID | str) -> bool:
 
 def _is_plain(fields: dict[str, Any]) -> bool:
     """Return whether the values of nearly every step are as they may be stored."""
-    return is_json({name: fields.get(name) for name in _VALUES}, depth=-1)
+    return all((value := fields.get(name)) is None or is_json(value) for name in _VALUES)
 
 
 def _check_id(step: AgentStep, name: str, value: object) -> None:
-    if type(value) is str and 0 < len(value) <= MAX_ID_LENGTH and value.isprintable():
-        return
     text = id_text(cast("UUID | str", value))
     if not 0 < len(text) <= MAX_ID_LENGTH:
         raise InvalidStepError(

@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from hybridagi_steps.embedders import HashingEmbedder
 from hybridagi_steps.errors import StorageError
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.protocols import MessageIndex, StepKey, StepStore
+from hybridagi_steps.protocols import MessageIndex, StepKey, StepStore, ValuedStore
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import Rows
@@ -99,6 +99,36 @@ class TestSqlite(TestInMemory):
         self.follower = Follower(store)
         yield store
         store.close()
+
+
+class TestPostgres(TestInMemory):
+    @pytest.fixture
+    def store(self, postgres_address: str) -> Iterator[StepStore]:
+        store = open_store(postgres_address)
+        self.follower = Follower(store)
+        yield store
+        store.close()
+
+    def test_scores_and_metadata_are_columns_too(
+        self, store: StepStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """So the server is not asked by each filter."""
+        values = ["a", 1, 2.5, True, None, [1], "ä", 2**63]
+        store.append([step(id=f"{n}", metadata={'k"': each}) for n, each in enumerate(values)])
+        store.append([step(id="good", score=0.75, metadata={'k"x': "a"})])
+        assert isinstance(store, ValuedStore)
+        for each in values:
+            if not isinstance(each, list):
+                assert len(self.follower.agrees(StepFilter(metadata={'k"': each}))) == 1
+        assert len(self.follower.agrees(StepFilter(min_score=0.5))) == 1
+
+        def refused(*_: Any) -> Any:
+            raise AssertionError("the server was asked")
+
+        monkeypatch.setattr(type(store), "rows", refused)
+        filters = self.follower.index.filters
+        assert len(filters.rows(StepFilter(metadata={'k"': 2.5}, min_score=0.0))) == 0
+        assert len(filters.rows(StepFilter(metadata={'k"': "a"}))) == 1
 
 
 class Histories(RuleBasedStateMachine):

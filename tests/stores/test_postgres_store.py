@@ -128,7 +128,7 @@ class TestProcesses:
         def stop_half_way(pipe: int) -> None:
             other = PostgresStepStore(postgres_address)
             with other._db.writing() as connection:
-                other._insert_all(connection, [("half", '{"id":"half"}', step(id="half"))], {})
+                other._insert_all(connection, ["half"], [step(id="half")], {})
                 os.write(pipe, b"inside\n")
                 threading.Event().wait(60)
 
@@ -310,7 +310,7 @@ class TestConnections:
 
         def write_and_lose() -> None:
             with store._db.writing() as connection:
-                store._insert_all(connection, [("lost", '{"id":"lost"}', step(id="lost"))], {})
+                store._insert_all(connection, ["lost"], [step(id="lost")], {})
                 _end_connections(postgres_address)
                 store._ends_of(connection, ["s"])
 

@@ -28,7 +28,6 @@ from hybridagi_steps.stores.sql.sessions import session_state_query
 from hybridagi_steps.stores.sql.tables import (
     FORGET_NAMESPACE,
     Connection,
-    Encoded,
     Tables,
     is_storable,
     many,
@@ -78,6 +77,8 @@ _NEXT_ROWS = """SELECT (SELECT array_agg(nextval('step_row')) FROM generate_seri
 _INSERT_MESSAGE = """INSERT INTO message
     (namespace, branch_id, sequence, id, said, body, said_checksum, checksum)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (namespace, id) DO NOTHING"""
+_METADATA_VALUES = """SELECT k.row, m.value FROM agent_step k, unnest(k.metadata) AS m (value)
+    WHERE k.namespace = ? AND k.row > ? AND k.row <= ? AND starts_with(m.value, ?) ORDER BY k.row"""
 _RUNS = """SELECT run_id FROM step_view WHERE namespace = :namespace AND run_id IS NOT NULL
     GROUP BY run_id ORDER BY min(row) DESC LIMIT :limit OFFSET :offset"""
 _SAVE_TEXT = """INSERT INTO step_text
@@ -166,36 +167,53 @@ class PostgresSteps(PostgresTables, StepWriting):
             return np.array([], np.int64), {name: [] for name in names}
         return np.array(rows, np.int64), dict(zip(names, columns, strict=True))
 
+    def metadata_values(
+        self, key: str, *, after: int, through: int
+    ) -> list[tuple[int, tuple[str, str | float | None]]]:
+        """Return the steps in a range of rows that have a plain value under a metadata key."""
+        if not is_storable(key):
+            return []
+        begin = orjson.dumps([key]).decode()[:-1] + ","
+        asked = (self._namespace, after, through, begin)
+        with self._db.asking() as connection:
+            found = connection.execute(_METADATA_VALUES, asked).fetchall()
+        values = [(row, orjson.loads(text)) for row, text in found]
+        return [(row, (kind, value)) for row, (_, kind, value) in values]
+
     def _append_one(self, step: AgentStep) -> int:
-        encoded = (id_text(step.id), encode_body(step), step)
+        step_id = id_text(step.id)
         reads = step.session_id is not None
         insert = _INSERT_IN_SESSION if reads else _INSERT
-        inserted = self._db.insert(insert, self._values(encoded), reads=reads)
+        inserted = self._db.insert(insert, self._values(step_id, step), reads=reads)
         if inserted is None:
-            raise DuplicateStepError(encoded[0])
+            raise DuplicateStepError(step_id)
         return int(inserted[0])
 
     def _insert_all(
         self,
         connection: Connection,
-        steps: Sequence[Encoded],
+        ids: Sequence[str],
+        steps: Sequence[AgentStep],
         pins: Mapping[str, BranchPosition],
     ) -> list[int]:
-        """Insert steps, each after its id and body: pinned, or at the end of its session."""
-        ids = [step_id for step_id, _, _ in steps]
+        """Insert steps under their ids: pinned, or at the end of their session."""
         asked = (len(steps), self._namespace, many(ids))
         rows, stored = connection.execute(_NEXT_ROWS, asked).fetchone()
         if stored:  # nobody else adds to the namespace until this is committed
             raise DuplicateStepError(next(one for one in ids if one in stored))
-        sessions = {step.session_id for step_id, _, step in steps if step_id not in pins}
+        given = list(zip(ids, steps, strict=True))
+        sessions = {step.session_id for step_id, step in given if step_id not in pins}
         ends = self._ends_of(connection, sessions)
         cast("SpellingConnection", connection).copy(
             "agent_step",
             ("row", "branch_id", "sequence", *_COLUMNS),
             (
-                (row, *(pins.get(encoded[0]) or ends[encoded[2].session_id]), *values.values())
-                for row, encoded in zip(rows, steps, strict=True)
-                for values in [self._values(encoded)]
+                (
+                    row,
+                    *(pins.get(step_id) or ends[step.session_id]),
+                    *self._values(step_id, step).values(),
+                )
+                for row, (step_id, step) in zip(rows, given, strict=True)
             ),
         )
         self._insert_vectors(connection, rows, steps)
@@ -213,14 +231,20 @@ class PostgresSteps(PostgresTables, StepWriting):
     def _of_metadata(self, metadata: Mapping[str, PlainValue]) -> Iterable[Condition]:
         return of_metadata(metadata)
 
-    def _values(self, encoded: Encoded) -> dict[str, Any]:
-        """Return a step as a row, its keys taken from it as SQLite takes them from the body."""
-        step_id, body, step = encoded
+    def _values(self, step_id: str, step: AgentStep) -> dict[str, Any]:
+        """Return a step as a row."""
+        body = encode_body(step)
         return {
             "namespace": self._namespace,
             "id": step_id,
             "body": body,
             "checksum": crc32(body.encode(), self._namespace),
+            **self._keys(step),
+        }
+
+    def _keys(self, step: AgentStep) -> dict[str, Any]:
+        """Return a step's keys, taken from it as SQLite takes them from the body."""
+        return {
             "parent_id": _text(step.parent_id),
             "run_id": _text(step.run_id),
             "hop": in_range(step.hop),

@@ -148,9 +148,9 @@ class PostgresAdmin(PostgresSteps, LocalCache, AdminTables):
 
     def _wrong_keys(self, connection: Connection) -> list[int]:
         wrong: list[int] = []
-        for row, step_id, body, *keys in _pages(connection, _BODIES):
+        for row, _, body, *keys in _pages(connection, _BODIES):
             try:
-                made = self._values((step_id, body, decode_body(body)))
+                made = self._keys(decode_body(body))
             except (ValueError, KeyError, TypeError, AttributeError):
                 continue  # no step at all, which is said elsewhere
             if [made[name] for name in KEYS] != keys:

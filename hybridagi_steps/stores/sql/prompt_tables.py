@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hybridagi_steps.records.agent_step import id_text
+from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.stores.checksums import ChecksumError, damaged, row_checksum
 from hybridagi_steps.stores.prompts import Prompt, hashes_in, packed, unpacked
 from hybridagi_steps.stores.sql.steps import StepReading
-from hybridagi_steps.stores.sql.tables import Connection, Encoded, is_storable, many
+from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
 
 _OF_STEPS = "namespace = :namespace AND step_id IN (SELECT value FROM json_each(:ids))"
 _FORGET = (
@@ -76,15 +76,15 @@ class PromptTables(StepReading):
             connection.execute(_KEEP, (key, step_id, packed(prompt.body), checksum))
 
     def _prompts_that_stay(
-        self, connection: Connection, steps: Sequence[Encoded]
+        self, connection: Connection, steps: Sequence[AgentStep]
     ) -> dict[str, Prompt]:
         """Return the prompts of steps that are about to be replaced by ones that say the same."""
         if not connection.execute(_SOME, (self._namespace,)).fetchone():
             return {}
-        rows = self._rows_of(connection, [step_id for step_id, _, _ in steps])
+        rows = self._rows_of(connection, [id_text(step.id) for step in steps])
         before = self._read(connection, [*rows.values()]).values()
-        said = {id_text(old.id): (old.inputs, old.outputs) for old in before}
-        same = [name for name, _, new in steps if said.get(name) == (new.inputs, new.outputs)]
+        said = {old.id: (old.inputs, old.outputs) for old in before}
+        same = [id_text(new.id) for new in steps if said.get(new.id) == (new.inputs, new.outputs)]
         return self._read_prompts(connection, same)
 
     def prompts_of(self, step_ids: Sequence[str]) -> dict[str, Prompt]:

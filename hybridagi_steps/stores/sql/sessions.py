@@ -17,7 +17,6 @@ from hybridagi_steps.records.store_values import BranchPosition, SessionState, S
 from hybridagi_steps.stores.body import (
     Written,
     decode_message,
-    encode_body,
     encode_message,
     message_dicts,
     preview,
@@ -126,9 +125,9 @@ class SessionTables(StepWriting):
         steps = [
             step.model_copy(update=own) if step.session_id is None else step for step in agent_steps
         ]
-        encoded = [(id_text(step.id), encode_body(step), step) for step in steps]
+        step_ids = [id_text(step.id) for step in steps]
         refuse_twice([message.id for message in messages])
-        refuse_twice([step_id for step_id, _, _ in encoded])
+        refuse_twice(step_ids)
         places = [0] * len(steps) if after is None else after
         with self._db.writing() as connection:
             owner = user_id or first_user(messages, agent_steps)
@@ -148,10 +147,10 @@ class SessionTables(StepWriting):
                 self._insert_message(connection, branch, row)
             pins = {
                 step_id: BranchPosition(branch, last + 1 + place)
-                for (step_id, _, _), place in zip(encoded, places, strict=True)
+                for step_id, place in zip(step_ids, places, strict=True)
             }
-            if encoded:
-                self._insert_all(connection, encoded, pins)
+            if steps:
+                self._insert_all(connection, step_ids, steps, pins)
             if idempotency_key is not None:
                 key = (self._namespace, session_id, idempotency_key)
                 connection.execute(_USE, (*key, branch, last + 1, last + len(added)))

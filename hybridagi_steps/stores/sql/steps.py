@@ -54,6 +54,10 @@ _SCORE_RUN = """INSERT INTO run (namespace, run_id, score, feedback, checksum)
     SET score = excluded.score, feedback = excluded.feedback, checksum = excluded.checksum"""
 _PAGE = 500
 
+_SCORED_ROWS = """SELECT k.row, k.score FROM step_view k
+    WHERE k.namespace = ? AND k.row > ? AND k.row <= ? AND k.score IS NOT NULL ORDER BY k.row"""
+_RATED_RUNS = "SELECT run_id FROM run WHERE namespace = ? AND score >= ? ORDER BY run_id"
+
 
 class StepReading(Tables):
     """Implements what `StepStore` and `StepStore` read; see protocols.py for the contract."""
@@ -122,6 +126,16 @@ class StepReading(Tables):
             query = f"""WITH found AS MATERIALIZED (SELECT k.user_id FROM step_view k WHERE {sql})
                 SELECT DISTINCT user_id FROM found WHERE user_id IS NOT NULL LIMIT ?"""  # noqa: S608 - parts are ours, values are bound
             return self._column(connection, query, *values, limit)
+
+    def scored_rows(self, *, after: int, through: int) -> list[tuple[int, float]]:
+        """Return the steps in a range of rows that have a score of their own."""
+        with self._db.reading() as connection:
+            return connection.execute(_SCORED_ROWS, (self._namespace, after, through)).fetchall()
+
+    def rated_runs(self, least: float) -> list[str]:
+        """Return the runs whose score is at least this."""
+        with self._db.reading() as connection:
+            return self._column(connection, _RATED_RUNS, self._namespace, least)
 
     def hidden_rows(self) -> Hidden:
         """Return the rows that recall leaves out."""

@@ -26,8 +26,6 @@ _NEW_NAMESPACE = "INSERT INTO namespace (name) VALUES (?) ON CONFLICT DO NOTHING
 
 Values = Sequence[Any] | Mapping[str, Any]
 """The values of one statement, for `?` or for `:name`."""
-Encoded = tuple[str, str, AgentStep]
-"""A step after its id and body."""
 
 
 class Answer(Protocol):
@@ -133,10 +131,14 @@ class Tables(ABC):
     def _insert_all(
         self,
         connection: Connection,
-        steps: Sequence[Encoded],
+        ids: Sequence[str],
+        steps: Sequence[AgentStep],
         pins: Mapping[str, BranchPosition],
     ) -> list[int]:
-        """Insert steps, pinned or at the end of their session; return their rows."""
+        """Insert steps, pinned or at the end of their session; return their rows.
+
+        Each is encoded when its turn comes: bodies of a whole batch are never held at once.
+        """
 
     @abstractmethod
     def _insert_message(self, connection: Connection, branch_id: int, row: Any) -> None:

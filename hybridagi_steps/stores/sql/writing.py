@@ -21,7 +21,7 @@ from hybridagi_steps.stores.checksums import vector_blob, vector_checksum
 from hybridagi_steps.stores.commits import refuse_twice
 from hybridagi_steps.stores.sql.prompt_tables import PromptTables
 from hybridagi_steps.stores.sql.steps import READ_STEPS
-from hybridagi_steps.stores.sql.tables import Connection, Encoded, many, remove_empty_runs, runs_of
+from hybridagi_steps.stores.sql.tables import Connection, many, remove_empty_runs, runs_of
 
 _ENDS_OF_SESSIONS = """SELECT s.id, s.branch_id, 1 + coalesce(
         (SELECT max(sequence) FROM message WHERE branch_id = b.id), b.fork_sequence)
@@ -63,15 +63,14 @@ class StepWriting(PromptTables):
         """Store steps, all or none."""
         if len(steps) == 1 and not replace and steps[0].vector is None:
             return [self._append_one(steps[0])]
-        encoded = [(id_text(step.id), encode_body(step), step) for step in steps]
-        refuse_twice([step_id for step_id, _, _ in encoded])
-        if not encoded:
+        ids = [id_text(step.id) for step in steps]
+        refuse_twice(ids)
+        if not ids:
             return []
         with self._db.writing() as connection:
-            ids = [step_id for step_id, _, _ in encoded]
-            prompts = self._prompts_that_stay(connection, encoded) if replace else {}
+            prompts = self._prompts_that_stay(connection, steps) if replace else {}
             runs, pins = self._remove_old(connection, ids) if replace else ([], {})
-            rows = self._insert_all(connection, encoded, pins)
+            rows = self._insert_all(connection, ids, steps, pins)
             self._insert_prompts(connection, prompts)
             remove_empty_runs(connection, self._namespace, runs)
         return rows
@@ -127,12 +126,12 @@ class StepWriting(PromptTables):
         return ends
 
     def _insert_vectors(
-        self, connection: Connection, rows: Sequence[int], steps: Sequence[Encoded]
+        self, connection: Connection, rows: Sequence[int], steps: Sequence[AgentStep]
     ) -> None:
         """Insert the embeddings that steps brought along."""
         given = [
             self._given(row, step)
-            for row, (_, _, step) in zip(rows, steps, strict=True)
+            for row, step in zip(rows, steps, strict=True)
             if step.vector is not None
         ]
         if given:

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -28,7 +29,6 @@ from hybridagi_steps.stores.sql.sessions import session_state_query
 from hybridagi_steps.stores.sql.tables import (
     FORGET_NAMESPACE,
     Connection,
-    Encoded,
     Tables,
     is_storable,
     many,
@@ -131,15 +131,12 @@ _CALL_ID = """CASE WHEN k.step_type = 'ProgramCall'
 _COLUMNS = key_columns(_IN_BODY, source=SOURCE, call_id=_CALL_ID)
 
 
-_SCORED_ROWS = """SELECT k.row, k.score FROM step_view k
-    WHERE k.namespace = ? AND k.row > ? AND k.row <= ? AND k.score IS NOT NULL ORDER BY k.row"""
 _METADATA_VALUES = """SELECT k.row,
         CASE WHEN m.type IN ('integer', 'real') THEN 'number' ELSE m.type END,
         CASE WHEN m.type IN ('integer', 'real', 'text') THEN m.atom END
     FROM step_view k CROSS JOIN json_each(k.metadata) m
     WHERE k.namespace = ? AND k.row > ? AND k.row <= ? AND m.key = ?
         AND m.type NOT IN ('object', 'array') ORDER BY k.row"""
-_RATED_RUNS = "SELECT run_id FROM run WHERE namespace = ? AND score >= ? ORDER BY run_id"
 
 _MOST_TERMS = 100
 """SQLite takes 1,000 nested conditions, and 32,766 parameters."""
@@ -295,11 +292,6 @@ class SqliteSteps(SqliteTables, StepWriting):
             )
         return np.array(rows, np.int64), dict(zip(names, columns, strict=True))
 
-    def scored_rows(self, *, after: int, through: int) -> list[tuple[int, float]]:
-        """Return the steps in a range of rows that have a score of their own."""
-        with self._db.reading() as connection:
-            return connection.execute(_SCORED_ROWS, (self._namespace, after, through)).fetchall()
-
     def metadata_values(
         self, key: str, *, after: int, through: int
     ) -> list[tuple[int, tuple[str, str | float | None]]]:
@@ -310,11 +302,6 @@ class SqliteSteps(SqliteTables, StepWriting):
             asked = (self._namespace, after, through, key)
             found = connection.execute(_METADATA_VALUES, asked).fetchall()
         return [(row, (kind, value)) for row, kind, value in found]
-
-    def rated_runs(self, least: float) -> list[str]:
-        """Return the runs whose score is at least this."""
-        with self._db.reading() as connection:
-            return self._column(connection, _RATED_RUNS, self._namespace, least)
 
     def _append_one(self, step: AgentStep) -> int:
         step_id, body = id_text(step.id), encode_body(step)
@@ -329,32 +316,34 @@ class SqliteSteps(SqliteTables, StepWriting):
     def _insert_all(
         self,
         connection: Connection,
-        steps: Sequence[Encoded],
+        ids: Sequence[str],
+        steps: Sequence[AgentStep],
         pins: Mapping[str, BranchPosition],
     ) -> list[int]:
-        """Insert steps, each after its id and body: pinned, or at the end of its session."""
-        sessions = {step.session_id for step_id, _, step in steps if step_id not in pins}
+        """Insert steps under their ids: pinned, or at the end of their session."""
+        given = list(zip(ids, steps, strict=True))
+        sessions = {step.session_id for step_id, step in given if step_id not in pins}
         ends = self._ends_of(connection, sessions)
         namespace = self._namespace
-        values = [
-            (
-                *(namespace, step_id, body, crc32(body.encode(), namespace)),
-                *(pins.get(step_id) or ends[step.session_id]),
-            )
-            for step_id, body, step in steps
-        ]
+
+        def values(step_id: str, step: AgentStep) -> tuple[Any, ...]:
+            body, place = encode_body(step), pins.get(step_id) or ends[step.session_id]
+            return (namespace, step_id, body, crc32(body.encode(), namespace), *place)
+
         first = OPEN_END  # what one statement inserts is not there when it fails
         try:
-            if len(values) <= _FEW:
-                inserted = connection.execute(_insert_few(len(values)), [*chain(*values)])
+            if len(given) <= _FEW:
+                inserted = connection.execute(
+                    _insert_few(len(given)), [*chain(*(values(*each) for each in given))]
+                )
                 first = min(inserted)[0]
             else:
                 (first,) = connection.execute(_FIRST_ROW).fetchone()
-                numbered = ((row, *each) for row, each in enumerate(values, first))
+                numbered = ((row, *values(*each)) for row, each in enumerate(given, first))
                 connection.executemany(_INSERT_AT, numbered)
         except sqlite3.IntegrityError as error:
-            stored = self._rows_of(connection, [step_id for step_id, _, _ in steps])
-            twice = next(step_id for step_id, _, _ in steps if stored.get(step_id, first) < first)
+            stored = self._rows_of(connection, ids)
+            twice = next(step_id for step_id in ids if stored.get(step_id, first) < first)
             raise DuplicateStepError(twice) from error
         rows = list(range(first, first + len(steps)))
         self._insert_vectors(connection, rows, steps)
