@@ -22,6 +22,7 @@ from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import ERASED, SUMMARY_OF, MessageRole, Step, new_id
 from hybridagi_steps.records.store_values import Erased
+from hybridagi_steps.stores.prompts import forget_prompts_beyond
 from hybridagi_steps.validation import in_every_scope
 
 _WHOLE = ({"session_id"}, {"user_id"}, {"run_id"})
@@ -66,6 +67,7 @@ def erase(store: StoreBackend, where: StepFilter, namespace: str, beside: Path |
         messages, steps_gone = store.delete_session(name)
         count += steps_gone if doomed.messages else messages + steps_gone
     count += store.delete([id_text(step.id) for each in meant for step in store.iter_steps(each)])
+    forget_prompts_beyond(store, {message.session_id for message in doomed.messages})
     store.forget_revocations(where)
     left = matching - rewritten
     left = left & _matching_messages(store, StepFilter()) if left else left
@@ -311,13 +313,8 @@ def _erased(message: Step) -> Step:
     """Return what stands in a message's place: a message that any provider takes, of nobody."""
     spoken = (MessageRole.USER, MessageRole.SYSTEM)
     role = message.role if message.role in spoken else MessageRole.ASSISTANT
-    return Step(
-        id=str(new_id()),
-        session_id=message.session_id,
-        role=role,
-        content=ERASED,
-        created_at=message.created_at,
-    )
+    session, at = message.session_id, message.created_at
+    return Step(id=str(new_id()), session_id=session, role=role, content=ERASED, created_at=at)
 
 
 def _queued_runs(

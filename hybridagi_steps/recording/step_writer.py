@@ -22,7 +22,7 @@ from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepSta
 from hybridagi_steps.records.json_values import unvalidated
 from hybridagi_steps.records.message import StepMetrics, utc_now
 from hybridagi_steps.records.prompts import LMCall
-from hybridagi_steps.records.provenance import RECALLED, WITHIN
+from hybridagi_steps.records.provenance import RECALLED, RECALLED_MORE, WITHIN
 from hybridagi_steps.records.redaction import Redact, redacted_fields
 
 _log = logging.getLogger("hybridagi_steps")
@@ -205,7 +205,7 @@ class StepWriter:
         fields, small = plain_fields(values, cuts, keep_bytes=redact is None, seen=seen)
         if recalled := recalled_so_far(call, run, follows, seen):
             if len(recalled) > MOST_RECALLED:
-                fields["metadata"]["recalled_more"] = len(recalled) - MOST_RECALLED
+                fields["metadata"][RECALLED_MORE] = len(recalled) - MOST_RECALLED
                 del recalled[MOST_RECALLED:]
             fields["metadata"][RECALLED] = recalled
         fields = repaired(fields)  # before, since keys that are no text hide from redaction

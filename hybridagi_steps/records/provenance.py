@@ -16,6 +16,8 @@ from typing import Any, cast
 
 SOURCE, RECALLED = "source", "recalled"
 """The keys of `metadata`."""
+RECALLED_MORE = "recalled_more"
+"""Its key for how many more ids were recalled than are listed."""
 WITHIN = "within"
 """Its key for the id of the Action whose tool made a step, which no program around it did."""
 CHAT_FORMATS = (

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from hashlib import sha256
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 from uuid import UUID
@@ -19,10 +19,11 @@ from uuid import UUID
 import orjson
 
 from hybridagi_steps.errors import InvalidMemoryError, UnknownStepError
-from hybridagi_steps.protocols import StoreBackend
+from hybridagi_steps.protocols import MessageIndex, StoreBackend
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.listings import LMCalls
 from hybridagi_steps.records.prompts import LMCall
+from hybridagi_steps.records.provenance import RECALLED_MORE, recalled_by
 from hybridagi_steps.records.redaction import Redact, redacted, redacted_message
 from hybridagi_steps.stores.checksums import ChecksumError
 from hybridagi_steps.validation import StepId, one_id
@@ -32,6 +33,7 @@ _SHORTEST, _LONGEST = 1_024, 16_384
 _LINE = b"\\n"
 """The end of a line as JSON writes it."""
 _HASH_LENGTH = 32
+_PAGE = 500
 
 
 @runtime_checkable
@@ -139,6 +141,31 @@ def _cut(text: bytes) -> Iterator[bytes]:
         end = start + _LONGEST if end < 0 else end + len(_LINE)
         yield text[start:end]
         start = end
+
+
+def forget_prompts_beyond(store: StoreBackend, session_ids: Set[str]) -> None:
+    """Forget the prompts that may hold what was erased, though their steps stay.
+
+    Those are of steps that recalled what is not there, or more than they list, and of the sessions
+    that messages were taken out of.
+    """
+    if not isinstance(store, PromptStore):
+        return
+    names = store.prompted_steps()
+    for start in range(0, len(names), _PAGE):
+        steps = store.get(names[start : start + _PAGE])
+        asked = list({name: None for step in steps for name in recalled_by(step.metadata)})
+        known = {id_text(step.id) for step in store.get(asked)}
+        if isinstance(store, MessageIndex):
+            known |= store.rows_of_messages(asked).keys()
+        gone = [
+            id_text(step.id)
+            for step in steps
+            if step.session_id in session_ids
+            or RECALLED_MORE in (step.metadata or {})
+            or not known.issuperset(recalled_by(step.metadata))
+        ]
+        store.forget_prompts(gone)
 
 
 class Prompting(ABC):

@@ -1,10 +1,11 @@
 """What recording adds to a DSPy program's own time, and what of it is the store's write.
 
-One program (a module, two predictors and a tool, on a scripted model) runs four ways, taking turns:
+One program (a module, two predictors and a tool, on a scripted model) runs five ways, taking turns:
 alone, with a callback that does nothing, recorded into a memory that does nothing, and recorded
-into a file. DSPy's dispatch to callbacks is not ours, so the recorder's own share is what the third
-takes over the second; the store's share is what the fourth takes over the third. MLflow's autolog,
-which takes a hundred times as long, is measured on its own turns beside the second and the fourth.
+into a file, without and with what the model saw. DSPy's dispatch to callbacks is not ours, so the
+recorder's own share is what the third takes over the second; the store's share is what the fourth
+takes over the third, that of prompts what the fifth takes over the fourth. MLflow's autolog, which
+takes a hundred times as long, is measured on its own turns beside the second and the fourth.
 """
 
 # DSPy ships no types.
@@ -32,6 +33,7 @@ from tests.benchmarks.tables import Table, number, print_json, print_tables
 from tests.benchmarks.timing import excess, fastest, interleaved, typical
 
 ALONE, DISPATCH, RECORDED, STORED = "alone", "no-op callback", "recorder, no store", "recorder"
+PROMPTED = "recorder, prompts kept"
 
 _QUESTION = "May a basic economy ticket be cancelled within a day of booking, and for what refund?"
 _POLICY = (
@@ -64,15 +66,18 @@ def measure(
     with (
         tempfile.TemporaryDirectory() as folder,
         StepMemory(Path(folder) / "steps.db", durability=durability) as memory,
+        StepMemory(Path(folder) / "prompts.db", durability=durability) as prompted,
     ):
         rivals = {
             ALONE: _running(program, runs),
             DISPATCH: _running(program, runs, BaseCallback()),
             RECORDED: _running(program, runs, StepRecorder(nowhere)),
             STORED: _running(program, runs, StepRecorder(memory)),
+            PROMPTED: _running(program, runs, StepRecorder(prompted, keep_prompts=True)),
         }
         samples = interleaved(rivals, rounds, warm_up=3)
         stored = sum(1 for _ in memory.iter_steps())
+        bytes_of_prompts = prompted.stats()["bytes"] - memory.stats()["bytes"]
     before = conditions()
     beside = _beside_peers(program, runs, chosen(TRACERS, peers), max(2, rounds // 2))
     steps = stored // ((rounds + 3) * runs)
@@ -91,6 +96,8 @@ def measure(
         "dispatch": excess(samples[DISPATCH], samples[ALONE], per=per),
         "recorder": excess(samples[RECORDED], samples[DISPATCH], per=per),
         "store": excess(samples[STORED], samples[RECORDED], per=per),
+        "prompts": excess(samples[PROMPTED], samples[STORED], per=per),
+        "prompt_bytes_per_step": bytes_of_prompts / stored,
         "peers_conditions": before,
         "peers": beside,
     }
@@ -199,12 +206,15 @@ def _tables(result: dict[str, Any]) -> list[Table]:
         "DSPy's dispatch (no-op callback - alone)": "dispatch",
         "recorder's own share (no store - no-op callback)": "recorder",
         "the store's write (recorder - no store)": "store",
+        "keep_prompts (prompts kept - recorder)": "prompts",
     }
     rows += [_row(name, result[key]) for name, key in shares.items()]
+    size = number(result["prompt_bytes_per_step"], 0)
     title = f"one program run of {result['steps_per_run']} recorded steps, per step"
+    title += f"; prompts kept take {size} bytes more"
     return [
         Table(title, ["", "CPU µs", "least", "wall µs"], rows),
-        peer_table(result["peers"]),
+        *([peer_table(result["peers"])] if result["peers"] else []),
     ]
 
 

@@ -235,6 +235,24 @@ def test_no_byte_of_a_prompt_outlives_its_step(how: str, tmp_path: Path) -> None
     assert not any(holds(tmp_path, part) for part in own)
 
 
+def test_what_a_user_said_leaves_the_prompts_of_others(memory: hs.StepMemory) -> None:
+    program = dspy.Predict("history: dspy.History, message -> answer")
+    config = hs.StepRunnerConfig(keep_prompts=True)
+    runner = hs.StepRunner(program, memory, config=config, input_field="message")
+    for user, question in (("ann", "my stone is a ruby"), ("bob", "and mine?"), ("cy", "hello")):
+        run(runner, hs.AgentSession("shared", user, as_any_user=True), question)
+    run(runner, "another", "what of me?")
+
+    def seeing(words: str) -> int:
+        found = [call for step in all_steps(memory) for call in memory.prompt_of(step.id)]
+        return sum(words in call.model_dump_json() for call in found)
+
+    assert seeing("ruby") == 3
+    memory.purge({"user_id": "ann"})
+    assert seeing("ruby") == 0
+    assert seeing("what of me?") == 1
+
+
 def holds(folder: Path, blob: bytes) -> bool:
     """Whether any file holds these bytes."""
     return any(blob in path.read_bytes() for path in folder.iterdir() if path.is_file())
