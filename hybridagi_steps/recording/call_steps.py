@@ -305,11 +305,11 @@ class CallSteps:
             metrics=doing.usage.metrics(
                 spent + thinking_ms, spent if doing.kind in ("tool", "function") else None
             ),
-            prompts=doing.prompts,
             stored=stored,
         )
         if tail is None:
             return None
+        self._writer.write_prompts(call, tail, doing.prompts)
         call.end_with(tail)
         return str(tail.step_id)
 
@@ -326,11 +326,11 @@ class CallSteps:
             thought.outputs,
             follows=followed,
             metrics=thought.usage.metrics(thought.duration_ms),
-            prompts=thought.prompts,
             maker=thought.maker,
             notes={TURN: loop.turns - 1},
         )
         if tail is not None:
+            self._writer.write_prompts(agent, tail, thought.prompts)
             agent.path.leave(agent.strand, followed, tail)
 
 

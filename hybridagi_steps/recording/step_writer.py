@@ -112,7 +112,6 @@ class StepWriter:
         metrics: StepMetrics | None = None,
         maker: Maker | None = None,
         notes: Mapping[str, Any] | None = None,
-        prompts: Sequence[LMCall] = (),
         stored: bool = True,
     ) -> Tail | None:
         """Store one step of `call`, or only show it to its watcher; return it if it was stored."""
@@ -154,8 +153,6 @@ class StepWriter:
             tail = shown if stored else None
             if call.attempt is not None and tail is not None:
                 call.attempt.append(written)
-            if prompts and tail is not None:
-                self._write_prompts(run, tail.step_id, prompts)
         except Exception as error:
             note_problem(run.problems, f"the {step_type.value} was not stored", error)
         finally:
@@ -164,11 +161,17 @@ class StepWriter:
                 call.watch(written, tail is not None)
         return tail
 
-    def _write_prompts(self, run: Run, step_id: UUID, prompts: Sequence[LMCall]) -> None:
+    def write_prompts(self, call: Call, tail: Tail, prompts: Sequence[LMCall]) -> None:
+        """Keep what models were asked for a step of `call` that was stored."""
+        if call.run is None or not prompts:
+            return
+        self.thread.busy = True
         try:
-            self._keep_prompts({step_id: prompts})
+            self._keep_prompts({tail.step_id: prompts})
         except Exception as error:
-            note_problem(run.problems, "a prompt was not kept", error)
+            note_problem(call.run.problems, "a prompt was not kept", error)
+        finally:
+            self.thread.busy = False
 
     def set_apart(self, run: Run, steps: Sequence[AgentStep], scope: str) -> None:
         """Move stored steps to a scope, and those that their keeper still holds."""
