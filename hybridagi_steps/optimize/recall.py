@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import dspy
 
-from hybridagi_steps.dspy_types import QueryWithSteps
+from hybridagi_steps.dspy_types import Query, QueryList, QueryWithSteps
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.optimize.demos import LeftOutError, demo_of, told_hash
 from hybridagi_steps.optimize.exclusion import Exclusion, Fence, Group, Ties
@@ -45,6 +45,7 @@ SAME_BEFORE = 0.5
 POOL = 24
 """Hits that are looked at, at least; eight for each demonstration wanted."""
 _MOST_FETCHED = 2_000
+_OWN: tuple[str | None, ...] = (None,)
 _LIKE, _ATTEMPTS, _FEWEST = 0.5, 4, 3
 """Attempts are told of that score at least this share of the best one; so many; not of fewer."""
 _FEEDBACK, _MOST_ECHOES = 80, 50_000
@@ -241,27 +242,23 @@ class Experience:
     ) -> list[_Candidate]:
         """Return past steps of a predictor, the best first; of none, those of its signature."""
         maker = maker_of(predict, {"kwargs": kwargs})
-        state = _step_before(memory)
-        asked = predict_arguments(predict, {"kwargs": kwargs})
-        text = _query(purpose_of(predict), asked, maker)
-        question = text if state is None else QueryWithSteps(queries=text, steps=[state])  # pyright: ignore[reportArgumentType]
         signature: Any = signature_of(predict, {"kwargs": kwargs})
-        scopes = [None, CLOSING] if NEXT_TOOL in signature.output_fields else [None]
-        for keys in (
-            {"predictors": maker.predictor, "signatures": maker.signature},
-            {"signatures": maker.signature},
-        ):
-            hits = [
-                hit for scope in scopes for hit in self._hits(memory, question, keys, scope, ties)
-            ]
-            if hits:
+        state, question, scopes = _step_before(memory), _query(predict, kwargs, maker), _OWN
+        if NEXT_TOOL in signature.output_fields:
+            scopes = (None, CLOSING)
+            if state is not None:  # a turn's own text does not tell after what it was made
+                question = QueryWithSteps(queries=QueryList(queries=[question]), steps=[state])
+        of_signature = {"signatures": maker.signature}
+        for keys in ({"predictors": maker.predictor, **of_signature}, of_signature):
+            found = [self._hits(memory, question, keys, scope, ties) for scope in scopes]
+            if hits := [hit for several in found for hit in several]:
                 return self._scored(memory, hits, state)
         return []
 
     def _hits(
         self,
         memory: StepMemory,
-        question: Any,
+        question: Query | QueryWithSteps,
         keys: Mapping[str, Any],
         scope: str | None,
         ties: Ties,
@@ -270,7 +267,7 @@ class Experience:
         where = self._where(memory, keys, scope)
         out = self._out.setdefault(ties, set()) if any(ties) else set[str]()
         limit = max(POOL, 8 * self.k)
-        aim: Any = "next" if isinstance(question, QueryWithSteps) else None
+        aim = "next" if isinstance(question, QueryWithSteps) else None
         while where is not None:
             asked = where.and_(StepFilter(exclude_run_id=sorted(out))) if out else where
             with unnoted():
@@ -377,11 +374,13 @@ def _step_before(memory: StepMemory) -> AgentStep | None:
     return None
 
 
-def _query(purpose: str, asked: Mapping[str, Any], maker: Maker) -> str:
+def _query(predict: dspy.Predict, kwargs: dict[str, Any], maker: Maker) -> Query:
     """Return what the step would say that this call will leave."""
-    inputs = {"purpose": purpose, "arguments": plain(dict(asked), [])}
+    asked = plain(predict_arguments(predict, {"kwargs": kwargs}), [])
+    inputs = {"purpose": purpose_of(predict), "arguments": asked}
     kind = AgentStepType.Action
-    return own_text(AgentStep(step_type=kind, inputs=inputs, predictor=maker.predictor))
+    step = AgentStep(step_type=kind, inputs=inputs, predictor=maker.predictor)
+    return Query(query=own_text(step))
 
 
 def _parents(memory: StepMemory, hits: Iterable[StepHit]) -> dict[str, AgentStep]:
