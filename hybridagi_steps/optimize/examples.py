@@ -11,7 +11,7 @@ from typing import Any
 import dspy
 import orjson
 
-from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.errors import InvalidSettingError, UnknownProgramError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.optimize.demos import (
     Examples,
@@ -25,7 +25,9 @@ from hybridagi_steps.optimize.demos import (
     with_provenance,
 )
 from hybridagi_steps.optimize.exclusion import Exclusions
+from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
+from hybridagi_steps.records.filters import EVERY_SCOPE
 from hybridagi_steps.records.step_identity import BOOKKEEPING
 from hybridagi_steps.validation import Where, whole_number
 
@@ -60,6 +62,7 @@ def steps_to_examples(
         others by reason; `dspy_step_id` and `dspy_run_id` say where one comes from.
 
     Raises:
+        UnknownProgramError: No step of the memory is of a program of that name.
         InvalidSettingError: `program` is neither, `outputs` is one text, or `limit` is below 1.
         InvalidFilterError: An unknown key in `where`.
     """
@@ -68,8 +71,14 @@ def steps_to_examples(
         raise InvalidSettingError(f"outputs is a list of names, such as [{outputs!r}].")
     most = _EVERYTHING if limit is None else whole_number("limit", limit, 1)
     left_out = LeftOut()
-    found = ended_runs(memory, name, outputs, left_out, where, min_score, exclude)
-    return Examples(collapsed(found, most), left_out)
+    runs = ended_runs(memory, name, outputs, left_out, where, min_score, exclude)
+    found = Examples(collapsed(runs, most), left_out)
+    if not found and not left_out:
+        with unnoted():
+            known = memory.find({"program": name, "scope": EVERY_SCOPE}, limit=1).steps
+        if not known:
+            raise UnknownProgramError(name)
+    return found
 
 
 def to_finetune(

@@ -244,15 +244,18 @@ class KNNSteps(Teleprompter):
         memory: Where to recall from.
         k: Most demonstrations a call is given.
         options: What else `WithExperience` takes.
+
+    Raises:
+        StepsError: As `WithExperience` does.
     """
 
     def __init__(self, memory: StepMemory | None, k: int = 3, **options: Any) -> None:
         self.memory, self.k, self.options = memory, k, options
+        WithExperience(dspy.Predict("question -> answer"), memory, k, **options)  # checks them
 
     def compile(self, student: dspy.Module, **_: Any) -> WithExperience:
         """Return the student with experience; whatever sets are given is not looked at."""
-        compiled = WithExperience(student, self.memory, self.k, **self.options)
-        return compiled.as_compiled()
+        return WithExperience(student, self.memory, self.k, **self.options)
 
 
 def _experienced(program: dspy.Module, experience: Experience) -> dspy.Module:
