@@ -8,10 +8,9 @@ goes wrong leaves the program as it is without a memory, and is said once.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import dspy
 
@@ -20,6 +19,7 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.optimize.demos import LeftOutError, demo_of, told_hash
 from hybridagi_steps.optimize.exclusion import Exclusion, Fence, Group, Ties
 from hybridagi_steps.optimize.react_turns import NEXT_TOOL
+from hybridagi_steps.optimize.receipt import RecalledDemo, Receipt, failure_warning
 from hybridagi_steps.recording.call_steps import CLOSING
 from hybridagi_steps.recording.call_tree import Maker
 from hybridagi_steps.recording.recorder import active_recorders, active_run_ids
@@ -46,51 +46,8 @@ POOL = 24
 """Hits that are looked at, at least; eight for each demonstration wanted."""
 _MOST_FETCHED = 2_000
 _OWN: tuple[str | None, ...] = (None,)
-_LIKE, _ATTEMPTS, _FEWEST = 0.5, 4, 3
-"""Attempts are told of that score at least this share of the best one; so many; not of fewer."""
-_FEEDBACK, _MOST_ECHOES = 80, 50_000
-_FAILED = 0.5
-_MARKS = re.compile(r"\[\[ ?## ?|## ?\]\]|[\x00-\x1f\x7f-\x9f]+")
+_MOST_ECHOES = 50_000
 _log = logging.getLogger("hybridagi_steps")
-
-
-class RecalledDemo(NamedTuple):
-    """One step that stood in a prompt as a demonstration."""
-
-    step_id: str
-    run_id: str | None
-    predictor: str
-    """The predictor that was shown it, as steps name it."""
-    score: float
-    """What it was ranked by."""
-    reason: str
-    """Why it was found, in words."""
-    tokens: int
-
-
-class Receipt(list[RecalledDemo]):
-    """What was recalled for one call of a program, of each predictor the best last.
-
-    Attributes:
-        warnings: Lines that its instructions were given.
-        over_budget: Ids of steps that would have been shown, had there been room.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.warnings: list[str] = []
-        self.over_budget: list[str] = []
-
-    @property
-    def ids(self) -> list[str]:
-        """The steps' ids."""
-        return [demo.step_id for demo in self]
-
-    def __str__(self) -> str:
-        lines = [
-            f"{each.predictor} {each.score:.2f} {each.step_id}: {each.reason}" for each in self
-        ]
-        return "\n".join([*lines, *self.warnings]) or "nothing was recalled"
 
 
 @dataclass(slots=True, eq=False)
@@ -162,7 +119,8 @@ class Experience:
             demos = self._chosen(memory, predict, kwargs, ranked, call.receipt, own)
             if not demos:
                 self._say("the memory has no step yet that could be shown to this predictor")
-            warning = _warning(ranked) if self.warn else None
+            hits = [each.hit for each in ranked]
+            warning = failure_warning(hits) if self.warn else None
         except Exception as error:
             if self.on_error == "raise":
                 raise
@@ -397,28 +355,3 @@ def _done(step: AgentStep) -> tuple[str, Any]:
 def _tokens(demo: dspy.Example) -> int:
     shown = "\n".join(f"{key}: {value}" for key, value in demo.items())
     return token_counter().count(shown)
-
-
-def _warning(ranked: Sequence[_Candidate]) -> str | None:
-    """Return a line on like attempts, if at least half of them failed."""
-    if not ranked:
-        return None
-    best = max(each.hit.score for each in ranked)
-    like = [each.hit for each in ranked if each.hit.score >= _LIKE * best][:_ATTEMPTS]
-    failed = [hit for hit in like if _has_failed(hit.step)]
-    if len(like) < _FEWEST or 2 * len(failed) < len(like):
-        return None
-    said = next((text for hit in failed if (text := _said_of(hit))), "")
-    told = f"{len(failed)} of {len(like)} similar attempts failed here"
-    return f"{told}: {said}" if said else f"{told}."
-
-
-def _has_failed(step: AgentStep) -> bool:
-    return step.status == "error" or (step.score is not None and step.score < _FAILED)
-
-
-def _said_of(hit: StepHit) -> str:
-    error = (hit.step.outputs or {}).get("error")
-    message = cast("Mapping[str, object]", error).get("message") if isinstance(error, dict) else ""
-    said = str(hit.feedback or message or "")
-    return " ".join(_MARKS.sub(" ", said).split())[:_FEEDBACK]

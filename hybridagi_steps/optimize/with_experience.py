@@ -29,7 +29,8 @@ from hybridagi_steps.optimize.exclusion import (
     exclusions,
     narrowed,
 )
-from hybridagi_steps.optimize.recall import Experience, OutermostCall, Receipt, Shown
+from hybridagi_steps.optimize.recall import Experience, OutermostCall, Shown
+from hybridagi_steps.optimize.receipt import Receipt
 from hybridagi_steps.recording.recorded_program import ProgramShell, checked_program
 from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.recording.step_shapes import (

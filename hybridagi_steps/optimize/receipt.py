@@ -1,0 +1,81 @@
+"""Receipts: what was recalled for a call, and the warning that like attempts failed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, cast
+
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.filters import StepHit
+
+_LIKE, _ATTEMPTS, _FEWEST = 0.5, 4, 3
+"""Attempts are told of that score at least this share of the best one; so many; not of fewer."""
+_FEEDBACK, _FAILED = 80, 0.5
+_MARKS = re.compile(r"\[\[ ?## ?|## ?\]\]|[\x00-\x1f\x7f-\x9f]+")
+
+
+class RecalledDemo(NamedTuple):
+    """One step that stood in a prompt as a demonstration."""
+
+    step_id: str
+    run_id: str | None
+    predictor: str
+    """The predictor that was shown it, as steps name it."""
+    score: float
+    """What it was ranked by."""
+    reason: str
+    """Why it was found, in words."""
+    tokens: int
+
+
+class Receipt(list[RecalledDemo]):
+    """What was recalled for one call of a program, of each predictor the best last.
+
+    Attributes:
+        warnings: Lines that its instructions were given.
+        over_budget: Ids of steps that would have been shown, had there been room.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warnings: list[str] = []
+        self.over_budget: list[str] = []
+
+    @property
+    def ids(self) -> list[str]:
+        """The steps' ids."""
+        return [demo.step_id for demo in self]
+
+    def __str__(self) -> str:
+        lines = [
+            f"{each.predictor} {each.score:.2f} {each.step_id}: {each.reason}" for each in self
+        ]
+        return "\n".join([*lines, *self.warnings]) or "nothing was recalled"
+
+
+def failure_warning(hits: Sequence[StepHit]) -> str | None:
+    """Return a line on like attempts, if at least half of them failed.
+
+    Args:
+        hits: Past steps of the same predictor, the nearest first.
+    """
+    best = max((hit.score for hit in hits), default=0.0)
+    like = [hit for hit in hits if hit.score >= _LIKE * best][:_ATTEMPTS]
+    failed = [hit for hit in like if _has_failed(hit.step)]
+    if len(like) < _FEWEST or 2 * len(failed) < len(like):
+        return None
+    said = next((text for hit in failed if (text := _said_of(hit))), "")
+    told = f"{len(failed)} of {len(like)} similar attempts failed here"
+    return f"{told}: {said}" if said else f"{told}."
+
+
+def _has_failed(step: AgentStep) -> bool:
+    return step.status == "error" or (step.score is not None and step.score < _FAILED)
+
+
+def _said_of(hit: StepHit) -> str:
+    error = (hit.step.outputs or {}).get("error")
+    message = cast("Mapping[str, object]", error).get("message") if isinstance(error, dict) else ""
+    said = str(hit.feedback or message or "")
+    return " ".join(_MARKS.sub(" ", said).split())[:_FEEDBACK]
