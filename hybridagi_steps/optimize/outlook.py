@@ -10,25 +10,35 @@ past is like the present; `reliability` measures it on the memory's own history.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from hybridagi_steps.dspy_types import QueryWithSteps
-from hybridagi_steps.errors import InvalidFilterError, InvalidQueryError
+from hybridagi_steps.errors import InvalidQueryError
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.optimize.exclusion import (
+    Exclusion,
+    Exclusions,
+    Fence,
+    Ties,
+    exclusions,
+    narrowed,
+)
 from hybridagi_steps.optimize.stored_runs import GOOD, action_of, check_memory, steps_given
 from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.step_text import cut, own_text
-from hybridagi_steps.validation import Steps, Where, whole_number
+from hybridagi_steps.search.formulas import Aim
+from hybridagi_steps.validation import Steps, whole_number
 
 FEWEST = 3
 """Scored neighbours below which there is no share."""
 _LOWEST, _PARENT = 3, 400
-_CHOICES = 4
-"""How many times k decisions are looked at for k with the same choice, which no filter knows."""
+_MORE = 4
+"""How many times k steps are looked at for k of a kind that no filter knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +105,7 @@ class Outlook:
         )
 
 
-def outlook(
-    memory: StepMemory, steps: Steps, *, k: int = 8, exclude: Iterable[Where] = ()
-) -> Outlook:
+def outlook(memory: StepMemory, steps: Steps, *, k: int = 8, exclude: Exclusions = ()) -> Outlook:
     """Tell how past runs went that did the like of these steps in like states.
 
     Args:
@@ -105,14 +113,14 @@ def outlook(
         steps: A finished run, one under way, or a single step, which need not be stored: one that
             is only planned names its `parent_id` and has no outputs.
         k: How many neighbours are asked for each step.
-        exclude: Filters; what matches one of them is not seen.
+        exclude: What `hs.exclude` names: it is not seen.
 
     Returns:
         The outlook. Steps that name a user see that user's past only. What it is made of is not
         noted as recalled: whoever hands neighbours on to a prompt says so with `note_recalled`.
 
     Raises:
-        InvalidFilterError: `exclude` holds something else than filters.
+        InvalidFilterError: Something else than `hs.exclude` makes is excluded.
         InvalidQueryError: `k` is no whole number above zero.
         InvalidMemoryError: This is no memory.
         InvalidStepError: These are no steps.
@@ -120,17 +128,14 @@ def outlook(
     check_memory(memory)
     whole_number("k", k, 1, InvalidQueryError)
     given = steps_given(steps)
-    if isinstance(exclude, StepFilter | Mapping):
-        raise InvalidFilterError("exclude is a list of filters: exclude=[{…}].")
-    out = [StepFilter.of(each) for each in exclude]
-    return Outlook(tuple(step_outlooks(memory, given, k, out, ())))
+    return Outlook(tuple(step_outlooks(memory, given, k, exclusions(exclude), ())))
 
 
 def step_outlooks(
     memory: StepMemory,
     given: Sequence[AgentStep],
     k: int,
-    exclude: Sequence[StepFilter],
+    excluded: Sequence[Exclusion],
     unseen: Collection[str],
 ) -> list[StepOutlook]:
     """Return the outlook of each step that does something; no run `unseen` or its own is seen."""
@@ -142,21 +147,24 @@ def step_outlooks(
     }
     own = {run_id for run_id in own if run_id is not None}
     found: list[tuple[AgentStep, str, list[StepHit], dict[str, float]]] = []
-    with unnoted():
-        for step in given:
-            action = action_of(step)
-            if action is None:
-                continue
-            seen = StepFilter(
-                exclude_run_id=sorted({*unseen, *own}),
-                exclude=list(exclude) or None,
-                step_types=step.step_type,
-                kinds="step",
-                **({} if step.user_id is None else {"user_id": step.user_id}),
-            )
-            parent = parents.get(id_text(step.parent_id)) if step.parent_id else None
-            near = _same_action(memory, step, parent, seen, k)
-            found.append((step, action, near, _agreement(memory, step, parent, seen, k)))
+    for step in given:
+        action = action_of(step)
+        if action is None:
+            continue
+        seen = StepFilter(
+            exclude_run_id=sorted({*unseen, *own}),
+            step_types=step.step_type,
+            kinds="step",
+            **({} if step.user_id is None else {"user_id": step.user_id}),
+        )
+        past = _Past(
+            memory,
+            narrowed(seen, excluded),
+            frozenset[str]().union(*(each.examples for each in excluded)),
+        )
+        parent = parents.get(id_text(step.parent_id)) if step.parent_id else None
+        near = _same_action(past, step, parent, k)
+        found.append((step, action, near, _agreement(past, step, parent, k)))
     ended = memory.run_scores({str(hit.step.run_id) for _, _, near, _ in found for hit in near})
     made: list[StepOutlook] = []
     for step, action, near, agreement in found:
@@ -168,37 +176,57 @@ def step_outlooks(
     return made
 
 
-def _same_action(
-    memory: StepMemory, step: AgentStep, parent: AgentStep | None, seen: StepFilter, k: int
-) -> list[StepHit]:
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """What may be seen of a memory."""
+
+    memory: StepMemory
+    seen: StepFilter
+    examples: frozenset[str]
+    """Trials of these, and what descends from them, are not seen."""
+
+    def like(
+        self, query: str | QueryWithSteps, k: int, keys: dict[str, Any], aim: Aim | None = None
+    ) -> list[StepHit]:
+        """Return the k steps most like a query."""
+        where = self.seen.model_copy(update=keys)
+        most = k * _MORE if self.examples else k
+        with unnoted():
+            hits = self.memory.search(query, most, where=where, aim=aim)
+        if self.examples:
+            ties = Ties(examples=self.examples)
+            tied = Fence(self.memory, None).tied([hit.step for hit in hits], ties)
+            return [hit for hit in hits if hit.step.run_id not in tied][:k]
+        return list(hits)
+
+
+def _same_action(past: _Past, step: AgentStep, parent: AgentStep | None, k: int) -> list[StepHit]:
     """Return the steps nearest to what was planned that did the same."""
     text = own_text(step.model_copy(update={"outputs": None}))
     if parent is not None:
         text = f"{text} | {cut(own_text(parent), _PARENT)}"
-    if step.step_type == AgentStepType.Decision:
-        hits = memory.search(text, _CHOICES * k, where=seen)
+    if step.step_type == AgentStepType.Decision:  # no filter knows what was chosen
+        hits = past.like(text, _MORE * k, {})
         return [hit for hit in hits if action_of(hit.step) == action_of(step)][:k]
-    name = "tools" if step.tool else "predictors"
-    return memory.search(text, k, where=seen.model_copy(update={name: [action_of(step)]}))
+    return past.like(text, k, {"tools" if step.tool else "predictors": [action_of(step)]})
 
 
-def _agreement(
-    memory: StepMemory, step: AgentStep, parent: AgentStep | None, seen: StepFilter, k: int
-) -> dict[str, float]:
+def _agreement(past: _Past, step: AgentStep, parent: AgentStep | None, k: int) -> dict[str, float]:
     """Return the shares of what was done in the k states most like that of a step."""
     inputs = {key: value for key, value in (step.inputs or {}).items() if key != "tool"}
+    keys: dict[str, list[str]] = {}
     if step.tool:
         inputs["arguments"] = {}  # those of a tool are part of what was done
     elif step.predictor is not None:
-        seen = seen.model_copy(update={"predictors": [step.predictor]})
+        keys = {"predictors": [step.predictor]}
     state = own_text(step.model_copy(update={"inputs": inputs, "outputs": None}))
     hits: Sequence[StepHit] = ()
     if parent is not None:
         text = f"{state} | {cut(own_text(parent), _PARENT)}"
         query = QueryWithSteps.from_hits(text, [StepHit(step=parent, score=1.0)])
-        hits = memory.search(query, k, where=seen, aim="next")
+        hits = past.like(query, k, keys, "next")
     elif state.strip(" |->"):
-        hits = memory.search(state, k, where=seen)
+        hits = past.like(state, k, keys)
     done = Counter(action for hit in hits if (action := action_of(hit.step)) is not None)
     return {action: count / done.total() for action, count in done.most_common()}
 

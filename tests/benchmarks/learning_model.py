@@ -84,7 +84,7 @@ def small_model() -> Generator[dspy.LM]:
         "openai/smollm2",
         api_base=f"{server.listening_address}/v1",
         api_key=_PORT_KEY,
-        max_tokens=24,
+        max_tokens=40,
         temperature=0.0,
         cache=False,
     )

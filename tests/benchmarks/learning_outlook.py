@@ -111,7 +111,7 @@ def _ahead(
     memory: hs.StepMemory, runs: Sequence[RealRun], run: RealRun, k: int, steps: int | None = None
 ) -> float:
     """Return how far a run's chance is above the share of good steps it was counted among."""
-    same = [{"run_id": other.run_id} for other in runs if other.task == run.task]
+    same = hs.exclude.runs([other.run_id for other in runs if other.task == run.task])
     chance = hs.outlook(memory, run.steps[:steps], k=k, exclude=same).chance
     rest = [other for other in runs if other.task != run.task]
     total = sum(len(other.steps) for other in rest)

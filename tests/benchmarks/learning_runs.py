@@ -20,6 +20,7 @@ from typing import Any
 
 import dspy
 import orjson
+from dspy.utils.exceptions import AdapterParseError
 
 import hybridagi_steps as hs
 from hybridagi_steps.errors import ExchangeError, InvalidSettingError
@@ -133,7 +134,10 @@ class Replay(dspy.Module):
         """Return the tool that was decided for at each state."""
         decided: list[str] = []
         for state in STATES[run_id]:
-            decided.append(str(self.ask(state)).strip())
+            try:
+                decided.append(str(self.ask(state)).strip())
+            except AdapterParseError:  # a real model may answer in no form at all: that is wrong
+                decided.append("")
             dspy.Tool(_as_it_went(state), name=state.tool)(**state.arguments)
         return dspy.Prediction(tools=decided)
 

@@ -77,10 +77,20 @@ def test_what_is_excluded_is_not_seen() -> None:
     with service_desk(9) as memory:
         plan = step("new", 2, "refund", "the booking is paid")
         assert hs.outlook(memory, plan).steps[0].scored == 5
-        found = hs.outlook(memory, plan, exclude=[{"run_id": "run-0"}, {"run_id": "run-2"}])
+        found = hs.outlook(memory, plan, exclude=hs.exclude.runs(["run-0", "run-2"]))
         assert found.steps[0].scored == 3
         with pytest.raises(InvalidFilterError):
-            hs.outlook(memory, plan, exclude={"run_id": "run-0"})  # pyright: ignore[reportArgumentType]
+            hs.outlook(memory, plan, exclude=[{"run_id": "run-0"}])  # pyright: ignore[reportArgumentType]
+
+
+def test_an_example_is_excluded_with_what_repeats_it() -> None:
+    with service_desk(9) as memory:
+        plan = step("new", 2, "refund", "the booking is paid")
+        trial = memory.get_steps("run-0-2")[0]
+        echo = memory.get_steps("run-2-2")[0]
+        trial.metadata, echo.metadata = {"trial": {"example": "e"}}, {"recalled": ["run-0-2"]}
+        memory.update([trial, echo])
+        assert hs.outlook(memory, plan, exclude=hs.exclude.examples("e")).steps[0].scored == 3
 
 
 def test_a_user_sees_his_own_past_only() -> None:
