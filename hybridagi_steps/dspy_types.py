@@ -39,6 +39,7 @@ from hybridagi_steps.messages.recalled_text import recalled_text
 from hybridagi_steps.records.agent_step import AgentStep, id_text, shown
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.json_values import json_value
+from hybridagi_steps.records.listings import StepHits
 from hybridagi_steps.records.step_text import cut
 
 _TAG = "past_steps"
@@ -218,6 +219,12 @@ class AgentStepList(PredictionModel):
         """Return the steps as a `StepContext`, which prompts render as text without vectors."""
         return StepContext(steps=list(self.steps))
 
+    def __repr__(self) -> str:
+        """The steps as a tree, what a program did inside the program."""
+        from hybridagi_steps.display.terminal import as_text, run_tree
+
+        return as_text(run_tree([shown(step) for step in self.steps])) if self.steps else "no steps"
+
     def _repr_html_(self) -> str:
         """Show the steps in a notebook."""
         from hybridagi_steps.display import steps_html
@@ -333,6 +340,10 @@ class QueryWithSteps(PredictionModel):
     def as_context(self) -> StepContext:
         """Return the steps as a `StepContext`, which prompts render as text without vectors."""
         return StepContext(steps=list(self.steps))
+
+    def __repr__(self) -> str:
+        """The hits as a table, as those of a search."""
+        return repr(StepHits(self.hits))
 
     def _repr_html_(self) -> str:
         """Show the hits in a notebook."""

@@ -74,10 +74,11 @@ def rows_table(rows: Sequence[Sequence[object]], *, whole: str) -> Table:
 
 
 def run_tree(steps: Sequence[Data]) -> RenderableType:
-    """Return the steps of a run as a tree, what a program did inside the program."""
+    """Return steps as a tree, what a program did inside the program; of one run with its id."""
     count = f"{len(steps):,} step{'' if len(steps) == 1 else 's'}"
-    run_id = steps[0].get("run_id") if steps else None
-    tree = Tree(styled((f"run {run_id}" if run_id else count, "bold"), (f"  {count}", "dim")))
+    runs = {step.get("run_id") for step in steps}
+    run_id = runs.pop() if len(runs) == 1 else None
+    tree = Tree(styled((f"run {run_id}" if run_id else count, "bold"), (f"  {count}" if run_id else "", "dim")))
     _grow(tree, tree_view(steps[:_MOST_IN_TREE]))
     if (hidden := len(steps) - _MOST_IN_TREE) > 0:
         tree.add(styled((f"… and {hidden:,} more; --json shows all", "dim")))

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hybridagi_steps as hs
 from hybridagi_steps.display import hits_html, step_html, steps_html
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepHit
@@ -272,3 +273,20 @@ def test_outputs_that_became_an_object_or_a_cycle_are_shown() -> None:
         assert "refund" in made._repr_html_()
         assert "refund" in StepHit(step=made, score=1.0)._repr_html_()
     assert "round" in step_html({"step_type": "Action", "outputs": cycle()})
+
+
+def test_lists_of_steps_print_as_a_tree_and_what_was_found_as_a_table() -> None:
+    with hs.StepMemory(":memory:") as memory:
+        asked = {"purpose": "refund", "tool": "refund", "arguments": {"code": "HAT042"}}
+        for run_id in ("monday", "tuesday"):
+            memory.add(
+                hs.AgentStep(
+                    step_type="Action", inputs=asked, outputs={"result": "done"}, run_id=run_id
+                )
+            )
+        one, both = memory.run("monday"), memory.find()
+        assert str(one) == "run monday  1 step\n└── 0 Action refund  HAT042  → done" == repr(one)
+        assert str(both).splitlines()[0] == "2 steps"
+        assert str(memory.find({"run_id": "none"})) == "no steps"
+        found = hs.StepRetriever(memory, k=1)("refund")
+        assert str(found) == str(memory.search("refund", k=1))
