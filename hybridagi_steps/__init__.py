@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hybridagi_steps import embedders, errors, plots, rerankers
+    from hybridagi_steps import embedders, errors, plots, rerankers, testing
     from hybridagi_steps.context.builder import Context, ContextBuilder
     from hybridagi_steps.context.session_messages import (
         build_context_from_steps,
@@ -184,6 +184,7 @@ __all__ = [
     "run_step_executor",
     "steps_to_demos",
     "steps_to_examples",
+    "testing",
     "to_agent_steps",
     "to_finetune",
     "to_messages",
@@ -282,6 +283,7 @@ _HOMES: dict[str, str | None] = {
     "run_step_executor": "planning.orchestrator",
     "steps_to_demos": "optimize.demos",
     "steps_to_examples": "optimize.examples",
+    "testing": None,
     "to_agent_steps": "messages.agent_steps",
     "to_finetune": "optimize.examples",
     "to_messages": "messages.agent_steps",

@@ -78,7 +78,8 @@ def run_tree(steps: Sequence[Data]) -> RenderableType:
     count = f"{len(steps):,} step{'' if len(steps) == 1 else 's'}"
     runs = {step.get("run_id") for step in steps}
     run_id = runs.pop() if len(runs) == 1 else None
-    tree = Tree(styled((f"run {run_id}" if run_id else count, "bold"), (f"  {count}" if run_id else "", "dim")))
+    more = f"  {count}" if run_id else ""
+    tree = Tree(styled((f"run {run_id}" if run_id else count, "bold"), (more, "dim")))
     _grow(tree, tree_view(steps[:_MOST_IN_TREE]))
     if (hidden := len(steps) - _MOST_IN_TREE) > 0:
         tree.add(styled((f"… and {hidden:,} more; --json shows all", "dim")))

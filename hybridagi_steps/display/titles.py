@@ -34,6 +34,11 @@ class Title(NamedTuple):
         return ": ".join(filter(None, self))
 
 
+def is_boilerplate(purpose: str) -> bool:
+    """Whether a purpose is the one that DSPy gives to a signature without instructions."""
+    return _BOILERPLATE.match(purpose) is not None
+
+
 def title_of(step: Mapping[str, Any]) -> Title:
     """Return the title of a step that is given as plain data, whatever it holds."""
     inputs, outputs = fields(step.get("inputs")), fields(step.get("outputs"))
@@ -41,7 +46,7 @@ def title_of(step: Mapping[str, Any]) -> Title:
     is_program = as_text(step.get("step_type")).startswith("Program")
     called = _told(inputs.get("program" if is_program else "tool"))
     purpose = _told(inputs.get("purpose"))
-    if _BOILERPLATE.match(purpose) or purpose == called:
+    if is_boilerplate(purpose) or purpose == called:
         purpose = ""
     name = called or _own_name(as_text(step.get("predictor")))
     about = _first(arguments) or (purpose if name else "")

@@ -15,6 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hybridagi_steps.display.titles import is_boilerplate
 from hybridagi_steps.messages.agent_steps import error_text
 from hybridagi_steps.messages.parts import (
     begins_a_turn,
@@ -119,6 +120,8 @@ def _parts(step: AgentStep, dated: bool) -> _Parts:
     arguments = _told(step.arguments)
     purpose, called, outcome = step.purpose.strip(), step.tool or step.program or "", _outcome(step)
     asker, speaker = _speakers(step)
+    if arguments and is_boilerplate(purpose):
+        purpose = ""  # it names the fields, which stand below with their values
     if step.tool is None and kind == "ProgramCall" and purpose in arguments.values():
         asker = asker or "user"  # what a user said in a chat is purpose and argument
     if asker:

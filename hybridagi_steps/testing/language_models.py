@@ -14,6 +14,7 @@ import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from itertools import cycle, repeat
 from typing import Any, NamedTuple, cast
 
 import dspy
@@ -83,8 +84,20 @@ class ScriptedLM(dspy.LM):
         return self._script_engine.requests
 
 
-def scripted_lm(script: Script | None = None, **options: Any) -> ScriptedLM:
-    """Return a `ScriptedLM`; without a script every question gets a plausible answer."""
+def scripted_lm(script: Script | Mapping[str, Any] | None = None, **options: Any) -> ScriptedLM:
+    """Return a `ScriptedLM`; without a script every question gets a plausible answer.
+
+    Args:
+        script: What `ScriptedLM` takes, or an answer for each output field by its name: of a list
+            the next one each time, from the start again after the last. Fields that are not named
+            get a plausible answer.
+        options: What `ScriptedLM` takes.
+
+    Example:
+        `dspy.configure(lm=hs.testing.scripted_lm({"answer": "In the harbour."}))`
+    """
+    if isinstance(script, Mapping):
+        script = _Fields(script)
     return ScriptedLM(plausible_reply if script is None else script, **options)
 
 
@@ -127,6 +140,31 @@ def plausible_reply(request: Request) -> Reply:
     if not fields:
         return "plain text"
     return {name: _plausible(name, form) for name, form in fields.items()}
+
+
+class _Fields:
+    """Answers each field that a request asks for; a pickle starts from the first answers again."""
+
+    def __init__(self, answers: Mapping[str, Any]) -> None:
+        self._answers = dict(answers)
+        self._turns: dict[str, Iterator[Any]] = {
+            name: cycle(cast("list[Any]", value))
+            if isinstance(value, list) and value
+            else repeat(value)
+            for name, value in answers.items()
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Fields, (self._answers,)
+
+    def __call__(self, request: Request) -> Reply:
+        reply = plausible_reply(request)
+        if not isinstance(reply, Mapping):
+            return reply
+        return {
+            name: next(self._turns[name]) if name in self._turns else value
+            for name, value in reply.items()
+        }
 
 
 def _plausible(name: str, form: str) -> Any:

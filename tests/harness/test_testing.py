@@ -183,6 +183,19 @@ def test_a_pickled_model_answers_again_from_the_start() -> None:
     assert len(revived.requests) == 1
 
 
+def test_answers_by_field_come_in_turn_and_the_rest_is_plausible() -> None:
+    lm = scripted_lm({"answer": ["Oslo", "Rome"], "sure": False, "none": []})
+    predict = dspy.Predict("question -> answer, sure: bool, why")
+    with dspy.context(lm=lm):
+        said = [predict(question="?") for _ in range(3)]
+    assert [each.answer for each in said] == ["Oslo", "Rome", "Oslo"]
+    assert (said[0].sure, said[0].why) == (False, "some why")
+    revived = cloudpickle.loads(cloudpickle.dumps(lm))
+    with dspy.context(lm=revived):
+        assert predict(question="?").answer == "Oslo"
+    assert scripted_lm({})("anything") == ["plain text"]
+
+
 def test_replay_gives_the_assistants_turns_with_their_calls() -> None:
     lm = replay_lm(
         [

@@ -33,6 +33,16 @@ CHAT: dict[str, Any] = {"program": "chat", "purpose": "Hi?", "arguments": {"mess
             '(2026-03-01) Find it\nfind(name="Ana", n=2)\n-> {"seat": "14C"}',
         ),
         (
+            step(
+                inputs={
+                    "purpose": "Given the fields `city`, produce the fields `fare`.",
+                    "arguments": {"city": "Oslo"},
+                },
+                outputs={"fare": "120"},
+            ),
+            '(2026-03-01) city="Oslo"\n-> 120',
+        ),
+        (
             step(inputs={"tool": "run", "arguments": {"code": "a\nb"}}, outputs={"observation": 3}),
             "(2026-03-01) run(code=a\n  b)\n-> 3",
         ),
