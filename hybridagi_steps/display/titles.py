@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 from hybridagi_steps.display.texts import as_text, fields, line
 
 _BOILERPLATE = re.compile(r"Given the fields? `.*`, produce the fields? `.*`\.\Z", re.DOTALL)
+_NODE = re.compile(r"\['(?:[^']*\.)?(?P<name>[^'.]+)'\](?:\.predict)?\Z")
+"""A predictor that a dict keeps by name, as a graph program its node `main.clear`."""
 _SHELLS = frozenset({"predict"})
 """What DSPy calls the predictor inside another, as that of ChainOfThought."""
 _BOOKKEEPING = frozenset({"trajectory", "history", "past_steps", "objective"})
@@ -50,9 +52,10 @@ def title_of(step: Mapping[str, Any]) -> Title:
         purpose = ""
     name = called or _own_name(as_text(step.get("predictor")))
     about = _first(arguments) or (purpose if name else "")
-    asked = [key for key in outputs if key not in _UNASKED]
+    chosen = fields(step.get("metadata")).get("output_field")  # a Decision's own name for `choice`
+    asked = [chosen or key for key in outputs if key not in _UNASKED]
     if not name and not purpose and arguments and asked:
-        name = line(f"{', '.join(arguments)} -> {', '.join(asked)}")
+        name = line(f"{', '.join(arguments)} -> {', '.join(map(as_text, asked))}")
     return Title(name or purpose, about)
 
 
@@ -62,6 +65,8 @@ def _told(value: object) -> str:
 
 def _own_name(predictor: str) -> str:
     """Return the name that its program gave to a predictor; none to one that is the program."""
+    if node := _NODE.search(predictor):
+        return node["name"]
     named = [part for part in predictor.split(".")[1:] if part not in _SHELLS]
     return named[-1] if named else ""
 

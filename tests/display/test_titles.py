@@ -153,3 +153,12 @@ class TestListings:
         html = steps_html(steps)
         assert "When is the flight to Oslo?" in html
         assert "Given the fields" not in html.split("<pre")[0]
+
+
+def test_a_decision_is_titled_by_its_own_field_and_a_node_by_its_name() -> None:
+    assert recorded(dspy.Predict("ticket -> urgent: bool"), [{"urgent": True}], ticket="Fire") == [
+        "ticket -> urgent: Fire"
+    ]
+    node = {"step_type": "Decision", "inputs": {"purpose": "Check"}}
+    for predictor in ("GraphInterpreter.nodes['main.clear']", "A.nodes['m.clear'].predict"):
+        assert title_of({**node, "predictor": predictor}).name == "clear"
