@@ -12,9 +12,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import dspy
 import pytest
 from typer.testing import CliRunner
 
@@ -25,13 +23,10 @@ from hybridagi_steps.records.filter_fields import FILTER_FIELDS
 from hybridagi_steps.records.json_values import MAX_DEPTH
 from hybridagi_steps.search.lineage import FOLLOWING
 from hybridagi_steps.stores.body import MAX_STEP_BYTES
-from hybridagi_steps.testing import scripted_lm
 from hybridagi_steps.validation import MAX_ID_LENGTH
+from tests.pages import DOCS, PAGES, WIDTH, executed
 
-DOCS = Path(__file__).parent.parent / ".github" / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
-LONGEST_CODE_LINE = 88
-"""Characters that the site's column shows without a scroll bar."""
+REAL_MODEL = 'dspy.configure(lm=dspy.LM("openai/'
 EXTRAS = {"hs.plots": "matplotlib", "matplotlib": "matplotlib", "DurableRunner": "dbos"}
 
 
@@ -50,28 +45,28 @@ def commands() -> list[list[str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 class TestPage:
-    def test_its_python_runs_from_top_to_bottom(
-        self, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_its_python_runs_and_gives_what_stands_below(
+        self, page: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         program = "\n".join(blocks(page, "python"))
         for name, package in EXTRAS.items():
             if name in program and find_spec(package) is None:
                 pytest.skip(f"{name} needs {package}")
-        monkeypatch.chdir(tmp_path)
-        kept = dict(dspy.settings.config)
-        dspy.configure(lm=scripted_lm())
-        names: dict[str, Any] = {"__name__": page.stem}
-        try:
-            exec(compile(program, page.name, "exec", dont_inherit=True), names)  # noqa: S102
-        finally:
-            dspy.configure(**kept)
-            for value in names.values():
-                if isinstance(value, hs.StepMemory):
-                    value.close()
+        assert executed(page) == page.read_text("utf-8"), f"python -m tests.pages {page.stem}"
+
+    def test_a_page_says_how_to_set_a_model_where_it_scripts_one(self, page: Path) -> None:
+        program = blocks(page, "python")
+        scripted = [block for block in program if "scripted_lm(" in block]
+        assert not scripted or (scripted[0] == program[0] and REAL_MODEL in program[0])
+
+    def test_blocks_await_as_a_notebook_or_run_as_a_script(self, page: Path) -> None:
+        for block in blocks(page, "python"):
+            awaits = re.search(r"^(\w+ = )?await ", block, re.MULTILINE) is not None
+            assert not (awaits and "asyncio.run(" in block)
 
     def test_its_lines_of_code_fit_a_page(self, page: Path) -> None:
         code = "\n".join(blocks(page, "python") + blocks(page, "bash")).split("\n")
-        assert [line for line in code if len(line) > LONGEST_CODE_LINE] == []
+        assert [line for line in code if len(line) > WIDTH] == []
 
     def test_what_it_links_to_exists(self, page: Path) -> None:
         text = page.read_text("utf-8")
