@@ -96,7 +96,9 @@ def _said(step: AgentStep, length: int, wanted: Collection[str]) -> str:
 
 
 def _counted(steps: int, errors: int) -> str:
-    return f"{steps:,} step{'' if steps == 1 else 's'}" + (f" ({errors:,} failed)" if errors else "")
+    return f"{steps:,} step{'' if steps == 1 else 's'}" + (
+        f" ({errors:,} failed)" if errors else ""
+    )
 
 
 def _flat(text: str) -> str:
