@@ -49,6 +49,8 @@ class _Model(NamedTuple):
     """One vector per token as the file has it, float16, shape (vocabulary, d)."""
     of_word: Callable[[str], list[int]]
     """Returns the tokens of a word, which it remembers."""
+    last_space: list[int]
+    """What a space at the end of a text becomes."""
 
     def tokens(self, text: str) -> list[int]:
         """Return the tokens of a text as the tokenizer does, word by word where that is the same.
@@ -60,7 +62,7 @@ class _Model(NamedTuple):
         if not words[0] or any(part in text for part in _JOINING) or _is_long(words):
             return self.tokenizer.encode(text, add_special_tokens=False).ids
         found = [*chain.from_iterable(map(self.of_word, words))]
-        return found if words[-1] else [*found, self.tokenizer.token_to_id(_SPACE)]
+        return found if words[-1] else found + self.last_space
 
 
 class WordLlamaEmbedder:
@@ -138,14 +140,11 @@ def load_model() -> _Model:
     digest = sha256(weights.data)
     digest.update(vocabulary)
     name = f"wordllama/{_MODEL}@{digest.hexdigest()[:12]}"
-    return _Model(name, tokenizer, half, _remembering(tokenizer))
 
-
-def _remembering(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
     def tokens(word: str) -> list[int]:
         return tokenizer.encode(word, add_special_tokens=False).ids
 
-    return lru_cache(_WORDS)(tokens)
+    return _Model(name, tokenizer, half, lru_cache(_WORDS)(tokens), tokens("a ")[1:])
 
 
 def _is_long(words: Sequence[str]) -> bool:

@@ -43,12 +43,13 @@ Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 
 _MAGIC = b"HGSTEPS\x01"
-_VERSION = 2
+_VERSION = 3
 _HEAD = struct.Struct("<8sIIQ32s")
 _ALIGNMENT = 64
 _KINDS = frozenset("biufc")
 _ABANDONED_SECONDS = 3600
-_PAGE_BYTES = {1: 32_768, 2: 4_096}
+_PAGES_AT_ONCE = 4_096
+_PAGE_BYTES = {1: 32_768, 2: 2_048}
 """Most bytes of a page that holds more than one row, by dimensions of its array: of matrices single
 rows are asked for. Of so many a CRC-32 finds any two flipped bits, and any run of 32."""
 _ROOM = 2
@@ -199,19 +200,25 @@ class PagedArray:
         per_page = self._entry.rows_per_page
         if isinstance(rows, slice):
             first, last = rows.start // per_page, -(-rows.stop // per_page)
-            (asked,) = self._missing[first:last].nonzero()
-            pages = (first + asked).tolist()
+            pages = first + self._missing[first:last].nonzero()[0]
         else:
             asked = rows // per_page
-            if asked.max(initial=-1) >= len(self._missing):
-                asked = asked[asked < len(self._missing)]
-            pages = sorted({*asked[self._missing[asked]].tolist()})
-        for first, last in _runs(pages):
-            part = slice(first * per_page, min(last * per_page, len(self)))
-            values = np.empty((part.stop - part.start, *self._entry.shape[1:]), self._entry.dtype)
-            self._entry.read(self._file, _bytes(values), first)
-            self.room[part] = self._made(values)
-            self._missing[first:last] = False
+            asked = asked[asked < len(self._missing)]
+            pages = np.unique(asked[self._missing[asked]])
+        for start in range(0, len(pages), _PAGES_AT_ONCE):
+            self._read(pages[start : start + _PAGES_AT_ONCE])
+
+    def _read(self, pages: npt.NDArray[np.intp]) -> None:
+        per_page = self._entry.rows_per_page
+        places = pages[:, None] * per_page + np.arange(per_page)
+        rows = places[places < len(self)]
+        values = np.empty((len(rows), *self._entry.shape[1:]), self._entry.dtype)
+        breaks = np.flatnonzero(np.diff(pages) != 1) + 1
+        for start, stop in pairwise([0, *breaks.tolist(), len(pages)]):
+            part = values[start * per_page : stop * per_page]
+            self._entry.read(self._file, _bytes(part), int(pages[start]))
+        self.room[rows] = self._made(values)
+        self._missing[pages] = False
 
 
 def erase_cache(path: Path) -> None:
@@ -290,13 +297,6 @@ class _Entry(NamedTuple):
         for page, start in enumerate(range(0, len(into), size), first):
             if crc32(into[start : start + size]) != self.checksums[page]:
                 raise DamagedCacheError("the checksum of a page does not fit: it is damaged")
-
-
-def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the one behind the last of numbers that follow each other."""
-    breaks = [n for n in range(1, len(numbers)) if numbers[n] != numbers[n - 1] + 1]
-    for start, stop in pairwise([0, *breaks, len(numbers)] if numbers else []):
-        yield numbers[start], numbers[stop - 1] + 1
 
 
 def _bytes(array: Array) -> memoryview:
